@@ -104,13 +104,13 @@ SUBPROCESS = SimpleNamespace(**{**vars(subprocess), "Popen": popen})
 
 def _work(module: str, *ends: Connection) -> None:
     """What `python -m MODULE` does, with these as standard input, output and error."""
-    from vitdeploy.benchmark import survey_worker, worker
+    from vitdeploy.benchmark import protocol, survey_worker, worker
 
     for number, end in enumerate(ends):
         os.dup2(end.fileno(), number)
         end.close()
     sys.stdin = os.fdopen(0, encoding="utf-8")
-    worker.SETTLE_SECONDS = SETTLE_SECONDS
+    protocol.SETTLE_SECONDS = SETTLE_SECONDS
     if module == survey_worker.__name__:
         sys.exit(worker.answer_lines(survey_worker.measure))
     if module == worker.__name__:

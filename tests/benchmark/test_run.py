@@ -22,7 +22,7 @@ from vitdeploy.benchmark import evidence, process, summary
 from vitdeploy.benchmark import run as run_module
 from vitdeploy.benchmark import run as session
 from vitdeploy.benchmark.evidence import PairedRatio, in_common
-from vitdeploy.benchmark.load import PoissonLoad
+from vitdeploy.benchmark.load import Patience, PoissonLoad
 from vitdeploy.benchmark.protocol import Protocol, Scenario, parse_scenario
 from vitdeploy.benchmark.run import BenchCandidate, run_benchmark, running_order
 from vitdeploy.benchmark.summary import Row, judged
@@ -275,7 +275,7 @@ def test_rounds_that_others_disturbed_are_measured_again(script, monkeypatch):
     assert rounds((0, 1)) == 5
     assert told[-1] == ("one: single, round 5 of 5", 5, 5)
     assert rounds((0, 1, 2, 3)) == 6
-    monkeypatch.setattr(session.Patience, "wait", lambda self: False)
+    monkeypatch.setattr(Patience, "wait", lambda self: False)
     assert rounds(range(9)) == 3
 
 

@@ -10,8 +10,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from vitdeploy.data.folder import SUFFIXES, Sample, Samples, digest, list_split, scan, split
+from vitdeploy.data.folder import Sample, Samples, digest, list_split, scan, split
 from vitdeploy.errors import DataError, MissingFileError
+from vitdeploy.runtime.preprocess import SUFFIXES
 
 
 def make(folder, *names):

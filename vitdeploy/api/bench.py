@@ -8,28 +8,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from vitdeploy.api import calls, values
 from vitdeploy.api.artifacts import ArtifactLike, Bundle, Graph, Model, Named, artifact_name
-from vitdeploy.api.calls import check_early, documented
 from vitdeploy.api.model import model
 from vitdeploy.api.options import (
     Bench,
     BenchKeywords,
 )
-from vitdeploy.api.values import (
-    Column,
-    Line,
-    Shown,
-    Table,
-    context_lines,
-    human_bytes,
-    interval,
-    is_unnamed,
-    latency_plots,
-    reporting,
-)
-from vitdeploy.benchmark import protocol
+from vitdeploy.benchmark import protocol, summary
 from vitdeploy.benchmark.results import Claim
-from vitdeploy.benchmark.summary import Ratio, Row, ScenarioResult, StageTimes, quota_remarks
 from vitdeploy.document.bench import BenchDocument
 from vitdeploy.models.model_folder.hub import is_hub_name
 from vitdeploy.spec import bound_words
@@ -48,13 +35,13 @@ if TYPE_CHECKING:
 STAGES = ("decode", "preprocess", "copy_in", "execute", "copy_out", "infer", "postprocess")
 
 
-def bench_lines(found: BenchDocument) -> list[Line]:
+def bench_lines(found: BenchDocument) -> list[values.Line]:
     """The tables of a bench, as `pipeline.comparison.bench_subjects` gives it."""
     results = found.results
-    lines: list[Line] = [_latencies(results)]
+    lines: list[values.Line] = [_latencies(results)]
     for row in results:
         lines += [f"{row.artifact}: {text}" for text in _special(row.scenarios)]
-        lines += [f"{row.artifact}: {text}" for text in quota_remarks(row.machine)]
+        lines += [f"{row.artifact}: {text}" for text in summary.quota_remarks(row.machine)]
     lines.append(_sides(results))
     for row in results:
         if row.stages_ms is not None:
@@ -62,18 +49,22 @@ def bench_lines(found: BenchDocument) -> list[Line]:
         if row.parts_ms:
             parts = ", ".join(f"{name} {value:.2f}" for name, value in row.parts_ms.items())
             lines.append(f"{row.artifact}: graphs in ms: {parts}; all of one query {row.latency_ms.p50:.2f}")
-    lines += context_lines(found.context)
+    lines += values.context_lines(found.context)
     lines += [f"{ratio.metric} {ratio.a} / {ratio.b}: {_compared(ratio)}" for ratio in found.ratios]
     lines += [f"{artifact}: not decided: {reason}" for artifact, reason in found.undecided.items()]
     return [*lines, *found.remarks]
 
 
-def ratio_text(ratio: Ratio | TimeRatio, digits: int = 2) -> str:
+def ratio_text(ratio: summary.Ratio | TimeRatio, digits: int = 2) -> str:
     """A ratio with its interval where it is decided, or else what it is at least or at most."""
-    return interval(ratio.ratio, ratio.ci95, digits) if ratio.decided else bound_words(ratio.bounds) or "not decided"
+    return (
+        values.interval(ratio.ratio, ratio.ci95, digits)
+        if ratio.decided
+        else bound_words(ratio.bounds) or "not decided"
+    )
 
 
-def _compared(ratio: Ratio) -> str:
+def _compared(ratio: summary.Ratio) -> str:
     if not ratio.decided and ratio.bounds == (None, None):
         return ratio.verdict
     if not ratio.decided:
@@ -89,20 +80,20 @@ def claim(percentile: Claim, digits: int = 3) -> str:
     return f"{'>=' if percentile.at_least else ''}{percentile.value:.{digits}f}"
 
 
-def claims_of(row: Row) -> Sequence[Claim]:
+def claims_of(row: summary.Row) -> Sequence[Claim]:
     """The percentiles of the scenario that a row's latency is of."""
     scenarios = row.scenarios
     return scenarios.get("single", next(iter(scenarios.values()))).percentiles
 
 
-def _latencies(results: Sequence[Row]) -> Table:
+def _latencies(results: Sequence[summary.Row]) -> values.Table:
     names = [f"{each.name} ms" for each in claims_of(results[0])]
     columns = (
-        Column("artifact"),
-        *(Column(name, 100 if not index else 60 - index, least=9) for index, name in enumerate(names)),
-        Column("mean ms", 20, least=9),
-        Column("images/s", 80, least=9),
-        Column("flags", 90, left=True),
+        values.Column("artifact"),
+        *(values.Column(name, 100 if not index else 60 - index, least=9) for index, name in enumerate(names)),
+        values.Column("mean ms", 20, least=9),
+        values.Column("images/s", 80, least=9),
+        values.Column("flags", 90, left=True),
     )
     rows = [
         (
@@ -114,10 +105,10 @@ def _latencies(results: Sequence[Row]) -> Table:
         )
         for row in results
     ]
-    return Table(columns, tuple(rows))
+    return values.Table(columns, tuple(rows))
 
 
-def _special(scenarios: Mapping[str, ScenarioResult]) -> list[str]:
+def _special(scenarios: Mapping[str, summary.ScenarioResult]) -> list[str]:
     """Results of "server" and "sustain" other than percentiles, and blocks in which the machine throttled."""
     lines = []
     for name, found in scenarios.items():
@@ -136,16 +127,16 @@ def _special(scenarios: Mapping[str, ScenarioResult]) -> list[str]:
     return lines
 
 
-def _sides(results: Sequence[Row]) -> Table:
+def _sides(results: Sequence[summary.Row]) -> values.Table:
     """Loading, memory and energy."""
     columns = (
-        Column("artifact"),
-        Column("load s", 80),
-        Column("again s", 40),
-        Column("first ms", 60, least=8),
-        Column("peak memory", 90),
-        Column("threads", 30),
-        Column("energy an image", 50, left=True),
+        values.Column("artifact"),
+        values.Column("load s", 80),
+        values.Column("again s", 40),
+        values.Column("first ms", 60, least=8),
+        values.Column("peak memory", 90),
+        values.Column("threads", 30),
+        values.Column("energy an image", 50, left=True),
     )
     rows = []
     for row in results:
@@ -157,15 +148,15 @@ def _sides(results: Sequence[Row]) -> Table:
                 f"{row.load_seconds:.2f}",
                 "" if again is None else f"{again:.2f}",
                 f"{row.first_inference_ms:.2f}",
-                "unknown" if memory is None else human_bytes(memory),
+                "unknown" if memory is None else values.human_bytes(memory),
                 str(row.machine.engine_threads or "") if row.machine is not None else "",
                 source if joules is None else f"{joules:.3g} J ({source})",
             )
         )
-    return Table(columns, tuple(rows))
+    return values.Table(columns, tuple(rows))
 
 
-def _stages(stages: StageTimes) -> str:
+def _stages(stages: summary.StageTimes) -> str:
     parts = ", ".join(f"{name} {value:.2f}" for name in STAGES if (value := getattr(stages, name)) is not None)
     return (
         f"from a uint8 image of 640x480 to the answer {stages.end_to_end:.2f} ms "
@@ -177,7 +168,7 @@ def _stages(stages: StageTimes) -> str:
 
 
 @dataclass(frozen=True, repr=False)
-class Benchmark(Shown):
+class Benchmark(values.Shown):
     """The measurements of some artifacts in one benchmark run; `document` has everything. `device`: the registered one
     that measured, "" for this machine."""
 
@@ -195,27 +186,27 @@ class Benchmark(Shown):
         return {row.artifact: row.throughput for row in self.document.results}
 
     @property
-    def ratios(self) -> tuple[Ratio, ...]:
+    def ratios(self) -> tuple[summary.Ratio, ...]:
         """Each artifact against the last one, with the 95 % interval; where `decided` is False, the measurement does
         not say which is faster."""
         return self.document.ratios
 
-    def lines(self) -> list[Line]:
+    def lines(self) -> list[values.Line]:
         return bench_lines(self.document)
 
     def plots(self) -> list[str]:
-        return latency_plots(self.document)
+        return values.latency_plots(self.document)
 
 
 def _bench(options: Bench) -> Benchmark:
-    reporter, trust = reporting(options.progress), path_or_none(options.trust)
+    reporter, trust = values.reporting(options.progress), path_or_none(options.trust)
     accepted = options.accept_known_bad
     with reporter, opened(target=options.target, trust=trust, accepted=accepted, proven=True) as finder:
         subjects = [subject for artifact in options.artifacts for subject in found_by(finder, artifact)]
         return Benchmark(bench_subjects(subjects, bench_protocol(options), reporter.progress, options.percentiles))
 
 
-@documented(Bench, many="artifacts")
+@calls.documented(Bench, many="artifacts")
 def bench(*artifacts: ArtifactLike, **options: Unpack[BenchKeywords]) -> Benchmark:
     """Measure latency and throughput: one process per artifact, in alternating blocks. Each is compared with the last.
 
@@ -229,7 +220,7 @@ def bench(*artifacts: ArtifactLike, **options: Unpack[BenchKeywords]) -> Benchma
     (2, 1)
     """
     chosen = Bench(artifacts, **options)
-    check_early(chosen)
+    calls.check_early(chosen)
     return _bench(chosen)
 
 
@@ -276,6 +267,6 @@ def _original(read: Model) -> Subject:
 
 def _shortened(subject: Subject, artifact: ArtifactLike) -> Subject:
     """Results that nobody named a folder for are called by what they are, not by a temporary path."""
-    if not isinstance(artifact, Bundle | Graph) or not is_unnamed(artifact.folder):
+    if not isinstance(artifact, Bundle | Graph) or not values.is_unnamed(artifact.folder):
         return subject
     return dataclasses.replace(subject, name=subject.name.replace(str(artifact.folder), artifact.folder.name))

@@ -7,10 +7,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from vitdeploy.api.artifacts import Bundle, Model
-from vitdeploy.api.bench import claim, claims_of, ratio_text
-from vitdeploy.api.calls import check_early, takes
-from vitdeploy.api.graph import graph_name
+from vitdeploy.api import artifacts, bench, calls, graph
 from vitdeploy.api.images import images
 from vitdeploy.api.model import model
 from vitdeploy.api.options import (
@@ -28,23 +25,18 @@ from vitdeploy.document.report import Report
 from vitdeploy.document.sweep import TuneDocument
 from vitdeploy.errors import CapabilityError, HostError
 from vitdeploy.graph.io.bound import named
-from vitdeploy.pipeline.assemble import run_pipeline
-from vitdeploy.pipeline.early import require_target
+from vitdeploy.pipeline import assemble, early, schedule, setting, verdict
 from vitdeploy.pipeline.job import Job
 from vitdeploy.pipeline.outcome import Outcome
 from vitdeploy.pipeline.plan import make_plan
 from vitdeploy.pipeline.run import default_store, preview
-from vitdeploy.pipeline.schedule import LoadedRecipe
-from vitdeploy.pipeline.setting import reference_setting
-from vitdeploy.pipeline.verdict import split_notes
 from vitdeploy.recipe.load import given_recipe, validate
 from vitdeploy.recipe.recipe import Recipe
 from vitdeploy.runtime.predictor import Predictor
 from vitdeploy.spec import GateStatus, Grade, Precision, encode
 from vitdeploy.stages.step import OUTPUT_NAMES, RECIPE_FILE, TUNED_NAMES, Step
 from vitdeploy.verification.gate import guards
-from vitdeploy.workflows.tuning import Tuner
-from vitdeploy.workflows.variants import begin_search, prepare_search, write_tuned
+from vitdeploy.workflows import tuning, variants
 
 BOUNDS = ("max_drop", "min_agreement", "max_latency", "max_memory")
 GUARDED = " (the guard of every run whose budget bounds neither drop nor agreement)"
@@ -66,9 +58,9 @@ class Deployment(Shown):
     tables: tuple[Line, ...]
 
     @property
-    def bundle(self) -> Bundle:
+    def bundle(self) -> artifacts.Bundle:
         """The bundle, which every command and app loads."""
-        return Bundle(self.folder)
+        return artifacts.Bundle(self.folder)
 
     @property
     def recommended(self) -> str | None:
@@ -107,7 +99,7 @@ class PlannedStep:
     reuse: bool
 
 
-@takes(Deploy)
+@calls.takes(Deploy)
 def deploy(options: Deploy) -> Deployment:
     """Run the whole pipeline: export, optimize, quantize, compile, verify and measure, into one bundle with its report.
 
@@ -125,11 +117,11 @@ def deploy(options: Deploy) -> Deployment:
     read = model(options.source)
     recipe = recipe_of(read, options, options.precision, {"max_size": options.max_size})
     chosen = options.passed_on(Run, recipe=recipe, source=read)
-    check_early(chosen)
+    calls.check_early(chosen)
     return _run(chosen)
 
 
-@takes(Run)
+@calls.takes(Run)
 def run(options: Run) -> Deployment:
     """The whole pipeline of a recipe, as `vitdeploy run` does it.
 
@@ -144,9 +136,9 @@ def _run(options: Run) -> Deployment:
     home, reporter = home_of(options.folder, "bundle", OUTPUT_NAMES), reporting(options.progress)
     workers, store = workers_of(options.executor, options.jobs, resume=options.resume), default_store()
     code = own_model(options.function, options.source)
-    source = LoadedRecipe(loaded, store.root.absolute(), options.skip_bad, *code)
+    source = schedule.LoadedRecipe(loaded, store.root.absolute(), options.skip_bad, *code)
     with reporter:
-        report, outcomes = run_pipeline(
+        report, outcomes = assemble.run_pipeline(
             source,
             _jobs(source, reporter),
             home,
@@ -177,25 +169,28 @@ def plan(
 
 def planned(options: Run) -> list[PlannedStep]:
     """What `run` would do; its folder is checked too, where one is named."""
-    check_early(options)
+    calls.check_early(options)
     loaded = given_recipe(options.recipe, options.overrides, options.function)
     workers_of(options.executor, options.jobs)
     reporter, store = reporting(options.progress), default_store()
     with reporter:
-        jobs = _jobs(LoadedRecipe(loaded, store.root, options.skip_bad, options.function), reporter)
+        jobs = _jobs(schedule.LoadedRecipe(loaded, store.root, options.skip_bad, options.function), reporter)
         steps = ((job.prefix, *step) for job in jobs for step in preview(make_plan(job), store))
         return [PlannedStep(f"{prefix}{name}", reuse) for prefix, name, reuse in steps]
 
 
 def recipe_of(
-    read: Model, options: OfModel, precision: Precision, bounds: Mapping[str, float | None] = MappingProxyType({})
+    read: artifacts.Model,
+    options: OfModel,
+    precision: Precision,
+    bounds: Mapping[str, float | None] = MappingProxyType({}),
 ) -> Recipe:
     """The recipe of a model and images with these arguments; raises RecipeError if they do not fit."""
     chosen, targets = images(options.data), options.targets
-    place, kind = chosen.place(reference_setting(read.reference))
+    place, kind = chosen.place(setting.reference_setting(read.reference))
     fields: dict[str, Any] = {
         "vitdeploy": 1,
-        "name": options.name or graph_name(read.source.name),
+        "name": options.name or graph.graph_name(read.source.name),
         "source": _source_fields(read),
         "data": {
             "path": str(place),
@@ -230,7 +225,7 @@ def targets_here(precision: str) -> list[str]:
     for row in TARGETS.values():
         if row.device == "CPU" and precision in row.precisions:
             try:
-                require_target(row.name, precision)
+                early.require_target(row.name, precision)
             except HostError:
                 continue
             found.append(row.name)
@@ -241,7 +236,7 @@ def targets_here(precision: str) -> list[str]:
     return found
 
 
-def _source_fields(read: Model) -> dict[str, Any]:
+def _source_fields(read: artifacts.Model) -> dict[str, Any]:
     given, labels = read.source, read.overrides.labels
     files = {"checkpoint": given.checkpoint, "text_features": given.text_features, "labels": labels}
     files["normal"] = given.normal
@@ -255,20 +250,22 @@ def _source_fields(read: Model) -> dict[str, Any]:
     }
 
 
-def _code_of(read: Model) -> str | None:
+def _code_of(read: artifacts.Model) -> str | None:
     """The name of the model in messages if the recipe cannot name it."""
     return read.source.function or (read.source.name if read.source.module is not None else None)
 
 
-def own_model(function: str | None, source: Model | None) -> tuple[str | None, Path | None]:
+def own_model(function: str | None, source: artifacts.Model | None) -> tuple[str | None, Path | None]:
     """The user's own model of a recipe that names none: `function` and `module` of `pipeline.job.prepare`."""
     given = None if source is None else source.source
     return function or (given.function if given else None), given.module if given else None
 
 
-def _jobs(source: LoadedRecipe, reporter: Reporter) -> Sequence[Job]:
+def _jobs(source: schedule.LoadedRecipe, reporter: Reporter) -> Sequence[Job]:
     jobs = source.prepare(reporter.progress)
-    notes = [(*job.reference_model.notes, *job.data.notes, *job.data.warnings, *split_notes(job)) for job in jobs]
+    notes = [
+        (*job.reference_model.notes, *job.data.notes, *job.data.warnings, *verdict.split_notes(job)) for job in jobs
+    ]
     for note in dict.fromkeys(itertools.chain(*notes)):
         reporter.note(note)
     return jobs
@@ -307,7 +304,7 @@ def _deployment(home: Path, report: Report, outcomes: Sequence[Outcome], recipe:
 
 
 def _p99(row: Row) -> str:
-    return next(claim(each, 2) for each in claims_of(row) if each.name == "p99")
+    return next(bench.claim(each, 2) for each in bench.claims_of(row) if each.name == "p99")
 
 
 def _table(report: Report) -> Table:
@@ -328,7 +325,7 @@ def _table(report: Report) -> Table:
         name, engine = row.artifact, report.engine(row.artifact)
         value = engine.verify.value if engine else first.reference_value
         ratio = report.bench.ratio(name, "original")
-        against = ratio_text(ratio) if ratio else ""
+        against = bench.ratio_text(ratio) if ratio else ""
         rows.append(
             (
                 name,
@@ -381,7 +378,7 @@ class Tuned(Shown):
         return [*lines, *(f"not tried: {each.what}: {each.why}" for each in document.left_out)]
 
 
-@takes(Tune)
+@calls.takes(Tune)
 def tune(options: Tune) -> Tuned:
     """Find the engine to ship: every precision, mixed precision and token merging are tried on this machine.
 
@@ -397,11 +394,11 @@ def tune(options: Tune) -> Tuned:
     read = model(options.source)
     recipe = recipe_of(read, options, "fp32")
     chosen = options.passed_on(TuneRecipe, recipe=recipe, source=read, targets=())
-    check_early(chosen)
+    calls.check_early(chosen)
     return _tuned(chosen)
 
 
-@takes(TuneRecipe)
+@calls.takes(TuneRecipe)
 def tune_recipe(options: TuneRecipe) -> Tuned:
     """Like `tune`, for a recipe, as `vitdeploy tune` does it; errors are those of `vitdeploy.run`."""
     return _tuned(options)
@@ -415,11 +412,11 @@ def _tuned(options: TuneRecipe) -> Tuned:
     with reporter:
         code = own_model(options.function, options.source)
         how = options.budget or {}, store.root.absolute(), options.skip_bad
-        search = begin_search(loaded, options.targets, *how, *code)
-        job = prepare_search(search, reporter.progress)
-        for note in (*job.reference_model.notes, *job.data.notes, *job.data.warnings, *split_notes(job)):
+        search = variants.begin_search(loaded, options.targets, *how, *code)
+        job = variants.prepare_search(search, reporter.progress)
+        for note in (*job.reference_model.notes, *job.data.notes, *job.data.warnings, *verdict.split_notes(job)):
             reporter.note(note)
-        tuner = Tuner(
+        tuner = tuning.Tuner(
             job,
             store,
             options.resume,
@@ -431,7 +428,7 @@ def _tuned(options: TuneRecipe) -> Tuned:
             reporter.note,
         )
         tuned = tuner.run()
-        document = write_tuned(tuned, home)
+        document = variants.write_tuned(tuned, home)
     gate = tuned.choice.gate
     return Tuned(home, document, gate.status, gate.reasons, str(job.budget))
 
@@ -474,7 +471,7 @@ def _finalists(document: TuneDocument) -> Table:
     for each in document.engines:
         name, verify = each.artifact, each.verify
         found = document.bench.ratio(name, "original")
-        ratio = ratio_text(found) if found else ""
+        ratio = bench.ratio_text(found) if found else ""
         cells.append(
             (
                 name,

@@ -27,11 +27,10 @@ from vitdeploy.pipeline.job import at_size, at_sizes, export_config_of, override
 from vitdeploy.recipe.load import load_recipe
 from vitdeploy.runtime.flows import PARTS
 from vitdeploy.spec import EngineSpec
+from vitdeploy.stages import reference_model, step
 from vitdeploy.stages.export import Asked, ExportConfig, settle_batch
 from vitdeploy.stages.export import export as export_graph
 from vitdeploy.stages.optimize import optimize as rewrite
-from vitdeploy.stages.reference_model import Overrides
-from vitdeploy.stages.step import OUTPUT_NAMES, graphs_in
 from vitdeploy.workflows.placement import compile_bundle
 from vitdeploy.workflows.seeded import (
     answers_told,
@@ -72,7 +71,7 @@ def export(
     True
     """
 
-    home = home_of(folder, "graph", OUTPUT_NAMES)
+    home = home_of(folder, "graph", step.OUTPUT_NAMES)
     read = model(source)
     config = ExportConfig(graph_name(read.source.name), opset, None, preprocess_in_graph)
     return export_sizes([(lambda: read, batch, config)], home, reporting(progress))
@@ -100,9 +99,9 @@ def export_of(name: str | None, options: ExportOptions, reporter: Reporter) -> G
         config = dataclasses.replace(ExportConfig(graph_name(source.name), 20, None, True), **changed)
         for size in sizes or (None,):
             sized = dataclasses.replace(source, image_size=size)
-            read = functools.partial(read_model, sized, Overrides(labels=options.labels), progress)
+            read = functools.partial(read_model, sized, reference_model.Overrides(labels=options.labels), progress)
             wanted.append((read, asked or "auto", config))
-    return export_sizes(wanted, home_of(options.folder, "graph", OUTPUT_NAMES), reporter)
+    return export_sizes(wanted, home_of(options.folder, "graph", step.OUTPUT_NAMES), reporter)
 
 
 def export_sizes(wanted: Sequence[Wanted], home: Path, reporter: Reporter) -> Graph:
@@ -110,7 +109,7 @@ def export_sizes(wanted: Sequence[Wanted], home: Path, reporter: Reporter) -> Gr
     below `sizes`."""
 
     found: list[tuple[Model, dict[str, Any]]] = []
-    with reporter, filling(home, OUTPUT_NAMES) as work:
+    with reporter, filling(home, step.OUTPUT_NAMES) as work:
         for reads, asked, config in wanted:
             reporter.progress("read the model", 0, 1)
             read = reads()
@@ -172,10 +171,10 @@ def optimize(options: Optimize) -> Graph:
     'classification'
     """
     graph, file = options.graph, graph_file(options.graph)
-    home = home_of(options.folder, "optimized", OUTPUT_NAMES)
+    home = home_of(options.folder, "optimized", step.OUTPUT_NAMES)
     graphs = {file.stem if any(file.stem in parts for parts in PARTS) else "model": file}
     if isinstance(graph, Graph) or Path(graph).is_dir():
-        graphs = graphs_in(file.parent)
+        graphs = step.graphs_in(file.parent)
     merging = tuple(sorted((options.merge_tokens or {}).items()))
     switches = OptimizeOptions(
         **{name: name not in options.without for name in REWRITES},
@@ -185,7 +184,7 @@ def optimize(options: Optimize) -> Graph:
         align_rows=options.align_rows,
     )
     reporter = reporting(options.progress)
-    with reporter, filling(home, OUTPUT_NAMES) as work:
+    with reporter, filling(home, step.OUTPUT_NAMES) as work:
         facts = rewrite(graphs, switches, work, reporter.progress, options.image_size)
     return Graph(home, facts, tuple(_rewritten_lines(facts, merging)))
 
@@ -226,9 +225,9 @@ def compile(options: Compile) -> Bundle:
     'onnxruntime-cpu-fp32'
     """
     file, target, accepted = graph_file(options.graph), options.target, options.accept_known_bad
-    home, reporter = home_of(options.folder, "bundle", OUTPUT_NAMES), reporting(options.progress)
+    home, reporter = home_of(options.folder, "bundle", step.OUTPUT_NAMES), reporting(options.progress)
     check_ids(accepted)
-    with reporter, filling(home, OUTPUT_NAMES) as work:
+    with reporter, filling(home, step.OUTPUT_NAMES) as work:
         reporter.progress(f"compile for {target}", 0, 1)
         if options.on is None:
             how = options.build, accepted, options.split_rows

@@ -19,8 +19,7 @@ import numpy.typing as npt
 from vitdeploy.api.values import unnamed_folder
 from vitdeploy.data.containers.listing import number_of
 from vitdeploy.errors import DataError
-from vitdeploy.runtime.preprocess import SUFFIXES, crop_start, decode, resize_and_crop
-from vitdeploy.runtime.runner import type_name
+from vitdeploy.runtime import preprocess, runner
 from vitdeploy.spec import LabelKind
 
 if TYPE_CHECKING:
@@ -136,7 +135,9 @@ def images(
             )
         return Images(Path(source), labels, Path(annotations) if annotations else None)  # type: ignore[arg-type]
     if isinstance(labels, str):
-        raise DataError(f"labels={labels!r} is for a folder", found=type_name(source), wanted="a class for each image")
+        raise DataError(
+            f"labels={labels!r} is for a folder", found=runner.type_name(source), wanted="a class for each image"
+        )
     if labels is not None:
         items = list(source)
         if len(items) != len(labels):
@@ -199,7 +200,7 @@ def _scalar(label: Any) -> int | str | None:
     if value.ndim or not np.issubdtype(value.dtype, np.integer):
         raise DataError(
             "a label is no class",
-            found=type_name(label),
+            found=runner.type_name(label),
             wanted="the index of a class, or its name",
             fix="labels=[...]",
         )
@@ -261,7 +262,7 @@ def _write(image: Any, home: Path, number: int, spec: PreprocessSpec) -> None:
     home.mkdir(parents=True, exist_ok=True)
     if isinstance(image, str | Path):
         path = Path(image).resolve()
-        ending = path.suffix if path.suffix.lower() in SUFFIXES else ".png"  # what it is its bytes say
+        ending = path.suffix if path.suffix.lower() in preprocess.SUFFIXES else ".png"  # what it is its bytes say
         (home / f"{number:07}{ending}").symlink_to(path)
         return
     _opened(image, number, spec).save(home / f"{number:07}.png", compress_level=FASTEST)
@@ -270,10 +271,10 @@ def _write(image: Any, home: Path, number: int, spec: PreprocessSpec) -> None:
 def _opened(image: Any, number: int, spec: PreprocessSpec) -> Image.Image:
     tensor = hasattr(image, "numpy") and not isinstance(image, np.ndarray)
     if not tensor and not isinstance(image, np.ndarray):
-        return decode(image, spec.channels)
+        return preprocess.decode(image, spec.channels)
     array: npt.NDArray[Any] = image.numpy(force=True) if tensor else image
     if array.dtype == np.uint8:
-        return decode(array.transpose(1, 2, 0) if tensor and array.ndim == 3 else array, spec.channels)
+        return preprocess.decode(array.transpose(1, 2, 0) if tensor and array.ndim == 3 else array, spec.channels)
     return _from_input(array, number, spec)
 
 
@@ -303,7 +304,7 @@ def _from_input(array: npt.NDArray[Any], number: int, spec: PreprocessSpec) -> I
         )
     crop = whole.astype(np.uint8).transpose(1, 2, 0)
     canvas = _canvas(crop, spec)
-    if not np.array_equal(resize_and_crop(canvas, spec), crop):
+    if not np.array_equal(preprocess.resize_and_crop(canvas, spec), crop):
         raise DataError(
             f"no image becomes image {number} by the model's preprocessing",
             found=f"resize {spec.resize}, crop {list(spec.crop)}",
@@ -320,7 +321,7 @@ def _canvas(crop: npt.NDArray[np.uint8], spec: PreprocessSpec) -> Image.Image:
 
     height, width = (max(spec.resize, *spec.crop),) * 2 if isinstance(spec.resize, int) else spec.resize
     top, left = (
-        max(crop_start(side, size, spec.crop_rounding), 0)
+        max(preprocess.crop_start(side, size, spec.crop_rounding), 0)
         for side, size in zip((height, width), spec.crop, strict=True)
     )
     below, right = max(height - top - spec.crop[0], 0), max(width - left - spec.crop[1], 0)

@@ -4,13 +4,11 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from vitdeploy.api.artifacts import Model, ModelLike
-from vitdeploy.api.values import unnamed_folder
+from vitdeploy.api import artifacts, values
 from vitdeploy.errors import InputError
 from vitdeploy.graph.io.bound import bindings
 from vitdeploy.models.source import Source
-from vitdeploy.pipeline.early import check_model
-from vitdeploy.pipeline.setting import fitted
+from vitdeploy.pipeline import early, setting
 from vitdeploy.progress import Progress, silent
 from vitdeploy.runtime.runner import type_name
 from vitdeploy.spec import Postprocess, PreprocessSpec, Task
@@ -18,7 +16,7 @@ from vitdeploy.stages.reference_model import Overrides, find_reference_model
 
 
 def model(
-    source: ModelLike | None = None,
+    source: artifacts.ModelLike | None = None,
     *,
     checkpoint: str | Path | None = None,
     image_size: int | tuple[int, int] | None = None,
@@ -31,7 +29,7 @@ def model(
     task: Task | None = None,
     normal: str | Path | None = None,
     bind: Mapping[str, float | Sequence[float] | str | Path] | None = None,
-) -> Model:
+) -> artifacts.Model:
     """Read a model and describe it.
 
     Args:
@@ -59,13 +57,13 @@ def model(
     >>> vd.model("vit_w32d2h2_patch8_32").preprocess.crop
     (32, 32)
     """
-    if isinstance(source, Model):
+    if isinstance(source, artifacts.Model):
         return source
 
     size = (image_size, image_size) if isinstance(image_size, int) else image_size
     label_file = _label_file(labels)
     if source is None or isinstance(source, str | Path):
-        check_model(None if source is None else str(source), checkpoint, label_file)
+        early.check_model(None if source is None else str(source), checkpoint, label_file)
         given = Source(
             model=None if source is None else str(source),
             checkpoint=_path(checkpoint),
@@ -83,10 +81,10 @@ def model(
     return read_model(given, Overrides(preprocess, postprocess, label_file))
 
 
-def read_model(source: Source, overrides: Overrides, progress: Progress = silent) -> Model:
+def read_model(source: Source, overrides: Overrides, progress: Progress = silent) -> artifacts.Model:
     """The model of a source, with overrides of its files, fitted where it has normal images; errors as in `model`."""
 
-    return Model(find_reference_model(fitted(source, overrides, progress), overrides), overrides)
+    return artifacts.Model(find_reference_model(setting.fitted(source, overrides, progress), overrides), overrides)
 
 
 def _in_memory(
@@ -113,7 +111,7 @@ def _in_memory(
     from vitdeploy.models.external.module import save_module
 
     told = None if task == "anomaly" else task  # which is made of whatever tokens it has
-    file = save_module(module, unnamed_folder("model"), preprocess=preprocess, image_size=size, task=told)
+    file = save_module(module, values.unnamed_folder("model"), preprocess=preprocess, image_size=size, task=told)
     return Source(module=file)
 
 
@@ -122,7 +120,7 @@ def _label_file(labels: str | Path | Sequence[str] | None) -> Path | None:
         return _path(labels)
     if any("\n" in label for label in labels):
         raise InputError("a class name goes over several lines", found=repr(next(x for x in labels if "\n" in x)))
-    file = unnamed_folder("labels") / "labels.txt"
+    file = values.unnamed_folder("labels") / "labels.txt"
     file.write_text("".join(f"{label}\n" for label in labels), encoding="utf-8")
     return file
 

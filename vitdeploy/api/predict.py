@@ -14,8 +14,7 @@ from vitdeploy.api.values import Reporter
 from vitdeploy.bundle.read import read_bundle
 from vitdeploy.errors import CapabilityError, ImageError, InputError, MissingFileError
 from vitdeploy.progress import Progress, silent
-from vitdeploy.runtime import load, load_sequence
-from vitdeploy.runtime.preprocess import decode
+from vitdeploy.runtime import load, load_sequence, preprocess
 from vitdeploy.runtime.tasks.registry import TASKS
 
 if TYPE_CHECKING:
@@ -171,7 +170,7 @@ def _drawn(
     stem, free = Path(given.name).stem if given.content is None else "stdin", 1
     draw = TASKS[task].draw
     assert draw is not None, "refused by _require_drawing"
-    files = draw(decode(given.image, 3), result)
+    files = draw(preprocess.decode(given.image, 3), result)
     name = stem
     while name in taken:
         free += 1

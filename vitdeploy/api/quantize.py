@@ -7,41 +7,29 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from vitdeploy.api.artifacts import Graph, graph_file
-from vitdeploy.api.calls import takes
+from vitdeploy.api import artifacts, calls, values
 from vitdeploy.api.images import Images, images
 from vitdeploy.api.options import (
     Quantize,
 )
-from vitdeploy.api.values import Reporter, filling, home_of, reporting
 from vitdeploy.api.workers import workers_of
 from vitdeploy.backends import TARGETS
 from vitdeploy.bundle.read import MONITOR_FILE
 from vitdeploy.data.folder import Sample
 from vitdeploy.errors import CapabilityError, InputError
 from vitdeploy.graph.io.files import admitted_metadata
-from vitdeploy.pipeline.assemble import monitor_of_images
+from vitdeploy.pipeline import assemble, setting
 from vitdeploy.pipeline.job import weight_bits
-from vitdeploy.pipeline.setting import graph_setting
 from vitdeploy.report.html import render_sensitivity
 from vitdeploy.runtime.host import describe_host
 from vitdeploy.runtime.tasks.registry import flow_of
 from vitdeploy.runtime.values import saturation_warning
 from vitdeploy.search.precision import HighPrecision, Mixed, Sensitivity
 from vitdeploy.spec import Budget, WeightBits, encode
+from vitdeploy.stages import export, search, step
 from vitdeploy.stages.calibrate import calibrate, calibrate_parts
 from vitdeploy.stages.compile import check_task
-from vitdeploy.stages.export import import_external
 from vitdeploy.stages.place import PlaceConfig, check_float_parts, place_graph, place_graphs
-from vitdeploy.stages.search import (
-    SENSITIVITY_SEARCH,
-    CalibratedGraph,
-    find_high_precision,
-    find_mixed,
-    find_sensitivity,
-    measures,
-)
-from vitdeploy.stages.step import OUTPUT_NAMES, copy_labels, graphs_in, is_ours, statistics_file
 from vitdeploy.stages.typed import EIGHT_BITS, place_typed
 from vitdeploy.stages.workers import Workers
 from vitdeploy.tasks.adapter import TEMPLATE, DataChoice, Drive, ImageAdapter, TaskAdapter
@@ -51,7 +39,7 @@ LISTED_LAYERS = 8
 
 
 @dataclass(frozen=True, repr=False)
-class QuantizedGraph(Graph):
+class QuantizedGraph(artifacts.Graph):
     """A graph that was placed for one target. `int8` names the layers in 8 bits, `dynamic` those of them whose
     activations the runtime quantizes, `int4` those with weights of 4, `float` those left in float, with the reason;
     `warnings` are about the calibration images and this machine."""
@@ -79,7 +67,7 @@ class _Made:
     high: HighPrecision | None = None
 
 
-@takes(Quantize)
+@calls.takes(Quantize)
 def quantize(options: Quantize) -> QuantizedGraph:
     """Convert a float graph to INT8, INT4 weights, FP8 or half precision for one target, with calibration images.
 
@@ -96,24 +84,24 @@ def quantize(options: Quantize) -> QuantizedGraph:
     'int8'
     """
     target, typed = options.target, TARGETS[options.target].typed
-    given, chosen = graph_file(options.graph), images(options.data)
-    home, reporter = home_of(options.folder, "quantized", OUTPUT_NAMES), reporting(options.progress)
-    if options.image_size is not None and is_ours(given):
+    given, chosen = artifacts.graph_file(options.graph), images(options.data)
+    home, reporter = values.home_of(options.folder, "quantized", step.OUTPUT_NAMES), values.reporting(options.progress)
+    if options.image_size is not None and step.is_ours(given):
         raise InputError(f"{given} has its image size already", fix="leave the image size out")
     bits = 8 if typed else weight_bits(options.vnni)
     with tempfile.TemporaryDirectory(prefix="vitdeploy-") as scratch, reporter:
         file = given
-        if not is_ours(given):
-            file, notes = import_external(given, Path(scratch), reporter.progress, options.image_size)
+        if not step.is_ours(given):
+            file, notes = export.import_external(given, Path(scratch), reporter.progress, options.image_size)
             for note in notes:
                 reporter.note(note)
         metadata = admitted_metadata(file)
         check_task(metadata.task, target, options.precision)
         check_float_parts(metadata.task, options.float_parts)
         _check_search(metadata.task, options.sensitivity)
-        adapter = make_adapter(graph_setting(file, metadata))
+        adapter = make_adapter(setting.graph_setting(file, metadata))
         choice = _choice(chosen, adapter, options, reporter)
-        with filling(home, OUTPUT_NAMES) as work:
+        with values.filling(home, step.OUTPUT_NAMES) as work:
             found = adapter.calibration(choice, skip_bad=options.skip_bad, progress=reporter.progress)
             drive = adapter.drive(found)
             if drive is None:
@@ -128,12 +116,15 @@ def quantize(options: Quantize) -> QuantizedGraph:
 def _write_beside(folder: Path, samples: Sequence[Sample], adapter: TaskAdapter, work: Path) -> None:
     """What lies beside the graph in `folder`; and what the calibration images are like, for the bundle that is made
     of it (`runtime.monitor_reference`)."""
-    copy_labels(folder, work)
-    if isinstance(adapter, ImageAdapter) and (text := monitor_of_images(samples, adapter.setting.images)) is not None:
+    step.copy_labels(folder, work)
+    if (
+        isinstance(adapter, ImageAdapter)
+        and (text := assemble.monitor_of_images(samples, adapter.setting.images)) is not None
+    ):
         (work / MONITOR_FILE).write_text(text, encoding="utf-8")
 
 
-def _choice(chosen: Images, adapter: TaskAdapter, options: Quantize, reporter: Reporter) -> DataChoice:
+def _choice(chosen: Images, adapter: TaskAdapter, options: Quantize, reporter: values.Reporter) -> DataChoice:
     """The calibration images, with their annotations where the model is calibrated on these too."""
     place, labels = chosen.place(adapter.setting)
     annotations = chosen.annotations
@@ -153,7 +144,7 @@ def _make(
     name: str,
     samples: Sequence[Sample],
     work: Path,
-    reporter: Reporter,
+    reporter: values.Reporter,
     workers: Workers,
 ) -> _Made:
     """Calibrate, search and place; the files lie in `work`."""
@@ -163,18 +154,18 @@ def _make(
     calibrated: dict[str, Any] = {"images": len(samples), "memory": None, "warnings": []}
     if not typed or precision in EIGHT_BITS:
         calibrated = calibrate(file, samples, work, reporter.progress, workers=workers)
-    plain, given = PlaceConfig(target, "int8", ignore, bits), CalibratedGraph(file, statistics, samples)
+    plain, given = PlaceConfig(target, "int8", ignore, bits), search.CalibratedGraph(file, statistics, samples)
     into = work, reporter.progress
     if precision == "mixed":
         table = Path(options.latency_table) if options.latency_table is not None else None
-        mixed = find_mixed(plain, Budget(min_agreement=options.min_agreement), given, *into, table)
-        costs = SENSITIVITY_SEARCH.read(work)
+        mixed = search.find_mixed(plain, Budget(min_agreement=options.min_agreement), given, *into, table)
+        costs = search.SENSITIVITY_SEARCH.read(work)
     elif options.sensitivity:
-        costs = find_sensitivity(plain, given, *into)
+        costs = search.find_sensitivity(plain, given, *into)
     here = weight_bits(options.vnni) == weight_bits(None)  # where it is measured
     allowed = options.high_precision if here else 0.0
-    if measures(target, precision, allowed):
-        high = find_high_precision(plain, allowed, 1, given, *into)
+    if search.measures(target, precision, allowed):
+        high = search.find_high_precision(plain, allowed, 1, given, *into)
     if costs is not None:
         (work / "sensitivity.html").write_text(render_sensitivity(costs, name), encoding="utf-8")
     config = PlaceConfig(target, precision, ignore, bits)
@@ -200,15 +191,15 @@ def _check_search(task: str, sensitivity: bool) -> None:
 
 
 def _make_parts(
-    options: Quantize, bits: WeightBits, folder: Path, drive: Drive, work: Path, reporter: Reporter
+    options: Quantize, bits: WeightBits, folder: Path, drive: Drive, work: Path, reporter: values.Reporter
 ) -> _Made:
     """Calibrate all graphs of a model at once, and place each; the files lie in `work`."""
-    graphs = graphs_in(folder)
+    graphs = step.graphs_in(folder)
     calibrated = calibrate_parts(graphs, drive, work, reporter.progress)
     ignore, in_float = tuple(options.ignore), tuple(options.float_parts)
     placed = place_graphs(PlaceConfig(options.target, options.precision, ignore, bits, in_float), folder, work, work)
     for name in graphs:
-        (work / statistics_file(name)).unlink()
+        (work / step.statistics_file(name)).unlink()
     (work / "calibrate.json").unlink()
     (work / "ranges.json").rename(work / "calibration.json")
     return _Made(bits, placed, calibrated)

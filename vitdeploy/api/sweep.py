@@ -16,8 +16,7 @@ from vitdeploy.document.report import Report
 from vitdeploy.document.sweep import Estimate, PlannedStage, SweepDocument, SweepPlanDocument
 from vitdeploy.pipeline.run import default_store
 from vitdeploy.publish import check_replaceable, replacing, storage_errors
-from vitdeploy.recipe.grid import list_recipes
-from vitdeploy.recipe.load import recipe_text
+from vitdeploy.recipe import grid, load
 from vitdeploy.report.html import render_sweep
 from vitdeploy.runtime.trust import write_atomic
 from vitdeploy.stages.step import OUTPUT_NAMES, json_text
@@ -116,7 +115,7 @@ def sweep(options: Sweep) -> Swept:
 
 def _entries(options: Sweep) -> list[Entry]:
     """The recipes of files and grids, checked."""
-    listed, store = list_recipes(options.recipes, options.overrides, options.function), store_folder().absolute()
+    listed, store = grid.list_recipes(options.recipes, options.overrides, options.function), store_folder().absolute()
     return [
         Entry(each.recipe, store, options.skip_bad, options.function, file=each.file, choices=each.choices)
         for each in listed
@@ -139,8 +138,8 @@ def write_recipes(
     """
     home = Path(folder)
     texts = {
-        f"{each.recipe.name}.yaml": recipe_text(each.recipe, home, f"Of {each.file.name}, by vitdeploy sweep.")
-        for each in list_recipes(recipes, overrides, function)
+        f"{each.recipe.name}.yaml": load.recipe_text(each.recipe, home, f"Of {each.file.name}, by vitdeploy sweep.")
+        for each in grid.list_recipes(recipes, overrides, function)
     }
     with replacing(home, tuple(texts)) as work:
         for name, text in texts.items():

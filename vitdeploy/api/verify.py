@@ -5,9 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from vitdeploy.api.artifacts import Bundle, artifact_name
-from vitdeploy.api.bench import found_by, path_or_none, ratio_text
-from vitdeploy.api.calls import require_path, takes
+from vitdeploy.api import artifacts, bench, calls, values, workers
 from vitdeploy.api.images import Images, images
 from vitdeploy.api.options import (
     Bisect,
@@ -15,11 +13,8 @@ from vitdeploy.api.options import (
     Verify,
     VerifyOn,
 )
-from vitdeploy.api.values import Line, Shown, interval, reporting, unrelated
-from vitdeploy.api.workers import executor_for
 from vitdeploy.benchmark import protocol
-from vitdeploy.document.comparison import AccuracyChange, ComparisonDocument, ComparisonLimits, PairFacts
-from vitdeploy.document.report import VerifyDocument
+from vitdeploy.document import comparison, report
 from vitdeploy.graph.io.files import admitted_metadata
 from vitdeploy.pipeline.early import open_bundle
 from vitdeploy.pipeline.setting import engine_setting, graph_setting
@@ -29,9 +24,7 @@ from vitdeploy.report.text import render_junit
 from vitdeploy.runtime.trust import write_atomic
 from vitdeploy.spec import Budget, GateStatus
 from vitdeploy.stages.step import find_graph, write_json
-from vitdeploy.tasks.adapter import TEMPLATE, DataChoice, Setting
-from vitdeploy.tasks.features import FeatureComparison
-from vitdeploy.tasks.tensors import OutputFacts, TensorComparison
+from vitdeploy.tasks import adapter, features, tensors
 from vitdeploy.verification.agreement import Agreement
 from vitdeploy.workflows.bisection import bisect_artifact
 from vitdeploy.workflows.comparison import verify_subjects
@@ -40,10 +33,10 @@ from vitdeploy.workflows.subjects import emulation_offered, opened
 
 
 @dataclass(frozen=True, repr=False)
-class Verification(Shown):
+class Verification(values.Shown):
     """An artifact against its original on the same samples; `found` has everything, with the gate."""
 
-    found: VerifyDocument
+    found: report.VerifyDocument
     noun: str = "image"
 
     @property
@@ -70,26 +63,26 @@ class Verification(Shown):
         """The document that the command line prints with --json."""
         return self.found.document()
 
-    def lines(self) -> list[Line]:
+    def lines(self) -> list[values.Line]:
         found, verified, gate = self.found, self.found.verified, self.found.gate
-        lines: list[Line] = [f"{found.artifact} against {found.against} on {verified.n} {self.noun}s"]
+        lines: list[values.Line] = [f"{found.artifact} against {found.against} on {verified.n} {self.noun}s"]
         if verified.metric is not None:
             lines.append(
                 f"{verified.metric + ' ':<12}{verified.value:.2f} %, original {verified.reference_value:.2f} %, "
-                f"drop {interval(verified.drop or 0.0, verified.drop_ci95)} points"
+                f"drop {values.interval(verified.drop or 0.0, verified.drop_ci95)} points"
             )
         if isinstance(verified, Agreement) and verified.top5 is not None:
             lines.append(f"top-5       {verified.top5:.2f} %, original {verified.reference_top5:.2f} %")
-        agreement = interval(verified.agreement, verified.agreement_ci95)
-        lines.append(f"agreement   {agreement} % ({verified.agreement_of}){unrelated(verified.control)}")
+        agreement = values.interval(verified.agreement, verified.agreement_ci95)
+        lines.append(f"agreement   {agreement} % ({verified.agreement_of}){values.unrelated(verified.control)}")
         distance = [f"KL {verified.kl:.2e} nats"] if isinstance(verified, Agreement) else []
-        if isinstance(verified, Agreement | FeatureComparison):
+        if isinstance(verified, Agreement | features.FeatureComparison):
             distance.append(f"cosine {verified.cosine_mean:.6f} (least {verified.cosine_min:.6f})")
         lines += [
             f"distance    {'; '.join([*distance, 'largest difference ' + format(verified.max_difference, '.1e')])}",
             f"diagnosis   {verified.diagnosis}",
         ]
-        if isinstance(verified, TensorComparison):
+        if isinstance(verified, tensors.TensorComparison):
             lines += [f"output      {_output(each)}" for each in verified.outputs]
         lines += found.remarks
         lines += [f"warning: {text}" for text in found.warnings]
@@ -98,7 +91,7 @@ class Verification(Shown):
         return lines
 
 
-def _output(facts: OutputFacts) -> str:
+def _output(facts: tensors.OutputFacts) -> str:
     """One output of no known task, in a line."""
     if facts.equal is not None:
         return f"{facts.name}: {facts.equal:.2f} % of the elements are equal"
@@ -107,7 +100,7 @@ def _output(facts: OutputFacts) -> str:
 
 
 @dataclass(frozen=True, repr=False)
-class Bisection(Shown):
+class Bisection(values.Shown):
     """Where the error of an engine enters, and what fixes it; `document` has every part and layer that was tested.
 
     `fix` is the command that fixes it, "" without one.
@@ -117,11 +110,11 @@ class Bisection(Shown):
     text: tuple[str, ...]
     fix: str
 
-    def lines(self) -> list[Line]:
+    def lines(self) -> list[values.Line]:
         return [*self.text, *([self.fix] if self.fix else [])]
 
 
-@takes(Verify)
+@calls.takes(Verify)
 def verify(options: Verify) -> Verification:
     """Compare an artifact with the original on the same images. A bound that is not met is reported, not raised.
 
@@ -137,14 +130,14 @@ def verify(options: Verify) -> Verification:
     >>> vd.verify(graph, "vit_w32d2h2_patch8_32", plain, min_agreement=80, progress=False).status
     'pass'
     """
-    chosen, reporter = images(options.data), reporting(options.progress)
-    executor = executor_for(options.executor, options.jobs)
+    chosen, reporter = images(options.data), values.reporting(options.progress)
+    executor = workers.executor_for(options.executor, options.jobs)
     target, emulate = options.target, options.emulate
-    name = artifact_name(options.artifact)
+    name = artifacts.artifact_name(options.artifact)
     offer = contextlib.nullcontext() if emulate or name is None else emulation_offered(name, target)
-    accepted, trust = tuple(options.accept_known_bad), path_or_none(options.trust)
+    accepted, trust = tuple(options.accept_known_bad), bench.path_or_none(options.trust)
     with reporter, offer, opened(target=target, emulated=emulate, trust=trust, accepted=accepted) as finder:
-        ours, theirs = (found_by(finder, artifact)[0] for artifact in (options.artifact, options.against))
+        ours, theirs = (bench.found_by(finder, artifact)[0] for artifact in (options.artifact, options.against))
         found = verify_subjects(
             ours,
             theirs,
@@ -158,12 +151,12 @@ def verify(options: Verify) -> Verification:
     return Verification(found, noun_of(chosen))
 
 
-@takes(Bisect)
+@calls.takes(Bisect)
 def bisect(options: Bisect) -> Bisection:
     """Find which part and which layer, its input or its weight, makes an engine's answers differ from those of its
     float graph, on calibration images. Both are graphs or bundles; arguments and errors as of `verify`."""
-    name, original = require_path(options.artifact), require_path(options.against)
-    chosen, reporter = images(options.data), reporting(options.progress)
+    name, original = calls.require_path(options.artifact), calls.require_path(options.against)
+    chosen, reporter = images(options.data), values.reporting(options.progress)
     place = chosen.path
     if place is None:
         file = find_graph(Path(original))
@@ -182,10 +175,10 @@ def bisect(options: Bisect) -> Bisection:
     return Bisection(document, tuple(lines), fix)
 
 
-def data_choice(chosen: Images, setting: Setting, options: VerifyOn) -> DataChoice:
+def data_choice(chosen: Images, setting: adapter.Setting, options: VerifyOn) -> adapter.DataChoice:
     place, kind = chosen.place(setting)
-    texts = chosen.texts, chosen.template or TEMPLATE
-    return DataChoice(place, kind, chosen.annotations, 0, options.num_samples or "all", options.seed, *texts)
+    texts = chosen.texts, chosen.template or adapter.TEMPLATE
+    return adapter.DataChoice(place, kind, chosen.annotations, 0, options.num_samples or "all", options.seed, *texts)
 
 
 def noun_of(chosen: Images) -> str:
@@ -199,10 +192,10 @@ OUTPUT_FILES = ("compare.json", "compare.html")
 
 
 @dataclass(frozen=True, repr=False)
-class Compared(Shown):
+class Compared(values.Shown):
     """A candidate against a baseline, engine by engine; `document` is the compare.json."""
 
-    document: ComparisonDocument
+    document: comparison.ComparisonDocument
 
     @property
     def status(self) -> GateStatus:
@@ -214,13 +207,13 @@ class Compared(Shown):
         """A sentence for each limit that is not kept, or not provably."""
         return self.document.gate.reasons
 
-    def lines(self) -> list[Line]:
+    def lines(self) -> list[values.Line]:
         document = self.document
-        lines: list[Line] = [line for engine in document.engines for line in _lines(engine)]
+        lines: list[values.Line] = [line for engine in document.engines for line in _lines(engine)]
         return [*lines, *document.remarks, document.sentence]
 
 
-@takes(Compare)
+@calls.takes(Compare)
 def compare(options: Compare) -> Compared:
     """Compare two bundles, which are run here, or two reports, which are read. What is not kept is said, not raised.
 
@@ -236,8 +229,8 @@ def compare(options: Compare) -> Compared:
     'pass'
     """
     sides = options.baseline, options.candidate
-    old, new = (each.folder if isinstance(each, Bundle) else Path(each) for each in sides)
-    reporter = reporting(options.progress)
+    old, new = (each.folder if isinstance(each, artifacts.Bundle) else Path(each) for each in sides)
+    reporter = values.reporting(options.progress)
     with reporter, contextlib.ExitStack() as stack:
         work = None
         if options.folder is not None:
@@ -245,7 +238,7 @@ def compare(options: Compare) -> Compared:
         document = compare_paths(
             old,
             new,
-            ComparisonLimits(options.max_drop, options.max_slowdown),
+            comparison.ComparisonLimits(options.max_drop, options.max_slowdown),
             target=options.target,
             choice=None if options.data is None else _choice(images(options.data), old),
             protocol=protocol.Protocol(duration=options.duration) if options.bench else None,
@@ -262,16 +255,16 @@ def compare(options: Compare) -> Compared:
     return Compared(document)
 
 
-def _choice(chosen: Images, baseline: Path) -> DataChoice:
+def _choice(chosen: Images, baseline: Path) -> adapter.DataChoice:
     """All of the images; those in memory are written as the baseline takes them."""
-    setting = Setting("classification", None)  # which images that are files are not asked for
+    setting = adapter.Setting("classification", None)  # which images that are files are not asked for
     if chosen.path is None:
         manifest, labels = open_bundle(baseline)
         setting = engine_setting(baseline, manifest, manifest.engines[0], labels)
-    return DataChoice(*chosen.place(setting), chosen.annotations, 0, "all", 0)
+    return adapter.DataChoice(*chosen.place(setting), chosen.annotations, 0, "all", 0)
 
 
-def _lines(engine: PairFacts) -> list[str]:
+def _lines(engine: comparison.PairFacts) -> list[str]:
     """One pair of engines."""
     lines, accuracy = [engine.engine], engine.accuracy
     if engine.same_engine:
@@ -281,7 +274,7 @@ def _lines(engine: PairFacts) -> list[str]:
     elif accuracy is not None:
         lines += _accuracy_lines(accuracy)
     for ratio in engine.ratios:
-        said = f"{ratio_text(ratio, 3)}: {ratio.difference if ratio.decided else ratio.reason}"
+        said = f"{bench.ratio_text(ratio, 3)}: {ratio.difference if ratio.decided else ratio.reason}"
         lines.append(f"  {ratio.metric:<11} candidate / baseline {said}")
     if engine.flags:
         lines.append(f"  flags       {' '.join(engine.flags)}")
@@ -291,15 +284,15 @@ def _lines(engine: PairFacts) -> list[str]:
     return lines
 
 
-def _accuracy_lines(accuracy: AccuracyChange) -> list[str]:
+def _accuracy_lines(accuracy: comparison.AccuracyChange) -> list[str]:
     lines = []
     if accuracy.drop is not None:
         drop = f"{accuracy.drop:.2f}"
         if accuracy.drop_ci95 is not None:
-            drop = interval(accuracy.drop, accuracy.drop_ci95)
+            drop = values.interval(accuracy.drop, accuracy.drop_ci95)
         both = f"{accuracy.candidate or 0:.2f} %, baseline {accuracy.baseline or 0:.2f} %"
         lines.append(f"  {accuracy.metric:<11} {both}, drop {drop} points ({accuracy.how}, {accuracy.n} samples)")
     if accuracy.agreement is not None:
-        agreement = interval(accuracy.agreement, accuracy.agreement_ci95)
-        lines.append(f"  agreement   {agreement} %{unrelated(accuracy.control)}")
+        agreement = values.interval(accuracy.agreement, accuracy.agreement_ci95)
+        lines.append(f"  agreement   {agreement} %{values.unrelated(accuracy.control)}")
     return lines

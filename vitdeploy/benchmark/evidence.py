@@ -9,17 +9,8 @@ from itertools import pairwise
 
 import numpy as np
 
+from vitdeploy.benchmark import results
 from vitdeploy.benchmark.protocol import Protocol, parse_scenario
-from vitdeploy.benchmark.results import (
-    BenchRun,
-    BlockMachine,
-    Measurements,
-    Round,
-    Values,
-    nearest_rank,
-    queries_needed,
-    reasons,
-)
 
 # --- Which blocks were measured while nobody else used the machine, and while it did not throttle ---------------------
 # The kernel's accounting of the load and of the clock decides, never a latency: dropping slow blocks would make every
@@ -51,7 +42,7 @@ class Unrest:
         return self.suspended or max(self.others + self.stolen, self.waited) > TAKEN_SHARE
 
 
-def unrest(machine: BlockMachine, seconds: float, cpus: int) -> Unrest:
+def unrest(machine: results.BlockMachine, seconds: float, cpus: int) -> Unrest:
     """What others used of a block of `seconds`; 0 for what the kernel does not report."""
     others = beyond_noise(machine.other_seconds or 0.0, cpus)
     # Threads of one process that are more than its CPUs wait for each other: of a wait, only what others ran explains.
@@ -68,7 +59,7 @@ def unrest(machine: BlockMachine, seconds: float, cpus: int) -> Unrest:
     )
 
 
-def left_over(rounds: Sequence[Round]) -> float:
+def left_over(rounds: Sequence[results.Round]) -> float:
     """The mean share of these blocks for which a thread waited while others ran. Below the limit it disturbs no block,
     but it may slow one artifact more than another: by about as much if all threads wait for the slowest."""
     shares = [0.0]
@@ -85,14 +76,14 @@ def beyond_noise(seconds: float, cpus: int) -> float:
     return max(0.0, seconds - 1.5 * math.sqrt(cpus) / ticks_per_second)
 
 
-def quiet(rounds: Sequence[Round], cpus: int) -> list[bool]:
+def quiet(rounds: Sequence[results.Round], cpus: int) -> list[bool]:
     """For each block of one artifact and scenario, whether nobody else is known to have disturbed it, and the machine
     is not known to have throttled."""
-    slowed = reasons(rounds)
+    slowed = results.reasons(rounds)
     return [alone and not slow for alone, slow in zip(undisturbed(rounds, cpus), slowed, strict=True)]
 
 
-def undisturbed(rounds: Sequence[Round], cpus: int) -> list[bool]:
+def undisturbed(rounds: Sequence[results.Round], cpus: int) -> list[bool]:
     """For each block of one artifact and scenario, whether nobody else is known to have disturbed it."""
     shares = [None if block.machine is None else block.machine.own_seconds / block.seconds for block in rounds]
     usual = sorted(share for share in shares if share is not None)
@@ -100,7 +91,7 @@ def undisturbed(rounds: Sequence[Round], cpus: int) -> list[bool]:
     return [_is_quiet(block, cpus, share, least) for block, share in zip(rounds, shares, strict=True)]
 
 
-def _is_quiet(block: Round, cpus: int, share: float | None, least: float) -> bool:
+def _is_quiet(block: results.Round, cpus: int, share: float | None, least: float) -> bool:
     machine = block.machine
     if machine is None:
         return True
@@ -110,7 +101,7 @@ def _is_quiet(block: Round, cpus: int, share: float | None, least: float) -> boo
     return machine.other_seconds is not None or share is None or share >= least
 
 
-def awake(every: Sequence[Sequence[Round]]) -> list[int]:
+def awake(every: Sequence[Sequence[results.Round]]) -> list[int]:
     """The rounds, by number, in which the machine never slept; all if there is none."""
     slept = [
         any(block.machine is not None and block.machine.suspended_seconds > SUSPENDED_SECONDS for block in each)
@@ -119,7 +110,7 @@ def awake(every: Sequence[Sequence[Round]]) -> list[int]:
     return [number for number, each in enumerate(slept) if not each or all(slept)]
 
 
-def undelayed(block: Round, cpus: int) -> float:
+def undelayed(block: results.Round, cpus: int) -> float:
     """The seconds of a block, at least, in which no thread was ready without a CPU: then all ran as they do alone."""
     machine = block.machine
     if machine is None:
@@ -129,13 +120,13 @@ def undelayed(block: Round, cpus: int) -> float:
     return max(0.0, block.seconds - waited - stolen)
 
 
-def quiet_together(entries: Sequence[Measurements], scenario: str) -> list[int]:
+def quiet_together(entries: Sequence[results.Measurements], scenario: str) -> list[int]:
     """The rounds of a scenario, by number, that were quiet for all these artifacts."""
     found = [quiet(entry.rounds[scenario], len(entry.affinity)) for entry in entries]
     return [number for number, each in enumerate(zip(*found, strict=True)) if all(each)]
 
 
-def in_common(entries: Sequence[Measurements]) -> list[Measurements]:
+def in_common(entries: Sequence[results.Measurements]) -> list[results.Measurements]:
     """These artifacts with the rounds that all were measured in: one that is beaten leaves a run before the others."""
     counts = {name: min(len(entry.rounds[name]) for entry in entries) for name in entries[0].rounds}
     return [
@@ -144,7 +135,7 @@ def in_common(entries: Sequence[Measurements]) -> list[Measurements]:
     ]
 
 
-def enough(protocol: Protocol, numbers: Sequence[int], rounds: Sequence[Round]) -> bool:
+def enough(protocol: Protocol, numbers: Sequence[int], rounds: Sequence[results.Round]) -> bool:
     """Whether these rounds can stand for all: at least half of the requested ones, from two processes or more if there
     were several."""
     wanted = QUIET_SHARE * min(protocol.rounds, len(rounds))
@@ -153,14 +144,14 @@ def enough(protocol: Protocol, numbers: Sequence[int], rounds: Sequence[Round]) 
     return len(numbers) >= max(1.0, wanted) and len(processes) >= several
 
 
-def usable(protocol: Protocol, entry: Measurements, scenario: str) -> list[Round]:
+def usable(protocol: Protocol, entry: results.Measurements, scenario: str) -> list[results.Round]:
     """The blocks that an artifact's own numbers come from: the quiet ones, or all if these are too few. A scenario that
     is
     one long run is kept whole: its queue, or its heat, depends on everything before."""
     return together(protocol, [entry], scenario)[0]
 
 
-def together(protocol: Protocol, entries: Sequence[Measurements], scenario: str) -> list[list[Round]]:
+def together(protocol: Protocol, entries: Sequence[results.Measurements], scenario: str) -> list[list[results.Round]]:
     """As `usable`, for several artifacts: the blocks of the same rounds of each."""
     every = [entry.rounds[scenario] for entry in entries]
     if not parse_scenario(scenario).spread:
@@ -238,7 +229,7 @@ def quantile(freedom: int) -> float:
     return QUANTILES[freedom - 1] if freedom <= len(QUANTILES) else 1.96 + 2.4 / freedom
 
 
-def ratio_of_rounds(a: Sequence[Round], b: Sequence[Round]) -> PairedRatio:
+def ratio_of_rounds(a: Sequence[results.Round], b: Sequence[results.Round]) -> PairedRatio:
     """The latency of `a` over that of `b`, from the median queries of paired rounds: the mean and error of `clustered`,
     with a bias for what others used during these rounds.
 
@@ -258,11 +249,11 @@ def ratio_of_medians(a: Sequence[float], b: Sequence[float]) -> PairedRatio:
     return clustered(log_quotients(a, b), [0] * len(a))
 
 
-def medians_of(rounds: Sequence[Round]) -> list[float]:
+def medians_of(rounds: Sequence[results.Round]) -> list[float]:
     return [float(np.median(block.latencies_ms)) for block in rounds]
 
 
-def clustered(logs: Values, processes: Sequence[int]) -> PairedRatio:
+def clustered(logs: results.Values, processes: Sequence[int]) -> PairedRatio:
     """The 20 % trimmed mean of values that were measured in several processes, with an error that accounts for these.
 
     Rounds of one process share its deviation, and neighbours may be correlated: treated as independent, the rounds
@@ -295,17 +286,17 @@ def clustered(logs: Values, processes: Sequence[int]) -> PairedRatio:
     return PairedRatio(float(kept.mean()), error, freedom, spread, between)
 
 
-def _trimmed(logs: Values) -> tuple[Values, Values]:
+def _trimmed(logs: results.Values) -> tuple[results.Values, results.Values]:
     """The sorted values that are kept, and each value's influence on their mean (times the number of values)."""
     ordered = np.sort(logs)
     cut = int(TRIMMED * logs.size)
     kept = ordered[cut : logs.size - cut]
     clipped = np.clip(logs, kept[0], kept[-1])
-    influence: Values = (clipped - clipped.mean()) * logs.size / kept.size
+    influence: results.Values = (clipped - clipped.mean()) * logs.size / kept.size
     return kept, influence
 
 
-def _alike(centred: Sequence[Values], each: float) -> float:
+def _alike(centred: Sequence[results.Values], each: float) -> float:
     """The autocorrelation of neighbouring rounds of a process, corrected for the bias of few rounds (Marriott and Pope
     1954, "Bias in the estimation of autocorrelations", Biometrika 41:390-402)."""
     squares = sum(float(group @ group) for group in centred)
@@ -315,7 +306,7 @@ def _alike(centred: Sequence[Values], each: float) -> float:
     return min(max(0.0, found + (1 + 3 * max(0.0, found)) / each), MOST_ALIKE)
 
 
-def log_quotients(a: Sequence[float], b: Sequence[float]) -> Values:
+def log_quotients(a: Sequence[float], b: Sequence[float]) -> results.Values:
     """log(a_i / b_i) of pairs of values.
 
     Raises:
@@ -336,7 +327,7 @@ def log_quotients(a: Sequence[float], b: Sequence[float]) -> Values:
 Interval = tuple[float | None, float | None]
 
 
-def percentile_interval(rounds: Sequence[Round], percent: float) -> Interval:
+def percentile_interval(rounds: Sequence[results.Round], percent: float) -> Interval:
     """The interval of one percentile of latency, in ms.
 
     Its ends are two of the latencies, by rank, from the error of the share of queries below the percentile, with blocks
@@ -350,7 +341,7 @@ def percentile_interval(rounds: Sequence[Round], percent: float) -> Interval:
     if len(blocks) < 2:
         return None, None
     every = np.sort(np.concatenate(blocks))
-    found, share = nearest_rank(every, percent), percent / 100
+    found, share = results.nearest_rank(every, percent), percent / 100
     residuals = np.array([np.count_nonzero(values <= found) - share * values.size for values in blocks])
     clusters = math.sqrt(len(blocks) / (len(blocks) - 1) * float(residuals @ residuals)) / count
     reach = quantile(len(blocks) - 1) * max(clusters, math.sqrt(share * (1 - share) / count))
@@ -363,7 +354,7 @@ def percentile_interval(rounds: Sequence[Round], percent: float) -> Interval:
     )
 
 
-def throughput_interval(rounds: Sequence[Round], throughput: float) -> Interval:
+def throughput_interval(rounds: Sequence[results.Round], throughput: float) -> Interval:
     """The interval of images per second around that of all rounds together; computed like that of a ratio."""
     filled = [block for block in rounds if block.latencies_ms.size]
     if len(filled) < 2:
@@ -389,7 +380,9 @@ OVERLOADED = 0.98
 QUARTERS = 4
 
 
-def flags(bench_run: BenchRun, entry: Measurements, scenario: str, percents: Sequence[float]) -> list[str]:
+def flags(
+    bench_run: results.BenchRun, entry: results.Measurements, scenario: str, percents: Sequence[float]
+) -> list[str]:
     """The flags of one candidate, whose latency is that of `scenario`; docs/measuring.md says what each means."""
     rounds = usable(bench_run.protocol, entry, scenario)
     used = [block for name in entry.rounds for block in usable(bench_run.protocol, entry, name)]
@@ -403,23 +396,23 @@ def flags(bench_run: BenchRun, entry: Measurements, scenario: str, percents: Seq
         "unstable": _unstable(rounds),
         "contended": _contended(bench_run, entry),
         "fallback": falls_back(entry),
-        "short": sum(block.latencies_ms.size for block in rounds) < max(map(queries_needed, percents)),
+        "short": sum(block.latencies_ms.size for block in rounds) < max(map(results.queries_needed, percents)),
         "overloaded": any(_overloaded(blocks) for name, blocks in entry.rounds.items() if name.startswith("server")),
         "suspended": any(_slept(block) for block in used),
     }
     return [name for name, holds in found.items() if holds]
 
 
-def falls_back(entry: Measurements) -> bool:
+def falls_back(entry: results.Measurements) -> bool:
     """Whether it ran on another provider than when it was built."""
     return bool(entry.made_for) and entry.provider != entry.made_for
 
 
-def _slept(block: Round) -> bool:
+def _slept(block: results.Round) -> bool:
     return block.machine is not None and block.machine.suspended_seconds > SUSPENDED_SECONDS
 
 
-def taken_by_others(entry: Measurements, rounds: Sequence[Round]) -> float | None:
+def taken_by_others(entry: results.Measurements, rounds: Sequence[results.Round]) -> float | None:
     """The share of its CPUs' time that other processes and other virtual machines used; None if unknown."""
     seconds, taken = 0.0, 0.0
     for block in rounds:
@@ -431,26 +424,26 @@ def taken_by_others(entry: Measurements, rounds: Sequence[Round]) -> float | Non
     return max(0.0, taken) / (seconds * len(entry.affinity)) if seconds and entry.affinity else None
 
 
-def first_and_last(rounds: Sequence[Round], seconds: float = 60.0) -> tuple[float, float]:
+def first_and_last(rounds: Sequence[results.Round], seconds: float = 60.0) -> tuple[float, float]:
     """Images per second in the first minute of a sustained run, and in the last; of a short one in its first and last
     third."""
     count = max(1, min(round(seconds), len(rounds) // 3))
     return images_per_second(rounds[:count]), images_per_second(rounds[-count:])
 
 
-def images_per_second(rounds: Sequence[Round]) -> float:
+def images_per_second(rounds: Sequence[results.Round]) -> float:
     images = sum(block.batch * block.latencies_ms.size for block in rounds)
     return float(images / sum(block.seconds for block in rounds))
 
 
-def _unstable(rounds: Sequence[Round]) -> bool:
+def _unstable(rounds: Sequence[results.Round]) -> bool:
     filled = [block for block in rounds if block.latencies_ms.size]
     if len(filled) < 2:
         return False
     return clustered(np.log(medians_of(filled)), [block.process for block in filled]).reach > UNSTABLE
 
 
-def _contended(bench_run: BenchRun, entry: Measurements) -> bool:
+def _contended(bench_run: results.BenchRun, entry: results.Measurements) -> bool:
     """Whether so many blocks were disturbed that the quiet ones cannot stand for all; for a scenario that is one long
     run, whose blocks all count, whether others used more than the allowed share."""
     for name, rounds in entry.rounds.items():
@@ -462,11 +455,11 @@ def _contended(bench_run: BenchRun, entry: Measurements) -> bool:
     return load_disturbs(bench_run, entry)
 
 
-def _mostly_throttled(bench_run: BenchRun, name: str, rounds: Sequence[Round]) -> bool:
+def _mostly_throttled(bench_run: results.BenchRun, name: str, rounds: Sequence[results.Round]) -> bool:
     """Whether the machine throttled in so many blocks that the others cannot stand for all; for a scenario that is one
     long run, in any."""
     spread = parse_scenario(name).spread
-    slowed = reasons(rounds, loaded=spread)
+    slowed = results.reasons(rounds, loaded=spread)
     if not spread:
         return any(slowed)
     return any(slowed) and not enough(bench_run.protocol, _numbers([not each for each in slowed]), rounds)
@@ -476,29 +469,29 @@ def _numbers(holds: Sequence[bool]) -> list[int]:
     return [number for number, each in enumerate(holds) if each]
 
 
-def load_disturbs(bench_run: BenchRun, entry: Measurements) -> bool:
+def load_disturbs(bench_run: results.BenchRun, entry: results.Measurements) -> bool:
     """Whether the load at the start was above the number of CPUs, if the system does not report who uses them."""
     every = [block for blocks in entry.rounds.values() for block in blocks]
     unknown = taken_by_others(entry, every) is None
     return unknown and bench_run.load_average is not None and bench_run.load_average > bench_run.cpus + 0.5
 
 
-def _slows_down(rounds: Sequence[Round]) -> bool:
+def _slows_down(rounds: Sequence[results.Round]) -> bool:
     """Whether the clock of the last quarter of the rounds is lower than that of the first."""
     clocks = [block.machine.mhz for block in rounds if block.machine is not None and block.machine.mhz is not None]
     quarter = len(clocks) // QUARTERS
     return quarter > 0 and bool(np.median(clocks[-quarter:]) < (1 - THROTTLED) * np.median(clocks[:quarter]))
 
 
-def _throttles(machines: Sequence[BlockMachine]) -> bool:
+def _throttles(machines: Sequence[results.BlockMachine]) -> bool:
     counts = [machine.throttles for machine in machines if machine.throttles is not None]
     return any(after > before for before, after in pairwise(counts))
 
 
-def _tires(rounds: Sequence[Round]) -> bool:
+def _tires(rounds: Sequence[results.Round]) -> bool:
     first, last = first_and_last(rounds)
     return last < (1 - THROTTLED) * first
 
 
-def _overloaded(rounds: Sequence[Round]) -> bool:
+def _overloaded(rounds: Sequence[results.Round]) -> bool:
     return sum(block.busy_seconds for block in rounds) > OVERLOADED * sum(block.seconds for block in rounds)

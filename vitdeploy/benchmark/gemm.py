@@ -12,18 +12,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from vitdeploy.benchmark.context import (
-    BENCH,
-    LONGEST_NAME,
-    MOST_FUSED,
-    Layer,
-    Memory,
-    Profile,
-    ProfileRequest,
-    Query,
-    RateFacts,
-)
-from vitdeploy.benchmark.machine import ROOT, read_text
+from vitdeploy.benchmark import context, machine
 from vitdeploy.errors import CapabilityError
 from vitdeploy.runtime.predictor import Predictor
 from vitdeploy.runtime.preprocess import Pixels, decode, load_image, to_input
@@ -44,14 +33,14 @@ SHAPES = ((192, 768), (384, 768), (512, 1024))
 LEAST_RUNS = 3
 
 
-def best_rate(target: str, precision: str, threads: int, seconds: float) -> RateFacts:
+def best_rate(target: str, precision: str, threads: int, seconds: float) -> context.RateFacts:
     """The rate of the fastest of `SHAPES`, by its median query, within about `seconds` and the time to load.
 
     Raises:
         CapabilityError: no probe for this target, or its kernels do not support this precision here.
         MissingPackageError, EngineError: of the runtime.
     """
-    backend = BENCH.find(target)
+    backend = context.BENCH.find(target)
     if backend is None:
         raise CapabilityError(f"the rates of {target} are not measured", wanted="a target on a CPU")
     found = []
@@ -59,12 +48,12 @@ def best_rate(target: str, precision: str, threads: int, seconds: float) -> Rate
         # One after the other: the threads of an idle session spin, and take cores from the next one.
         query, kernel = backend.products(rows, width, precision, threads)
         flops = 2 * LAYERS * rows * width * width / _median_seconds(query, seconds / len(SHAPES))
-        found.append(RateFacts(target, precision, flops, rows, width, kernel))
+        found.append(context.RateFacts(target, precision, flops, rows, width, kernel))
         del query
     return max(found, key=lambda rate: rate.flops_per_second)
 
 
-def _median_seconds(query: Query, seconds: float) -> float:
+def _median_seconds(query: context.Query, seconds: float) -> float:
     query()
     times: list[float] = []
     start = end = time.perf_counter()
@@ -106,7 +95,7 @@ LEAST_LAYER_RUNS, MOST_RUNS = 5, 50
 ADDED = re.compile(r"(/\w+Fusion|_nchwc|/WithoutBiases)+$")
 
 
-def profile(folder: Path, engine: EngineSpec, name: str, batch: int, threads: int, seconds: float) -> Profile:
+def profile(folder: Path, engine: EngineSpec, name: str, batch: int, threads: int, seconds: float) -> context.Profile:
     """Profile the layers of an engine whose files lie under `folder`, in a few dozen runs within about `seconds`.
 
     Raises:
@@ -115,10 +104,10 @@ def profile(folder: Path, engine: EngineSpec, name: str, batch: int, threads: in
     """
     if engine.parts:
         raise CapabilityError("an encoder-decoder's graphs run many times a query: its layers are not timed")
-    backend = BENCH.find(engine.target)
+    backend = context.BENCH.find(engine.target)
     if backend is None:
         raise CapabilityError(f"the layers of {engine.target} are not timed", wanted="a target on a CPU")
-    return backend.profile(ProfileRequest(folder / engine.files[0], engine, name, batch, threads, seconds))
+    return backend.profile(context.ProfileRequest(folder / engine.files[0], engine, name, batch, threads, seconds))
 
 
 def repeat(query: Callable[[], object], seconds: float, after: Callable[[], object] = lambda: None) -> list[float]:
@@ -135,13 +124,15 @@ def repeat(query: Callable[[], object], seconds: float, after: Callable[[], obje
 
 def profiled_layer(
     name: str, kind: str, precision: str, milliseconds: float, product: bool, fuses: Sequence[str] = ()
-) -> Layer:
-    parts = tuple(dict.fromkeys(_short(each) for each in fuses))[:MOST_FUSED]
-    return Layer(_short(name), kind[:LONGEST_NAME], precision, milliseconds, product, parts if len(parts) > 1 else ())
+) -> context.Layer:
+    parts = tuple(dict.fromkeys(_short(each) for each in fuses))[: context.MOST_FUSED]
+    return context.Layer(
+        _short(name), kind[: context.LONGEST_NAME], precision, milliseconds, product, parts if len(parts) > 1 else ()
+    )
 
 
 def _short(name: str) -> str:
-    return ADDED.sub("", name)[:LONGEST_NAME]
+    return ADDED.sub("", name)[: context.LONGEST_NAME]
 
 
 # --- Where the time between an image and its answer goes: the Predictor's path, stage by stage, and as a whole --------
@@ -235,7 +226,7 @@ LEAST_COPIES = 5
 UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 
 
-def copy_rate(threads: int, seconds: float, root: Path = ROOT) -> Memory:
+def copy_rate(threads: int, seconds: float, root: Path = machine.ROOT) -> context.Memory:
     """Bytes a second of the median copy, within about `seconds`.
 
     Raises:
@@ -243,7 +234,7 @@ def copy_rate(threads: int, seconds: float, root: Path = ROOT) -> Memory:
     """
     cache = last_level_cache(root)
     size = max(LEAST_BYTES, TIMES_CACHE * (cache or 0))
-    match = re.search(r"^MemAvailable:\s*(\d+) kB$", read_text(root / "proc/meminfo") or "", re.MULTILINE)
+    match = re.search(r"^MemAvailable:\s*(\d+) kB$", machine.read_text(root / "proc/meminfo") or "", re.MULTILINE)
     free = int(match[1]) * 1024 if match else None
     if free is not None and 2 * size > MEMORY_SHARE * free:
         raise CapabilityError(
@@ -261,14 +252,14 @@ def copy_rate(threads: int, seconds: float, root: Path = ROOT) -> Memory:
             begin = time.perf_counter()
             list(pool.map(lambda part: np.copyto(target[part], source[part]), parts))
             times.append(time.perf_counter() - begin)
-    return Memory(2 * size / statistics.median(times[1:]), size, cache, threads)
+    return context.Memory(2 * size / statistics.median(times[1:]), size, cache, threads)
 
 
-def last_level_cache(root: Path = ROOT) -> int | None:
+def last_level_cache(root: Path = machine.ROOT) -> int | None:
     """The bytes of the largest cache of the first CPU; None if the kernel does not report it.
 
     Source: Linux, Documentation/ABI/testing/sysfs-devices-system-cpu (size in kB, as "36608K").
     """
-    texts = (read_text(path) or "" for path in root.glob("sys/devices/system/cpu/cpu0/cache/index*/size"))
+    texts = (machine.read_text(path) or "" for path in root.glob("sys/devices/system/cpu/cpu0/cache/index*/size"))
     found = [re.fullmatch(r"(\d+)([KMG]?)", text.strip()) for text in texts]
     return max((int(match[1]) * UNITS[match[2]] for match in found if match), default=None)

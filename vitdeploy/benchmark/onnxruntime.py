@@ -10,36 +10,22 @@ from pathlib import Path
 
 import numpy as np
 
-from vitdeploy.benchmark.context import BenchBackend, Layer, Profile, ProfileRequest, Query
-from vitdeploy.benchmark.gemm import LAYERS, SEED, check_precision, profiled_layer, repeat, seeded_weights, weight_scale
+from vitdeploy.benchmark import context, gemm, worker
 from vitdeploy.benchmark.gemm import LEAST_LAYER_RUNS as LEAST_RUNS
-from vitdeploy.benchmark.worker import random_feeds
 from vitdeploy.errors import CapabilityError
-from vitdeploy.runtime.ort import (
-    FLOAT_CONVOLUTIONS,
-    FLOAT_PRODUCTS,
-    INT4_KERNELS,
-    INT8_KERNELS,
-    SUFFIX,
-    Event,
-    OnnxRuntimeRunner,
-    end_profile,
-    open_session,
-    precision_of,
-    run_profiled,
-)
+from vitdeploy.runtime import ort
 from vitdeploy.runtime.runner import Array
 
 # Operators that multiply matrices.
 PRODUCTS = {
-    *(INT8_KERNELS | INT4_KERNELS | FLOAT_PRODUCTS | FLOAT_CONVOLUTIONS),
+    *(ort.INT8_KERNELS | ort.INT4_KERNELS | ort.FLOAT_PRODUCTS | ort.FLOAT_CONVOLUTIONS),
     *("MultiHeadAttention", "Attention", "QAttention", "ConvTranspose", "Einsum"),
 }
 # The number of nodes in the graph that measures the profiler's own overhead.
 IDLE_NODES = 16
 
 
-def profile(request: ProfileRequest) -> Profile:
+def profile(request: context.ProfileRequest) -> context.Profile:
     """The layers from a session's profile. The latency is that of a session without profiling, which doubles it.
 
     The profiler's overhead is subtracted from each node: that of a node that does nothing, or, if the layers then still
@@ -48,54 +34,54 @@ def profile(request: ProfileRequest) -> Profile:
     file, batch, threads = request.file, request.batch, request.threads
     with tempfile.TemporaryDirectory(prefix="vitdeploy-") as folder:
         idle = statistics.median(event["dur"] for event in _idle_events(Path(folder) / "idle")) / 1e3
-        with OnnxRuntimeRunner(file, name=request.name, batch=batch, threads=threads) as runner:
-            feeds = random_feeds(runner.inputs, batch)
+        with ort.OnnxRuntimeRunner(file, name=request.name, batch=batch, threads=threads) as runner:
+            feeds = worker.random_feeds(runner.inputs, batch)
             runner.infer(feeds)
-            latencies = repeat(lambda: runner.infer(feeds), request.seconds / 2)
-        profiled = open_session(file, batch=batch, threads=threads, profile=Path(folder) / "profile")
-        runs = len(repeat(lambda: profiled.run(None, feeds), request.seconds / 2))
-        events: dict[tuple[str, str], list[Event]] = collections.defaultdict(list)
-        for event in end_profile(profiled):
+            latencies = gemm.repeat(lambda: runner.infer(feeds), request.seconds / 2)
+        profiled = ort.open_session(file, batch=batch, threads=threads, profile=Path(folder) / "profile")
+        runs = len(gemm.repeat(lambda: profiled.run(None, feeds), request.seconds / 2))
+        events: dict[tuple[str, str], list[ort.Event]] = collections.defaultdict(list)
+        for event in ort.end_profile(profiled):
             events[event["name"], event["args"].get("node_index", "")].append(event)
     times, latency = [_median_of_runs(each, runs) for each in events.values()], statistics.median(latencies)
     taken = max(idle, (sum(times) - latency) / len(times))
     layers = [_layer(*pair, taken) for pair in zip(events.values(), times, strict=True)]
-    return Profile(request.name, batch, runs, tuple(layers), latency, taken)
+    return context.Profile(request.name, batch, runs, tuple(layers), latency, taken)
 
 
-def _idle_events(prefix: Path) -> list[Event]:
+def _idle_events(prefix: Path) -> list[ort.Event]:
     """The profile events of a chain of nodes that negate one number."""
     names = [str(i) for i in range(IDLE_NODES + 1)]
     nodes = [Node("Neg", (before,), after) for before, after in pairwise(names)]
     feeds = {names[0]: np.ones(1, np.float32)}
-    session = open_session(onnx_model(nodes, feeds, names[-1], {}), profile=prefix)
+    session = ort.open_session(onnx_model(nodes, feeds, names[-1], {}), profile=prefix)
     for _ in range(LEAST_RUNS):
         session.run(None, feeds)
-    return end_profile(session)
+    return ort.end_profile(session)
 
 
-def _median_of_runs(events: Sequence[Event], runs: int) -> float:
+def _median_of_runs(events: Sequence[ort.Event], runs: int) -> float:
     """The median milliseconds per run; the mean for a node in a branch or loop, which does not run once per run."""
     times = [float(event["dur"]) / 1e3 for event in events]
     return statistics.median(times) if len(times) == runs else sum(times) / runs
 
 
-def _layer(events: Sequence[Event], milliseconds: float, taken: float) -> Layer:
+def _layer(events: Sequence[ort.Event], milliseconds: float, taken: float) -> context.Layer:
     event = events[0]
     kind = str(event["args"]["op_name"])
-    name, product = event["name"].removesuffix(SUFFIX), kind in PRODUCTS
-    return profiled_layer(name, kind, precision_of(event), max(0.0, milliseconds - taken), product)
+    name, product = event["name"].removesuffix(ort.SUFFIX), kind in PRODUCTS
+    return gemm.profiled_layer(name, kind, ort.precision_of(event), max(0.0, milliseconds - taken), product)
 
 
-def products(rows: int, width: int, precision: str, threads: int) -> tuple[Query, str]:
+def products(rows: int, width: int, precision: str, threads: int) -> tuple[context.Query, str]:
     """A query, and the kernel of its products as a profiled run shows it."""
-    generator, weights = np.random.default_rng(SEED), seeded_weights(width, precision)
+    generator, weights = np.random.default_rng(gemm.SEED), gemm.seeded_weights(width, precision)
     constants = {f"weight{i}": weight for i, weight in enumerate(weights)}
-    names = ["x", *(f"y{i}" for i in range(LAYERS))]
+    names = ["x", *(f"y{i}" for i in range(gemm.LAYERS))]
     if precision == "int8":
         x: Array = generator.integers(0, 256, (rows, width), dtype=np.uint8)
         constants |= {"scale": np.array(1 / 32, np.float32), "zero": np.array(128, np.uint8)}
-        constants |= {"scales": np.full(width, weight_scale(width), np.float32), "zeros": np.zeros(width, np.int8)}
+        constants |= {"scales": np.full(width, gemm.weight_scale(width), np.float32), "zeros": np.zeros(width, np.int8)}
         nodes = [
             Node("QLinearMatMul", (names[i], "scale", "zero", f"weight{i}", "scales", "zeros", "scale", "zero"), y)
             for i, y in enumerate(names[1:])
@@ -107,16 +93,16 @@ def products(rows: int, width: int, precision: str, threads: int) -> tuple[Query
         raise CapabilityError(f"ONNX Runtime has no {precision} on a CPU", wanted="fp32, int8")
     graph, feeds = onnx_model(nodes, {"x": x}, names[-1], constants), {"x": x}
     with tempfile.TemporaryDirectory(prefix="vitdeploy-") as folder:
-        events = run_profiled(open_session(graph, threads=threads, profile=Path(folder) / "profile"), feeds)
+        events = ort.run_profiled(ort.open_session(graph, threads=threads, profile=Path(folder) / "profile"), feeds)
     products = [event for event in events if "MatMul" in event["args"]["op_name"]]
-    check_precision(
-        [precision_of(event) for event in products], precision, [event["args"]["op_name"] for event in events]
+    gemm.check_precision(
+        [ort.precision_of(event) for event in products], precision, [event["args"]["op_name"] for event in events]
     )
-    session = open_session(graph, threads=threads)
+    session = ort.open_session(graph, threads=threads)
     return lambda: session.run(None, feeds), str(products[0]["args"]["op_name"])
 
 
-BACKEND = BenchBackend(profile, products)
+BACKEND = context.BenchBackend(profile, products)
 
 
 # --- An ONNX file of a few nodes, as bytes: devices have no onnx package, and a probe needs a graph -------------------

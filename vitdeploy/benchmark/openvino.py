@@ -7,9 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from vitdeploy.benchmark.context import BenchBackend, Layer, Profile, ProfileRequest, Query
-from vitdeploy.benchmark.gemm import SEED, check_precision, profiled_layer, repeat, seeded_weights, weight_scale
-from vitdeploy.benchmark.worker import random_feeds
+from vitdeploy.benchmark import context, gemm, worker
 from vitdeploy.errors import CapabilityError
 from vitdeploy.runtime.host import default_threads
 from vitdeploy.runtime.openvino import KERNEL_PRECISIONS, PRECISION_HINTS, OpenVinoRunner, require, the_core
@@ -20,7 +18,7 @@ PRODUCTS = ("MatMul", "FullyConnected", "Convolution", "GroupConvolution", "Deco
 MADE_UP = re.compile(r"[A-Za-z]+_\d+")
 
 
-def profile(request: ProfileRequest) -> Profile:
+def profile(request: context.ProfileRequest) -> context.Profile:
     """The layers from the plugin's performance counters, which cost little. The compiled model says what it fused, the
     file which operators these were."""
     options, batch = {**request.engine.options, "PERF_COUNT": "YES"}, request.batch
@@ -28,7 +26,7 @@ def profile(request: ProfileRequest) -> Profile:
         request.file, name=request.name, batch=batch, options=options, threads=request.threads
     ) as runner:
         assert isinstance(runner, OpenVinoRunner)
-        inference, feeds = runner.compiled.create_infer_request(), random_feeds(runner.inputs, batch)
+        inference, feeds = runner.compiled.create_infer_request(), worker.random_feeds(runner.inputs, batch)
         times: list[list[float]] = []
 
         def query() -> None:
@@ -38,7 +36,7 @@ def profile(request: ProfileRequest) -> Profile:
             times.append([each.real_time.total_seconds() * 1e3 for each in inference.profiling_info])
 
         query()
-        latencies = repeat(query, request.seconds, read)
+        latencies = gemm.repeat(query, request.seconds, read)
         nodes = {node.get_friendly_name(): node for node in runner.compiled.get_runtime_model().get_ops()}
         kinds = {
             op.get_friendly_name(): op.get_type_name() for op in the_core().read_model(str(request.file)).get_ops()
@@ -47,10 +45,10 @@ def profile(request: ProfileRequest) -> Profile:
         medians = [statistics.median(column) for column in zip(*times, strict=True)]
         ran = [pair for pair in zip(counters, medians, strict=True) if str(pair[0].status).endswith("EXECUTED")]
         layers = [_layer(each, median, nodes, kinds) for each, median in ran]
-    return Profile(request.name, batch, len(latencies), tuple(layers), statistics.median(latencies))
+    return context.Profile(request.name, batch, len(latencies), tuple(layers), statistics.median(latencies))
 
 
-def _layer(counter: Any, milliseconds: float, nodes: Mapping[str, Any], kinds: Mapping[str, str]) -> Layer:
+def _layer(counter: Any, milliseconds: float, nodes: Mapping[str, Any], kinds: Mapping[str, str]) -> context.Layer:
     """A counter as a layer. `nodes` are those of the compiled model, `kinds` the operators of the file, by name."""
     node = nodes.get(counter.node_name)
     listed = node.get_rt_info()["originalLayersNames"].value.split(",") if node is not None else ()
@@ -70,7 +68,7 @@ def _layer(counter: Any, milliseconds: float, nodes: Mapping[str, Any], kinds: M
     stored = node.get_rt_info()["runtimePrecision"].value if node is not None else ""
     if KERNEL_PRECISIONS.get(stored) == "int4":  # of weights, which the type of the kernel does not say
         suffix = stored
-    return profiled_layer(
+    return gemm.profiled_layer(
         name,
         kind,
         KERNEL_PRECISIONS.get(suffix, suffix),
@@ -91,20 +89,20 @@ def _after(node: Any, kinds: Mapping[str, str]) -> str:
     return ""
 
 
-def products(rows: int, width: int, precision: str, threads: int) -> tuple[Query, str]:
+def products(rows: int, width: int, precision: str, threads: int) -> tuple[context.Query, str]:
     """A query, and the kernel of its products as the compiled model names it."""
     runtime, core = require(), the_core()
     available = core.get_property("CPU", "OPTIMIZATION_CAPABILITIES")
     if precision.upper() not in available:  # a hint for a type that the CPU lacks is accepted, and computed in another
         raise CapabilityError(f"this CPU has no {precision} for OpenVINO", found=", ".join(available))
-    op, generator = runtime.opset13, np.random.default_rng(SEED)
+    op, generator = runtime.opset13, np.random.default_rng(gemm.SEED)
     image = op.parameter([rows, width], np.float32)
     x = image
-    for weight in seeded_weights(width, precision):
+    for weight in gemm.seeded_weights(width, precision):
         if precision == "int8":  # u8 activations per tensor, i8 weights per output channel: the form of placements
             low, high = (op.constant(np.float32(limit)) for limit in (-4.0, 4.0))
             x = op.fake_quantize(x, low, high, low, high, 256)
-            scales = op.constant(np.full((width, 1), weight_scale(width), np.float32))
+            scales = op.constant(np.full((width, 1), gemm.weight_scale(width), np.float32))
             constant = op.multiply(op.convert(op.constant(weight), np.float32), scales)
         else:
             constant = op.constant(weight)
@@ -117,7 +115,7 @@ def products(rows: int, width: int, precision: str, threads: int) -> tuple[Query
     products = [info for info in ops if info["layerType"].value.startswith("FullyConnected")]
     ran = [info["runtimePrecision"].value for info in products]
     kernels = [str(info["primitiveType"].value) for info in products]
-    check_precision([KERNEL_PRECISIONS.get(each, each) for each in ran], precision, kernels)
+    gemm.check_precision([KERNEL_PRECISIONS.get(each, each) for each in ran], precision, kernels)
     request, feeds = compiled.create_infer_request(), [generator.standard_normal((rows, width), dtype=np.float32)]
 
     def query() -> Any:
@@ -126,4 +124,4 @@ def products(rows: int, width: int, precision: str, threads: int) -> tuple[Query
     return query, kernels[0].lower()
 
 
-BACKEND = BenchBackend(profile, products)
+BACKEND = context.BenchBackend(profile, products)

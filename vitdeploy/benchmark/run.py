@@ -13,9 +13,8 @@ from typing import Any
 
 import numpy as np
 
+from vitdeploy.benchmark import load, machine
 from vitdeploy.benchmark.evidence import quiet_together, ratio_of_rounds, together
-from vitdeploy.benchmark.load import Patience
-from vitdeploy.benchmark.machine import machine_lock
 from vitdeploy.benchmark.process import WorkerProcess, end_all
 from vitdeploy.benchmark.protocol import (
     BIN_SECONDS,
@@ -112,7 +111,7 @@ class _Meter:
         self._quiet = True
         self._measured: dict[str, int] = {}
         self._begun = time.monotonic()
-        self._patience = Patience(protocol.duration, lambda text: progress(text, 0, 1))
+        self._patience = load.Patience(protocol.duration, lambda text: progress(text, 0, 1))
 
     def expect(self, scenarios: Sequence[str], process: int | None = None, count: int | None = None) -> None:
         """Add all rounds of these scenarios to the expected total, once more if they were measured before; of one
@@ -408,7 +407,7 @@ def alone(progress: Progress) -> Iterator[None]:
         CapabilityError: this process runs in an emulator.
     """
     require_real_times()
-    with machine_lock(lambda other: progress(f"waits for another measurement on this machine: {other}", 0, 1)):
+    with machine.machine_lock(lambda other: progress(f"waits for another measurement on this machine: {other}", 0, 1)):
         yield
 
 

@@ -10,10 +10,9 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from vitdeploy.backends import TARGETS
+from vitdeploy.benchmark import results, run
 from vitdeploy.benchmark.context import Context, LeftOut, Memory, Profile, RateFacts
 from vitdeploy.benchmark.protocol import Protocol
-from vitdeploy.benchmark.results import BenchRun
-from vitdeploy.benchmark.run import BenchCandidate, started
 from vitdeploy.errors import VitdeployError, WorkerError
 from vitdeploy.progress import Progress
 from vitdeploy.runtime.backend import RUNTIME
@@ -34,7 +33,9 @@ KINDS = {"memory": Memory, "rate": RateFacts, "profile": Profile}
 Ask = tuple[LeftOut, dict[str, Any]]
 
 
-def surveyed(bench_run: BenchRun, candidates: Sequence[BenchCandidate], progress: Progress) -> BenchRun:
+def surveyed(
+    bench_run: results.BenchRun, candidates: Sequence[run.BenchCandidate], progress: Progress
+) -> results.BenchRun:
     """The run with its context: the memory, the rates that its engines need, and the layers of each. The run is
     unchanged if its scenarios took less than a second each.
 
@@ -62,7 +63,7 @@ def surveyed(bench_run: BenchRun, candidates: Sequence[BenchCandidate], progress
     return dataclasses.replace(bench_run, context=context)
 
 
-def plan(candidates: Sequence[BenchCandidate], protocol: Protocol) -> list[list[Ask]]:
+def plan(candidates: Sequence[run.BenchCandidate], protocol: Protocol) -> list[list[Ask]]:
     """What to measure for engines on the CPU, in order of time; each list in a process of its own."""
     engines = [each for each in candidates if "engine" in each.request and _on_cpu(each)]
     how = {"threads": protocol.threads, "seconds": min(MOST_SECONDS, SHARE * protocol.duration)}
@@ -88,7 +89,7 @@ def plan(candidates: Sequence[BenchCandidate], protocol: Protocol) -> list[list[
     return [[memory], *rates, *profiles] if engines else []
 
 
-def _on_cpu(candidate: BenchCandidate) -> bool:
+def _on_cpu(candidate: run.BenchCandidate) -> bool:
     return TARGETS[candidate.target].device == "CPU"
 
 
@@ -103,7 +104,7 @@ def _answers(asks: Sequence[Ask], timeout: float, tell: Callable[[LeftOut], None
     """The answers of one process, with a LeftOut for each missing one."""
     found: list[Any] = []
     try:
-        with started({str(asks[0][0]): SURVEY_WORKER}) as [worker]:
+        with run.started({str(asks[0][0]): SURVEY_WORKER}) as [worker]:
             for what, command in asks:
                 tell(what)
                 try:

@@ -12,9 +12,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from vitdeploy.benchmark.context import Memory, Profile, RateFacts
+from vitdeploy.benchmark import context, worker
 from vitdeploy.benchmark.gemm import best_rate, copy_rate, profile
-from vitdeploy.benchmark.worker import answer_lines
 from vitdeploy.spec import EngineSpec, decode, encode
 
 
@@ -26,7 +25,7 @@ def measure(command: dict[str, Any]) -> dict[str, Any]:
     return found
 
 
-def _measure(command: dict[str, Any]) -> RateFacts | Memory | Profile:
+def _measure(command: dict[str, Any]) -> context.RateFacts | context.Memory | context.Profile:
     threads, seconds = command["threads"], command["seconds"]
     if command["do"] == "memory":
         return copy_rate(threads, seconds)
@@ -40,4 +39,4 @@ def _measure(command: dict[str, Any]) -> RateFacts | Memory | Profile:
 
 
 if __name__ == "__main__":
-    sys.exit(answer_lines(measure))
+    sys.exit(worker.answer_lines(measure))

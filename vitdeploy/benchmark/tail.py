@@ -7,9 +7,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from vitdeploy.benchmark import results, summary
 from vitdeploy.benchmark.evidence import clustered, in_common, left_over, ratio_of_rounds, together
-from vitdeploy.benchmark.results import BenchRun, Round, nearest_rank
-from vitdeploy.benchmark.summary import judged
 
 PERCENT = 99.0
 # Of the rounds of each process. A group of few queries has its slowest one as its percentile, of both artifacts alike.
@@ -46,7 +45,7 @@ class Tail:
         return f"p99 is {self.ratio:.2f} times ({self.low:.2f} to {self.high:.2f}): measure for longer"
 
 
-def tail_of(bench_run: BenchRun, a: str, b: str) -> Tail:
+def tail_of(bench_run: results.BenchRun, a: str, b: str) -> Tail:
     """The tail of `a` against `b`, two artifacts of a run.
 
     Rounds are put into groups of neighbours of one process, as the percentile of a single round is one query; the
@@ -62,11 +61,11 @@ def tail_of(bench_run: BenchRun, a: str, b: str) -> Tail:
     middle, low, high = ratio.interval
     a_ms, b_ms = (_percentile(each) for each in rounds)
     queries = sum(block.latencies_ms.size for block in rounds[0])
-    reason = judged(bench_run, a, b, scenario).reason
+    reason = summary.judged(bench_run, a, b, scenario).reason
     return Tail(middle, low, high, a_ms, b_ms, queries, ratio_of_rounds(*rounds).interval, reason)
 
 
-def p99_ms(bench_run: BenchRun, artifact: str) -> float:
+def p99_ms(bench_run: results.BenchRun, artifact: str) -> float:
     """p99 of one artifact that was measured alone, in ms."""
     entry = next(each for each in bench_run.entries if each.artifact == artifact)
     (rounds,) = together(bench_run.protocol, (entry,), bench_run.protocol.latency_scenario)
@@ -83,5 +82,5 @@ def _groups(processes: Sequence[int]) -> list[list[int]]:
     return found
 
 
-def _percentile(rounds: Sequence[Round]) -> float:
-    return nearest_rank(np.concatenate([block.latencies_ms for block in rounds]), PERCENT)
+def _percentile(rounds: Sequence[results.Round]) -> float:
+    return results.nearest_rank(np.concatenate([block.latencies_ms for block in rounds]), PERCENT)

@@ -28,17 +28,14 @@ from typing import Any, TextIO
 import numpy as np
 
 from vitdeploy.backends import TARGETS
+from vitdeploy.benchmark import gemm, protocol
 from vitdeploy.benchmark import machine as probes
-from vitdeploy.benchmark.gemm import ImageStages
 from vitdeploy.benchmark.load import Load, PoissonLoad, back_to_back
 from vitdeploy.benchmark.machine import EnergyMeter, Throttle, clock_limit_mhz, slowed_between
-from vitdeploy.benchmark.protocol import SETTLE_SECONDS
 from vitdeploy.bundle.read import read_bundle
 from vitdeploy.errors import TensorError, VitdeployError
+from vitdeploy.runtime import golden, host, nvidia
 from vitdeploy.runtime.engine import make_runner
-from vitdeploy.runtime.golden import UNPROVEN, require_golden_answers
-from vitdeploy.runtime.host import quota_waits
-from vitdeploy.runtime.nvidia import GpuEnergy
 from vitdeploy.runtime.runner import Array, Runner
 from vitdeploy.spec import EngineSpec, TensorSpec, decode
 
@@ -106,9 +103,9 @@ class _Session:
         self._runners: dict[int, Runner] = {}
         self._feeds: dict[int, dict[str, Array]] = {}
         self._arrivals: dict[float, PoissonLoad] = {}
-        self._stages: ImageStages | None = None
+        self._stages: gemm.ImageStages | None = None
         self._cpus = probes.affinity()
-        self._meter: EnergyMeter | GpuEnergy = EnergyMeter()
+        self._meter: EnergyMeter | nvidia.GpuEnergy = EnergyMeter()
         self._throttle = Throttle()
 
     def answer(self, command: Mapping[str, Any]) -> dict[str, Any]:
@@ -131,14 +128,14 @@ class _Session:
         self._close()
         first = self._load_one(request, batches[0])
         on_gpu = "engine" in request and TARGETS[request["engine"]["target"]].device == "GPU"
-        self._meter = GpuEnergy() if on_gpu else EnergyMeter()
+        self._meter = nvidia.GpuEnergy() if on_gpu else EnergyMeter()
         facts = {"peak_memory_bytes": probes.peak_memory(), "process_threads": probes.thread_count()}
         for batch in batches[1:]:
             self._load_one(request, batch)
         for runner in self._runners.values():  # after the memory of the first was read
             self._check(request, runner)
         if "images" in request:
-            self._stages = ImageStages(self._runners[batches[0]], request["images"])
+            self._stages = gemm.ImageStages(self._runners[batches[0]], request["images"])
         # What exists by now stays. Frozen, it costs a garbage collection inside a block no time.
         gc.collect()
         gc.freeze()
@@ -167,9 +164,9 @@ class _Session:
         batch, seconds = command["batch"], command["seconds"]
         query = functools.partial(self._runners[batch].measured, self._feeds[batch])
         # Before those queries: a program may be started for it.
-        throttle, kept = self._throttle.read(), quota_waits()
+        throttle, kept = self._throttle.read(), host.quota_waits()
         # Unrecorded queries first, until the artifact measured before has left the CPU and its caches.
-        if settle := command.get("settle", SETTLE_SECONDS):
+        if settle := command.get("settle", protocol.SETTLE_SECONDS):
             back_to_back(query, settle, least=1)
         asleep, energy, delays = probes.suspended_seconds(), self._meter.read(), probes.run_delays()
         own, machine = time.process_time(), probes.cpu_times(self._cpus)
@@ -190,7 +187,7 @@ class _Session:
             "suspended_seconds": probes.suspended_seconds() - asleep,
             "throttled": slowed_between(throttle, self._throttle.read()),
             "limit_mhz": clock_limit_mhz(self._cpus),
-            "quota_seconds": None if kept is None else (quota_waits() or kept) - kept,
+            "quota_seconds": None if kept is None else (host.quota_waits() or kept) - kept,
         }
 
     def _query(self, query: Callable[[], object], seconds: float, rate: float | None) -> Load:
@@ -263,8 +260,8 @@ def check_answers(request: Mapping[str, Any], runner: Runner) -> None:
         return
     folder, engine = Path(request["golden"]), decode(EngineSpec, request["engine"])
     manifest = read_bundle(folder)
-    failed = manifest.gate(engine) in UNPROVEN
-    require_golden_answers(folder, manifest, engine, runner, threads=request["threads"], allow_failed=failed)
+    failed = manifest.gate(engine) in golden.UNPROVEN
+    golden.require_golden_answers(folder, manifest, engine, runner, threads=request["threads"], allow_failed=failed)
 
 
 def main() -> int:

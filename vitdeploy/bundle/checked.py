@@ -17,9 +17,8 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Literal, TypeVar
 
-from vitdeploy.bundle.layout import check_digest, digest_hex
+from vitdeploy.bundle import layout, sign
 from vitdeploy.bundle.read import MANIFEST_FILE, manifest_bytes, other_file, parse_manifest, regular_file, too_large
-from vitdeploy.bundle.sign import signed_digests
 from vitdeploy.errors import DigestError, InputError, SignatureError, VitdeployError
 from vitdeploy.paths import is_dir
 from vitdeploy.publish import identity
@@ -162,14 +161,14 @@ def open_checked(
             found=repr(verify)[:80],
             wanted='"used": of each file that is read; "all": of every file of the bundle; "none"',
         )
-    expected = None if expect_digest is None else digest_hex(expect_digest)
+    expected = None if expect_digest is None else layout.digest_hex(expect_digest)
     place = _place(folder)
     text = manifest_bytes(folder)
     found = hashlib.sha256(text).hexdigest()
     if expected is not None:
-        check_digest(folder, found, expected, MANIFEST_FILE)
+        layout.check_digest(folder, found, expected, MANIFEST_FILE)
     files = CheckedFiles(folder, parse_manifest(text, folder / MANIFEST_FILE), verify, digest=found, place=place)
-    if trust is not None and found not in signed_digests(folder, trust):
+    if trust is not None and found not in sign.signed_digests(folder, trust):
         raise SignatureError(
             f"{folder / MANIFEST_FILE} changed while the bundle was loaded",
             found=f"sha256 {found[:16]}..., which the signature does not have",

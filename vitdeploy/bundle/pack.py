@@ -8,15 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
-from vitdeploy.bundle.layout import (
-    PackedMember,
-    begins_with,
-    check_digest,
-    digest_hex,
-    directory,
-    local_header,
-    read_local_header,
-)
+from vitdeploy.bundle import layout, sign
 from vitdeploy.bundle.read import (
     MANIFEST_FILE,
     MAX_MANIFEST_BYTES,
@@ -27,7 +19,6 @@ from vitdeploy.bundle.read import (
     read_bundle,
     regular_file,
 )
-from vitdeploy.bundle.sign import SIGNATURE_FILE, digests_in, signed_by
 from vitdeploy.errors import ArchiveError, ManifestError, MissingFileError, SignatureError, quoted
 from vitdeploy.progress import Progress, silent
 from vitdeploy.publish import replacing
@@ -82,9 +73,9 @@ def read_packed(
         reader = _Reader(file, raw, folder, progress)
         manifest, digest = reader.manifest()
         entries = packed_order(manifest, file / MANIFEST_FILE)
-        signed = reader.at(SIGNATURE_FILE)
+        signed = reader.at(sign.SIGNATURE_FILE)
         if signed:
-            reader.member(SIGNATURE_FILE, limit=MAX_SIGNATURE_BYTES)
+            reader.member(sign.SIGNATURE_FILE, limit=MAX_SIGNATURE_BYTES)
         reader.check_size(entries)
         for entry in entries:
             if reader.member(entry.path, entry.bytes) != entry.sha256:
@@ -92,7 +83,7 @@ def read_packed(
         reader.end()
     packed = Packed(reader.offset, reader.digest.hexdigest(), digest, signed, manifest)
     if expect is not None:
-        check_digest(file, packed.sha256, expect, "file")
+        layout.check_digest(file, packed.sha256, expect, "file")
     return packed
 
 
@@ -103,7 +94,7 @@ def packed_order(manifest: Manifest, path: Path) -> list[FileEntry]:
         ManifestError: two names cannot be told apart where case is not looked at, or one is a folder of the other.
     """
     seen: dict[str, tuple[str, bool, str]] = {}
-    for name in (MANIFEST_FILE, SIGNATURE_FILE, *(entry.path for entry in manifest.files)):
+    for name in (MANIFEST_FILE, sign.SIGNATURE_FILE, *(entry.path for entry in manifest.files)):
         segments = name.split("/")
         for depth in range(1, len(segments) + 1):
             place, is_file = "/".join(segments[:depth]), depth == len(segments)
@@ -126,7 +117,7 @@ class _Reader:
         self.size = file.stat().st_size
         self.offset = 0
         self.digest = hashlib.sha256()
-        self.members: list[PackedMember] = []
+        self.members: list[layout.PackedMember] = []
 
     def manifest(self) -> tuple[Manifest, str]:
         """The first file, and its SHA-256."""
@@ -140,15 +131,15 @@ class _Reader:
         """Whether a file with this name comes next."""
         data = self.raw.read(64)
         self.raw.seek(self.offset)
-        return begins_with(data, name)
+        return layout.begins_with(data, name)
 
     def member(
         self, name: str, size: int | None = None, limit: int = 0, keep: Callable[[bytes], object] = lambda block: None
     ) -> str:
         """Read, check and write the next file, of `size` bytes, or as many as its header says, at most `limit`. Its
         SHA-256."""
-        header = self.read(len(local_header(PackedMember(name, size or 0))))
-        member, difference = read_local_header(header, name, size, self.offset - len(header))
+        header = self.read(len(layout.local_header(layout.PackedMember(name, size or 0))))
+        member, difference = layout.read_local_header(header, name, size, self.offset - len(header))
         if difference:
             raise self.refusal(f"{name} at byte {member.offset:,} has {difference}")
         if size is None and member.bytes > limit:
@@ -176,15 +167,15 @@ class _Reader:
         """Check early that the file is as long as its contents require."""
         members, offset = list(self.members), self.offset
         for entry in entries:
-            members.append(PackedMember(entry.path, entry.bytes, 0, offset))
-            offset += len(local_header(members[-1])) + entry.bytes
-        wanted = offset + len(directory(members))
+            members.append(layout.PackedMember(entry.path, entry.bytes, 0, offset))
+            offset += len(layout.local_header(members[-1])) + entry.bytes
+        wanted = offset + len(layout.directory(members))
         if self.size != wanted:
             what = "cut short" if self.size < wanted else "followed by other bytes"
             raise self.refusal(f"{self.size:,} bytes: {what}", f"{wanted:,} bytes, by its manifest")
 
     def end(self) -> None:
-        wanted = directory(self.members)
+        wanted = layout.directory(self.members)
         start = self.offset
         found = self.read(len(wanted))
         if found != wanted:
@@ -220,24 +211,24 @@ def pack_bundle(folder: Path, file: Path, progress: Progress = silent) -> Packed
     manifest = read_bundle(folder)
     entries = packed_order(manifest, folder / MANIFEST_FILE)
     before = [_entry_of(folder, MANIFEST_FILE)]
-    if (folder / SIGNATURE_FILE).exists():
+    if (folder / sign.SIGNATURE_FILE).exists():
         _check_signature(folder, manifest, before[0])
-        before.append(_entry_of(folder, SIGNATURE_FILE))
+        before.append(_entry_of(folder, sign.SIGNATURE_FILE))
     entries = [*before, *entries]
     total, done = sum(entry.bytes for entry in entries), 0
-    members: list[PackedMember] = []
+    members: list[layout.PackedMember] = []
     with file.open("xb") as out:
         for entry in entries:
             members.append(_append(out, folder, entry))
             done += entry.bytes
             progress("pack", done, total)
-        out.write(directory(members))
+        out.write(layout.directory(members))
     return read_packed(file, progress=progress)
 
 
 def unlisted_files(folder: Path, manifest: Manifest) -> list[str]:
     """What lies in a bundle's folder, but belongs neither to the bundle nor to its signature: paths, sorted."""
-    known = {MANIFEST_FILE, SIGNATURE_FILE, *(entry.path for entry in manifest.files)}
+    known = {MANIFEST_FILE, sign.SIGNATURE_FILE, *(entry.path for entry in manifest.files)}
     found = (path for path in folder.rglob("*") if path.is_symlink() or not path.is_dir())
     return sorted({path.relative_to(folder).as_posix() for path in found} - known)
 
@@ -256,7 +247,7 @@ def _check_signature(folder: Path, manifest: Manifest, own: FileEntry) -> None:
     """
     packed = {entry.path: entry.sha256 for entry in (own, *manifest.files)}
     try:
-        signed = digests_in((folder / SIGNATURE_FILE).read_bytes())
+        signed = sign.digests_in((folder / sign.SIGNATURE_FILE).read_bytes())
         differing = sorted({name for name, _ in signed.items() ^ packed.items()})
     except (ValueError, LookupError, TypeError, RecursionError) as error:
         raise _refusal(folder, f"a signature that cannot be read: {error!r:.200}") from None
@@ -268,17 +259,17 @@ def _check_signature(folder: Path, manifest: Manifest, own: FileEntry) -> None:
 
 def _refusal(folder: Path, found: str) -> SignatureError:
     return SignatureError(
-        f"{folder / SIGNATURE_FILE} is not of the files that are packed",
+        f"{folder / sign.SIGNATURE_FILE} is not of the files that are packed",
         found=found,
         wanted="a signature of manifest.json and the files that it lists, and of no other",
         fix=f"remove files that are not of the bundle, then vitdeploy bundle sign {quoted(folder)} --key KEY.pem",
     )
 
 
-def _append(out: BinaryIO, folder: Path, entry: FileEntry) -> PackedMember:
+def _append(out: BinaryIO, folder: Path, entry: FileEntry) -> layout.PackedMember:
     """Write one file with its header, which holds the CRC-32 and so is written again at the end."""
     path, start, crc, digest = regular_file(folder, entry), out.tell(), 0, hashlib.sha256()
-    out.write(local_header(PackedMember(entry.path, entry.bytes, 0, start)))
+    out.write(layout.local_header(layout.PackedMember(entry.path, entry.bytes, 0, start)))
     with path.open("rb") as file:
         while block := file.read(BLOCK):
             crc = zlib.crc32(block, crc)
@@ -286,9 +277,9 @@ def _append(out: BinaryIO, folder: Path, entry: FileEntry) -> PackedMember:
             out.write(block)
     if digest.hexdigest() != entry.sha256:
         raise other_file(path, entry, "another SHA-256")
-    member, end = PackedMember(entry.path, entry.bytes, crc, start), out.tell()
+    member, end = layout.PackedMember(entry.path, entry.bytes, crc, start), out.tell()
     out.seek(start)
-    out.write(local_header(member))
+    out.write(layout.local_header(member))
     out.seek(end)
     return member
 
@@ -323,10 +314,10 @@ def unpack(
         HostError: a full or read-only disk; with `trust`, model-signing is not installed.
     """
     file, folder = Path(file), Path(folder)
-    expect = None if expect_digest is None else digest_hex(expect_digest)
+    expect = None if expect_digest is None else layout.digest_hex(expect_digest)
     with replacing(folder, _own_names(folder)) as work:
         packed = read_packed(file, work, expect, progress)
-        signed_by(work, None if trust is None else Path(trust), called=file)
+        sign.signed_by(work, None if trust is None else Path(trust), called=file)
     return packed
 
 
@@ -336,4 +327,4 @@ def _own_names(folder: Path) -> tuple[str, ...]:
         listed = [entry.path.partition("/")[0] for entry in read_bundle(folder).files] if is_bundle(folder) else None
     except ManifestError:
         return ()
-    return () if listed is None else (MANIFEST_FILE, SIGNATURE_FILE, *listed)
+    return () if listed is None else (MANIFEST_FILE, sign.SIGNATURE_FILE, *listed)

@@ -11,9 +11,8 @@ from vitdeploy.bundle.layout import tensors_of
 from vitdeploy.compilation.backend import COMPILE, BuildOptions, CompileRequest, Finding, TargetState
 from vitdeploy.errors import CapabilityError, MissingPackageError
 from vitdeploy.progress import Progress, silent
-from vitdeploy.runtime.flows import flow_of_graphs, inputs_of, outputs_of
+from vitdeploy.runtime import flows, text_decoder
 from vitdeploy.runtime.sequence import SEQUENCE_INPUTS, SEQUENCE_OUTPUTS
-from vitdeploy.runtime.text_decoder import text_outputs
 from vitdeploy.spec import EngineSpec, FloatRest, Precision, SequenceSpec
 
 GRAPH_FILE = "graph.onnx"
@@ -88,12 +87,12 @@ def joined(parts: Sequence[EngineSpec], sequence: SequenceSpec | None) -> Engine
     """One engine of several graphs that run together; `sequence` where a part repeats. Its precision is INT8 or
     INT4 where one part's is, else the first part's."""
     first, graphs = parts[0], tensors_of(parts)
-    flow = flow_of_graphs(graphs)
-    inputs, outputs = inputs_of(flow, graphs), outputs_of(flow, graphs)
+    flow = flows.flow_of_graphs(graphs)
+    inputs, outputs = flows.inputs_of(flow, graphs), flows.outputs_of(flow, graphs)
     if sequence is not None and sequence.source_vocabulary is not None:
         inputs, outputs = SEQUENCE_INPUTS, SEQUENCE_OUTPUTS
     elif sequence is not None:
-        outputs = text_outputs(sequence)
+        outputs = text_decoder.text_outputs(sequence)
     kernels: collections.Counter[str] = collections.Counter()
     for part in parts:
         kernels.update(part.kernels)

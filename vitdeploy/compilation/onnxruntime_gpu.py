@@ -4,8 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from vitdeploy.backends import TARGETS
-from vitdeploy.compilation.backend import CompileBackend, CompileRequest
-from vitdeploy.compilation.onnxruntime import blank, count_kernels, engine_files
+from vitdeploy.compilation import backend, onnxruntime
 from vitdeploy.compilation.probe_nvidia import findings, probe
 from vitdeploy.errors import CapabilityError
 from vitdeploy.runtime import ort, ort_gpu
@@ -17,7 +16,7 @@ SHAPE_TYPES = {"int32", "int64", "bool"}
 SHOWN_NODES = 5
 
 
-def compile_graph(request: CompileRequest) -> EngineSpec:
+def compile_graph(request: backend.CompileRequest) -> EngineSpec:
     """The engine of a placement: ONNX Runtime loads the file itself, with its types.
 
     The TensorRT provider shows its engine as one node: `kernels` is empty there, and the graph's own types, which a
@@ -36,14 +35,14 @@ def compile_graph(request: CompileRequest) -> EngineSpec:
         graph, target, batch=batch, capture=False, strict=False, profile=graph.parent / "profile"
     )
     inputs, outputs = ort_gpu.tensors(session, batch)
-    events = run_profiled(session, blank(inputs))
+    events = run_profiled(session, onnxruntime.blank(inputs))
     del session
     shapes = shape_nodes(events, ort_gpu.PROVIDERS[target])
     options = {ort_gpu.SHAPE_NODES: ", ".join(shapes)} if shapes else {}
     # Once as apps load it: as a CUDA graph, and refused if an unlisted node would run on the CPU.
     with ort_gpu.OnnxRuntimeGpuRunner(graph, target=target, name="probe", batch=batch, options=options) as runner:
-        runner.infer(blank(inputs))
-    kernels = count_kernels(events)
+        runner.infer(onnxruntime.blank(inputs))
+    kernels = onnxruntime.count_kernels(events)
     if target == ort_gpu.CUDA and not kernels.get(precision):
         raise CapabilityError(
             f"{target} did not run the graph in {precision}",
@@ -53,7 +52,7 @@ def compile_graph(request: CompileRequest) -> EngineSpec:
         )
     return request.engine(
         {**gpu, TARGETS[target].package: ort.require().__version__},
-        files=engine_files(graph),
+        files=onnxruntime.engine_files(graph),
         dynamic_batch=dynamic,
         provider=ort_gpu.PROVIDERS[target],
         inputs=inputs,
@@ -102,4 +101,4 @@ def _not_checked(engine: EngineSpec, asked: Precision, placed: int) -> None:
     """Nothing to check: `compile_graph` has checked what is known."""
 
 
-BACKEND = CompileBackend(compile_graph, probe, examine=findings, check_ran=_not_checked)
+BACKEND = backend.CompileBackend(compile_graph, probe, examine=findings, check_ran=_not_checked)

@@ -13,9 +13,8 @@ import numpy as np
 from vitdeploy.backends import TARGETS
 from vitdeploy.compilation.backend import Finding, TargetState
 from vitdeploy.errors import VitdeployError
-from vitdeploy.runtime import ort_gpu
+from vitdeploy.runtime import nvidia, ort_gpu
 from vitdeploy.runtime import tensorrt as tensorrt_api
-from vitdeploy.runtime.nvidia import Driver, find_driver
 
 # TensorRT's versions whose API the back end is checked against; JetPack 6 has 10.3.
 OLDEST, NEWEST = (10, 3), (11,)
@@ -61,14 +60,14 @@ def precisions(target: str) -> tuple[str, ...]:
     return tuple(p for p in TARGETS[target].precisions if capability >= CAPABILITIES.get(p, (0, 0)))
 
 
-def _driver() -> tuple[Driver | None, VitdeployError | None]:
+def _driver() -> tuple[nvidia.Driver | None, VitdeployError | None]:
     try:
-        return find_driver(), None
+        return nvidia.find_driver(), None
     except VitdeployError as error:
         return None, error
 
 
-def _gpu(driver: Driver | None, missing: VitdeployError | None) -> list[Finding]:
+def _gpu(driver: nvidia.Driver | None, missing: VitdeployError | None) -> list[Finding]:
     if driver is None:
         assert missing is not None
         nothing = "not known without a driver"
@@ -88,7 +87,7 @@ def _gpu(driver: Driver | None, missing: VitdeployError | None) -> list[Finding]
     ]
 
 
-def _tensorrt(driver: Driver | None) -> Iterator[Finding]:
+def _tensorrt(driver: nvidia.Driver | None) -> Iterator[Finding]:
     yield _cuda_python(driver)
     version = next((found for name in DISTRIBUTIONS if (found := _installed(name))), None)
     if version is None and importlib.util.find_spec("tensorrt") is None:
@@ -113,7 +112,7 @@ def _tensorrt(driver: Driver | None) -> Iterator[Finding]:
     yield _checked("TensorRT starts", _start_tensorrt, TENSORRT_FIX, driver)
 
 
-def _onnxruntime(target: str, driver: Driver | None) -> Iterator[Finding]:
+def _onnxruntime(target: str, driver: nvidia.Driver | None) -> Iterator[Finding]:
     try:
         runtime = ort_gpu.require_provider(target)
     except VitdeployError as error:
@@ -130,7 +129,7 @@ def _onnxruntime(target: str, driver: Driver | None) -> Iterator[Finding]:
     yield _checked(name, lambda: _start_provider(target), fix, driver)
 
 
-def _checked(name: str, start: Callable[[], str], fix: str, driver: Driver | None) -> Finding:
+def _checked(name: str, start: Callable[[], str], fix: str, driver: nvidia.Driver | None) -> Finding:
     try:
         return Finding(name, True, start())
     except Exception as error:  # a native library raises whatever it likes
@@ -139,7 +138,7 @@ def _checked(name: str, start: Callable[[], str], fix: str, driver: Driver | Non
         return Finding(name, False, shown, fix if driver is not None else "")
 
 
-def _cuda_python(driver: Driver | None) -> Finding:
+def _cuda_python(driver: nvidia.Driver | None) -> Finding:
     fix = "pip install 'vitdeploy[tensorrt]'"
     version = _installed("cuda-bindings") or _installed("cuda-python")
     try:

@@ -26,12 +26,11 @@ from vitdeploy.compilation.backend import BuildOptions, CompileBackend, CompileR
 from vitdeploy.compilation.probe_nvidia import findings, probe
 from vitdeploy.errors import CapabilityError, DigestError, EngineError, TargetError
 from vitdeploy.extensions import lazy
-from vitdeploy.runtime import cuda
+from vitdeploy.runtime import cuda, trust
 from vitdeploy.runtime import tensorrt as tensorrt_api
 from vitdeploy.runtime.interpreter import answer_parent, module_argv, run_child
 from vitdeploy.runtime.profiles import Batches, Profile, plan_profiles
 from vitdeploy.runtime.tensorrt import HARDWARE, VERSIONS, TensorRtRunner, fingerprint, read_profiles
-from vitdeploy.runtime.trust import private_folder, register, write_atomic
 from vitdeploy.spec import EngineSpec, Precision, TensorSpec, decode, encode
 
 if TYPE_CHECKING:
@@ -92,7 +91,7 @@ def compile_graph(request: CompileRequest) -> EngineSpec:
     job = _BuildRequest(
         str(graph.absolute()),
         str(graph.parent.absolute()),
-        str(private_folder(TIMINGS)),
+        str(trust.private_folder(TIMINGS)),
         batch,
         options,
     )
@@ -100,7 +99,7 @@ def compile_graph(request: CompileRequest) -> EngineSpec:
     plan = graph.parent / PLAN_FILE
     if file_sha256(plan) != result.sha256:
         raise DigestError(f"{plan} is not what was built", fix="build it again")
-    register(result.sha256, {"built_as": f"{graph.parent.name}/{PLAN_FILE}", **result.device})
+    trust.register(result.sha256, {"built_as": f"{graph.parent.name}/{PLAN_FILE}", **result.device})
     return request.engine(
         {**result.device, HARDWARE: options.hardware, VERSIONS: options.versions},
         files=(PLAN_FILE, LAYERS_FILE),
@@ -162,10 +161,10 @@ def build(data: Any, tell: Tell) -> Any:
     here = fingerprint()
     plan, linears = _build_with_less_and_less(request, here, tell)
     out, digest = Path(request.out), hashlib.sha256(plan).hexdigest()
-    write_atomic(out / PLAN_FILE, plan)
+    trust.write_atomic(out / PLAN_FILE, plan)
     recorded = {**here, HARDWARE: request.options.hardware, VERSIONS: request.options.versions}
     facts = _inspect(plan, linears, request.options)
-    write_atomic(out / LAYERS_FILE, (json.dumps(facts, indent=1, sort_keys=True) + "\n").encode())
+    trust.write_atomic(out / LAYERS_FILE, (json.dumps(facts, indent=1, sort_keys=True) + "\n").encode())
     runner = TensorRtRunner(
         out / PLAN_FILE,
         name="the new engine",
@@ -243,7 +242,7 @@ class _Builder:
         timings = config.get_timing_cache()
         if timings is not None:
             with contextlib.suppress(OSError):  # a finished build matters more than the speed of the next one
-                write_atomic(self._timings, tensorrt_api.bytes_of(timings.serialize()))
+                trust.write_atomic(self._timings, tensorrt_api.bytes_of(timings.serialize()))
         return tensorrt_api.bytes_of(plan)
 
     def _configure(self, workspace: int) -> trt.IBuilderConfig:

@@ -29,8 +29,7 @@ from vitdeploy.data.containers.listing import ClassKind, DataClasses, Holder, Li
 from vitdeploy.errors import DataError, ImageError, MissingFileError, quoted
 from vitdeploy.paths import is_dir, name_bytes, shown_name
 from vitdeploy.remote import shown_uri
-from vitdeploy.runtime.preprocess import SUFFIXES, image_frame
-from vitdeploy.runtime.topdown import Box
+from vitdeploy.runtime import preprocess, topdown
 
 # What lies beside images and is none.
 TEXTS = {".txt", ".json", ".csv", ".xml", ".yaml", ".yml", ".md", ".html", ".npy", ".npz", ".db", ".ini"}
@@ -51,7 +50,7 @@ class Sample:
 
     path: Path
     label: int | None
-    box: Box | None = None
+    box: topdown.Box | None = None
     held: HeldImage | None = field(default=None, kw_only=True)
 
     @property
@@ -212,7 +211,7 @@ def scan(folder: Path, labels: Labels) -> tuple[Samples, tuple[str, ...]]:
         raise DataError(
             f"{folder} holds no images",
             found=other_files(folder) or "no file",
-            wanted=f"files ending in {', '.join(sorted(SUFFIXES))}",
+            wanted=f"files ending in {', '.join(sorted(preprocess.SUFFIXES))}",
             fix="check the folder, or convert its files",
         )
     return samples, tuple(map(shown_name, classes))
@@ -225,7 +224,7 @@ def list_images(path: Path, labels: Labels) -> tuple[Samples, DataClasses]:
         MissingFileError, DataError: as `scan` and `containers.find`.
         MissingPackageError: what reads it is not installed.
     """
-    found = find_containers(path, SUFFIXES)
+    found = find_containers(path, preprocess.SUFFIXES)
     if found is None or (found.beside and labels == "none"):
         samples, names = scan(path, labels)
         return samples, DataClasses(names)
@@ -244,7 +243,7 @@ def list_images(path: Path, labels: Labels) -> tuple[Samples, DataClasses]:
 
 def has_container_labels(path: Path) -> bool | None:
     """Whether images of tars, tables or a list bring labels; None of image files. Errors as `list_images`."""
-    found = find_containers(path, SUFFIXES)
+    found = find_containers(path, preprocess.SUFFIXES)
     return None if found is None else found.has_labels
 
 
@@ -289,12 +288,12 @@ def _images(root: Path, folder: str, others: Counter[str]) -> list[str]:
         found += [prefix + name for name in images]
         if len(images) < len(files):
             endings = (os.path.splitext(name)[1].lower() for name in files if not name.startswith("."))  # noqa: PTH122
-            others.update(ending for ending in endings if ending and ending not in SUFFIXES | TEXTS)
+            others.update(ending for ending in endings if ending and ending not in preprocess.SUFFIXES | TEXTS)
     return sorted(found, key=lambda name: os.path.normcase(name).replace(os.sep, "\0"))
 
 
 def _is_image(place: str, name: str) -> bool:
-    known = os.path.splitext(name)[1].lower() in SUFFIXES and not name.startswith(".")  # noqa: PTH122
+    known = os.path.splitext(name)[1].lower() in preprocess.SUFFIXES and not name.startswith(".")  # noqa: PTH122
     return known and os.path.isfile(os.path.join(place, name))  # noqa: PTH113, PTH118
 
 
@@ -411,7 +410,7 @@ def first_of_copies(samples: Sequence[Sample], order: Ints, contents: Iterable[s
 
 def _is_whole(sample: Sample) -> bool:
     try:
-        image_frame(sample.path if sample.held is None else sample.content(), sample.shown)
+        preprocess.image_frame(sample.path if sample.held is None else sample.content(), sample.shown)
     except (OSError, ImageError, MissingFileError):
         return False
     return True

@@ -15,9 +15,8 @@ from typing import Any, Literal
 
 import numpy as np
 
+from vitdeploy.data import decoding, folder
 from vitdeploy.data.annotations import AnnotatedSet, CocoFile, read_coco, turn_boxes, turn_points
-from vitdeploy.data.decoding import Skipped
-from vitdeploy.data.folder import DataSplit, Sample
 from vitdeploy.errors import DataError
 from vitdeploy.runtime.preprocess import Frame
 
@@ -40,7 +39,7 @@ COCO_SIGMAS = (
 
 
 @dataclass(frozen=True)
-class LabelledObject(Sample):
+class LabelledObject(folder.Sample):
     """One object of an image by its `box`. points: (x, y, visible) for each, with visible 0 where it is not labelled, 1
     hidden, 2 seen. area: of its outline, in square pixels. sigmas: the deviation of each point relative to the object's
     size, for OKS; None if nobody says."""
@@ -76,18 +75,18 @@ def _turned(known: LabelledObject, frame: Frame) -> LabelledObject:
 class KeypointSet(AnnotatedSet[LabelledObjects]):
     """The labelled images of a folder."""
 
-    def split(self, *, calibration: int | None, evaluation: int | Literal["all"], seed: int) -> DataSplit:
+    def split(self, *, calibration: int | None, evaluation: int | Literal["all"], seed: int) -> folder.DataSplit:
         """So many images for each part, as objects; errors as `AnnotatedSet.split`."""
         parts = super().split(calibration=calibration, evaluation=evaluation, seed=seed)
         first, second = (
             tuple(labelled for sample in part for labelled in self.annotations[sample.path].objects)
             for part in (parts.calibration, parts.evaluation)
         )
-        return DataSplit(first, second)
+        return folder.DataSplit(first, second)
 
 
 def read_keypoints(
-    images: Path, labels: Path, names: Sequence[str], count: int | None, skipped: Skipped | None = None
+    images: Path, labels: Path, names: Sequence[str], count: int | None, skipped: decoding.Skipped | None = None
 ) -> KeypointSet:
     """The images below `images` with the objects of COCO's JSON file `labels`.
 

@@ -38,8 +38,7 @@ from vitdeploy.stages.compile import check_batch
 from vitdeploy.stages.step import MODEL_FILE
 from vitdeploy.tasks.adapter import DataChoice
 from vitdeploy.verification.records import Answers
-from vitdeploy.workflows import comparison, subjects
-from vitdeploy.workflows.placement import PlacedGraphs
+from vitdeploy.workflows import comparison, placement, subjects
 
 # --- The table of runtimes known to be wrong, asked for a device before it builds or measures anything ----------------
 # Patterns are found here, once for all devices. Only where a graph shows one is the device asked for its releases.
@@ -261,7 +260,7 @@ def _not_here(*arguments: object) -> NoReturn:
 
 def compile_on(
     name: str,
-    graphs: PlacedGraphs,
+    graphs: placement.PlacedGraphs,
     device: Device,
     folder: Path,
     options: Compile,
@@ -307,7 +306,7 @@ def compile_on(
     return dataclasses.replace(engine, accepted=taken or None)
 
 
-def _bring_graph(graphs: PlacedGraphs, part: EngineSpec, folder: Path) -> None:
+def _bring_graph(graphs: placement.PlacedGraphs, part: EngineSpec, folder: Path) -> None:
     """The placement, which never was the device's to give."""
     source = graphs.folder / f"{part.part}.onnx"
     (folder / part.graph).parent.mkdir(parents=True, exist_ok=True)
@@ -323,7 +322,9 @@ def _bring_graph(graphs: PlacedGraphs, part: EngineSpec, folder: Path) -> None:
 Parts: TypeAlias = tuple[int, ...]
 
 
-def measure_row_parts_there(placed: PlacedGraphs, batch: int, device: Device, reporter: Reporter) -> PartsTable:
+def measure_row_parts_there(
+    placed: placement.PlacedGraphs, batch: int, device: Device, reporter: Reporter
+) -> PartsTable:
     """The measurement of `search.row_parts.measure_row_parts`, by a device: one job with the graph in each form, which
     it compiles and measures in alternating blocks.
 

@@ -10,9 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from vitdeploy.bundle.read import MANIFEST_FILE, file_sha256
+from vitdeploy.devices import client, registry
 from vitdeploy.devices.agent.documents import FORMAT, DeviceJob, Kind, PlacedArtifact, PlacedGraph
-from vitdeploy.devices.client import agent_package
-from vitdeploy.devices.registry import sender
 from vitdeploy.errors import InputError, quoted
 from vitdeploy.graph.analysis.rows import count_int8
 from vitdeploy.graph.io.files import admitted_metadata, load_graph
@@ -154,7 +153,9 @@ def make_job(
         files |= {f"{index}/{name}": path for name, path in shipment.files.items()}
         placed.append(_below(shipment.placed, str(index)))
     listed = {**entries(files), **(more or {})}
-    job = DeviceJob(FORMAT, kind, agent_package().digest, sender(), tuple(placed), tuple(listed), **options)
+    job = DeviceJob(
+        FORMAT, kind, client.agent_package().digest, registry.sender(), tuple(placed), tuple(listed), **options
+    )
     return job, {entry.path: path for entry, path in listed.items()}
 
 

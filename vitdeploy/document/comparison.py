@@ -3,8 +3,7 @@
 from dataclasses import dataclass, field
 from typing import Literal
 
-from vitdeploy.benchmark.evidence import Interval
-from vitdeploy.benchmark.summary import Metric
+from vitdeploy.benchmark import evidence, summary
 from vitdeploy.document.bench import Bench
 from vitdeploy.spec import SPARSE, GateStatus
 from vitdeploy.verification.comparison import Control
@@ -41,7 +40,7 @@ class TimeRatio:
     """The ratio candidate / baseline, as in `bench.Ratio`; measured ones have its fields. `difference`: the interval's
     verdict on the candidate, in words."""
 
-    metric: Metric
+    metric: summary.Metric
     ratio: float
     ci95: tuple[float, float]
     decided: bool = True
@@ -53,7 +52,7 @@ class TimeRatio:
     a_ms: float | None = field(default=None, metadata=SPARSE)
     b_ms: float | None = field(default=None, metadata=SPARSE)
     unstable: bool | None = field(default=None, metadata=SPARSE)
-    bounds: Interval = (None, None)
+    bounds: evidence.Interval = (None, None)
 
 
 @dataclass(frozen=True)
@@ -110,6 +109,6 @@ class ComparisonDocument:
     digests: tuple[DigestPair, ...]
 
     @property
-    def metrics(self) -> list[Metric]:
+    def metrics(self) -> list[summary.Metric]:
         """Those of the times that were compared."""
         return list(dict.fromkeys(ratio.metric for engine in self.engines for ratio in engine.ratios))

@@ -31,11 +31,9 @@ from vitdeploy.errors import EngineError, ExportError, TensorError
 from vitdeploy.exporter.parity import BATCHES, SEED, TOLERANCE, ParityRow, all_but_constant, relative_difference
 from vitdeploy.exporter.torch_onnx import ModelIn, export_graph, exported
 from vitdeploy.graph.io.files import BATCH, GraphMetadata, set_metadata
-from vitdeploy.runtime.ort import OnnxRuntimeRunner
+from vitdeploy.runtime import ort, runner, text_decoder
 from vitdeploy.runtime.preprocess import normalise
-from vitdeploy.runtime.runner import Array
 from vitdeploy.runtime.sequence import SequenceRunner
-from vitdeploy.runtime.text_decoder import TextRunner
 from vitdeploy.spec import PreprocessSpec, SequenceSpec, TextSpec
 
 ENCODER, DECODER_STEP = "encoder", "decoder_step"
@@ -237,10 +235,10 @@ def check_sequence_parity(encoder: Path, decoder_step: Path, module: nn.Module) 
     lengths = [length for length in SOURCE_LENGTHS if length <= config.max_length]
     words = np.delete(np.arange(config.source_vocabulary), config.pad)
     rows: list[ParityRow] = []
-    answers: list[dict[str, Array]] = []
+    answers: list[dict[str, runner.Array]] = []
     with (
-        OnnxRuntimeRunner(encoder, name="the exported encoder") as first,
-        OnnxRuntimeRunner(decoder_step, name="the exported decoder step") as second,
+        ort.OnnxRuntimeRunner(encoder, name="the exported encoder") as first,
+        ort.OnnxRuntimeRunner(decoder_step, name="the exported decoder step") as second,
     ):
         decoder = SequenceRunner(first, second, SequenceSpec(config.start, -1, config.pad, config.max_length, None))
         decoder.load()
@@ -276,12 +274,12 @@ def check_text_parity(
         ExportError: a batch that does not run, or a difference above 1e-4.
     """
     generator, rows = np.random.default_rng(SEED), list[ParityRow]()
-    answers: list[dict[str, Array]] = []
+    answers: list[dict[str, runner.Array]] = []
     with (
-        OnnxRuntimeRunner(encoder, name="the exported encoder") as first,
-        OnnxRuntimeRunner(decoder_step, name="the exported decoder step") as second,
+        ort.OnnxRuntimeRunner(encoder, name="the exported encoder") as first,
+        ort.OnnxRuntimeRunner(decoder_step, name="the exported decoder step") as second,
     ):
-        decoder = TextRunner(first, second, replace(sequence, end=-1))
+        decoder = text_decoder.TextRunner(first, second, replace(sequence, end=-1))
         decoder.load()
         for batch in BATCHES if fixed_batch is None else (fixed_batch,) * len(BATCHES):
             pixels = generator.integers(0, 256, (batch, *preprocess.crop, preprocess.channels), dtype=np.uint8)
@@ -298,7 +296,7 @@ def check_text_parity(
     return [replace(row, unproven=unproven) for row in rows]
 
 
-def _decoded(decoder: Any, source: Array, where: str, wanted: str) -> tuple[Array, Array]:
+def _decoded(decoder: Any, source: runner.Array, where: str, wanted: str) -> tuple[runner.Array, runner.Array]:
     """Tokens and logits; raises ExportError where the graphs do not run."""
     try:
         tokens, logits = decoder.decode_with_logits(source, STEPS)
@@ -312,11 +310,11 @@ def _decoded(decoder: Any, source: Array, where: str, wanted: str) -> tuple[Arra
     return tokens, logits
 
 
-def _whole(model: Any, source: Array, tokens: Array, start: int) -> Array:
+def _whole(model: Any, source: runner.Array, tokens: runner.Array, start: int) -> runner.Array:
     """The model's logits [b, t, v] for the tokens that were decoded, without a cache."""
     target = np.concatenate([np.full((len(tokens), 1), start, np.int64), tokens[:, :-1]], axis=1)
     with torch.inference_mode():
-        logits: Array = model(torch.from_numpy(source), torch.from_numpy(target)).numpy()
+        logits: runner.Array = model(torch.from_numpy(source), torch.from_numpy(target)).numpy()
     return logits
 
 
@@ -329,7 +327,7 @@ def _refuse_different(difference: float, where: str, original: str) -> None:
         )
 
 
-def _refuse_other_tokens(tokens: Array, logits: Array, where: str) -> None:
+def _refuse_other_tokens(tokens: runner.Array, logits: runner.Array, where: str) -> None:
     lead = logits.max(axis=-1) - np.take_along_axis(logits, tokens[..., None], axis=-1)[..., 0]
     if (lead > 2 * TOLERANCE * np.abs(logits).max()).any():
         raise ExportError(

@@ -26,12 +26,10 @@ from torch.onnx._internal.exporter import _schemas
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from vitdeploy.errors import ExportError
-from vitdeploy.exporter.batches import constant_tables
-from vitdeploy.exporter.patches import attention, lengths_as_sizes, plain_attention, scripts_as_they_run
+from vitdeploy.exporter import batches, patches
+from vitdeploy.graph import edit, values
 from vitdeploy.graph.canonical.normalise import normalise
-from vitdeploy.graph.edit import Names, drop_unused, free_name
 from vitdeploy.graph.io.files import BATCH, GraphMetadata, set_metadata
-from vitdeploy.graph.values import is_constant
 from vitdeploy.spec import Postprocess, PreprocessSpec, Task, TensorSpec
 
 # --- Names that a person can read, and no trace of the machine --------------------------------------------------------
@@ -56,10 +54,10 @@ def tidy(model: ir.Model, prefix: str) -> None:
     for node in model.graph:
         scope = _module_path(node, prefix)
         _name_weight(node, scope, taken)
-        node.name = free_name(f"{scope}/{node.op_type}" if scope else node.op_type, taken)
+        node.name = edit.free_name(f"{scope}/{node.op_type}" if scope else node.op_type, taken)
         for i, output in enumerate(node.outputs):
             if not output.is_graph_output():
-                output.name = node.name if len(node.outputs) == 1 else free_name(f"{node.name}.{i}", taken)
+                output.name = node.name if len(node.outputs) == 1 else edit.free_name(f"{node.name}.{i}", taken)
     strip(model)
 
 
@@ -71,7 +69,7 @@ def _adopt_constants(model: ir.Model) -> None:
         for value in node.inputs:
             stray = value is not None and value.producer() is None and value not in known
             if value is not None and stray and value.const_value is not None and not value.is_graph_input():
-                value.name = free_name(f"{value.name}_of_{node.name}", taken)
+                value.name = edit.free_name(f"{value.name}_of_{node.name}", taken)
                 value.const_value.name = value.name
                 model.graph.register_initializer(value)
                 known.add(value)
@@ -111,7 +109,7 @@ def _name_weight(node: ir.Node, scope: str, taken: set[str]) -> None:
 
 
 def _rename(value: ir.Value, name: str, taken: set[str]) -> None:
-    value.name = free_name(name, taken)
+    value.name = edit.free_name(name, taken)
     if value.const_value is not None:
         value.const_value.name = value.name
 
@@ -299,10 +297,10 @@ def exported(
         # trace than in its first, and a view recorded in the first then fails.
         with (
             _quiet(),
-            plain_attention(),
-            scripts_as_they_run(model),
-            lengths_as_sizes(model),
-            constant_tables(),
+            patches.plain_attention(),
+            patches.scripts_as_they_run(model),
+            patches.lengths_as_sizes(model),
+            batches.constant_tables(),
             _no_work_twice(),
             torch.no_grad(),
         ):
@@ -315,7 +313,7 @@ def exported(
                 input_names=list(inputs),
                 output_names=list(outputs),
                 verbose=False,
-                custom_translation_table={torch.ops.aten.scaled_dot_product_attention.default: attention},
+                custom_translation_table={torch.ops.aten.scaled_dot_product_attention.default: patches.attention},
             )
     except Exception as error:
         cause = _root(error)
@@ -346,9 +344,9 @@ def copy_sizes(model: ir.Model) -> None:
     The exporter reads dynamic sizes from the input with Shape and Concat. `[batch, length, width]` to
     `[batch, length, heads, head_width]` needs none of that: the shape is `[0, 0, heads, head_width]`. In place.
     """
-    names = Names(model)
+    names = edit.Names(model)
     for node in model.graph:
-        if node.op_type != "Reshape" or node.inputs[1] is None or is_constant(node.inputs[1], overridable=True):
+        if node.op_type != "Reshape" or node.inputs[1] is None or values.is_constant(node.inputs[1], overridable=True):
             continue
         before, after = node.inputs[0], node.outputs[0]
         if before is None or before.shape is None or after.shape is None:
@@ -361,7 +359,7 @@ def copy_sizes(model: ir.Model) -> None:
             continue
         node.replace_input_with(1, names.constant(np.array(sizes, np.int64), f"{node.name}.shape"))
         node.attributes.pop("allowzero", None)  # the exporter sets it, and with it 0 is a size
-    drop_unused(model)
+    edit.drop_unused(model)
 
 
 def _root(error: BaseException) -> BaseException:

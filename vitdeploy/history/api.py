@@ -9,11 +9,9 @@ from pathlib import Path
 from typing import TypeAlias
 
 from vitdeploy import __version__
+from vitdeploy.api import deploy, sweep, verify
 from vitdeploy.api.bench import Benchmark
-from vitdeploy.api.deploy import Deployment
-from vitdeploy.api.sweep import Swept
 from vitdeploy.api.values import Column, Line, Reporter, Shown, Table, interval, reporting
-from vitdeploy.api.verify import Compared
 from vitdeploy.backends import TARGETS
 from vitdeploy.bundle.read import file_sha256, read_bundle
 from vitdeploy.document.bench import DeviceBench
@@ -21,8 +19,7 @@ from vitdeploy.document.comparison import ComparisonDocument
 from vitdeploy.document.history import ChangeFacts, HistoryDocument, PointFacts, SeriesFacts
 from vitdeploy.document.report import Provenance, Report, read_report
 from vitdeploy.errors import AnswersError, MissingPackageError, VitdeployError
-from vitdeploy.history import of_documents
-from vitdeploy.history.canaries import GRAPH
+from vitdeploy.history import canaries, of_documents
 from vitdeploy.history.files import append, documents_of, of_one_result, read_rows, require_packages
 from vitdeploy.history.of_documents import MeasuredArtifact, MeasuredMachine, digest_of, row_of_canary
 from vitdeploy.history.row import ResultRow, now, open_place
@@ -109,19 +106,19 @@ def _remarks(series: SeriesFacts) -> list[str]:
 # --- The rows of a history of one result: what its document says, and what it leaves out of machine and model ---------
 
 
-Result: TypeAlias = Benchmark | Deployment | Compared | Swept
+Result: TypeAlias = Benchmark | deploy.Deployment | verify.Compared | sweep.Swept
 
 
 def rows_of(result: Result) -> list[ResultRow]:
     """The rows of a result that was measured on this machine, or on a registered device."""
-    if isinstance(result, Deployment):
+    if isinstance(result, deploy.Deployment):
         report = result.document
         return of_documents.rows_of_report(report, this_machine(engine.target for engine in report.engines))
-    if isinstance(result, Swept):
+    if isinstance(result, sweep.Swept):
         reports = [each.report for each in result.document.recipes if each.report is not None]
         targets = {engine.target for report in reports for engine in report.engines}
         return of_documents.rows_of_sweep(result.document, this_machine(targets))
-    if isinstance(result, Compared):
+    if isinstance(result, verify.Compared):
         bench = result.document.bench
         machine = this_machine(row.target for row in bench.results) if bench else this_machine(())
         return of_documents.rows_of_comparison(result.document, _candidate(result), machine)
@@ -199,7 +196,7 @@ def _of_bundle(folder: Path, engine: str) -> MeasuredArtifact | None:
     return MeasuredArtifact(manifest.name, engine, digest_of(files))
 
 
-def _candidate(found: Compared) -> MeasuredArtifact:
+def _candidate(found: verify.Compared) -> MeasuredArtifact:
     """What a comparison judged: a bundle, or a report."""
     path = Path(found.document.candidate)
     if (of_bundle := _of_bundle(path, "") if is_dir(path) else None) is not None:
@@ -333,7 +330,7 @@ class _Memory:
         target = what.artifact.rpartition("-")[0]
         rows = of_one_result([row_of_canary(error, what, this_machine([target]), now())])
         if self._place is not None:
-            append(self._place, rows, {**error.to_dict(), GRAPH: graph_of(Path(error.bundle), error.engine)})
+            append(self._place, rows, {**error.to_dict(), canaries.GRAPH: graph_of(Path(error.bundle), error.engine)})
         self._send([TrackedResult(tuple(rows))])
 
     def _send(self, outcomes: Sequence[TrackedResult]) -> None:
@@ -434,9 +431,9 @@ def outcomes_of_result(result: Result, rows: Sequence[ResultRow], bundle: bool) 
 
 def _home(result: Result, model: str) -> Path | None:
     """The folder of the bundle that was made of a model."""
-    if isinstance(result, Swept):
+    if isinstance(result, sweep.Swept):
         return result.folder / model
-    return result.folder if isinstance(result, Deployment) else None
+    return result.folder if isinstance(result, deploy.Deployment) else None
 
 
 def _attached(row: ResultRow, text: str | None, home: Path | None) -> Attached:

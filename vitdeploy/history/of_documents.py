@@ -9,11 +9,10 @@ from typing import Any
 
 from vitdeploy.backends import TARGETS
 from vitdeploy.benchmark import evidence, summary
+from vitdeploy.document import comparison, sweep
 from vitdeploy.document.bench import Bench, ErrorFacts
-from vitdeploy.document.comparison import AccuracyChange, ComparisonDocument, PairFacts
 from vitdeploy.document.engine import EngineFacts
 from vitdeploy.document.report import Report
-from vitdeploy.document.sweep import SweepDocument, SweptRecipe
 from vitdeploy.errors import AnswersError
 from vitdeploy.history.row import Kind, ResultRow, now
 from vitdeploy.runtime.host import name_host
@@ -89,7 +88,7 @@ def rows_of_bench(
 
 
 def rows_of_comparison(
-    document: ComparisonDocument, candidate: MeasuredArtifact, machine: MeasuredMachine
+    document: comparison.ComparisonDocument, candidate: MeasuredArtifact, machine: MeasuredMachine
 ) -> list[ResultRow]:
     """A row for each engine of the candidate; the baseline is what it is compared with. Engines of reports were not
     measured: they have accuracies and gates alone."""
@@ -108,7 +107,7 @@ def rows_of_comparison(
     return found
 
 
-def rows_of_sweep(document: SweepDocument, machine: MeasuredMachine) -> list[ResultRow]:
+def rows_of_sweep(document: sweep.SweepDocument, machine: MeasuredMachine) -> list[ResultRow]:
     """The rows of each recipe's report, and one for each recipe that failed."""
     found: list[ResultRow] = []
     for recipe in document.recipes:
@@ -140,7 +139,9 @@ def moment(iso: str) -> datetime.datetime:
     return found.astimezone(utc) if found.tzinfo else found.replace(tzinfo=utc)
 
 
-def _failed(recipe: SweptRecipe, error: ErrorFacts, document: SweepDocument, machine: MeasuredMachine) -> ResultRow:
+def _failed(
+    recipe: sweep.SweptRecipe, error: ErrorFacts, document: sweep.SweepDocument, machine: MeasuredMachine
+) -> ResultRow:
     kind: Kind = "canary" if error.code == AnswersError.code else "sweep"
     made = _made(kind, moment(document.created), MeasuredArtifact(recipe.name, ""), "", "", machine)
     said = f"{error.code}: {error.message}" + (f": {error.found}" if error.found else "")
@@ -214,7 +215,7 @@ def _verified(made: ResultRow, engine: EngineFacts) -> ResultRow:
     )
 
 
-def _compared(made: ResultRow, pair: PairFacts) -> ResultRow:
+def _compared(made: ResultRow, pair: comparison.PairFacts) -> ResultRow:
     """The row with what its pair says; flags are those of both sides."""
     flags = " ".join(dict.fromkeys([*made.flags.split(), *pair.flags]))
     gates = [check.status for check in pair.checks]
@@ -225,7 +226,9 @@ def _compared(made: ResultRow, pair: PairFacts) -> ResultRow:
     return dataclasses.replace(made, **_answers(accuracy, accuracy.candidate, accuracy.baseline))
 
 
-def _answers(facts: Comparison | AccuracyChange, value: float | None, reference_value: float | None) -> dict[str, Any]:
+def _answers(
+    facts: Comparison | comparison.AccuracyChange, value: float | None, reference_value: float | None
+) -> dict[str, Any]:
     return {
         **{"metric": facts.metric, "samples": facts.n, "value": value, "reference_value": reference_value},
         **{"drop": facts.drop, **_bounds("drop", facts.drop_ci95)},

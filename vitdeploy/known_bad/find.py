@@ -9,8 +9,7 @@ from typing import Any
 import onnx_ir as ir
 
 from vitdeploy.errors import InputError, KnownBadError
-from vitdeploy.graph.io.admit import admit_graph
-from vitdeploy.graph.io.files import METADATA_KEY, get_metadata, load_graph
+from vitdeploy.graph.io import admit, files
 from vitdeploy.known_bad.entries import DONE, REFUSED, AttributeRule, KnownBadEntry, Pattern, table
 from vitdeploy.known_bad.matchers import FUNCTIONS
 from vitdeploy.known_bad.platform import Platform, entries_for, holds_for, platform_of
@@ -129,7 +128,7 @@ def engine_matches(engine: EngineSpec, folder: Path) -> list[Match]:
     """The entries about an engine whose files lie in `folder`, each once."""
     found: dict[str, Match] = {}
     for part in engine.parts or (engine,):
-        for match in matches_on(admit_graph(folder / part.graph), _platform(engine, part)):
+        for match in matches_on(admit.admit_graph(folder / part.graph), _platform(engine, part)):
             found.setdefault(match.entry.id, match)
     return list(found.values())
 
@@ -145,7 +144,7 @@ def accepted_of(
     taken: dict[str, None] = {}
     for part in engine.parts or (engine,):
         platform = _platform(engine, part)
-        found = matches_on(load_graph(graphs[part.part]), platform)
+        found = matches_on(files.load_graph(graphs[part.part]), platform)
         taken.update(dict.fromkeys(refuse_known_bad(found, platform, name, accepted)))
     return tuple(taken)
 
@@ -186,7 +185,7 @@ def known_findings(model: ir.Model, versions: Sequence[str]) -> list[LintFinding
 
 
 def _precision(model: ir.Model) -> str | None:
-    return get_metadata(model, "the graph").precision if METADATA_KEY in model.metadata_props else None
+    return files.get_metadata(model, "the graph").precision if files.METADATA_KEY in model.metadata_props else None
 
 
 def _severity(entry: KnownBadEntry, precision: str | None) -> Severity:

@@ -22,22 +22,15 @@ from torch import Tensor, nn
 
 from vitdeploy.errors import CheckpointError, InputError, UserCodeError
 from vitdeploy.graph.io.meanings import ONE_NUMBER, of_problem
-from vitdeploy.models import catalog, names, open_clip
+from vitdeploy.models import catalog, json_file, memory_bank, names, open_clip, towers
 from vitdeploy.models.architectures.layers import RESAMPLING
-from vitdeploy.models.checkpoints.fit import load_state
-from vitdeploy.models.checkpoints.read import class_names, read_checkpoint
-from vitdeploy.models.external.adapted import IMAGE_SIZE, with_own_scaling
-from vitdeploy.models.external.image_text import MODEL_TYPE, from_encoder_decoder
+from vitdeploy.models.checkpoints import fit, read
+from vitdeploy.models.external import adapted, image_text, transformers
 from vitdeploy.models.external.module import from_function, open_module, weights_digest
-from vitdeploy.models.external.transformers import from_timm, from_transformers, refuse_unsupported
 from vitdeploy.models.family import Family, Hints, LoadedModel, Recognised, refuse_channels
-from vitdeploy.models.json_file import files_of
-from vitdeploy.models.memory_bank import with_memory
 from vitdeploy.models.model_folder import folder as configs
-from vitdeploy.models.model_folder import image_processor
-from vitdeploy.models.model_folder.hub import is_hub_name, locate
+from vitdeploy.models.model_folder import hub, image_processor
 from vitdeploy.models.source import Source
-from vitdeploy.models.towers import KINDS, from_owl, with_text_features, with_text_tower
 from vitdeploy.runtime.values import number_of_classes
 from vitdeploy.spec import PreprocessSpec, SegmentationSpec, Task, TensorsSpec
 
@@ -59,9 +52,9 @@ def located(source: Source) -> tuple[Source, configs.ModelFolder | None]:
     if (source.model, source.checkpoint, source.function, source.module) == (None,) * 4:
         raise InputError("no model is named", wanted="a model, a checkpoint, or both", fix="vitdeploy export list")
     given = source.checkpoint
-    if source.model is not None and is_hub_name(source.model) and not (given and source.model.startswith("timm:")):
-        folder = locate(source.model)
-        folder = dataclasses.replace(folder, given=files_of(given)) if given else folder
+    if source.model is not None and hub.is_hub_name(source.model) and not (given and source.model.startswith("timm:")):
+        folder = hub.locate(source.model)
+        folder = dataclasses.replace(folder, given=json_file.files_of(given)) if given else folder
         return dataclasses.replace(source, model=f"hf:{folder.path}"), folder
     if given is None or (near := configs.beside(given)) is None:
         return source, None
@@ -81,7 +74,7 @@ def load_model(source: Source) -> LoadedModel:
     if original.classes == 1:
         original = as_numbers(original, ONE_NUMBER)
     if source.task == "anomaly":
-        original = with_memory(original, _memory(source))
+        original = memory_bank.with_memory(original, _memory(source))
     if source.task not in (None, original.signature.task):
         raise CheckpointError(
             f"{source.name} gives no answers of the task that is asked for",
@@ -92,7 +85,7 @@ def load_model(source: Source) -> LoadedModel:
     if original.signature.notes:
         original = dataclasses.replace(original, notes=(*original.notes, *original.signature.notes))
     if source.text_features is not None:
-        original = with_text_features(original, source.text_features)
+        original = towers.with_text_features(original, source.text_features)
     if source.weights is not None and weights_digest(original.module) != source.weights:
         raise UserCodeError(
             f"{source.name} returned another model than before",
@@ -159,7 +152,7 @@ def _built_in(name: str) -> tuple[Family, Any]:
 
 def _from_checkpoint(source: Source) -> LoadedModel:
     assert source.checkpoint is not None
-    state, notes = read_checkpoint(source.checkpoint)
+    state, notes = read.read_checkpoint(source.checkpoint)
     found = catalog.recognise_within(state, Hints(source.heads, source.size), str(source.checkpoint))
     if found is None:
         open_clip.refuse_without_config(state, str(source.checkpoint))
@@ -174,19 +167,19 @@ def _from_timm_name(source: Source, name: str) -> LoadedModel:
     for known in (name, architecture):
         if (found := catalog.find(known)) is not None:
             return _of_name(source, known, *found)
-    state, notes = read_checkpoint(source.checkpoint)
+    state, notes = read.read_checkpoint(source.checkpoint)
     file = str(source.checkpoint)
     return _noted(_timm(architecture, {}, state, source, file), source.name, {}, notes)
 
 
 def _timm(name: str, config: Mapping[str, Any], state: Mapping[str, Tensor], source: Source, file: str) -> LoadedModel:
-    return from_timm(name, config, state, source.size, file, _asked(source), source.preprocess)
+    return transformers.from_timm(name, config, state, source.size, file, _asked(source), source.preprocess)
 
 
 def _of_name(source: Source, name: str, family: Family, config: Any) -> LoadedModel:
     """A checkpoint file as the model of a built-in name."""
     assert source.checkpoint is not None
-    state, notes = read_checkpoint(source.checkpoint)
+    state, notes = read.read_checkpoint(source.checkpoint)
     return _recognised(
         source, catalog.read_as(name, family, config, state, source.heads, str(source.checkpoint)), notes
     )
@@ -216,13 +209,13 @@ def _from_folder(
     if folder.is_open_clip:
         return _open_clip(source, folder, name)
     config = configs.model_config(folder.path / configs.CONFIG)
-    refuse_unsupported(config)
+    transformers.refuse_unsupported(config)
     state, notes = _weights(folder, configs.CONFIG)
     file = str(folder.weights[0])
     processor = None if source.preprocess else image_processor.transformers_processor(folder.path)
     told = configs.stated_size(config) or image_processor.fixed_size(processor)
     found: Recognised | None = None
-    if config.get("model_type") not in (MODEL_TYPE, *KINDS):
+    if config.get("model_type") not in (image_text.MODEL_TYPE, *towers.KINDS):
         hints = Hints(source.heads, told or source.size, config)
         # A part of another library's model may be one of ours, such as a detector's backbone: the whole is meant.
         ours = _is_ours(config)
@@ -233,7 +226,7 @@ def _from_folder(
             or told
             or configs.detector_size(config, processor)
             or configs.backbone_size(config)
-            or IMAGE_SIZE
+            or adapted.IMAGE_SIZE
         )
         return _of_library(source, folder, name, config, state, notes, size)
     check(found)
@@ -243,7 +236,7 @@ def _from_folder(
     preprocess, remarks = _folder_preprocess(source, folder, config, signature.channels, signature.image_size)
     original = _built(source, family, found.config, found.state, preprocess, (*notes, *found.notes, *remarks))
     if source.text_features is None:
-        original = with_text_tower(original, folder.path, state, config, source.task)
+        original = towers.with_text_tower(original, folder.path, state, config, source.task)
     return _noted(original, name, config, ())
 
 
@@ -260,33 +253,35 @@ def _of_library(
     kind, path = config.get("model_type"), folder.path
     # transformers reads no pickles
     own = state if folder.given or not (path / configs.SAFETENSORS).is_file() else None
-    if kind == MODEL_TYPE:  # the config of its encoder says the size of images
+    if kind == image_text.MODEL_TYPE:  # the config of its encoder says the size of images
         encoder = config.get("encoder")
         encoder = encoder if isinstance(encoder, dict) else {}
         size = (
             source.size
             or configs.stated_size(encoder)
             or image_processor.fixed_size(image_processor.transformers_processor(path))
-            or IMAGE_SIZE
+            or adapted.IMAGE_SIZE
         )
         spec, remarks = _folder_preprocess(source, folder, encoder, _told_channels(encoder), size)
-        original = from_encoder_decoder(path, config, spec, size, own)
+        original = image_text.from_encoder_decoder(path, config, spec, size, own)
         return dataclasses.replace(original, name=name, notes=(*notes, *original.notes, *remarks))
-    if kind in KINDS:  # a detector that is told by texts what to find
-        original = from_owl(path, config, partial(_folder_preprocess, source, folder, config), source.size, own)
+    if kind in towers.KINDS:  # a detector that is told by texts what to find
+        original = towers.from_owl(path, config, partial(_folder_preprocess, source, folder, config), source.size, own)
         return dataclasses.replace(original, name=name, notes=(*notes, *original.notes))
     if "architecture" in config:
         original = _timm(config["architecture"], config, state, source, str(folder.weights[0]))
         return _noted(original, name, config, notes)
     spec, remarks = _folder_preprocess(source, folder, config, _told_channels(config), size)
     assumed, remarks = (HALF_ASSUMED, ()) if remarks == (HALF_ASSUMED,) else (None, remarks)
-    original = from_transformers(path, config, spec, size, own, _asked(source))
-    original = with_label_values(with_own_scaling(original, assumed), image_processor.transformers_processor(path))
+    original = transformers.from_transformers(path, config, spec, size, own, _asked(source))
+    original = with_label_values(
+        adapted.with_own_scaling(original, assumed), image_processor.transformers_processor(path)
+    )
     return _noted(original, name, config, (*notes, *configs.size_note(config, size), *remarks))
 
 
 def _weights(folder: configs.ModelFolder, config: str) -> tuple[dict[str, Tensor], tuple[str, ...]]:
-    state, notes = read_checkpoint(*folder.weights)
+    state, notes = read.read_checkpoint(*folder.weights)
     if folder.revision:
         notes = (f"{folder.repository} at {folder.revision}", *notes)
     if folder.given:
@@ -353,7 +348,7 @@ def _recognised(source: Source, found: Recognised, notes: tuple[str, ...]) -> Lo
 
 def _with_trained_names(original: LoadedModel, checkpoint: Path) -> LoadedModel:
     """RF-DETR with the class names that its repository saves beside the weights; its head has one column more."""
-    names, columns = class_names(checkpoint), original.signature.outputs[0].shape[-1]
+    names, columns = read.class_names(checkpoint), original.signature.outputs[0].shape[-1]
     if not names:
         return original
     whole = {len(names): names, len(names) + 1: (*names, UNUSED)}
@@ -403,7 +398,7 @@ def _built(
     if module is None:
         module = family.empty(config)
         checkpoint = str(source.checkpoint or source.name)
-        notes = (*notes, *load_state(module, state, file or checkpoint, checkpoint))
+        notes = (*notes, *fit.load_state(module, state, file or checkpoint, checkpoint))
     signature = family.describe(config)
     if family.num_classes(config) == 0:
         notes = (*notes, HEADLESS)

@@ -15,8 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vitdeploy.errors import CheckpointError, MissingFileError
-from vitdeploy.models.architectures.swin import SwinTransformer
-from vitdeploy.models.architectures.vit import VisionTransformer
+from vitdeploy.models.architectures import swin, vit
 from vitdeploy.models.external.adapted import Adapted
 from vitdeploy.models.family import LoadedModel
 from vitdeploy.models.model_folder.folder import sides
@@ -71,7 +70,7 @@ def patch_tokens(original: LoadedModel) -> tuple[PatchTokens, int]:
 def _reader(original: LoadedModel) -> Callable[[Any, Tensor], Tensor] | None:
     module = original.module
     names = [tensor.name for tensor in original.signature.outputs]
-    if isinstance(module, VisionTransformer | SwinTransformer):  # of a classifier too, whose head is passed by
+    if isinstance(module, vit.VisionTransformer | swin.SwinTransformer):  # of a classifier too, whose head is passed by
         return lambda model, image: model.encode(image)
     if "patch_features" in names:
         return (lambda model, image: model(image)[1]) if len(names) > 1 else lambda model, image: model(image)
@@ -97,7 +96,7 @@ def _grid(original: LoadedModel, tokens: int, size: tuple[int, int]) -> Grid:
     module = original.module
     model: Any = module.model if isinstance(module, Adapted) else module
     config = getattr(model, "config", None)
-    if isinstance(module, VisionTransformer):
+    if isinstance(module, vit.VisionTransformer):
         return module.config.grid
     before = getattr(model, "num_prefix_tokens", None) or getattr(config, "num_register_tokens", None) or 0
     patch = sides(getattr(config, "patch_size", None) or getattr(getattr(model, "patch_embed", None), "patch_size", 0))

@@ -16,19 +16,17 @@ import torch
 from torch import Tensor, nn
 
 from vitdeploy.errors import CheckpointError, UnknownModelError
+from vitdeploy.models import family, json_file, towers
 from vitdeploy.models.architectures.layers import Activation
 from vitdeploy.models.architectures.vit import TextPooling, ViTConfig
 from vitdeploy.models.checkpoints.mismatch import listed
 from vitdeploy.models.external.transformers import from_timm
-from vitdeploy.models.family import Hints, LoadedModel, Recognised
-from vitdeploy.models.json_file import read_json
 from vitdeploy.models.keys import vit, vit_timm
 from vitdeploy.models.keys.rules import Rule, renamed, rules
 from vitdeploy.models.model_folder.folder import OPEN_CLIP, ModelFolder, sides
 from vitdeploy.models.model_folder.image_processor import CLIP_MEAN, CLIP_STD
 from vitdeploy.models.model_folder.tokenizer import TOKENIZER, byte_pairs_of, tokenizer_of, tokens_of
 from vitdeploy.models.source import Source
-from vitdeploy.models.towers import TextTower, both_towers
 from vitdeploy.spec import CLEANINGS, Clean, Interpolation, PreprocessSpec, TensorSpec
 
 # --- What the config says ---------------------------------------------------------------------------------------------
@@ -131,7 +129,7 @@ def open_clip_config(folder: Path) -> OpenClip:
         CheckpointError: it describes no dual tower, or one with a decoder.
     """
     file = folder / OPEN_CLIP
-    content = read_json(file)
+    content = json_file.read_json(file)
     model = content.get("model_cfg", content)
     model = model if isinstance(model, Mapping) else {}
     vision, text, width = (model.get(key) for key in ("vision_cfg", "text_cfg", "embed_dim"))
@@ -246,7 +244,7 @@ _AXES = {"patch_embed.proj.weight": 4, "token_embed.weight": 2, "head.weight": 2
 POOLINGS: Mapping[str, TextPooling] = {"argmax": "highest", "last": "last", "eos": "end"}
 
 
-def image_tower(state: Mapping[str, Tensor], config: OpenClip, heads: int | None) -> Recognised:
+def image_tower(state: Mapping[str, Tensor], config: OpenClip, heads: int | None) -> family.Recognised:
     """OpenCLIP's own Vision Transformer, to the features that images and texts share.
 
     Args:
@@ -278,7 +276,7 @@ def image_tower(state: Mapping[str, Tensor], config: OpenClip, heads: int | None
         },
     )
     notes: list[str] = []
-    fitting = vit.image_size_for(tensors["pos_embed"].shape[1] - 1, patch, Hints(image_size=size), None, notes)
+    fitting = vit.image_size_for(tensors["pos_embed"].shape[1] - 1, patch, family.Hints(image_size=size), None, notes)
     compare(config, cfg, {"image_size": fitting if fitting != size else cfg.get("image_size", 224)})
     pooling, after = cfg.get("pool_type", "tok"), cfg.get("final_ln_after_pool") is True
     if pooling not in ("tok", "avg") or bool(cfg.get("no_ln_pre")) == ("norm_pre.weight" in tensors):
@@ -291,7 +289,7 @@ def image_tower(state: Mapping[str, Tensor], config: OpenClip, heads: int | None
     activation, eps = conventions(config, cfg)
     found = vit.measured(
         tensors,
-        vit.heads_for(width, Hints(heads), max(1, width // cfg.get("head_width", 64)), notes),
+        vit.heads_for(width, family.Hints(heads), max(1, width // cfg.get("head_width", 64)), notes),
         size,
         layer_norm_eps=eps,
         activation=activation,
@@ -314,7 +312,7 @@ def refuse_without_config(state: Mapping[str, Tensor], file: str) -> None:
         )
 
 
-def text_tower(state: Mapping[str, Tensor], config: OpenClip) -> TextTower:
+def text_tower(state: Mapping[str, Tensor], config: OpenClip) -> towers.TextTower:
     """OpenCLIP's own text Transformer, and how its features are compared.
 
     Raises:
@@ -344,7 +342,7 @@ def text_tower(state: Mapping[str, Tensor], config: OpenClip) -> TextTower:
             "the weights do not say how images and texts are compared", wanted="logit_scale", fix=ALONE
         )
     activation, eps = conventions(config, cfg)
-    return TextTower.measured(
+    return towers.TextTower.measured(
         tensors,
         state,
         sigmoid="logit_bias" in state,
@@ -431,7 +429,9 @@ SIZES = {"embed_dim": "width", "depth": "depth", "num_heads": "heads", "patch_si
 ATTENTIVE = ("abs_attn", "rot_attn")
 
 
-def image_part(state: Mapping[str, Tensor], config: OpenClip, source: Source, file: str) -> Recognised | LoadedModel:
+def image_part(
+    state: Mapping[str, Tensor], config: OpenClip, source: Source, file: str
+) -> family.Recognised | family.LoadedModel:
     """The image tower: as tensors of our Vision Transformer, or as timm's own module.
 
     Raises:
@@ -471,7 +471,7 @@ def _ours(
     name: str,
     arguments: Mapping[str, Any],
     source: Source,
-) -> Recognised | None:
+) -> family.Recognised | None:
     """timm's tower as our Vision Transformer; None if it is another one."""
     try:
         named = vit.parse_vit(name)
@@ -480,7 +480,7 @@ def _ours(
     if named is None:
         return None
     tensors = {**trunk, **{key.replace("proj.", "head."): tensor for key, tensor in head.items()}}
-    hints = Hints(source.heads, config.image_size, {"architecture": name, "model_args": dict(arguments)})
+    hints = family.Hints(source.heads, config.image_size, {"architecture": name, "model_args": dict(arguments)})
     found = vit_timm.recognise(tensors, hints)
     if found is None or not isinstance(found.config, ViTConfig):
         return None
@@ -490,7 +490,7 @@ def _ours(
     return found
 
 
-def _projected(tower: LoadedModel, head: Mapping[str, Tensor]) -> LoadedModel:
+def _projected(tower: family.LoadedModel, head: Mapping[str, Tensor]) -> family.LoadedModel:
     """timm's module with OpenCLIP's projection behind it, if it has one."""
     layers: list[nn.Module] = [tower.module]
     width = tower.signature.outputs[0].shape[-1]
@@ -515,7 +515,7 @@ def _projected(tower: LoadedModel, head: Mapping[str, Tensor]) -> LoadedModel:
     return dataclasses.replace(tower, module=nn.Sequential(*layers).eval(), signature=signature)
 
 
-def as_features(original: LoadedModel, features: int) -> LoadedModel:
+def as_features(original: family.LoadedModel, features: int) -> family.LoadedModel:
     """The image tower as what it gives, whatever its last linear looks like."""
     own = original.signature
     pooled = TensorSpec("features", "float32", ("batch", features))
@@ -531,7 +531,9 @@ def as_features(original: LoadedModel, features: int) -> LoadedModel:
     )
 
 
-def with_text(original: LoadedModel, folder: ModelFolder, state: Mapping[str, Tensor], config: OpenClip) -> LoadedModel:
+def with_text(
+    original: family.LoadedModel, folder: ModelFolder, state: Mapping[str, Tensor], config: OpenClip
+) -> family.LoadedModel:
     """The same with its text tower; without a tokenizer itself, with a note.
 
     Raises:
@@ -567,4 +569,4 @@ def with_text(original: LoadedModel, folder: ModelFolder, state: Mapping[str, Te
         tokenizer = {**tokenizer, "padding": "right", "lowercase": False}
     else:
         tokenizer = byte_pairs_of(folder.path, rows)
-    return both_towers(original, tower, {**tokenizer, "clean": clean}, f"the text tower of {folder.path}")
+    return towers.both_towers(original, tower, {**tokenizer, "clean": clean}, f"the text tower of {folder.path}")

@@ -8,38 +8,33 @@ import torch
 
 from vitdeploy.bundle.layout import PartTensors
 from vitdeploy.errors import CapabilityError
+from vitdeploy.models import family, towers
 from vitdeploy.models.architectures.transformer import Transformer
-from vitdeploy.models.external.image_text import ImageText
-from vitdeploy.models.external.prompted import Prompted, embeddings_of
-from vitdeploy.models.family import LoadedModel, Signature
-from vitdeploy.models.towers import Towers
-from vitdeploy.runtime import flows
-from vitdeploy.runtime.flow import FlowRunner
-from vitdeploy.runtime.host import default_threads
-from vitdeploy.runtime.prompts import prompt_tensors
-from vitdeploy.runtime.runner import Array, Runner
+from vitdeploy.models.external import image_text, prompted
+from vitdeploy.runtime import flow, flows, host, prompts, runner, text_decoder
 from vitdeploy.runtime.sequence import SEQUENCE_INPUTS, SEQUENCE_OUTPUTS, example_source
-from vitdeploy.runtime.text_decoder import TextRunner
 from vitdeploy.spec import OpenVocabularySpec, PromptSpec, SequenceSpec, TensorSpec, ZeroShotSpec
 
 EAGER, COMPILED = "PyTorch eager", "PyTorch torch.compile, float16"
 
 
-def torch_runner(original: LoadedModel, *, threads: int = 0) -> Runner:
+def torch_runner(original: family.LoadedModel, *, threads: int = 0) -> runner.Runner:
     """The runner (not loaded yet) of an original, by its task."""
     sequence = original.signature.sequence
     if isinstance(original.module, Transformer) and sequence is not None:
         return _TorchSequenceRunner(original.module, sequence, threads=threads)
-    if isinstance(original.module, Towers):
+    if isinstance(original.module, towers.Towers):
         return _towers_runner(original, original.module, threads)
-    if isinstance(original.module, Prompted):
+    if isinstance(original.module, prompted.Prompted):
         return _prompted_runner(original, original.module, threads)
-    if isinstance(original.module, ImageText) and sequence is not None:
+    if isinstance(original.module, image_text.ImageText) and sequence is not None:
         return _text_runner(original, original.module, sequence, threads)
     return TorchRunner(original, threads=threads)
 
 
-def _text_runner(original: LoadedModel, module: ImageText, sequence: SequenceSpec, threads: int) -> Runner:
+def _text_runner(
+    original: family.LoadedModel, module: image_text.ImageText, sequence: SequenceSpec, threads: int
+) -> runner.Runner:
     """Encoder and decoder step as the engines' runner has them: the same search, over PyTorch's modules."""
     signature = original.signature
 
@@ -64,7 +59,7 @@ def _text_runner(original: LoadedModel, module: ImageText, sequence: SequenceSpe
 
     logits = TensorSpec("logits", "float32", ("batch", module.model.decoder.config.vocab_size))
     token, kept, length = TensorSpec(flows.TOKEN, "int64", ("batch", 1)), specs("cross"), "past_length"
-    return TextRunner(
+    return text_decoder.TextRunner(
         _TorchParts(encode, _image(signature), kept, threads),
         _TorchParts(step, (token, *kept, *specs("past", length)), (logits, *specs("present", length)), threads),
         sequence,
@@ -72,18 +67,18 @@ def _text_runner(original: LoadedModel, module: ImageText, sequence: SequenceSpe
     )
 
 
-def _image(signature: Signature) -> tuple[TensorSpec]:
+def _image(signature: family.Signature) -> tuple[TensorSpec]:
     return (TensorSpec("image", "float32", ("batch", signature.channels, *signature.image_size)),)
 
 
-def _towers_runner(original: LoadedModel, module: Towers, threads: int) -> Runner:
+def _towers_runner(original: family.LoadedModel, module: towers.Towers, threads: int) -> runner.Runner:
     """The two towers as a flow, as their engines are."""
     signature, spec = original.signature, original.signature.postprocess
     assert isinstance(spec, ZeroShotSpec | OpenVocabularySpec)
     *images, text = signature.outputs
     own = {flows.IMAGE_FEATURES: "features"}
     image = [dataclasses.replace(each, name=own.get(each.name, each.name)) for each in images]
-    parts: dict[str, Runner] = {
+    parts: dict[str, runner.Runner] = {
         flows.IMAGE_TOWER: _TorchParts(module.image_tower, _image(signature), tuple(image), threads),
         flows.TEXT_TOWER: _TorchParts(
             module.text_tower,
@@ -95,12 +90,12 @@ def _towers_runner(original: LoadedModel, module: Towers, threads: int) -> Runne
     return _flow(parts)
 
 
-def _prompted_runner(original: LoadedModel, module: Prompted, threads: int) -> Runner:
+def _prompted_runner(original: family.LoadedModel, module: prompted.Prompted, threads: int) -> runner.Runner:
     """Image encoder and prompt decoder as a flow, as their engines are."""
     signature = original.signature
-    embedded = embeddings_of(module, signature.channels, signature.image_size)
+    embedded = prompted.embeddings_of(module, signature.channels, signature.image_size)
     assert isinstance(signature.postprocess, PromptSpec)
-    prompt = prompt_tensors(signature.postprocess)
+    prompt = prompts.prompt_tensors(signature.postprocess)
     return _flow(
         {
             flows.IMAGE_ENCODER: _TorchParts(module.image_encoder, _image(signature), embedded, threads),
@@ -109,12 +104,12 @@ def _prompted_runner(original: LoadedModel, module: Prompted, threads: int) -> R
     )
 
 
-def _flow(parts: Mapping[str, Runner]) -> FlowRunner:
+def _flow(parts: Mapping[str, runner.Runner]) -> flow.FlowRunner:
     graphs = {name: PartTensors(part.inputs, part.outputs) for name, part in parts.items()}
-    return FlowRunner(flows.flow_of_graphs(graphs), parts, name="pytorch")
+    return flow.FlowRunner(flows.flow_of_graphs(graphs), parts, name="pytorch")
 
 
-class _TorchParts(Runner):
+class _TorchParts(runner.Runner):
     """A function of tensors, such as a module, in eager mode as a part of a flow: inputs and outputs in their order."""
 
     def __init__(
@@ -129,11 +124,11 @@ class _TorchParts(Runner):
         self.inputs, self.outputs = inputs, outputs
 
     def _load(self) -> None:
-        if threads := self.threads or default_threads():
+        if threads := self.threads or host.default_threads():
             torch.set_num_threads(threads)
         self.provider, self.engine_threads = EAGER, torch.get_num_threads()
 
-    def _infer(self, feeds: Mapping[str, Array]) -> dict[str, Array]:
+    def _infer(self, feeds: Mapping[str, runner.Array]) -> dict[str, runner.Array]:
         with torch.inference_mode():
             result = self.function(*(torch.from_numpy(feeds[tensor.name]) for tensor in self.inputs))
         tensors = (result,) if isinstance(result, torch.Tensor) else result
@@ -150,10 +145,10 @@ class _TorchSequenceRunner(_TorchParts):
         super().__init__(module, SEQUENCE_INPUTS, SEQUENCE_OUTPUTS, threads)
         self.module, self.spec = module, spec
 
-    def example(self, batch: int) -> dict[str, Array]:
+    def example(self, batch: int) -> dict[str, runner.Array]:
         return example_source(self.spec, batch)
 
-    def _infer(self, feeds: Mapping[str, Array]) -> dict[str, Array]:
+    def _infer(self, feeds: Mapping[str, runner.Array]) -> dict[str, runner.Array]:
         source = torch.from_numpy(feeds["source"])
         with torch.inference_mode():
             encoded = self.module.encode(source)
@@ -178,7 +173,7 @@ class TorchRunner(_TorchParts):
     Input "image": float32 [batch, channels, height, width], normalised. Outputs: those of the model's signature.
     """
 
-    def __init__(self, original: LoadedModel, *, threads: int = 0) -> None:
+    def __init__(self, original: family.LoadedModel, *, threads: int = 0) -> None:
         super().__init__(original.module, _image(original.signature), original.signature.outputs, threads)
         self.original = original
 
@@ -191,7 +186,7 @@ class CompiledRunner(TorchRunner):
     The original's module becomes a half-precision one on the device.
     """
 
-    def __init__(self, original: LoadedModel, *, device: str = "cuda") -> None:
+    def __init__(self, original: family.LoadedModel, *, device: str = "cuda") -> None:
         super().__init__(original)
         self.device = device
         self._compiled: Any = None
@@ -211,7 +206,7 @@ class CompiledRunner(TorchRunner):
         self._compiled = torch.compile(module, mode="reduce-overhead", dynamic=False)
         self.provider = COMPILED
 
-    def _infer(self, feeds: Mapping[str, Array]) -> dict[str, Array]:
+    def _infer(self, feeds: Mapping[str, runner.Array]) -> dict[str, runner.Array]:
         image = torch.from_numpy(feeds["image"]).to(self.device).to(torch.float16)
         with torch.no_grad():
             result = self._compiled(image)

@@ -16,13 +16,11 @@ from torch import Tensor, nn
 from vitdeploy.errors import CheckpointError, MissingFileError, python_command
 from vitdeploy.models.architectures.layers import Activation
 from vitdeploy.models.architectures.vit import TextConfig, TextEncoder
-from vitdeploy.models.checkpoints.fit import load_state
-from vitdeploy.models.checkpoints.mismatch import listed
+from vitdeploy.models.checkpoints import fit, mismatch
 from vitdeploy.models.external.transformers import library_model
 from vitdeploy.models.family import LoadedModel, Signature
-from vitdeploy.models.keys import vit
+from vitdeploy.models.keys import vit, vit_transformers
 from vitdeploy.models.keys.rules import renamed, rules
-from vitdeploy.models.keys.vit_transformers import ACTIVATIONS
 from vitdeploy.models.model_folder.folder import sides
 from vitdeploy.models.model_folder.tokenizer import TOKENIZER, tokenizer_of
 from vitdeploy.paths import is_file
@@ -101,11 +99,11 @@ def recognise_text(state: Mapping[str, Tensor], config: Mapping[str, Any]) -> Te
     kind, part = str(config.get("model_type")), config.get("text_config") or {}
     eps, activation, heads = _DEFAULTS[kind]
     name = part.get("hidden_act", activation)
-    if name not in ACTIVATIONS and name != activation:
+    if name not in vit_transformers.ACTIVATIONS and name != activation:
         raise CheckpointError(
             "config.json names an activation of the text tower that vitdeploy does not have",
             found=f"hidden_act {name!r}",
-            wanted=", ".join(ACTIVATIONS),
+            wanted=", ".join(vit_transformers.ACTIVATIONS),
         )
     tensors = _renamed(state, kind)
     width, end = tensors["norm.weight"].shape[0], part.get("eos_token_id", CLIP_END)
@@ -124,7 +122,7 @@ def recognise_text(state: Mapping[str, Tensor], config: Mapping[str, Any]) -> Te
         width=width,
         heads=heads,
         layer_norm_eps=float(eps),
-        activation=ACTIVATIONS.get(name, activation),
+        activation=vit_transformers.ACTIVATIONS.get(name, activation),
         causal=kind == "clip",
         pooling="last" if kind == "siglip" else "highest" if end == OLD_END else "end",
         end=end,
@@ -142,7 +140,9 @@ def _renamed(state: Mapping[str, Tensor], kind: str) -> dict[str, Tensor]:
         raise CheckpointError(
             "the text tower is not whole, or not only one",
             found="; ".join(
-                f"{what}: {listed(keys)}" for what, keys in (("missing", missing), ("unknown", unknown)) if keys
+                f"{what}: {mismatch.listed(keys)}"
+                for what, keys in (("missing", missing), ("unknown", unknown))
+                if keys
             ),
             wanted=f"the tensors of transformers' {'CLIPModel' if kind == 'clip' else 'SiglipModel'}",
             fix="save the whole model; or, for the image tower alone, --task features",
@@ -215,7 +215,7 @@ def text_encoder(tower: TextTower, what: str) -> TextEncoder:
         module = TextEncoder(tower.config)
     module = module.to_empty(device="cpu")
     module.places = torch.arange(tower.config.length)[None]
-    load_state(module, tower.state, what)
+    fit.load_state(module, tower.state, what)
     return module.eval()
 
 

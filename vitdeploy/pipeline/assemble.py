@@ -12,35 +12,25 @@ import numpy as np
 
 from vitdeploy.benchmark.protocol import Protocol
 from vitdeploy.benchmark.run import engine_candidate
-from vitdeploy.bundle.read import SIZES_FOLDER
-from vitdeploy.bundle.write import GOLDEN_BYTES, Golden, GoldenAnswers, write_bundle
+from vitdeploy.bundle import read, write
 from vitdeploy.data.decoding import batches
 from vitdeploy.data.folder import Sample
 from vitdeploy.document.bench import Bench
 from vitdeploy.document.report import Report, SizeRow
 from vitdeploy.graph.io.files import graph_spec, load_graph
+from vitdeploy.pipeline import run, schedule
 from vitdeploy.pipeline.job import Job
 from vitdeploy.pipeline.measure import measure, original_candidate
 from vitdeploy.pipeline.outcome import Outcome, conclude
 from vitdeploy.pipeline.plan import candidates, make_plan
-from vitdeploy.pipeline.run import run_plan
-from vitdeploy.pipeline.schedule import LoadedRecipe, PlanProgress, Scheduler, at_size, pooled
 from vitdeploy.pipeline.verdict import foresee, still_open
 from vitdeploy.progress import Progress
 from vitdeploy.publish import replacing
 from vitdeploy.recipe.recipe import Recipe
 from vitdeploy.report.html import render_html
+from vitdeploy.runtime import monitor_reference
 from vitdeploy.runtime.engine import make_runner
 from vitdeploy.runtime.golden import engine_outputs, largest_difference
-from vitdeploy.runtime.monitor_reference import (
-    LEAST_IMAGES,
-    MOST_IMAGES,
-    input_statistics,
-    output_names,
-    output_statistics,
-    reference_text,
-    watched_outputs,
-)
 from vitdeploy.runtime.preprocess import Pixels
 from vitdeploy.runtime.runner import Array, Runner
 from vitdeploy.runtime.tasks.registry import bound, count_same
@@ -93,7 +83,7 @@ def golden_set(
     engines: Sequence[tuple[EngineSpec, Path]],
     gates: Mapping[str, GateStatus],
     agreement: float,
-) -> Golden:
+) -> write.Golden:
     """Evaluation samples whose answers differ, with the answers of the loaded original and of every engine, which are
     to agree to so many percent."""
     task, preprocess, postprocess = adapter.setting.task, adapter.setting.preprocess, adapter.setting.postprocess
@@ -101,7 +91,7 @@ def golden_set(
     samples = adapter.golden_inputs(data, adapter.unlike(reference, data, GOLDEN_SAMPLES))
     runner, samples = bound(task, original, {name: samples, **shared}, postprocess)
     outputs = engine_outputs(runner, preprocess, samples[:1])
-    count = max(1, min(len(samples), GOLDEN_BYTES // max(1, sum(array.nbytes for array in outputs.values()))))
+    count = max(1, min(len(samples), write.GOLDEN_BYTES // max(1, sum(array.nbytes for array in outputs.values()))))
     seen = samples[: max(count, 2)]  # of one sample nothing shows how the answers to others would do
     if len(seen) > 1:
         outputs = engine_outputs(runner, preprocess, seen)
@@ -120,8 +110,8 @@ def golden_set(
         wanted = min(least, same) if gates[engine.artifact] == "pass" else least
         tolerance = _tolerance(engine.precision, varies)
         nothing = None if tolerance is not None or 2 * by_chance <= wanted else _nothing(varies, by_chance, count)
-        answers[engine.artifact] = GoldenAnswers(own, tolerance or TOLERANCE[engine.precision], wanted, nothing)
-    return Golden({name: samples[:count], **shared}, kept, answers)
+        answers[engine.artifact] = write.GoldenAnswers(own, tolerance or TOLERANCE[engine.precision], wanted, nothing)
+    return write.Golden({name: samples[:count], **shared}, kept, answers)
 
 
 def _first(outputs: Mapping[str, Array], count: int) -> dict[str, Array]:
@@ -171,7 +161,7 @@ def monitor_of(job: Job, engines: Sequence[tuple[EngineSpec, Path]]) -> str | No
     model, data = job.reference_model, job.data
     if not isinstance(job.adapter, ImageAdapter) or model.preprocess is None:
         return None
-    samples = data.calibration if len(data.calibration) >= LEAST_IMAGES else data.evaluation
+    samples = data.calibration if len(data.calibration) >= monitor_reference.LEAST_IMAGES else data.evaluation
     chunks = _chunks(samples, model.preprocess)
     inputs = _numbers(chunks, model.preprocess)
     if inputs is None:
@@ -181,25 +171,25 @@ def monitor_of(job: Job, engines: Sequence[tuple[EngineSpec, Path]]) -> str | No
         for engine, folder in engines
         if not engine.parts and (said := _said(engine, folder, model.task, model.preprocess, chunks))
     }
-    return reference_text(inputs, model.preprocess.channels, outputs)
+    return monitor_reference.reference_text(inputs, model.preprocess.channels, outputs)
 
 
 def monitor_of_images(samples: Sequence[Sample], preprocess: PreprocessSpec) -> str | None:
     """As `monitor_of`, of the images alone: what an engine says to them is not known where it is not made yet."""
     inputs = _numbers(_chunks(samples, preprocess), preprocess)
-    return None if inputs is None else reference_text(inputs, preprocess.channels, {})
+    return None if inputs is None else monitor_reference.reference_text(inputs, preprocess.channels, {})
 
 
 def _chunks(samples: Sequence[Sample], preprocess: PreprocessSpec) -> list[Pixels]:
     """The pixels of some samples, evenly spread; none where there are too few."""
-    if len(samples) < LEAST_IMAGES:
+    if len(samples) < monitor_reference.LEAST_IMAGES:
         return []
-    places = np.linspace(0, len(samples) - 1, min(len(samples), MOST_IMAGES)).round().astype(int)
+    places = np.linspace(0, len(samples) - 1, min(len(samples), monitor_reference.MOST_IMAGES)).round().astype(int)
     return list(batches([samples[place] for place in places], preprocess, AT_ONCE))
 
 
 def _numbers(chunks: Sequence[Pixels], preprocess: PreprocessSpec) -> list[list[float]] | None:
-    rows = [input_statistics(each, preprocess) for chunk in chunks for each in chunk]
+    rows = [monitor_reference.input_statistics(each, preprocess) for chunk in chunks for each in chunk]
     found = [row for row in rows if row is not None]
     return found if found and len(found) == len(rows) else None  # images of one column have none
 
@@ -213,11 +203,12 @@ def _said(
     with make_runner(folder, engine) as runner:
         for chunk in chunks:
             found = engine_outputs(runner, preprocess, chunk)
-            names = names or watched_outputs(found)
+            names = names or monitor_reference.watched_outputs(found)
             rows += [
-                output_statistics(task, {name: found[name][i] for name in names}, names) for i in range(len(chunk))
+                monitor_reference.output_statistics(task, {name: found[name][i] for name in names}, names)
+                for i in range(len(chunk))
             ]
-    return (output_names(task, names), rows) if names and np.isfinite(rows).all() else None
+    return (monitor_reference.output_names(task, names), rows) if names and np.isfinite(rows).all() else None
 
 
 # --- A whole run: every stage of a recipe, the bench, and what was found and made becomes the bundle ------------------
@@ -228,7 +219,7 @@ RUN_ROUNDS = 21
 
 
 def run_pipeline(
-    source: LoadedRecipe,
+    source: schedule.LoadedRecipe,
     jobs: Sequence[Job],
     out: Path,
     store: Store,
@@ -254,11 +245,11 @@ def run_pipeline(
         OutputError: `out` holds something that is not a bundle. Errors of stages and the bench propagate.
     """
     made = []
-    with pooled(workers) as (workers, pool):
+    with schedule.pooled(workers) as (workers, pool):
         for number, job in enumerate(jobs):
             fresh: set[str] = set()
             make = functools.partial(
-                run_plan,
+                run.run_plan,
                 store=store,
                 resume=resume,
                 progress=progress(job),
@@ -271,7 +262,7 @@ def run_pipeline(
                 note(job, text)
             later = [step for step in plan if step.name != REFERENCE]
             if pool is not None:
-                scheduler = Scheduler(
+                scheduler = schedule.Scheduler(
                     pool,
                     store,
                     progress(job),
@@ -282,7 +273,9 @@ def run_pipeline(
                     finished=functools.partial(finished, job),
                     fatal=lambda owner, error: True,
                 )
-                scheduler.run([PlanProgress(number, at_size(source, number), job.recipe.name, later, early)])
+                scheduler.run(
+                    [schedule.PlanProgress(number, schedule.at_size(source, number), job.recipe.name, later, early)]
+                )
                 for error in scheduler.errors.values():
                     raise error
             made.append(make(later, artifacts=early))
@@ -327,11 +320,11 @@ def write_run(outcomes: Sequence[Outcome], recipe: Recipe, out: Path) -> Report:
     provenance = replace(first.report.provenance, recipe=recipe.model_dump(mode="json"))
     report = replace(first.report, provenance=provenance)
     if others:
-        paths = ["", *(f"{SIZES_FOLDER}/{name}/" for name in names)]
+        paths = ["", *(f"{read.SIZES_FOLDER}/{name}/" for name in names)]
         report = replace(report, sizes=tuple(map(_size_row, outcomes, paths)))
     with replacing(out, OUTPUT_NAMES) as work:
         for outcome, name in zip(others, names, strict=True):
-            inner = work / SIZES_FOLDER / name
+            inner = work / read.SIZES_FOLDER / name
             inner.mkdir(parents=True)
             _write(outcome, outcome.report, (), inner)
         _write(first, report, names, work)
@@ -347,7 +340,7 @@ def _write(outcome: Outcome, report: Report, sizes: Sequence[str], work: Path) -
     reference = read_answers(artifacts[REFERENCE].path)
     with reference_runner(job.reference_model.source) as original:
         golden = golden_set(job.adapter, job.data, reference, original, engines, gates, agreement)
-    write_bundle(
+    write.write_bundle(
         work,
         name=job.recipe.name,
         task=job.reference_model.task,

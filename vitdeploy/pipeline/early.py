@@ -14,29 +14,17 @@ from vitdeploy.backends import TARGETS
 from vitdeploy.bundle.read import is_bundle, read_bundle, verify_files
 from vitdeploy.bundle.sign import signed_by
 from vitdeploy.compilation.backend import COMPILE
+from vitdeploy.data import label_file, tokens
 from vitdeploy.data.containers.find import find_containers
 from vitdeploy.data.folder import scan
-from vitdeploy.data.label_file import read_texts
-from vitdeploy.data.tokens import read_tokens
 from vitdeploy.errors import CapabilityError, MissingFileError
-from vitdeploy.models.json_file import require_checkpoint
+from vitdeploy.models import json_file, names
 from vitdeploy.models.model_folder.hub import is_hub_name, local_folder
-from vitdeploy.models.names import FUNCTION, check_name
 from vitdeploy.paths import exists, is_dir, is_file
+from vitdeploy.runtime import host, preprocess, values
 from vitdeploy.runtime.backend import require_runtime
-from vitdeploy.runtime.host import require_real_times
-from vitdeploy.runtime.preprocess import SUFFIXES
-from vitdeploy.runtime.values import read_labels
 from vitdeploy.spec import Manifest
-from vitdeploy.stages.step import (
-    QUANTIZED,
-    check_precision,
-    check_target,
-    find_graph,
-    is_ours,
-    require_label_file,
-    require_onnx_file,
-)
+from vitdeploy.stages import step
 
 if TYPE_CHECKING:
     from vitdeploy.recipe.recipe import Recipe
@@ -63,7 +51,7 @@ def kind_of(text: str) -> Literal["bundle", "graph", "model"]:
     form, path = form_of(text), Path(text)
     if form == "bundle":
         return "bundle"
-    foreign = path.suffix == ".onnx" and is_file(path) and not is_ours(path)
+    foreign = path.suffix == ".onnx" and is_file(path) and not step.is_ours(path)
     return "graph" if form == "path" and not foreign else "model"
 
 
@@ -73,7 +61,7 @@ def open_bundle(folder: Path, trust: Path | None = None) -> tuple[Manifest, tupl
     manifest = read_bundle(folder)
     verify_files(folder, manifest)
     signed_by(folder, trust)
-    return manifest, tuple(read_labels(folder, manifest) or ())
+    return manifest, tuple(values.read_labels(folder, manifest) or ())
 
 
 def float_graph(text: str) -> Path | None:
@@ -81,9 +69,9 @@ def float_graph(text: str) -> Path | None:
     from vitdeploy.graph.io.files import admitted_metadata
 
     path = Path(text)
-    if not exists(path) or (is_file(path) and not is_ours(path)):
+    if not exists(path) or (is_file(path) and not step.is_ours(path)):
         return None
-    file = find_graph(path)
+    file = step.find_graph(path)
     return file if admitted_metadata(file).precision is None else None
 
 
@@ -106,7 +94,7 @@ def new_folder(work: Path, name: str) -> Path:
 
 def check_placed(target: str, precision: str) -> None:
     """The same for a precision that is to stand in a graph, which half precision does for some targets only."""
-    check_target(target)
+    step.check_target(target)
     row = TARGETS[target]
     if precision in ("fp16", "bf16") and not row.typed and precision in row.precisions:
         require_runtime(target)  # compiling is a fix only where this machine has the precision
@@ -114,10 +102,10 @@ def check_placed(target: str, precision: str) -> None:
         raise CapabilityError(
             f"{target} has {precision} as a setting of its runtime, not in the graph",
             found=f"--precision {precision}",
-            wanted=", ".join(name for name in QUANTIZED if name in row.precisions),
+            wanted=", ".join(name for name in step.QUANTIZED if name in row.precisions),
             fix=f"compile the float graph: vitdeploy compile DIR --target {target} --precision {precision} -o OUT",
         )
-    check_precision(target, precision)
+    step.check_precision(target, precision)
 
 
 def require_target(target: str, precision: str) -> None:
@@ -126,7 +114,7 @@ def require_target(target: str, precision: str) -> None:
     Raises:
         TargetError, CapabilityError, MissingPackageError.
     """
-    check_precision(target, precision)
+    step.check_precision(target, precision)
     require_runtime(target)
     if precision in ("fp16", "bf16"):
         COMPILE[target].require_precision(precision)
@@ -144,7 +132,7 @@ def check_recipe(recipe: Recipe, targets: Iterable[str] | None = None) -> None:
     Raises:
         MissingFileError, DataError, UnknownModelError, TargetError, CapabilityError, MissingPackageError.
     """
-    require_real_times()
+    host.require_real_times()
     for target in recipe.targets if targets is None else targets:
         require_target(target, recipe.precision)
     source = recipe.source
@@ -154,7 +142,7 @@ def check_recipe(recipe: Recipe, targets: Iterable[str] | None = None) -> None:
         check_data(Path(source.normal))
     require_annotations(Path(recipe.data.annotations) if recipe.data.annotations else None)
     if recipe.data.texts:
-        read_texts(Path(recipe.data.texts))
+        label_file.read_texts(Path(recipe.data.texts))
 
 
 def check_model(model: str | None, checkpoint: str | Path | None = None, labels: str | Path | None = None) -> None:
@@ -164,17 +152,17 @@ def check_model(model: str | None, checkpoint: str | Path | None = None, labels:
         MissingFileError, UnknownModelError: one is not there.
     """
     if checkpoint is not None:
-        require_checkpoint(Path(checkpoint))
+        json_file.require_checkpoint(Path(checkpoint))
     if labels is not None:
-        require_label_file(Path(labels))
+        step.require_label_file(Path(labels))
     if model is None:
         return
     if model.endswith(".onnx"):
-        require_onnx_file(Path(model))
+        step.require_onnx_file(Path(model))
     elif is_hub_name(model):
         local_folder(model)
     else:
-        check_name(model)
+        names.check_name(model)
 
 
 def check_artifact(text: str) -> None:
@@ -187,9 +175,9 @@ def check_artifact(text: str) -> None:
     if form == "hub":
         local_folder(text)
     elif form == "path":
-        find_graph(Path(text))
-    elif form == "name" and FUNCTION.fullmatch(text) is None:
-        check_name(text)
+        step.find_graph(Path(text))
+    elif form == "name" and names.FUNCTION.fullmatch(text) is None:
+        names.check_name(text)
 
 
 def check_data(path: Path) -> None:
@@ -200,9 +188,9 @@ def check_data(path: Path) -> None:
     """
     if path.suffix == ".npz":
         if not is_file(path):
-            read_tokens(path)
+            tokens.read_tokens(path)
     elif not is_dir(path):
-        if find_containers(path, SUFFIXES) is None:
+        if find_containers(path, preprocess.SUFFIXES) is None:
             scan(path, "none")
     elif next(path.iterdir(), None) is None:
         scan(path, "none")

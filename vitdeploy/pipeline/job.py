@@ -7,26 +7,21 @@ from pathlib import Path
 from typing import Any
 
 from vitdeploy import __version__
-from vitdeploy.graph.io.admit import admit_graph
-from vitdeploy.graph.io.bound import bindings
+from vitdeploy.graph.io import admit, bound
 from vitdeploy.graph.passes.optimize import OptimizeOptions
 from vitdeploy.models.model_folder.image_processor import scaled
 from vitdeploy.models.names import is_graph
 from vitdeploy.models.source import Source
-from vitdeploy.pipeline.early import require_target
-from vitdeploy.pipeline.setting import fitted, reference_setting, refuse_known
+from vitdeploy.pipeline import early, setting
 from vitdeploy.progress import Progress
 from vitdeploy.quantization.placement_reader import reject_quantized
 from vitdeploy.recipe.recipe import OptimizeSection, Recipe, height_width
 from vitdeploy.runtime.host import describe_host
 from vitdeploy.runtime.values import bits_for
 from vitdeploy.spec import Budget, WeightBits
+from vitdeploy.stages import export, place, rows, step
 from vitdeploy.stages.compile import check_task
-from vitdeploy.stages.export import ExportConfig, settle_batch
-from vitdeploy.stages.place import check_float_parts
 from vitdeploy.stages.reference_model import Overrides, ReferenceModel, find_reference_model, is_onnx
-from vitdeploy.stages.rows import check_prune
-from vitdeploy.stages.step import package_versions
 from vitdeploy.tasks.adapter import TEMPLATE, Data, DataChoice, TaskAdapter
 from vitdeploy.tasks.registry import make_adapter
 from vitdeploy.verification.gate import with_guard
@@ -69,7 +64,7 @@ def source_of(recipe: Recipe) -> Source:
         task=source.task,
         text_features=Path(source.text_features) if source.text_features else None,
         normal=Path(normal) if normal else None,
-        bind=bindings(source.bind),
+        bind=bound.bindings(source.bind),
     )
 
 
@@ -95,9 +90,9 @@ def choice_of(recipe: Recipe) -> DataChoice:
     )
 
 
-def export_config_of(recipe: Recipe) -> ExportConfig:
+def export_config_of(recipe: Recipe) -> export.ExportConfig:
     """The config of the export stage, its only input besides the original."""
-    return ExportConfig(
+    return export.ExportConfig(
         name=recipe.export.name or recipe.name,
         opset=recipe.export.opset,
         batch=recipe.export.batch if isinstance(recipe.export.batch, int) else None,
@@ -165,29 +160,29 @@ def prepare(
         MissingPackageError, CapabilityError: a target's runtime is not here, or cannot do the precision.
     """
     for target in recipe.targets:
-        require_target(target, recipe.precision)
+        early.require_target(target, recipe.precision)
     recipes = at_sizes(recipe)
     reference_models, settled = [], []
     for i, each in enumerate(recipes):
         progress("read the model", i, len(recipes))
         source = dataclasses.replace(source_of(each), function=function, module=module)
         overrides = overrides_of(each)
-        source = fitted(source, overrides, progress, skip_bad=skip_bad)
-        reference_model, batch = settle_batch(find_reference_model(source, overrides), each.export.batch)
+        source = setting.fitted(source, overrides, progress, skip_bad=skip_bad)
+        reference_model, batch = export.settle_batch(find_reference_model(source, overrides), each.export.batch)
         reference_models.append(reference_model)
         settled.append(each.at_batch(batch) if batch is not None and each.export.batch == "auto" else each)
     progress("read the model", len(recipes), len(recipes))
     for target in recipe.targets:
         check_task(reference_models[0].task, target, recipe.precision)
-    check_float_parts(reference_models[0].task, recipe.float_parts)
+    place.check_float_parts(reference_models[0].task, recipe.float_parts)
     if recipe.optimize.prune != "none":
-        check_prune(reference_models[0].task, reference_models[0].preprocess)
+        rows.check_prune(reference_models[0].task, reference_models[0].preprocess)
     if recipe.precision in ("int8", "mixed", "int4") and is_onnx(reference_models[0].source):
-        reject_quantized(admit_graph(Path(str(reference_models[0].source.model))), reference_models[0].name)
-    adapters = [make_adapter(reference_setting(reference_model)) for reference_model in reference_models]
+        reject_quantized(admit.admit_graph(Path(str(reference_models[0].source.model))), reference_models[0].name)
+    adapters = [make_adapter(setting.reference_setting(reference_model)) for reference_model in reference_models]
     data = adapters[0].load(choice_of(recipe), skip_bad=skip_bad, progress=progress)
     for reference_model in reference_models:
-        refuse_known(reference_model.source, data.evaluation)
+        setting.refuse_known(reference_model.source, data.evaluation)
     return tuple(
         Job(each, reference_model, adapter, data, f"{reference_model.size}: " if len(recipes) > 1 else "")
         for each, reference_model, adapter in zip(settled, reference_models, adapters, strict=True)
@@ -203,4 +198,4 @@ def weight_bits(vnni: bool | None) -> WeightBits:
 
 def tool_versions(packages: Iterable[str]) -> dict[str, str]:
     """Versions of vitdeploy and of the named packages."""
-    return {"vitdeploy": __version__, **package_versions(packages)}
+    return {"vitdeploy": __version__, **step.package_versions(packages)}

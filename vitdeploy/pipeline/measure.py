@@ -12,19 +12,7 @@ from vitdeploy.benchmark.results import DEFAULT, BenchRun
 from vitdeploy.benchmark.run import BenchCandidate, alone, expected, run_benchmark
 from vitdeploy.benchmark.summary import Metric, Ratio, Row, alone_reason, block_medians, judged, rows, samples
 from vitdeploy.benchmark.survey import surveyed
-from vitdeploy.document.bench import (
-    ArtifactContext,
-    Bench,
-    ContextFacts,
-    LayerGroup,
-    LayerTime,
-    Omission,
-    ProfileFacts,
-    ProtocolFacts,
-    Roof,
-    TimeShares,
-    WorkFacts,
-)
+from vitdeploy.document import bench
 from vitdeploy.errors import VitdeployError
 from vitdeploy.graph.analysis.work import Work, count_work
 from vitdeploy.graph.io.admit import admit_graph
@@ -62,7 +50,7 @@ def context_facts(
     workloads: Mapping[str, Work | str],
     waits: bool = False,
     undecided: Collection[str] = (),
-) -> ContextFacts | None:
+) -> bench.ContextFacts | None:
     """The `context` of a bench; None if none was measured.
 
     Args:
@@ -72,11 +60,11 @@ def context_facts(
     """
     if context is None:
         return None
-    return ContextFacts(
+    return bench.ContextFacts(
         _machine(context),
         context.rates,
         context.memory,
-        tuple(Omission(str(each), each.why) for each in context.left_out),
+        tuple(bench.Omission(str(each), each.why) for each in context.left_out),
         tuple(
             _artifact(
                 row,
@@ -103,7 +91,7 @@ def _machine(context: Context) -> str:
     return "; ".join(parts)
 
 
-def _artifact(row: Row, context: Context, work: Work | str, *, waits: bool, decided: bool) -> ArtifactContext:
+def _artifact(row: Row, context: Context, work: Work | str, *, waits: bool, decided: bool) -> bench.ArtifactContext:
     latency = row.latency_ms.p50 if decided and not waits else None
     profile = next((each for each in context.profiles if each.artifact == row.artifact), None)
     rates = {rate.precision: rate.flops_per_second for rate in context.rates if rate.target == row.target}
@@ -111,30 +99,32 @@ def _artifact(row: Row, context: Context, work: Work | str, *, waits: bool, deci
     roof = _roof(known, rates, context.memory, latency)
     time = _time(profile)
     bound = _bound(roof, time)
-    return ArtifactContext(
+    return bench.ArtifactContext(
         artifact=row.artifact,
         batch=row.batch.single,
         latency_ms=latency,
-        work=None if known is None else WorkFacts(**vars(known), bytes=known.bytes),
+        work=None if known is None else bench.WorkFacts(**vars(known), bytes=known.bytes),
         work_unknown=work if isinstance(work, str) else None,
         roof=roof,
         time=time,
         layers=() if profile is None else _layers(profile),
         groups=() if profile is None else _groups(profile),
-        profile=None if profile is None else ProfileFacts(profile.runs, profile.per_layer_ms),
+        profile=None if profile is None else bench.ProfileFacts(profile.runs, profile.per_layer_ms),
         bound=bound,
         line=_line(bound, roof, time, latency) if decided else None,
     )
 
 
-def _roof(work: Work | None, rates: Mapping[str, float], memory: Memory | None, latency: float | None) -> Roof | None:
+def _roof(
+    work: Work | None, rates: Mapping[str, float], memory: Memory | None, latency: float | None
+) -> bench.Roof | None:
     """None if the work, a rate or the latency is not known."""
     if work is None or latency is None or not work.flops or set(work.flops) - set(rates):
         return None
     compute = sum(1e3 * flops / rates[precision] for precision, flops in work.flops.items())
     fits = memory is None or (memory.cache_bytes is not None and work.bytes <= memory.cache_bytes)
     moved = None if memory is None or fits else 1e3 * work.bytes / memory.bytes_per_second
-    return Roof(
+    return bench.Roof(
         compute_ms=compute,
         compute_share=compute / latency,
         memory_ms=moved,
@@ -148,7 +138,7 @@ def _roof(work: Work | None, rates: Mapping[str, float], memory: Memory | None, 
     )
 
 
-def _time(profile: Profile | None) -> TimeShares | None:
+def _time(profile: Profile | None) -> bench.TimeShares | None:
     if profile is None or not profile.layers:
         return None
     layers = sum(layer.milliseconds for layer in profile.layers)
@@ -157,7 +147,7 @@ def _time(profile: Profile | None) -> TimeShares | None:
     def shares(names: Callable[[Layer], str], layers: Sequence[Layer]) -> dict[str, float]:
         return {name: milliseconds / whole for name, milliseconds in _sums(names, layers).items()} if whole else {}
 
-    return TimeShares(
+    return bench.TimeShares(
         latency_ms=profile.latency_ms,
         layers_ms=layers,
         outside_ms=profile.latency_ms - layers,
@@ -185,11 +175,11 @@ def _kind(layer: Layer) -> str:
     return layer.kind.removeprefix("Subgraph of ").partition(",")[0]
 
 
-def _layers(profile: Profile) -> tuple[LayerTime, ...]:
+def _layers(profile: Profile) -> tuple[bench.LayerTime, ...]:
     """All layers, the slowest first; shares are of their sum."""
     total = sum(layer.milliseconds for layer in profile.layers) or 1.0
     return tuple(
-        LayerTime(
+        bench.LayerTime(
             layer.name,
             layer.kind,
             layer.precision,
@@ -202,19 +192,19 @@ def _layers(profile: Profile) -> tuple[LayerTime, ...]:
     )
 
 
-def _groups(profile: Profile) -> tuple[LayerGroup, ...]:
+def _groups(profile: Profile) -> tuple[bench.LayerGroup, ...]:
     """Layers whose names differ in the number of their block only, summed up, the slowest first."""
     total = sum(layer.milliseconds for layer in profile.layers) or 1.0
     groups: dict[tuple[str, str, str], list[float]] = {}
     for layer in profile.layers:
         groups.setdefault((BLOCK.sub("*", layer.name), layer.kind, layer.precision), []).append(layer.milliseconds)
     return tuple(
-        LayerGroup(*key, len(times), sum(times), sum(times) / total)
+        bench.LayerGroup(*key, len(times), sum(times), sum(times) / total)
         for key, times in sorted(groups.items(), key=lambda item: -sum(item[1]))
     )
 
 
-def _bound(roof: Roof | None, time: TimeShares | None) -> str | None:
+def _bound(roof: bench.Roof | None, time: bench.TimeShares | None) -> str | None:
     """The largest part of the time: "compute" or "memory", "other layers", or "overhead" outside all layers."""
     roofs = None if roof is None else "memory" if (roof.memory_ms or 0.0) > roof.compute_ms else "compute"
     if time is None:
@@ -228,7 +218,9 @@ def _bound(roof: Roof | None, time: TimeShares | None) -> str | None:
     return roofs or largest if largest == "compute" else largest
 
 
-def _line(bound: str | None, roof: Roof | None, time: TimeShares | None, latency: float | None) -> str | None:
+def _line(
+    bound: str | None, roof: bench.Roof | None, time: bench.TimeShares | None, latency: float | None
+) -> str | None:
     """What limits the speed, in one line; None if unknown."""
     if bound is None:
         return None
@@ -240,7 +232,7 @@ def _line(bound: str | None, roof: Roof | None, time: TimeShares | None, latency
     return f"{bound}: {'; '.join(part for part in (reached, parts, moved) if part)}"
 
 
-def _compute(roof: Roof) -> str:
+def _compute(roof: bench.Roof) -> str:
     flops, rates, total = roof.flops, roof.rates, sum(roof.flops.values())
     main = max(flops, key=lambda each: flops[each])
     if flops[main] >= NEARLY_ALL * total:
@@ -257,13 +249,13 @@ def _compute(roof: Roof) -> str:
     return found if roof.compute_share <= 1 else f"{found}, {ABOVE_RATE}"
 
 
-def _memory(roof: Roof) -> str:
+def _memory(roof: bench.Roof) -> str:
     share, rate = roof.memory_share or 0.0, roof.copy_rate or 0.0
     found = f"{_percent(share)} of {_giga(rate)} GB/s"
     return found if share <= 1 else f"{found}, {ABOVE_RATE}"
 
 
-def _parts(time: TimeShares) -> list[str]:
+def _parts(time: bench.TimeShares) -> list[str]:
     """The parts of the time, in percent; parts below half a percent are left out."""
     parts = {f"products in {precision.upper()}": share for precision, share in time.products.items()}
     others = list(time.others)
@@ -302,8 +294,8 @@ def measure(
     percents: Sequence[float] = DEFAULT,
     *,
     context: bool = False,
-    still_open: Callable[[Bench], Collection[str]] | None = None,
-) -> Bench:
+    still_open: Callable[[bench.Bench], Collection[str]] | None = None,
+) -> bench.Bench:
     """The `bench` part of a report, with the ratios of `pairs`. `still_open`: as of `run_benchmark`, of
     the report so far.
 
@@ -339,15 +331,15 @@ def summarise(
     pairs: Sequence[tuple[str, str]],
     percents: Sequence[float],
     workloads: Mapping[str, Work | str] | None = None,
-) -> Bench:
+) -> bench.Bench:
     """Convert measurements to the form of the report, with the ratios of the named pairs."""
     protocol = bench_run.protocol
     results = rows(bench_run, percents)
     waits = parse_scenario(protocol.latency_scenario).kind == "server"
     found = ratios(bench_run, pairs)
     unreliable = undecided(bench_run, found)
-    return Bench(
-        ProtocolFacts(
+    return bench.Bench(
+        bench.ProtocolFacts(
             {name: len(bench_run.entries[0].rounds[name]) for name in protocol.scenarios},
             protocol.block_seconds,
             tuple(protocol.scenarios),

@@ -36,24 +36,12 @@ from vitdeploy.runtime.host import describe_host
 from vitdeploy.runtime.values import weight_remarks
 from vitdeploy.search.latency import LatencyTable
 from vitdeploy.spec import FileEntry, decode
+from vitdeploy.stages import step
 from vitdeploy.stages.answers import read_answers
 from vitdeploy.stages.attention import read_attention, shared
 from vitdeploy.stages.place import FLOAT_REST, FLOAT_REST_SEARCH, HIGH_PRECISION_SEARCH, MIXED_SEARCH, read_placement
 from vitdeploy.stages.rows import PARTS_SEARCH
 from vitdeploy.stages.search import LATENCY_FILE, SENSITIVITY_SEARCH
-from vitdeploy.stages.step import (
-    ATTENTION,
-    CALIBRATE,
-    EXPORT,
-    HIGH_PRECISION,
-    OPTIMIZE,
-    ORIGINAL,
-    QUANTIZED,
-    REFERENCE,
-    Candidate,
-    read_engine,
-    read_json,
-)
 from vitdeploy.store.store import Artifact, list_files
 from vitdeploy.tasks.answers import AttentionFacts, ExampleFacts, MapFacts, MappedExample
 from vitdeploy.verification.gate import Gate, accuracy_gate, guards
@@ -69,10 +57,10 @@ def render_attention(
     Args:
         examples, images: of the report; what there are maps of is among them.
     """
-    if ATTENTION not in artifacts:
+    if step.ATTENTION not in artifacts:
         return None, {}
-    facts, maps = read_attention(artifacts[ATTENTION].path)
-    if ORIGINAL not in maps:
+    facts, maps = read_attention(artifacts[step.ATTENTION].path)
+    if step.ORIGINAL not in maps:
         return None, {}
     pictures: dict[str, bytes] = {}
     rows = []
@@ -87,7 +75,7 @@ def render_attention(
         for artifact, values in found.items():
             file = f"{number}-{artifact}.png"
             pictures[file] = attention_tile(pixels, values, largest)
-            share = None if artifact == ORIGINAL else shared(values, found[ORIGINAL])
+            share = None if artifact == step.ORIGINAL else shared(values, found[step.ORIGINAL])
             tiles.append(MapFacts(artifact, file, float(values.sum()), share))
         rows.append(MappedExample(places[number], tuple(tiles)))
     grid = tuple(facts["grid"])
@@ -148,7 +136,7 @@ def conclude(job: Job, artifacts: Mapping[str, Artifact], measure: Callable[[Seq
         warnings=warnings_of(job, artifacts, judged[0].candidate),
         model=model,
         export=export,
-        optimize=decode(OptimizeFacts, read_json(artifacts[OPTIMIZE].path / "optimize.json")),
+        optimize=decode(OptimizeFacts, step.read_json(artifacts[step.OPTIMIZE].path / "optimize.json")),
         calibration=calibration,
         data=data_facts(job),
         engines=tuple(engine_facts(artifacts, candidate, gates[candidate.artifact]) for candidate in candidates(job)),
@@ -167,11 +155,11 @@ def now() -> str:
     return datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
 
 
-def warnings_of(job: Job, artifacts: Mapping[str, Artifact], candidate: Candidate) -> tuple[str, ...]:
+def warnings_of(job: Job, artifacts: Mapping[str, Artifact], candidate: step.Candidate) -> tuple[str, ...]:
     """Warnings that make all numbers doubtful, shown before the verdict. `candidate`: any one that was verified."""
-    reference = read_answers(artifacts[REFERENCE].path)
+    reference = read_answers(artifacts[step.REFERENCE].path)
     doubt = job.adapter.doubt(reference, job.data, verified(artifacts, candidate))
-    unproven = unproven_told(read_json(artifacts[EXPORT].path / "export.json")["parity"])
+    unproven = unproven_told(step.read_json(artifacts[step.EXPORT].path / "export.json")["parity"])
     return (*job.data.warnings, *([doubt] if doubt is not None else []), *unproven)
 
 
@@ -186,12 +174,12 @@ def said_of_heat(bench: Bench) -> list[str]:
     ]
 
 
-def said_of_weights(artifacts: Mapping[str, Artifact], candidate: Candidate) -> list[str]:
+def said_of_weights(artifacts: Mapping[str, Artifact], candidate: step.Candidate) -> list[str]:
     """Remarks about an engine's weights on this machine."""
-    return weight_remarks(read_engine(artifacts[candidate.step("compile")].path), describe_host()["isa"])
+    return weight_remarks(step.read_engine(artifacts[candidate.step("compile")].path), describe_host()["isa"])
 
 
-def said_of_placement(artifacts: Mapping[str, Artifact], candidate: Candidate) -> list[str]:
+def said_of_placement(artifacts: Mapping[str, Artifact], candidate: step.Candidate) -> list[str]:
     """A remark on an engine that is INT8 or INT4 in name alone."""
     if candidate.precision not in ("int8", "int4"):
         return []
@@ -203,9 +191,9 @@ def said_of_placement(artifacts: Mapping[str, Artifact], candidate: Candidate) -
     return [f"{candidate.artifact} has nothing in {candidate.precision.upper()}: {why}."]
 
 
-def said_of_layers(artifacts: Mapping[str, Artifact], candidate: Candidate) -> list[str]:
+def said_of_layers(artifacts: Mapping[str, Artifact], candidate: step.Candidate) -> list[str]:
     """A remark on layers that are out of plain INT8."""
-    searched = artifacts.get(candidate.step(HIGH_PRECISION))
+    searched = artifacts.get(candidate.step(step.HIGH_PRECISION))
     precisions = HIGH_PRECISION_SEARCH.read(searched.path).precisions if searched is not None else ()
     if not precisions:
         return []
@@ -215,14 +203,14 @@ def said_of_layers(artifacts: Mapping[str, Artifact], candidate: Candidate) -> l
     return [f"{candidate.artifact} has {layers}: on the calibration images {one.evidence}, measured here."]
 
 
-def said_of_runtime(artifacts: Mapping[str, Artifact], candidate: Candidate) -> list[str]:
+def said_of_runtime(artifacts: Mapping[str, Artifact], candidate: step.Candidate) -> list[str]:
     """Remarks on an engine whose runtime is known to compute such a graph wrongly, which the recipe accepts."""
-    return in_spite(candidate.artifact, read_engine(artifacts[candidate.step("compile")].path).accepted or ())
+    return in_spite(candidate.artifact, step.read_engine(artifacts[candidate.step("compile")].path).accepted or ())
 
 
-def said_of_rest(artifacts: Mapping[str, Artifact], candidate: Candidate) -> list[str]:
+def said_of_rest(artifacts: Mapping[str, Artifact], candidate: step.Candidate) -> list[str]:
     """A remark on an INT8 engine whose float operators are computed in bf16."""
-    engine = read_engine(artifacts[candidate.step("compile")].path)
+    engine = step.read_engine(artifacts[candidate.step("compile")].path)
     if engine.float_rest is None:
         return []
     said = f"{candidate.artifact} computes what is not in INT8 in {engine.float_rest}"
@@ -237,9 +225,9 @@ def said_of_rest(artifacts: Mapping[str, Artifact], candidate: Candidate) -> lis
     ]
 
 
-def said_of_rows(artifacts: Mapping[str, Artifact], candidate: Candidate) -> list[str]:
+def said_of_rows(artifacts: Mapping[str, Artifact], candidate: step.Candidate) -> list[str]:
     """A remark on an engine that computes the rows of its tokens in parts, or more of them."""
-    engine = read_engine(artifacts[candidate.step("compile")].path)
+    engine = step.read_engine(artifacts[candidate.step("compile")].path)
     rows = engine.row_parts
     if rows is None:
         return []
@@ -255,27 +243,27 @@ def said_of_rows(artifacts: Mapping[str, Artifact], candidate: Candidate) -> lis
 
 def _calibration(job: Job, artifacts: Mapping[str, Artifact]) -> CalibrationFacts | None:
     """Facts about the calibration images; None without calibration."""
-    if CALIBRATE not in artifacts:
+    if step.CALIBRATE not in artifacts:
         return None
-    found = read_json(artifacts[CALIBRATE].path / "calibrate.json")
+    found = step.read_json(artifacts[step.CALIBRATE].path / "calibrate.json")
     return decode(CalibrationFacts, {**found, "digest": job.data.calibration_digest})
 
 
 def _accuracy_gates(job: Job, artifacts: Mapping[str, Artifact]) -> dict[str, Gate]:
-    criterion = criterion_of(job.adapter, read_answers(artifacts[REFERENCE].path), job.data, job.budget)
+    criterion = criterion_of(job.adapter, read_answers(artifacts[step.REFERENCE].path), job.data, job.budget)
     guard = job.adapter.guard
     return {c.artifact: accuracy_gate(verified(artifacts, c), job.budget, criterion, guard) for c in candidates(job)}
 
 
-def verified(artifacts: Mapping[str, Artifact], candidate: Candidate) -> Verified:
+def verified(artifacts: Mapping[str, Artifact], candidate: step.Candidate) -> Verified:
     """The result of `verify` for an engine."""
-    return decode_verified(read_json(artifacts[candidate.step("verify")].path / "verify.json"))
+    return decode_verified(step.read_json(artifacts[candidate.step("verify")].path / "verify.json"))
 
 
-def engine_bytes(artifacts: Mapping[str, Artifact], candidate: Candidate) -> int:
+def engine_bytes(artifacts: Mapping[str, Artifact], candidate: step.Candidate) -> int:
     """Bytes of what the runtime loads."""
     folder = artifacts[candidate.step("compile")].path
-    return sum((folder / file).stat().st_size for file in read_engine(folder).files)
+    return sum((folder / file).stat().st_size for file in step.read_engine(folder).files)
 
 
 def _checkpoint(job: Job) -> str | None:
@@ -300,7 +288,7 @@ def _verdict_facts(job: Job, gates: Mapping[str, Gate], verdict: Verdict) -> Run
 
 
 def _exported(job: Job, artifacts: Mapping[str, Artifact]) -> tuple[ModelFacts, ExportFacts]:
-    found = read_json(artifacts[EXPORT].path / "export.json")
+    found = step.read_json(artifacts[step.EXPORT].path / "export.json")
     checkpoint = _checkpoint(job)
     digest = job.reference_model.digests.get(checkpoint or "")
     model = {**found.pop("model"), "checkpoint": checkpoint, "checkpoint_sha256": digest}
@@ -340,15 +328,15 @@ def _provenance_files(artifacts: Mapping[str, Artifact]) -> list[FileEntry]:
     return [
         replace(entry, path=f"{name.replace(' ', '/')}/{entry.path}")
         for name, artifact in artifacts.items()
-        if name == EXPORT or name.startswith("compile")
+        if name == step.EXPORT or name.startswith("compile")
         for entry in list_files(artifact.path)
         if entry.path.endswith((".onnx", ".xml", ".bin"))
     ]
 
 
-def engine_facts(artifacts: Mapping[str, Artifact], candidate: Candidate, gate: Gate) -> EngineFacts:
+def engine_facts(artifacts: Mapping[str, Artifact], candidate: step.Candidate, gate: Gate) -> EngineFacts:
     """One engine in report.json."""
-    engine = read_engine(artifacts[candidate.step("compile")].path)
+    engine = step.read_engine(artifacts[candidate.step("compile")].path)
     placed = read_placement(artifacts[candidate.step("place")].path)
     return EngineFacts(
         artifact=candidate.artifact,
@@ -368,10 +356,10 @@ def engine_facts(artifacts: Mapping[str, Artifact], candidate: Candidate, gate: 
 
 
 def _quantization(
-    artifacts: Mapping[str, Artifact], candidate: Candidate, placed: PlacementFacts
+    artifacts: Mapping[str, Artifact], candidate: step.Candidate, placed: PlacementFacts
 ) -> Quantization | None:
     """Which layers were quantized; None for a float engine. Mixed precision adds what its choice was based on."""
-    if candidate.precision not in QUANTIZED:
+    if candidate.precision not in step.QUANTIZED:
         return None
     layers = Quantization(placed.int8, placed.float, placed.folds, placed.hidden, placed.int4)
     search = artifacts.get(candidate.step("search"))
@@ -381,5 +369,5 @@ def _quantization(
         layers,
         sensitivity=SENSITIVITY_SEARCH.read(search.path),
         mixed=MIXED_SEARCH.read(search.path),
-        latency=decode(LatencyTable, read_json(search.path / LATENCY_FILE)),
+        latency=decode(LatencyTable, step.read_json(search.path / LATENCY_FILE)),
     )

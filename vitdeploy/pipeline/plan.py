@@ -9,24 +9,16 @@ from vitdeploy.backends import TARGETS
 from vitdeploy.pipeline.job import Job, export_config_of, rewrites_of
 from vitdeploy.runtime.postprocess import label_of
 from vitdeploy.spec import FloatRest
-from vitdeploy.stages.answers import read_answers, reference_step, verify_step
-from vitdeploy.stages.attention import attention_step
-from vitdeploy.stages.calibrate import calibrate_step
+from vitdeploy.stages import answers, attention, calibrate, export, optimize, rows, search, typed
 from vitdeploy.stages.compile import compile_step
-from vitdeploy.stages.export import export_step
-from vitdeploy.stages.optimize import optimize_step
 from vitdeploy.stages.place import PlaceConfig, place_step
-from vitdeploy.stages.rows import parts_step, prune_step, pruning_step, splits_rows
-from vitdeploy.stages.search import float_rest_step, has_half_rest, high_precision_step, raises_precision, search_step
 from vitdeploy.stages.step import ORIGINAL, QUANTIZED, REFERENCE, UNPRUNED, Candidate, Step
-from vitdeploy.stages.typed import typed_step
 from vitdeploy.stages.workers import HERE, Workers
 from vitdeploy.store.store import Artifact
 from vitdeploy.tasks.adapter import Calibration, Data, ImageAdapter, TaskAdapter, choose, example
 from vitdeploy.tasks.answers import AnswerFacts, ChangedCounts, ExampleFacts
+from vitdeploy.verification import classes, records
 from vitdeploy.verification.changes import Changes
-from vitdeploy.verification.classes import by_class, confusion, reliability
-from vitdeploy.verification.records import Answers
 
 # --- Turn a job into its plan: the steps in order. Each stage defines what its keys are made of -----------------------
 
@@ -43,7 +35,7 @@ def candidates(job: Job) -> list[Candidate]:
     baselines = [Candidate(c.target, "int8", False) for c in asked] if precision == "mixed" else []
     if precision in ("int8", "mixed") and job.reference_model.parameters >= LEAST_PARAMETERS:
         task = job.reference_model.task
-        baselines += [Candidate(c.target, "bf16", False) for c in asked if has_half_rest(c.target, "int8", task)]
+        baselines += [Candidate(c.target, "bf16", False) for c in asked if search.has_half_rest(c.target, "int8", task)]
     baselines += [Candidate(c.target, "fp32", False) for c in asked] if precision != "fp32" else []
     return asked + baselines
 
@@ -55,7 +47,7 @@ def make_plan(job: Job, workers: Workers = HERE) -> list[Step]:
     reference, *verdicts = judge_plan(job, contenders)
     steps = [reference, *engine_plan(job, contenders, workers), *verdicts]
     if job.adapter.attention and isinstance(job.adapter, ImageAdapter):
-        steps.append(attention_step(job.adapter, job.data, contenders))
+        steps.append(attention.attention_step(job.adapter, job.data, contenders))
     return [dataclasses.replace(step, about=_about(job, step)) for step in steps]
 
 
@@ -69,21 +61,21 @@ def _about(job: Job, step: Step) -> dict[str, int]:
 def engine_plan(job: Job, contenders: Sequence[Candidate], workers: Workers = HERE) -> list[Step]:
     """The plan from the original to the compiled engines of some candidates. What measures is not shared out."""
     recipe = job.recipe
-    steps = [export_step(job.reference_model, export_config_of(recipe)), *float_steps(job)]
+    steps = [export.export_step(job.reference_model, export_config_of(recipe)), *float_steps(job)]
     if any(candidate.precision in QUANTIZED for candidate in contenders):
         drive = job.adapter.drive(Calibration(job.data.calibration, texts=job.data.classes))
-        steps.append(calibrate_step(job.data, drive, workers))
+        steps.append(calibrate.calibrate_step(job.data, drive, workers))
     for candidate in contenders:
         plain = _plain(job, candidate)
         if candidate.precision == "mixed":
-            steps.append(search_step(candidate, plain, recipe.to_budget(), job.data))
+            steps.append(search.search_step(candidate, plain, recipe.to_budget(), job.data))
         rest = float_rest_of(job, candidate)
         if rest == "measured":
-            steps.append(float_rest_step(candidate, plain, recipe.engine_batch, job.data))
+            steps.append(search.float_rest_step(candidate, plain, recipe.engine_batch, job.data))
         steps += placement_plan(job, candidate, rest)
         parts = row_parts_of(job, candidate)
         if parts == "measured":
-            steps.append(parts_step(candidate, recipe.engine_batch, rest))
+            steps.append(rows.parts_step(candidate, recipe.engine_batch, rest))
         build, accepted = recipe.to_build(), recipe.accept_known_bad
         steps.append(compile_step(candidate, recipe.engine_batch, build, accepted, parts, rest))
     return steps
@@ -93,12 +85,12 @@ def placement_plan(job: Job, candidate: Candidate, rest: FloatRest | Literal["me
     """The plan from the calibrated graph to a candidate's placement. `rest`: as `float_rest_of` gives it."""
     recipe, plain = job.recipe, _plain(job, candidate)
     if TARGETS[candidate.target].typed and candidate.precision != "fp32":
-        return [typed_step(candidate, job.data, recipe.ignore)]
+        return [typed.typed_step(candidate, job.data, recipe.ignore)]
     price, batch = recipe.high_precision, recipe.engine_batch
-    raises = raises_precision(candidate.target, candidate.precision, job.reference_model.task, price)
+    raises = search.raises_precision(candidate.target, candidate.precision, job.reference_model.task, price)
     raises = raises and candidate.shipped
     place = place_step(candidate, plain, recipe.float_parts, raises=raises)
-    return [*([high_precision_step(candidate, plain, price, batch, job.data, rest)] if raises else []), place]
+    return [*([search.high_precision_step(candidate, plain, price, batch, job.data, rest)] if raises else []), place]
 
 
 def _plain(job: Job, candidate: Candidate) -> PlaceConfig:
@@ -110,15 +102,15 @@ def float_steps(job: Job) -> list[Step]:
     """The steps from the export to the float graph that engines are made of; the last one is called OPTIMIZE."""
     section = job.recipe.optimize
     if section.prune == "none":
-        return [optimize_step(rewrites_of(section))]
-    unpruned = optimize_step(rewrites_of(section), UNPRUNED)
-    return [unpruned, pruning_step(job.data, UNPRUNED), prune_step(section.prune, job.data)]
+        return [optimize.optimize_step(rewrites_of(section))]
+    unpruned = optimize.optimize_step(rewrites_of(section), UNPRUNED)
+    return [unpruned, rows.pruning_step(job.data, UNPRUNED), rows.prune_step(section.prune, job.data)]
 
 
 def row_parts_of(job: Job, candidate: Candidate) -> tuple[int, ...] | Literal["measured"] | None:
     """The parts in which a candidate's engine computes its rows: those of the recipe, those to be measured, or None."""
     wanted = job.recipe.optimize.split_rows
-    if wanted == "none" or not splits_rows(candidate.target, candidate.precision, job.reference_model.task):
+    if wanted == "none" or not rows.splits_rows(candidate.target, candidate.precision, job.reference_model.task):
         return None
     return "measured" if wanted == "auto" else wanted
 
@@ -126,20 +118,20 @@ def row_parts_of(job: Job, candidate: Candidate) -> tuple[int, ...] | Literal["m
 def float_rest_of(job: Job, candidate: Candidate) -> FloatRest | Literal["measured"]:
     """In which precision a candidate's engine computes its float operators: the recipe's, or what is to be measured."""
     wanted = job.recipe.optimize.float_rest
-    if not has_half_rest(candidate.target, candidate.precision, job.reference_model.task):
+    if not search.has_half_rest(candidate.target, candidate.precision, job.reference_model.task):
         return "fp32"
     return "measured" if wanted == "auto" else wanted
 
 
 def original_step(job: Job) -> Step:
     """The answers of the original to the evaluation samples."""
-    return reference_step(job.reference_model, job.adapter, job.data)
+    return answers.reference_step(job.reference_model, job.adapter, job.data)
 
 
 def judge_plan(job: Job, contenders: Sequence[Candidate]) -> list[Step]:
     """The answers of the original, and of compiled engines, to the evaluation samples."""
     model = job.reference_model
-    verdicts = (verify_step(c, model.preprocess, model.postprocess, job.adapter, job.data) for c in contenders)
+    verdicts = (answers.verify_step(c, model.preprocess, model.postprocess, job.adapter, job.data) for c in contenders)
     return [original_step(job), *verdicts]
 
 
@@ -153,8 +145,8 @@ def report_answers(
     job: Job, artifacts: Mapping[str, Artifact]
 ) -> tuple[tuple[ExampleFacts, ...], AnswerFacts, dict[str, bytes]]:
     """`examples` and `answers` of report.json, and the pictures by the names that the examples have for them."""
-    reference = read_answers(artifacts[REFERENCE].path)
-    engines = {c.artifact: read_answers(artifacts[c.step("verify")].path) for c in candidates(job)}
+    reference = answers.read_answers(artifacts[REFERENCE].path)
+    engines = {c.artifact: answers.read_answers(artifacts[c.step("verify")].path) for c in candidates(job)}
     labels = job.labels or None
     examples: list[ExampleFacts] = []
     images: dict[str, bytes] = {}
@@ -166,7 +158,11 @@ def report_answers(
 
 
 def answer_facts(
-    adapter: TaskAdapter, data: Data, reference: Answers, engines: Mapping[str, Answers], labels: Sequence[str] | None
+    adapter: TaskAdapter,
+    data: Data,
+    reference: records.Answers,
+    engines: Mapping[str, records.Answers],
+    labels: Sequence[str] | None,
 ) -> AnswerFacts:
     """Summarize all answers; by class if samples have classes."""
     changed = {name: _counts(adapter.changes(found, reference, data)) for name, found in engines.items()}
@@ -180,9 +176,9 @@ def answer_facts(
     names = [label_of(i, told) for i in range(max(len(told), highest + 1))]
     return AnswerFacts(
         changed,
-        confusion(every, names),
-        by_class(original, found, names),
-        {name: reliability(each) for name, each in every.items() if each.confidence is not None},
+        classes.confusion(every, names),
+        classes.by_class(original, found, names),
+        {name: classes.reliability(each) for name, each in every.items() if each.confidence is not None},
     )
 
 

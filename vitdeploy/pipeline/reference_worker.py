@@ -7,17 +7,15 @@ from typing import Any
 
 from vitdeploy.benchmark.worker import serve
 from vitdeploy.errors import TargetError
-from vitdeploy.models.family import LoadedModel
-from vitdeploy.models.load import load_model
+from vitdeploy.models import family, load, torch_runner
 from vitdeploy.models.source import Source
-from vitdeploy.models.torch_runner import CompiledRunner
 from vitdeploy.runtime.runner import Runner
 from vitdeploy.stages.reference_model import from_request, is_onnx, reference_runner
 
 
 @functools.lru_cache(maxsize=1)
-def _original(source: Source) -> LoadedModel | None:
-    return None if is_onnx(source) else load_model(source)
+def _original(source: Source) -> family.LoadedModel | None:
+    return None if is_onnx(source) else load.load_model(source)
 
 
 def make_runner(request: dict[str, Any]) -> Runner:
@@ -42,7 +40,7 @@ def make_compiled(request: dict[str, Any]) -> Runner:
     """The same compiled by PyTorch; any batch goes, each is compiled when it first comes."""
     original = _original(from_request(request))
     assert original is not None, "an ONNX file is not compiled by PyTorch"
-    return CompiledRunner(original)
+    return torch_runner.CompiledRunner(original)
 
 
 if __name__ == "__main__":

@@ -17,8 +17,7 @@ from vitdeploy.errors import GateError
 from vitdeploy.spec import Budget, GateStatus, Grade, bound_words
 from vitdeploy.stages.step import ORIGINAL, Candidate
 from vitdeploy.tasks.adapter import Data, TaskAdapter
-from vitdeploy.verification.agreement import Agreement
-from vitdeploy.verification.comparison import Comparison
+from vitdeploy.verification import agreement, comparison, records
 from vitdeploy.verification.gate import (
     Criterion,
     Gate,
@@ -30,7 +29,6 @@ from vitdeploy.verification.gate import (
     proves_nothing,
     unprovable,
 )
-from vitdeploy.verification.records import Answers
 
 if TYPE_CHECKING:
     from vitdeploy.pipeline.job import Job
@@ -51,7 +49,7 @@ class Judged:
 
     candidate: Candidate
     gate: Gate
-    verified: Comparison
+    verified: comparison.Comparison
     guarded: bool
 
     @property
@@ -108,13 +106,13 @@ def engine_gate(accuracy: Gate, budget: Budget, size: int, row: Row | None) -> G
     return join(gates)
 
 
-def keeps_answers(gate: Gate, verified: Comparison, *, guarded: bool) -> bool:
+def keeps_answers(gate: Gate, verified: comparison.Comparison, *, guarded: bool) -> bool:
     """Whether an engine may be recommended: its gate passes. If only the guard judges it, it must not provably lose
     anything either, because the user gave no bound."""
     return gate.status == "pass" and not (guarded and provably_loses(verified))
 
 
-def provably_loses(verified: Comparison) -> bool:
+def provably_loses(verified: comparison.Comparison) -> bool:
     """The whole interval of the drop is above zero; without labels nothing is proven."""
     return verified.drop_ci95 is not None and verified.drop_ci95[0] > 0
 
@@ -336,7 +334,7 @@ def sentence(recommended: str, ratios: Sequence[Ratio]) -> str:
     return f"Ship {recommended}: {1 / ratio.ratio:.2f} times as fast as the original [{low:.2f}, {high:.2f}]."
 
 
-def kept(name: str, verified: Comparison) -> str:
+def kept(name: str, verified: comparison.Comparison) -> str:
     """How much of the original's answers and accuracy an engine keeps."""
     low, high = verified.agreement_ci95
     kept = f"{name} gives {verified.agreement:.2f} % of the original's answers [{low:.2f}, {high:.2f}]"
@@ -412,17 +410,17 @@ def bounds_answers(budget: Budget) -> bool:
     return (budget.max_drop, budget.min_agreement) != (None, None)
 
 
-def criterion_of(adapter: TaskAdapter, reference: Answers, data: Data, budget: Budget) -> Criterion:
+def criterion_of(adapter: TaskAdapter, reference: records.Answers, data: Data, budget: Budget) -> Criterion:
     """The criterion for a bound on the drop on these samples; it depends only on the original's answers."""
     return "labels" if budget.max_drop is None else criterion_by(adapter.compare(reference, reference, data), budget)
 
 
-def criterion_by(perfect: Comparison, budget: Budget) -> Criterion:
+def criterion_by(perfect: comparison.Comparison, budget: Budget) -> Criterion:
     """The same by `perfect`: the original compared with itself."""
     return "labels" if budget.max_drop is None else criterion_to_prove(perfect, budget.max_drop)
 
 
-def foresee(adapter: TaskAdapter, reference: Answers, data: Data, budget: Budget) -> list[str]:
+def foresee(adapter: TaskAdapter, reference: records.Answers, data: Data, budget: Budget) -> list[str]:
     """A sentence for each bound that no engine can be proven to meet on the evaluation samples.
 
     The original is compared with itself, by the task's own comparison: no engine can prove more.
@@ -449,7 +447,7 @@ def split_notes(job: Job) -> list[str]:
             "calibrate); data.calibration.images sets another number"
         )
     # Of answers that are right or wrong the number alone bounds what can be proven.
-    if job.adapter.compared is not Agreement or not evaluates:
+    if job.adapter.compared is not agreement.Agreement or not evaluates:
         return notes
     limits = unprovable(perfect_answers(evaluates), job.budget, noun)
     if limits and not own and (fewer := _enough_left(job, total)) is not None:

@@ -16,16 +16,7 @@ from vitdeploy.errors import CapabilityError, GraphError
 from vitdeploy.exporter.torch_onnx import export_graph
 from vitdeploy.graph.analysis.rows import find_linears
 from vitdeploy.graph.canonical.normalise import normalise
-from vitdeploy.graph.io.admit import admit_graph
-from vitdeploy.graph.io.files import (
-    GraphMetadata,
-    fixed_batch,
-    get_metadata,
-    graph_spec,
-    load_graph,
-    save_graph,
-    serialised,
-)
+from vitdeploy.graph.io import admit, files
 from vitdeploy.graph.passes.optimize import OptimizeOptions, optimize
 from vitdeploy.graph.values import stem
 from vitdeploy.models.external.adapted import Adapted
@@ -44,8 +35,8 @@ class PlacedGraph:
     """A placed graph that was read, with its metadata and layers. It is kept as the bytes of its file, which can be
     pickled with the module that was prepared for it."""
 
-    def __init__(self, model: ir.Model, metadata: GraphMetadata) -> None:
-        self.data = serialised(model)
+    def __init__(self, model: ir.Model, metadata: files.GraphMetadata) -> None:
+        self.data = files.serialised(model)
         self.metadata = metadata
         self.layers = read_placed(model)
 
@@ -74,8 +65,8 @@ def read_placement(file: Path) -> PlacedGraph:
     Raises:
         GraphError: it is not in INT8. CapabilityError: its form, or its task, is not one that can be trained.
     """
-    model = admit_graph(file)
-    metadata = get_metadata(model, str(file))
+    model = admit.admit_graph(file)
+    metadata = files.get_metadata(model, str(file))
     if metadata.precision not in ("int8", "mixed") or metadata.target is None:
         raise GraphError(
             f"{file} has no INT8 to train for",
@@ -109,20 +100,20 @@ def whole(module: nn.Module, placement: PlacedGraph) -> nn.Module:
 
 def export_like(module: nn.Module, placement: PlacedGraph, file: Path) -> None:
     """Export a module, whole, to a file as the placed graph's float graph was; ExportError as there."""
-    spec, metadata = graph_spec(placement.model, "the placed graph"), placement.metadata
+    spec, metadata = files.graph_spec(placement.model, "the placed graph"), placement.metadata
     graph = export_graph(
         module,
         name=metadata.name,
         preprocess=metadata.images,
         image_size=metadata.images.crop,
         opset=placement.model.opset_imports[""],
-        batch=fixed_batch(spec),
+        batch=files.fixed_batch(spec),
         in_graph=spec.inputs[0].dtype == "uint8",
         task=metadata.task,
         outputs=[tensor.name for tensor in spec.outputs],
         postprocess=metadata.postprocess,
     )
-    save_graph(graph, file)
+    files.save_graph(graph, file)
 
 
 def float_graph(file: Path, placement: PlacedGraph, options: OptimizeOptions | None) -> ir.Model:
@@ -131,14 +122,14 @@ def float_graph(file: Path, placement: PlacedGraph, options: OptimizeOptions | N
     Raises:
         GraphError: the rewrites do not apply.
     """
-    model = load_graph(file, shapes=options is None)
+    model = files.load_graph(file, shapes=options is None)
     if options is not None:
         normalise(model)
         optimize(model, options)
         with tempfile.TemporaryDirectory(prefix="vitdeploy-") as folder:
             rewritten = Path(folder) / "model.onnx"
-            save_graph(model, rewritten)
-            model = load_graph(rewritten)
+            files.save_graph(model, rewritten)
+            model = files.load_graph(rewritten)
             ir.external_data.load_to_model(model)
     names = {linear.name for linear in find_linears(model)}
     shape(model, placement.target, [name for name in placement.left if name in names])

@@ -22,8 +22,7 @@ from vitdeploy.qat.float_graph import PlacedGraph, whole
 from vitdeploy.qat.folds import Folds
 from vitdeploy.qat.layers import Floats, LayerPiece, PlacedLayer, weighted
 from vitdeploy.quantization.probe import ImageProbe
-from vitdeploy.runtime.ort import OnnxRuntimeRunner
-from vitdeploy.runtime.preprocess import normalise
+from vitdeploy.runtime import ort, preprocess
 
 ATTRIBUTE = "_vitdeploy_qat"
 
@@ -132,7 +131,7 @@ def graph_outputs(model: ir.Model, pixels: npt.NDArray[np.uint8], placement: Pla
     with tempfile.TemporaryDirectory(prefix="vitdeploy-") as folder:
         file = Path(folder) / "model.onnx"
         save_graph(model, file)
-        runner = OnnxRuntimeRunner(file, name="the placed graph", plain=True)
+        runner = ort.OnnxRuntimeRunner(file, name="the placed graph", plain=True)
         with ImageProbe(model, placement.metadata.images, runner) as probe:
             found = probe.run(probe.feeds(pixels))
             return [found[each.name] for each in runner.outputs]
@@ -140,7 +139,7 @@ def graph_outputs(model: ir.Model, pixels: npt.NDArray[np.uint8], placement: Pla
 
 def module_outputs(module: nn.Module, pixels: npt.NDArray[np.uint8], placement: PlacedGraph) -> Outputs:
     """The outputs of a module in the order of the graph's, in evaluation mode and as it was afterwards."""
-    image = torch.from_numpy(np.ascontiguousarray(normalise(pixels, placement.metadata.images)))
+    image = torch.from_numpy(np.ascontiguousarray(preprocess.normalise(pixels, placement.metadata.images)))
     place = next((parameter.device for parameter in module.parameters()), torch.device("cpu"))
     training = [each for each in module.modules() if each.training]
     module.eval()

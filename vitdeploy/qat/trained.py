@@ -13,10 +13,7 @@ import onnx_ir as ir
 import torch
 from torch import nn
 
-from vitdeploy.api.artifacts import Bundle, Graph, graph_file
-from vitdeploy.api.deploy import Deployment
-from vitdeploy.api.quantize import QuantizedGraph
-from vitdeploy.api.values import filling, home_of
+from vitdeploy.api import artifacts, deploy, quantize, values
 from vitdeploy.bundle.read import is_bundle, read_bundle
 from vitdeploy.errors import GraphError, InputError, NonFiniteWeightsError
 from vitdeploy.graph.analysis.rows import Linear, origin
@@ -46,7 +43,7 @@ from vitdeploy.stages.step import LABELS_FILE, MODEL_FILE, OUTPUT_NAMES, write_j
 # --- The placed graph that a user names: a graph, its folder or file, or a bundle with its engines --------------------
 
 
-Graphs: TypeAlias = Graph | Bundle | Deployment | str | Path
+Graphs: TypeAlias = artifacts.Graph | artifacts.Bundle | deploy.Deployment | str | Path
 
 
 def placed_file(graph: Graphs, target: str | None) -> Path:
@@ -56,11 +53,11 @@ def placed_file(graph: Graphs, target: str | None) -> Path:
         GraphError: a bundle has no engine in INT8, or none for `target`. MissingFileError, ManifestError: of the path.
         InputError: a target beside a graph, which has one.
     """
-    folder = graph.folder if isinstance(graph, Graph | Bundle | Deployment) else Path(graph)
+    folder = graph.folder if isinstance(graph, artifacts.Graph | artifacts.Bundle | deploy.Deployment) else Path(graph)
     if not is_bundle(folder):
         if target is not None:
             raise InputError("a graph has one target", found=f"target {target}", fix="leave the target out")
-        return graph_file(graph if isinstance(graph, Graph) else folder)
+        return artifacts.graph_file(graph if isinstance(graph, artifacts.Graph) else folder)
     engines = read_bundle(folder).engines
     fits = [each for each in engines if each.precision in ("int8", "mixed") and target in (None, each.target)]
     if not fits:
@@ -278,7 +275,7 @@ def _read(linear: Linear) -> str:
 WRAPPERS = ("module", "_orig_mod")
 
 
-def export(prepared: nn.Module, folder: str | Path | None = None) -> QuantizedGraph:
+def export(prepared: nn.Module, folder: str | Path | None = None) -> quantize.QuantizedGraph:
     """The INT8 graph of a prepared module, as `vitdeploy.quantize` gives one: for `compile`, `verify` and `bench`.
 
     It has the nodes and the layers of the graph that the module was prepared for; integers, steps, biases and all that
@@ -300,7 +297,7 @@ def export(prepared: nn.Module, folder: str | Path | None = None) -> QuantizedGr
         if not isinstance(inner, nn.Module):
             break
         prepared = inner
-    plan, home = plan_of(prepared), home_of(folder, "quantized", OUTPUT_NAMES)
+    plan, home = plan_of(prepared), values.home_of(folder, "quantized", OUTPUT_NAMES)
     refuse_types(prepared)
     refuse_nonfinite(prepared)
     own = copy.deepcopy(prepared).cpu()
@@ -309,7 +306,7 @@ def export(prepared: nn.Module, folder: str | Path | None = None) -> QuantizedGr
     detach(plain)
     difference = check_same(own, plain, model, plan.placement, "the trained module")
     placed["difference"] = difference
-    with filling(home, OUTPUT_NAMES) as work:
+    with values.filling(home, OUTPUT_NAMES) as work:
         save_graph(model, work / MODEL_FILE)
         write_json(work / "placement.json", placed)
         if labels := plan.placement.metadata.labels:
@@ -320,7 +317,7 @@ def export(prepared: nn.Module, folder: str | Path | None = None) -> QuantizedGr
     document = {**placed, "int8": list(int8), "dynamic": list(dynamic), "precision": plan.placement.metadata.precision}
     document["path"] = str(home / MODEL_FILE)
     lines = (line, f"largest difference from the module (|a - b| / |b|) {difference:.1e}")
-    return QuantizedGraph(home, document, lines, int8=int8, float=placed["float"], dynamic=dynamic)
+    return quantize.QuantizedGraph(home, document, lines, int8=int8, float=placed["float"], dynamic=dynamic)
 
 
 def refuse_nonfinite(prepared: nn.Module) -> None:

@@ -10,36 +10,18 @@ import onnx_ir as ir
 
 from vitdeploy.backends import TARGETS
 from vitdeploy.errors import CapabilityError, GraphError
-from vitdeploy.graph.analysis.rows import (
-    Linear,
-    find_linears,
-    layer_name,
-    reads_image,
-    unplaced_weights,
-)
+from vitdeploy.graph import edit, values
+from vitdeploy.graph.analysis import rows
 from vitdeploy.graph.canonical.normalise import upgrade_opset
-from vitdeploy.graph.edit import Editor, Names, drop_unused, replace
-from vitdeploy.graph.values import floats_of, is_constant
-from vitdeploy.quantization.placement import (
-    IGNORED,
-    QUANTIZE,
-    LayerPrecision,
-    Placement,
-    check_calibrated,
-    ignored,
-    matching,
-    needs_float,
-)
-from vitdeploy.quantization.ranges import Statistics, quantize_weight
-from vitdeploy.quantization.rounding import GROUPS, group_of, round_groups
+from vitdeploy.quantization import placement, ranges, rounding
 
 # Fewer weights than this take up no room that matters.
 FEW_WEIGHTS = 1 << 12
 
 
 def place_four_bits(
-    model: ir.Model, statistics: Mapping[str, Statistics], target: str, ignore: Sequence[str] = ()
-) -> Placement:
+    model: ir.Model, statistics: Mapping[str, ranges.Statistics], target: str, ignore: Sequence[str] = ()
+) -> placement.Placement:
     """Write the weights of linears in INT4 for `target`, in place, and tables of embeddings in INT8. Biases take the
     mean of what rounding does.
 
@@ -52,64 +34,66 @@ def place_four_bits(
         CapabilityError: the target has no INT4.
         GraphError: a pattern of `ignore` matches no layer, the graph has no linear, or one was not calibrated.
     """
-    backend = QUANTIZE[target]
+    backend = placement.QUANTIZE[target]
     if backend.write_int4 is None:
         raise CapabilityError(f"{target} has no INT4", wanted=", ".join(TARGETS[target].precisions))
     upgrade_opset(model, backend.int4_opset)
-    backend.int4_shape(model, matching(ignore))
+    backend.int4_shape(model, placement.matching(ignore))
     left = _left_in_float(model, ignore, backend.no_int4)
-    editor, weights = Editor(model), {}
+    editor, weights = edit.Editor(model), {}
     chosen = [linear for linear in editor.linears if linear.name not in left]
-    check_calibrated(chosen, statistics)
+    placement.check_calibrated(chosen, statistics)
     for linear in chosen:
-        found, group = statistics[str(linear.input.name)], group_of(len(linear.weight))
+        found, group = statistics[str(linear.input.name)], rounding.group_of(len(linear.weight))
         assert group is not None
-        weights[linear.name] = rounded = round_groups(linear.weight, found, group)
+        weights[linear.name] = rounded = rounding.round_groups(linear.weight, found, group)
         moved = found.mean @ (linear.weight - rounded.values)
         if linear.bias is not None or not linear.output.is_graph_output():
             editor.set_linear(linear, bias=moved if linear.bias is None else linear.bias + moved)
-    backend.write_int4(model, [linear for linear in find_linears(model) if linear.name in weights], weights)
+    backend.write_int4(model, [linear for linear in rows.find_linears(model) if linear.name in weights], weights)
     embeddings = store_embeddings(model)
-    drop_unused(model)
+    edit.drop_unused(model)
     sizes = {name: weight.group for name, weight in weights.items()}
-    layers = [LayerPrecision(name, "float", reason) for name, reason in left.items()]
-    layers += [LayerPrecision(name, "int4") for name in weights]
-    return Placement(target, tuple(layers), group=sizes, embeddings=embeddings)
+    layers = [placement.LayerPrecision(name, "float", reason) for name, reason in left.items()]
+    layers += [placement.LayerPrecision(name, "int4") for name in weights]
+    return placement.Placement(target, tuple(layers), group=sizes, embeddings=embeddings)
 
 
-def _left_in_float(model: ir.Model, ignore: Sequence[str], no_kernel: Callable[[Linear], str | None]) -> dict[str, str]:
+def _left_in_float(
+    model: ir.Model, ignore: Sequence[str], no_kernel: Callable[[rows.Linear], str | None]
+) -> dict[str, str]:
     """The layers whose weights stay in float, with the reason.
 
     Raises:
         GraphError: a pattern of `ignore` matches no layer, or the graph has no linear.
     """
-    linears = find_linears(model)
-    left = unplaced_weights(model)
+    linears = rows.find_linears(model)
+    left = rows.unplaced_weights(model)
     if not any(linear.kind == "matmul" for linear in linears):
         raise GraphError(
             "the graph has no linear with constant float32 weights, so nothing to store in 4 bits",
             found="; ".join(f"{name}: {reason}" for name, reason in list(left.items())[:3]) or "convolutions alone",
             fix="choose the precision int8 or fp32",
         )
-    asked = ignored([linear.name for linear in linears], ignore)
+    asked = placement.ignored([linear.name for linear in linears], ignore)
     for linear in linears:
-        reason = IGNORED if linear.name in asked else _reason_for_float(linear) or no_kernel(linear)
+        reason = placement.IGNORED if linear.name in asked else _reason_for_float(linear) or no_kernel(linear)
         if reason is not None:
             left[linear.name] = reason
     return left
 
 
-def _reason_for_float(linear: Linear) -> str | None:
+def _reason_for_float(linear: rows.Linear) -> str | None:
     inputs = len(linear.weight)
     if linear.kind != "matmul":
         return f"a {linear.kind} has no INT4 kernel"
-    if group_of(inputs) is None:
-        return f"its {inputs} inputs are no multiple of {GROUPS[-1]}"
+    if rounding.group_of(inputs) is None:
+        return f"its {inputs} inputs are no multiple of {rounding.GROUPS[-1]}"
     if linear.weight.size < FEW_WEIGHTS:
         return "so small a layer saves nothing"
-    if reason := needs_float(linear):
+    if reason := placement.needs_float(linear):
         return reason
-    if not reads_image(linear):
+    if not rows.reads_image(linear):
         return "its input is the same for every image, so the runtime computes it once"
     return None
 
@@ -128,13 +112,13 @@ def store_embeddings(model: ir.Model) -> tuple[str, ...]:
     of the Gathers."""
     found = []
     for node in list(model.graph):
-        if node.op_type != "Gather" or node.attributes.get_int("axis", 0) != 0 or is_constant(node.inputs[1]):
+        if node.op_type != "Gather" or node.attributes.get_int("axis", 0) != 0 or values.is_constant(node.inputs[1]):
             continue
-        table, old = floats_of(node.inputs[0]), node.outputs[0]
+        table, old = values.floats_of(node.inputs[0]), node.outputs[0]
         if table is None or table.ndim != 2 or table.size < FEW_NUMBERS:
             continue
-        codes, scales = quantize_weight(table, 0)
-        name, names = layer_name(node), Names(model)
+        codes, scales = ranges.quantize_weight(table, 0)
+        name, names = rows.layer_name(node), edit.Names(model)
         row = names.node("Gather", [names.constant(codes, f"{name}.int8"), node.inputs[1]], f"{name}/codes")
         scale = names.node(
             "Gather", [names.constant(scales[:, None], f"{name}.scale"), node.inputs[1]], f"{name}/scale"
@@ -146,6 +130,6 @@ def store_embeddings(model: ir.Model) -> tuple[str, ...]:
         scale.outputs[0].type = ir.TensorType(ir.DataType.FLOAT)
         if old.shape is not None:
             scale.outputs[0].shape = ir.Shape([*list(old.shape)[:-1], 1])
-        replace(model, node, [row, scale, real, product])
+        edit.replace(model, node, [row, scale, real, product])
         found.append(name)
     return tuple(found)

@@ -14,10 +14,9 @@ from dataclasses import dataclass
 import numpy as np
 import onnx_ir as ir
 
+from vitdeploy.graph import edit, values
 from vitdeploy.graph.analysis.rows import Linear, is_layout, origin
-from vitdeploy.graph.edit import Editor, Names
 from vitdeploy.graph.half.half import Half, half_roles, is_float, scale_residual, stream_tensors, touches_floats
-from vitdeploy.graph.values import array_of
 
 LARGEST, NORMAL = 65504.0, 2.0**-14
 # Other images reach further than those that were looked at.
@@ -47,10 +46,10 @@ class HalfPlan:
 def lift_masks(model: ir.Model) -> int:
     """Constants that are added to the scores of a Softmax, and far below what float16 holds, become -32768, in place;
     the probabilities stay the same but for rows that are masked throughout. Returns how many constants there were."""
-    editor, count = Editor(model), 0
+    editor, count = edit.Editor(model), 0
     for node in list(model.graph):
         for index, value in enumerate(node.inputs):
-            array = array_of(value)
+            array = values.array_of(value)
             if array is None or array.dtype != np.float32 or not (array < MASKED).any() or not _to_softmax(node):
                 continue
             editor.set_input(node, index, np.maximum(array, np.float32(MASKED)))
@@ -106,14 +105,16 @@ def _scaled_stream(model: ir.Model, extremes: dict[str, float]) -> tuple[dict[st
 def _scale_products(model: ir.Model, extremes: dict[str, float]) -> None:
     """Divide the weights of linears whose products are too large, and multiply behind them; adds the new tensors to
     `extremes`."""
-    editor = Editor(model)
+    editor = edit.Editor(model)
     for linear in editor.linears:
         size = extremes.get(str(linear.node.outputs[0].name), 0.0)
         if size > LIMIT >= _size(linear.input, extremes):
             _scale_product(model, editor, linear, math.ceil(math.log2(size / LIMIT)), extremes)
 
 
-def _scale_product(model: ir.Model, editor: Editor, linear: Linear, exponent: int, extremes: dict[str, float]) -> None:
+def _scale_product(
+    model: ir.Model, editor: edit.Editor, linear: Linear, exponent: int, extremes: dict[str, float]
+) -> None:
     product = linear.node.outputs[0]
     readers = list(product.uses())
     factor = np.float32(2.0**-exponent)
@@ -124,7 +125,7 @@ def _scale_product(model: ir.Model, editor: Editor, linear: Linear, exponent: in
     name = str(product.name)
     large = extremes[name]
     back = editor.constant(np.array(1 / factor, np.float32), f"{linear.name}.unscale")
-    names = Names(model)
+    names = edit.Names(model)
     node = names.node("Mul", [product, back], f"{linear.name}/unscaled")
     linear.node.append(node)
     node.outputs[0].type, node.outputs[0].shape = product.type, product.shape
@@ -151,7 +152,7 @@ def _reason(node: ir.Node, extremes: Mapping[str, float], half: Half, opset: int
         pixels = node.op_type == "Cast" and node.inputs[0] is not None and node.inputs[0].dtype == ir.DataType.UINT8
         return "it reads pixels" if pixels else None
     for value in node.inputs:
-        constant = array_of(value) if is_float(value) else None
+        constant = values.array_of(value) if is_float(value) else None
         if constant is not None and np.isfinite(constant).any():
             largest = float(np.abs(constant[np.isfinite(constant)]).max())
             if largest > LARGEST or 0 < largest < NORMAL:

@@ -13,8 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from vitdeploy.quantization.ranges import UPPER, Statistics
-from vitdeploy.quantization.rounding import ROWS_PER_CHANNEL
+from vitdeploy.quantization import ranges, rounding
 
 # Second moments converge fast and cost most: all rows of this many images, and of more where one has few rows.
 MOMENT_IMAGES, FEW_ROWS = 32, 4096
@@ -31,7 +30,7 @@ Floats = npt.NDArray[np.float32]
 def covariance_pays(rows: int, channels: int, images: int | None) -> bool:
     """Whether this many images (None: enough) of `rows` rows give a covariance that rounding would use."""
     shown = max(MOMENT_IMAGES, math.ceil(FEW_ROWS / rows))
-    return rows * (shown if images is None else min(shown, images)) >= ROWS_PER_CHANNEL * channels
+    return rows * (shown if images is None else min(shown, images)) >= rounding.ROWS_PER_CHANNEL * channels
 
 
 @dataclass(frozen=True)
@@ -139,17 +138,17 @@ class Observer:
         assert self.bounds is not None, "asked before the first batch"
         return self.bounds
 
-    def statistics(self) -> Statistics:
+    def statistics(self) -> ranges.Statistics:
         mean = self.total / self.rows
         square = mean**2 if self.products.ndim == 1 else np.outer(mean, mean)
         covariance = self.products / self.rows - square.astype(self.products.dtype)
         low, high = self.known.low.astype(np.float64), self.known.high.astype(np.float64)
-        return Statistics(low, high, self.centre + mean, covariance, self.rows, self._upper())
+        return ranges.Statistics(low, high, self.centre + mean, covariance, self.rows, self._upper())
 
     def _upper(self) -> float:
         """The size that UPPER of all values are below, on a line through its bin, and no more than the largest."""
         counts = np.cumsum(self.sizes)
-        wanted = UPPER * counts[-1]
+        wanted = ranges.UPPER * counts[-1]
         found = int(np.searchsorted(counts, wanted))
         edges = (np.array([found, found + 1], np.int32) << BIN_BITS).view(np.float32).astype(np.float64)
         share = (wanted - (counts[found] - self.sizes[found])) / self.sizes[found]

@@ -18,6 +18,7 @@ from vitdeploy.graph.edit import Names
 from vitdeploy.graph.half.half import HALVES
 from vitdeploy.graph.io.files import weights_folder
 from vitdeploy.graph.shapes.infer import Inference
+from vitdeploy.quantization import prepare, ranges
 from vitdeploy.quantization.observer import (
     BOUNDS,
     FEW_ROWS,
@@ -28,9 +29,7 @@ from vitdeploy.quantization.observer import (
     by_channel,
     covariance_pays,
 )
-from vitdeploy.quantization.prepare import ImageChecks
 from vitdeploy.quantization.probe import Feeds, ImageProbe, Probe, find_nonfinite
-from vitdeploy.quantization.ranges import Statistics
 from vitdeploy.runtime.ort import OnnxRuntimeRunner
 from vitdeploy.spec import PreprocessSpec
 
@@ -64,7 +63,7 @@ class Shard:
 
     bounds: Mapping[str, Bounds]
     kept: Mapping[int, Arrays]
-    checks: ImageChecks
+    checks: prepare.ImageChecks
 
     def to_arrays(self) -> Arrays:
         """All of it, as `from_arrays` takes it."""
@@ -92,7 +91,7 @@ class Shard:
             each = zip(held["batches"], held["shapes"], np.split(held["values"], ends), strict=True)
             for batch, shape, values in each:
                 kept.setdefault(int(batch), {})[name] = values.reshape(shape)
-        checks = ImageChecks(preprocess)
+        checks = prepare.ImageChecks(preprocess)
         checks.restore(parts["checks"][""])
         bounds = {name: Bounds(*(each[field] for field in BOUNDS)) for name, each in parts["bounds"].items()}
         return cls(bounds, kept, checks)
@@ -118,7 +117,7 @@ class Observation(Probe):
         super().__init__(model, preprocess, threads=threads, at_once=at_once)
         self.total = total
         self.images = self.batches = 0
-        self.checks = ImageChecks(preprocess) if preprocess is not None else None
+        self.checks = prepare.ImageChecks(preprocess) if preprocess is not None else None
         self.observers: dict[str, Observer] = {}
 
     def update(self, pixels: npt.NDArray[np.uint8], names: Sequence[str] = ()) -> None:
@@ -186,7 +185,7 @@ class Observation(Probe):
         assert self.preprocess is not None
         kept: dict[int, Arrays] = {}
         first, self.batches, self.images = self.batches, 0, 0
-        self.checks = ImageChecks(self.preprocess)
+        self.checks = prepare.ImageChecks(self.preprocess)
         for observer in self.observers.values():
             observer.bounds = None
         for shard, batches in shards:
@@ -201,7 +200,7 @@ class Observation(Probe):
                 if batch >= first and self.observers[name].rows < FEW_ROWS:
                     self.observers[name].add_moments(values, batch)
 
-    def statistics(self) -> dict[str, Statistics]:
+    def statistics(self) -> dict[str, ranges.Statistics]:
         """Statistics by tensor name; for outputs by the name that `scores.output_of` gives."""
         found = {name: observer.statistics() for name, observer in sorted(self.observers.items())}
         return {label: each for name, each in found.items() for label in self.observed[name].labels}
@@ -242,7 +241,7 @@ def observe(
     batches: Iterable[npt.NDArray[np.uint8]],
     preprocess: PreprocessSpec,
     progress: Callable[[int], None] = lambda images: None,
-) -> dict[str, Statistics]:
+) -> dict[str, ranges.Statistics]:
     """Statistics of the input of every linear and convolution, and of queries and keys that have a linear each, over
     all batches; by tensor name, and for outputs as `scores.output_of` says.
 
@@ -275,7 +274,7 @@ def observe_shard(
         DataError: a tensor took a value that is not finite. Errors of `pixels` propagate.
     """
     assert probe.preprocess is not None
-    checks = ImageChecks(probe.preprocess)
+    checks = prepare.ImageChecks(probe.preprocess)
 
     def run(batch: int) -> tuple[Pixels, dict[str, Bounds], Arrays]:
         images = pixels[batch]()

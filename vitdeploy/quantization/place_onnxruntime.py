@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 import onnx_ir as ir
 
+from vitdeploy.graph import edit, values
 from vitdeploy.graph.analysis.attention import Attention, find_attentions
 from vitdeploy.graph.analysis.rows import (
     Linear,
@@ -14,13 +15,9 @@ from vitdeploy.graph.analysis.rows import (
     origin,
     static_shape,
 )
-from vitdeploy.graph.edit import Editor, Names, drop_unused
 from vitdeploy.graph.passes.folds import projection_of
-from vitdeploy.graph.values import dim
-from vitdeploy.quantization.folds import GainThreshold
-from vitdeploy.quantization.placement import PlacementBackend, Quantizers, needs_float
+from vitdeploy.quantization import folds, placement, rounding
 from vitdeploy.quantization.ranges import QuantizedWeight, Range, separate_scores
-from vitdeploy.quantization.rounding import LOWEST, GroupedWeight
 
 # --- Attention as one operator of ONNX Runtime: no transposition, no table of scores in memory ------------------------
 # com.microsoft.MultiHeadAttention takes query, key and value as linears leave them, [batch, tokens, heads * channels],
@@ -35,7 +32,7 @@ def fuse_attention(model: ir.Model) -> int:
     """Replace every attention by one operator, in place, where query, key and value come from a linear each, in their
     own order, and no more than one tensor is added to the scores. Exact but for the order of sums. Returns how many
     were replaced."""
-    editor, count = Editor(model), 0
+    editor, count = edit.Editor(model), 0
     for attention in find_attentions(model):
         found = _operands(editor, attention)
         if found is None:
@@ -50,7 +47,7 @@ def fuse_attention(model: ir.Model) -> int:
         ]
         if attention.between:
             inputs += [None, None, _for_each_query(editor, attention, producer)]  # no bias, no padded keys
-        node = Names(model).node(
+        node = edit.Names(model).node(
             "MultiHeadAttention",
             inputs,
             f"{str(attention.softmax.name).removesuffix('/Softmax')}/MultiHeadAttention",
@@ -61,11 +58,11 @@ def fuse_attention(model: ir.Model) -> int:
         count += 1
     if count:
         model.opset_imports[DOMAIN] = 1
-        drop_unused(model)
+        edit.drop_unused(model)
     return count
 
 
-def _operands(editor: Editor, attention: Attention) -> tuple[list[tuple[Linear, int | None]], int, Linear] | None:
+def _operands(editor: edit.Editor, attention: Attention) -> tuple[list[tuple[Linear, int | None]], int, Linear] | None:
     """(query, key and value, each with the number of first rows that is read, None for all; the number of heads; the
     projection behind them)."""
     if attention.between and _added(attention) is None:
@@ -85,7 +82,7 @@ def _operands(editor: Editor, attention: Attention) -> tuple[list[tuple[Linear, 
         rows = source.transpose(0, *axes).reshape(source.shape[0], source.shape[axes[0]], -1)
         whole = np.arange(np.prod(static_shape(linear.output) or ())).reshape(len(rows), -1, linear.weight.shape[1])
         first = rows.shape[1] if rows.shape[1] < whole.shape[1] else None
-        if not np.array_equal(rows, whole[:, :first]) or (first is not None and dim(linear.output, 1) is None):
+        if not np.array_equal(rows, whole[:, :first]) or (first is not None and values.dim(linear.output, 1) is None):
             return None
         operands.append((linear, first))
         columns.append(own)
@@ -113,9 +110,9 @@ def _added(attention: Attention) -> ir.Value | None:
     return added if fits else None
 
 
-def _for_each_query(editor: Editor, attention: Attention, before: ir.Node) -> ir.Value:
+def _for_each_query(editor: edit.Editor, attention: Attention, before: ir.Node) -> ir.Value:
     """The addend of the scores, with a row for each query: the operator broadcasts it only over images and heads."""
-    added, queries = _added(attention), dim(attention.scores.outputs[0], 2)
+    added, queries = _added(attention), values.dim(attention.scores.outputs[0], 2)
     assert added is not None and added.shape is not None and queries is not None
     if added.shape[2] == queries:
         return added
@@ -136,7 +133,7 @@ def _for_each_query(editor: Editor, attention: Attention, before: ir.Node) -> ir
 
 
 # A Mul and an Add behind an activation are passes over memory of their own.
-GAIN_THRESHOLD = GainThreshold(scale=2.0, copies=3.0)
+GAIN_THRESHOLD = folds.GainThreshold(scale=2.0, copies=3.0)
 # `accuracy_level` of MatMulNBits: rows are quantized to INT8, with a scale for each group.
 INT8_ROWS = 4
 
@@ -151,7 +148,7 @@ def reasons_for_float(model: ir.Model, linears: Sequence[Linear]) -> dict[str, s
     reasons = {}
     for linear in linears:
         slower = f"a {linear.kind} is faster in float on this target" if linear.kind != "matmul" else None
-        if reason := slower or needs_float(linear):
+        if reason := slower or placement.needs_float(linear):
             reasons[linear.name] = reason
     return reasons
 
@@ -162,13 +159,13 @@ def write(
     """Quantize the given layers in place. Returns the products of queries and keys that are also in INT8: none."""
     names = {linear.name for linear in linears}
     fuse_attention(model)
-    quantizers = Quantizers(model, ranges)
+    quantizers = placement.Quantizers(model, ranges)
     if linears:
         model.opset_imports[DOMAIN] = 1
     for linear in [each for each in find_linears(model) if each.name in names]:
         activation, scale, zero_point = quantizers.quantize(linear.input, linear.node)
         quantized, weight_scales = weights[linear.name]
-        stem, fresh = f"{linear.name}.weight", Names(model)
+        stem, fresh = f"{linear.name}.weight", edit.Names(model)
         inputs = [
             activation,
             fresh.constant(quantized, f"{stem}.int8"),
@@ -192,16 +189,16 @@ def write(
     return ()
 
 
-def write_int4(model: ir.Model, linears: Sequence[Linear], weights: Mapping[str, GroupedWeight]) -> None:
+def write_int4(model: ir.Model, linears: Sequence[Linear], weights: Mapping[str, rounding.GroupedWeight]) -> None:
     """Let MatMulNBits multiply by the weights of the given layers, in place: rows of INT8 by codes of 4 bits, two in a
     byte, the first in its lower half; 8 stands for zero."""
     fuse_attention(model)
     if linears:
         model.opset_imports[DOMAIN] = 1
     for linear in [each for each in find_linears(model) if each.name in weights]:
-        weight, fresh, stem = weights[linear.name], Names(model), f"{linear.name}.weight"
+        weight, fresh, stem = weights[linear.name], edit.Names(model), f"{linear.name}.weight"
         inputs, outputs = weight.codes.shape
-        codes = (weight.codes.T - LOWEST).astype(np.uint8).reshape(outputs, -1, weight.group)
+        codes = (weight.codes.T - rounding.LOWEST).astype(np.uint8).reshape(outputs, -1, weight.group)
         node = fresh.node(
             "MatMulNBits",
             [
@@ -226,6 +223,6 @@ def _replace(model: ir.Model, linear: Linear, node: ir.Node) -> None:
     ir.convenience.replace_nodes_and_values(model.graph, last, removed, [node], [old], [new])
 
 
-BACKEND = PlacementBackend(
+BACKEND = placement.PlacementBackend(
     GAIN_THRESHOLD, reasons_for_float, write, shape=shape, write_int4=write_int4, int4_shape=shape
 )

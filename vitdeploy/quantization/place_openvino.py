@@ -18,21 +18,11 @@ import ml_dtypes
 import numpy as np
 import onnx_ir as ir
 
-from vitdeploy.graph.analysis.attention import find_attentions
-from vitdeploy.graph.analysis.rows import Linear, find_linears, reads_image
-from vitdeploy.graph.analysis.work import layer_macs
-from vitdeploy.graph.edit import Editor, Names
+from vitdeploy.graph import edit, values
+from vitdeploy.graph.analysis import attention, rows, work
 from vitdeploy.graph.passes.folds import takes_pixels
 from vitdeploy.graph.passes.rows import join_before_transpose
-from vitdeploy.graph.values import rank_of
-from vitdeploy.quantization.folds import GainThreshold
-from vitdeploy.quantization.placement import (
-    PlacementBackend,
-    Quantizers,
-    dequantized_weight,
-    needs_float,
-    quantize_pair,
-)
+from vitdeploy.quantization import folds, placement, rounding
 from vitdeploy.quantization.ranges import (
     QuantizedWeight,
     Range,
@@ -42,11 +32,10 @@ from vitdeploy.quantization.ranges import (
     separate_scores,
     symmetric_step,
 )
-from vitdeploy.quantization.rounding import GroupedWeight
 from vitdeploy.runtime.host import family
 
 # A Mul and an Add behind an activation become part of the product in front of it.
-GAIN_THRESHOLD = GainThreshold(scale=1.1, copies=1.2)
+GAIN_THRESHOLD = folds.GainThreshold(scale=1.1, copies=1.2)
 # DequantizeLinear reads int4, and a scale for each block, from this opset on.
 BLOCKED_OPSET = 21
 # A layer is small if it has fewer weights, and fewer MACs at batch 1, the latter also as a share of the model's.
@@ -59,7 +48,7 @@ def shape(model: ir.Model, ignored: Callable[[str], bool]) -> None:
     Tokens of several levels are joined before they are transposed: the plugin would quantize each level by itself, and
     then refuses the zero points that it gave them (OpenVINO 2026.4).
     """
-    join_before_transpose(model, find_linears(model))
+    join_before_transpose(model, rows.find_linears(model))
     separate_scores(model, ignored)
 
 
@@ -67,12 +56,12 @@ def scores_in_int8(model: ir.Model, layers: Collection[str], known: Container[st
     """The attentions whose queries and keys leave their linears as int8: where both are in INT8, and observed."""
     return [
         each
-        for each in find_scores(Editor(model), find_attentions(model))
+        for each in find_scores(edit.Editor(model), attention.find_attentions(model))
         if all(one.name in layers and output_of(one) in known for one in (each.query, each.key))
     ]
 
 
-def reasons_for_float(model: ir.Model, linears: Sequence[Linear]) -> dict[str, str]:
+def reasons_for_float(model: ir.Model, linears: Sequence[rows.Linear]) -> dict[str, str]:
     """Why layers are better left in float here, by their names.
 
     A depthwise convolution sums too few products for errors to cancel. If scores are ranked, the least error selects
@@ -80,16 +69,16 @@ def reasons_for_float(model: ir.Model, linears: Sequence[Linear]) -> dict[str, s
     float takes no longer than quantizing its input. On Arm the plugin has no INT8 convolution of this form (see
     `compilation.openvino.check_ran`); what is placed elsewhere for an Arm device has to say so by `ignore`.
     """
-    counts = {linear.name: layer_macs(model, linear) for linear in linears}
+    counts = {linear.name: work.layer_macs(model, linear) for linear in linears}
     few = min(FEW_PRODUCTS, SMALL_SHARE * sum(count or 0 for count in counts.values()))
     reasons, arm = {}, family() == "Arm"
     for linear in linears:
         count = counts[linear.name]
         if linear.groups > 1 and linear.weight.shape[1] == 1:
             reasons[linear.name] = "a depthwise convolution loses too much in INT8"
-        elif not reads_image(linear):
+        elif not rows.reads_image(linear):
             reasons[linear.name] = "its input is the same for every image, so the runtime computes it once"
-        elif reason := needs_float(linear):
+        elif reason := placement.needs_float(linear):
             reasons[linear.name] = reason
         elif arm and linear.kind == "conv":
             reasons[linear.name] = "OpenVINO has no such convolution in INT8 on Arm"
@@ -99,18 +88,18 @@ def reasons_for_float(model: ir.Model, linears: Sequence[Linear]) -> dict[str, s
 
 
 def write(
-    model: ir.Model, linears: Sequence[Linear], ranges: Mapping[str, Range], weights: Mapping[str, QuantizedWeight]
+    model: ir.Model, linears: Sequence[rows.Linear], ranges: Mapping[str, Range], weights: Mapping[str, QuantizedWeight]
 ) -> tuple[str, ...]:
     """Quantize the given layers in place. Returns the products of queries and keys that are also in INT8."""
     known = dict(ranges)
     attentions = scores_in_int8(model, {linear.name for linear in linears}, known)
-    quantizers = Quantizers(model, known)
+    quantizers = placement.Quantizers(model, known)
     for each in linears:
         linear, rounded = each, weights[each.name]
         if takes_pixels(each):
             linear, rounded = _in_unit_range(model, each, known), (rounded[0], rounded[1] * np.float32(255))
         linear.node.replace_input_with(0, quantizers.dequantized(linear.input, linear.node))
-        linear.node.replace_input_with(1, dequantized_weight(model, linear, *rounded))
+        linear.node.replace_input_with(1, placement.dequantized_weight(model, linear, *rounded))
     for scores in attentions:
         for linear in (scores.query, scores.key):
             _as_int8(model, linear.output, known[output_of(linear)])
@@ -123,7 +112,7 @@ def _as_int8(model: ir.Model, value: ir.Value, bounds: Range) -> None:
     producer, readers = value.producer(), list(value.uses())
     assert producer is not None
     step, zero = np.array(symmetric_step(bounds)), np.array(0, np.int8)
-    quantize, dequantize = quantize_pair(model, value, str(value.name), step, zero)
+    quantize, dequantize = placement.quantize_pair(model, value, str(value.name), step, zero)
     dequantize.outputs[0].type, dequantize.outputs[0].shape = value.type, value.shape
     producer.append([quantize, dequantize])
     for node, index in readers:
@@ -137,7 +126,7 @@ def _transpose_twice(model: ir.Model, key: ir.Value) -> None:
     if last is None or len(perm) < 3 or [*perm[:-2], perm[-1], perm[-2]] == sorted(perm):
         return
     swapped = {"perm": [*perm[:-2], perm[-1], perm[-2]]}
-    first = Names(model).node("Transpose", list(last.inputs), f"{last.name}/keys", swapped)
+    first = edit.Names(model).node("Transpose", list(last.inputs), f"{last.name}/keys", swapped)
     first.outputs[0].type = key.type
     if key.shape is not None:
         first.outputs[0].shape = ir.Shape([*list(key.shape)[:-2], key.shape[-1], key.shape[-2]])
@@ -146,13 +135,13 @@ def _transpose_twice(model: ir.Model, key: ir.Value) -> None:
     last.attributes["perm"] = ir.AttrInt64s("perm", [*range(len(perm) - 2), len(perm) - 1, len(perm) - 2])
 
 
-def _in_unit_range(model: ir.Model, linear: Linear, ranges: dict[str, Range]) -> Linear:
+def _in_unit_range(model: ir.Model, linear: rows.Linear, ranges: dict[str, Range]) -> rows.Linear:
     """The layer on pixels / 255, for weights times 255: the same function, and every pixel still exact.
 
     On plain pixels the step of the quantizer is 1 and its zero point 0; OpenVINO takes such a pair for an identity,
     removes it, and runs the layer in float.
     """
-    names, name = Names(model), f"{linear.input.name}/unit"
+    names, name = edit.Names(model), f"{linear.input.name}/unit"
     step = names.constant(np.array(1 / 255, np.float32), f"{name}.step")
     node = names.node("Mul", [linear.input, step], name)
     model.graph.insert_before(linear.node, node)
@@ -160,24 +149,24 @@ def _in_unit_range(model: ir.Model, linear: Linear, ranges: dict[str, Range]) ->
     return replace(linear, input=node.outputs[0])
 
 
-def no_int4(linear: Linear) -> str | None:
+def no_int4(linear: rows.Linear) -> str | None:
     """Why the plugin has no INT4 kernel for a layer: behind a Reshape to two axes it unpacks weights to float, those in
     INT8 too (OpenVINO 2026.4)."""
     before = linear.input.producer()
-    flat = before is not None and before.op_type in ("Reshape", "Flatten") and rank_of(linear.input) in (2, None)
+    flat = before is not None and before.op_type in ("Reshape", "Flatten") and values.rank_of(linear.input) in (2, None)
     return "OpenVINO has it in float, as its input is flattened to two axes" if flat else None
 
 
-def write_int4(model: ir.Model, linears: Sequence[Linear], weights: Mapping[str, GroupedWeight]) -> None:
+def write_int4(model: ir.Model, linears: Sequence[rows.Linear], weights: Mapping[str, rounding.GroupedWeight]) -> None:
     """Put a DequantizeLinear of int4 in front of the given layers, in place. The plugin leaves the weights packed, and
     quantizes rows to INT8, 32 inputs at a time (its DYNAMIC_QUANTIZATION_GROUP_SIZE)."""
     for linear in linears:
         weight = weights[linear.name]
         blocks, codes = {"axis": 0, "block_size": weight.group}, weight.codes.astype(ml_dtypes.int4)
-        linear.node.replace_input_with(1, dequantized_weight(model, linear, codes, weight.scales, blocks))
+        linear.node.replace_input_with(1, placement.dequantized_weight(model, linear, codes, weight.scales, blocks))
 
 
-BACKEND = PlacementBackend(
+BACKEND = placement.PlacementBackend(
     GAIN_THRESHOLD,
     reasons_for_float,
     write,

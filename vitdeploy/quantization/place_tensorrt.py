@@ -17,14 +17,11 @@ import ml_dtypes
 import numpy as np
 import onnx_ir as ir
 
+from vitdeploy.graph import edit, values
 from vitdeploy.graph.analysis.rows import Linear
-from vitdeploy.graph.edit import Editor
 from vitdeploy.graph.passes.folds import image_bounds
-from vitdeploy.graph.values import floats_of
-from vitdeploy.lint import linter
-from vitdeploy.lint.support import nearest_version
-from vitdeploy.quantization.folds import GainThreshold
-from vitdeploy.quantization.placement import PlacementBackend, dequantized_weight, needs_float, quantize_pair
+from vitdeploy.lint import linter, support
+from vitdeploy.quantization import folds, placement
 from vitdeploy.quantization.ranges import QuantizedWeight, Range
 from vitdeploy.runtime import tensorrt as tensorrt_api
 from vitdeploy.runtime.profiles import Profile
@@ -32,7 +29,7 @@ from vitdeploy.runtime.profiles import Profile
 FP8: np.dtype[Any] = np.dtype(ml_dtypes.float8_e4m3fn)
 LARGEST_FP8 = 448.0
 # A Mul and an Add behind an activation are computed with it.
-GAIN_THRESHOLD = GainThreshold(scale=1.05, copies=1.2)
+GAIN_THRESHOLD = folds.GainThreshold(scale=1.05, copies=1.2)
 # MatMul kernels for fewer channels do not exist in INT8 (ModelOpt leaves them out too).
 FEWEST = 16
 # The smallest positive number of float16.
@@ -47,7 +44,7 @@ def reasons_for_float(model: ir.Model, linears: Sequence[Linear]) -> dict[str, s
     for linear in linears:
         if linear.groups > 1:
             reasons[linear.name] = "a convolution in groups has no fast INT8 kernel"
-        elif reason := needs_float(linear):
+        elif reason := placement.needs_float(linear):
             reasons[linear.name] = reason
         elif linear.kind == "matmul" and min(linear.weight.shape) < FEWEST:
             reasons[linear.name] = f"fewer than {FEWEST} channels have no INT8 kernel"
@@ -58,7 +55,7 @@ def write(
     model: ir.Model, linears: Sequence[Linear], ranges: Mapping[str, Range], weights: Mapping[str, QuantizedWeight]
 ) -> tuple[str, ...]:
     """Quantize the given layers in place, in float32; `graph.half.typed` writes the types."""
-    editor, by_tensor = Editor(model), dict[ir.Value, list[Linear]]()
+    editor, by_tensor = edit.Editor(model), dict[ir.Value, list[Linear]]()
     for linear in linears:
         by_tensor.setdefault(linear.input, []).append(linear)
     for tensor, readers in by_tensor.items():
@@ -67,7 +64,7 @@ def write(
 
 
 def _quantize(
-    editor: Editor,
+    editor: edit.Editor,
     model: ir.Model,
     tensor: ir.Value,
     readers: Sequence[Linear],
@@ -88,7 +85,7 @@ def _quantize(
     read = _activation(model, tensor, name, step, np.dtype(np.int8), readers[0].node)
     for linear in readers:
         linear.node.replace_input_with(0, read)
-        linear.node.replace_input_with(1, dequantized_weight(model, linear, *rounded[linear.name]))
+        linear.node.replace_input_with(1, placement.dequantized_weight(model, linear, *rounded[linear.name]))
 
 
 def write_fp8(model: ir.Model, linears: Sequence[Linear], ranges: Mapping[str, Range]) -> None:
@@ -107,14 +104,14 @@ def write_fp8(model: ir.Model, linears: Sequence[Linear], ranges: Mapping[str, R
         wide = [-1 if axis == linear.out_axis else 1 for axis in range(linear.weight.ndim)]
         linear.node.replace_input_with(0, read[tensor])
         codes = (linear.weight / scales.reshape(wide)).astype(FP8)
-        linear.node.replace_input_with(1, dequantized_weight(model, linear, codes, scales))
+        linear.node.replace_input_with(1, placement.dequantized_weight(model, linear, codes, scales))
 
 
 def _activation(
     model: ir.Model, tensor: ir.Value, name: str, step: float, kind: np.dtype[Any], before: ir.Node
 ) -> ir.Value:
     """The tensor quantized to a type of 8 bits and back."""
-    pair = quantize_pair(model, tensor, name, np.array(step, np.float32), np.array(0, kind))
+    pair = placement.quantize_pair(model, tensor, name, np.array(step, np.float32), np.array(0, kind))
     model.graph.insert_before(before, pair)
     return pair[1].outputs[0]
 
@@ -150,12 +147,12 @@ def _float16_scales(weight: QuantizedWeight) -> QuantizedWeight:
     return integers, np.maximum(scales.astype(np.float16), SMALLEST).astype(np.float32)
 
 
-def _moved(editor: Editor, tensor: ir.Value, readers: Sequence[Linear], shift: float) -> ir.Value:
+def _moved(editor: edit.Editor, tensor: ir.Value, readers: Sequence[Linear], shift: float) -> ir.Value:
     """`tensor` less the shift, for these readers."""
     norm = tensor.producer()
     alone = {use.node for use in tensor.uses()} == {linear.node for linear in readers} and not tensor.is_graph_output()
     if norm is not None and norm.op_type == "LayerNormalization" and len(norm.inputs) > 2 and alone:
-        beta = floats_of(norm.inputs[2])
+        beta = values.floats_of(norm.inputs[2])
         if beta is not None:
             editor.set_input(norm, 2, (beta - shift).astype(np.float32))
             return tensor
@@ -165,7 +162,7 @@ def _moved(editor: Editor, tensor: ir.Value, readers: Sequence[Linear], shift: f
 
 def refuse(model: ir.Model, profiles: Sequence[Profile], name: str) -> None:
     """Raise GraphError for what TensorRT's documents say of the graph called `name`, before a build of minutes."""
-    linter.refuse(linter.lint(model, (nearest_version(tensorrt_api.require()),), profiles), name)
+    linter.refuse(linter.lint(model, (support.nearest_version(tensorrt_api.require()),), profiles), name)
 
 
-BACKEND = PlacementBackend(GAIN_THRESHOLD, reasons_for_float, write, write_fp8=write_fp8, refuse=refuse)
+BACKEND = placement.PlacementBackend(GAIN_THRESHOLD, reasons_for_float, write, write_fp8=write_fp8, refuse=refuse)

@@ -13,10 +13,9 @@ import numpy.typing as npt
 import onnx_ir as ir
 
 from vitdeploy.errors import GraphError
+from vitdeploy.graph import edit, values
 from vitdeploy.graph.analysis.rows import layer_name
-from vitdeploy.graph.edit import Names, drop_unused
 from vitdeploy.graph.io.files import GraphMetadata, get_metadata, load_graph
-from vitdeploy.graph.values import array_of
 
 # In the names of all operators of quantization: QuantizeLinear, QLinearConv, MatMulInteger, MatMulNBits ...
 PARTS = ("quantize", "qlinear", "integer", "nbits", "qattention", "qgemm")
@@ -60,12 +59,12 @@ def make_float(model: ir.Model, tensors: Collection[str]) -> None:
                 dequantizer = weight.producer()
                 if dequantizer is not None and dequantizer.op_type == "DequantizeLinear":
                     layer.replace_input_with(
-                        1, Names(model).constant(_dequantized(dequantizer), f"{weight.name}.float")
+                        1, edit.Names(model).constant(_dequantized(dequantizer), f"{weight.name}.float")
                     )
         for use in list(node.outputs[0].uses()):
             if use.node.op_type == "DequantizeLinear":
                 ir.convenience.replace_all_uses_with(use.node.outputs[0], source)
-    drop_unused(model)
+    edit.drop_unused(model)
 
 
 def reject_quantized(model: ir.Model, source: str) -> None:
@@ -102,11 +101,11 @@ def _layers(quantizer: ir.Node) -> list[ir.Node]:
 def _unfuse(model: ir.Model, layer: ir.Node, source: ir.Value) -> None:
     """MatMulIntegerToFloat as MatMul and Add."""
     _, weight, _, scale, _, zero_point, *bias = layer.inputs
-    integers, scales, zeros = (array_of(each) for each in (weight, scale, zero_point))
+    integers, scales, zeros = (values.array_of(each) for each in (weight, scale, zero_point))
     assert integers is not None and scales is not None and zeros is not None
     name = layer_name(layer)
     array = ((integers.astype(np.float32) - zeros.astype(np.float32)) * scales).astype(np.float32)
-    names = Names(model)
+    names = edit.Names(model)
     weights = names.constant(array, f"{name}.weight.float")
     nodes, old = [names.node("MatMul", [source, weights], f"{name}/MatMul", output=f"{name}/product")], layer.outputs[0]
     if bias:
@@ -118,7 +117,7 @@ def _unfuse(model: ir.Model, layer: ir.Node, source: ir.Value) -> None:
 
 def _dequantized(node: ir.Node) -> npt.NDArray[Any]:
     """The value of a DequantizeLinear of constants."""
-    integers, scales, *zeros = (array_of(value) for value in node.inputs)
+    integers, scales, *zeros = (values.array_of(value) for value in node.inputs)
     assert integers is not None and scales is not None
     shape = [1] * integers.ndim
     if scales.ndim:

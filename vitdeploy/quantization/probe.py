@@ -14,8 +14,7 @@ from vitdeploy.errors import DataError
 from vitdeploy.graph.analysis.rows import find_linears
 from vitdeploy.graph.io.files import weights_folder
 from vitdeploy.graph.values import array_of, weight_bytes
-from vitdeploy.quantization.observer import Arrays, covariance_pays
-from vitdeploy.quantization.ranges import score_tensors
+from vitdeploy.quantization import observer, ranges
 from vitdeploy.runtime.ort import OnnxRuntimeRunner
 from vitdeploy.runtime.preprocess import normalise
 from vitdeploy.runtime.runner import Runner
@@ -46,7 +45,7 @@ class ImageProbe:
         tensor = self.runner.inputs[0]
         return {tensor.name: pixels if tensor.dtype == "uint8" else normalise(pixels, self.preprocess)}
 
-    def run(self, feeds: Feeds) -> Arrays:
+    def run(self, feeds: Feeds) -> observer.Arrays:
         """All outputs by name."""
         return self.runner.infer(feeds)
 
@@ -97,7 +96,7 @@ def observed_tensors(model: ir.Model) -> dict[str, Observed]:
     for linear in find_linears(model):
         name = str(linear.input.name)
         tensors.setdefault(name, Observed(-1 if linear.kind == "matmul" else 1, True, (name,)))
-    for name, label in score_tensors(model).items():
+    for name, label in ranges.score_tensors(model).items():
         known = tensors.get(name, Observed(-1, False, ()))
         tensors[name] = replace(known, labels=(*known.labels, label))
     return tensors
@@ -196,7 +195,7 @@ def estimate(model: ir.Model, batch: int, images: int) -> CalibrationMemory:
         observed += math.prod(shape)
         channels = shape[role.axis] if len(shape) > 1 else 0
         rows = math.prod(shape) // max(channels * batch, 1)
-        if role.rounds and channels and covariance_pays(max(rows, 1), channels, images):
+        if role.rounds and channels and observer.covariance_pays(max(rows, 1), channels, images):
             covariances += channels**2
     held = {name: math.prod(shape) for name, shape in shapes.items()}
     widest = max(sum(held.get(str(v.name), 0) for v in (*node.inputs, *node.outputs) if v) for node in model.graph)

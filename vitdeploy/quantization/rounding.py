@@ -12,16 +12,7 @@ import numpy.typing as npt
 import scipy.linalg
 
 from vitdeploy.graph.analysis.rows import Linear
-from vitdeploy.quantization.ranges import (
-    TINY,
-    Numbers,
-    QuantizedWeight,
-    Statistics,
-    largest_weight,
-    quantize_weight,
-    range_of,
-    step_of,
-)
+from vitdeploy.quantization import ranges
 from vitdeploy.spec import WeightBits
 
 Scalar = TypeVar("Scalar", bound=np.generic)
@@ -42,9 +33,9 @@ class Products:
     inside: float64 [rows], the share of all output positions where that channel is read and not the padding.
     """
 
-    weights: Numbers
+    weights: ranges.Numbers
     channels: npt.NDArray[np.int64]
-    inside: Numbers
+    inside: ranges.Numbers
 
     @staticmethod
     def of_rows(weight: npt.NDArray[np.floating]) -> Products:
@@ -56,24 +47,24 @@ class Products:
         """Rows in succession that multiply the same channel: the positions under the kernel."""
         return int((self.channels[0] == self.channels[0, 0]).sum())
 
-    def strongest(self, width: int) -> Numbers:
+    def strongest(self, width: int) -> ranges.Numbers:
         """The largest weight that each of `width` input channels meets, [width]."""
         largest = np.zeros(width)
         np.maximum.at(largest, self.channels, np.abs(self.weights).max(axis=-1))
         return largest
 
-    def scaled(self, scale: Numbers) -> Products:
+    def scaled(self, scale: ranges.Numbers) -> Products:
         """The products for an input whose channels were divided by `scale` [channels]."""
         return replace(self, weights=self.weights * scale[self.channels][..., None])
 
-    def of_constant(self, values: Numbers, weights: Numbers | None = None) -> Numbers:
+    def of_constant(self, values: ranges.Numbers, weights: ranges.Numbers | None = None) -> ranges.Numbers:
         """The mean over all output positions, [outputs], for an input with these `values` [channels] everywhere.
 
         Args:
             weights: others than the layer's, in the shape of its own.
         """
         weights = self.weights if weights is None else weights
-        result: Numbers = np.einsum("gr,gro->go", values[self.channels] * self.inside, weights).ravel()
+        result: ranges.Numbers = np.einsum("gr,gro->go", values[self.channels] * self.inside, weights).ravel()
         return result
 
 
@@ -95,7 +86,10 @@ def weight_of(linear: Linear, weights: npt.NDArray[Scalar]) -> npt.NDArray[Scala
 
 
 def expected_error(
-    found: Statistics, weights: Sequence[npt.NDArray[np.floating]], step: float | None = None, bits: WeightBits = 8
+    found: ranges.Statistics,
+    weights: Sequence[npt.NDArray[np.floating]],
+    step: float | None = None,
+    bits: WeightBits = 8,
 ) -> float:
     """The expected squared error of a row of x W, over all W [in, out], with uint8 x and int8 columns of W.
 
@@ -106,24 +100,24 @@ def expected_error(
         step: that of x, where it is not the one of its whole range.
         bits: of the weights.
     """
-    step = step_of(range_of(found)) if step is None else step
+    step = ranges.step_of(ranges.range_of(found)) if step is None else step
     power, total = float(found.variance.sum()), 0.0
     for weight in weights:
-        columns = np.abs(weight).max(axis=0) / largest_weight(bits)
+        columns = np.abs(weight).max(axis=0) / ranges.largest_weight(bits)
         total += step**2 * float((weight**2).sum()) + power * float((columns**2).sum())
     return total / 12
 
 
-def products_error(found: Statistics, layer: Products, step: float, bits: WeightBits = 8) -> float:
+def products_error(found: ranges.Statistics, layer: Products, step: float, bits: WeightBits = 8) -> float:
     """The expected squared error of one output of any layer, summed over its channels, in the mean of all
     positions."""
     power = (found.variance[layer.channels] * layer.inside).sum(axis=-1)
-    columns = np.abs(layer.weights).max(axis=1) / largest_weight(bits)
+    columns = np.abs(layer.weights).max(axis=1) / ranges.largest_weight(bits)
     seen = (layer.weights**2).sum(axis=(0, 2)) @ layer.inside
     return float(step**2 * seen + (power[:, None] * columns**2).sum()) / 12
 
 
-def _inside(linear: Linear) -> Numbers:
+def _inside(linear: Linear) -> ranges.Numbers:
     """[taps]: 1 without padding, and where sizes or the padding are only known when the graph runs."""
     kernel = linear.weight.shape[2:]
     sizes = list(linear.input.shape)[2:] if linear.input.shape is not None else []
@@ -156,8 +150,8 @@ ROWS_PER_CHANNEL = 8
 
 
 def round_linear(
-    linear: Linear, found: Statistics, bits: WeightBits = 8, step: float | None = None
-) -> tuple[QuantizedWeight, Numbers]:
+    linear: Linear, found: ranges.Statistics, bits: WeightBits = 8, step: float | None = None
+) -> tuple[ranges.QuantizedWeight, ranges.Numbers]:
     """The weight of a linear or convolution in its shape, rounded, and its bias [out] with the mean of what that does.
 
     E[x W + b] = E[x Q + b'], with Q the rounded weight. Under the padding of a convolution x is zero: the mean is that
@@ -167,7 +161,7 @@ def round_linear(
         found: of what it reads.
         step: the distance of two codes of its input; None: those of uint8 on its whole range.
     """
-    step = step_of(range_of(found)) if step is None else step
+    step = ranges.step_of(ranges.range_of(found)) if step is None else step
     layer, noise = products_of(linear), step**2 / 12
     groups, _, outputs = layer.weights.shape
     rounded, scales = np.empty(layer.weights.shape, np.int8), np.empty((groups, outputs), np.float32)
@@ -184,11 +178,11 @@ class Rounded:
     in a few layers."""
 
     def __init__(self) -> None:
-        self._known: dict[bytes, tuple[QuantizedWeight, Numbers]] = {}
+        self._known: dict[bytes, tuple[ranges.QuantizedWeight, ranges.Numbers]] = {}
 
     def __call__(
-        self, linear: Linear, found: Statistics, bits: WeightBits = 8, step: float | None = None
-    ) -> tuple[QuantizedWeight, Numbers]:
+        self, linear: Linear, found: ranges.Statistics, bits: WeightBits = 8, step: float | None = None
+    ) -> tuple[ranges.QuantizedWeight, ranges.Numbers]:
         """As `round_linear`."""
         if linear.kind != "matmul":
             return round_linear(linear, found, bits, step)
@@ -203,7 +197,7 @@ class Rounded:
 
 
 def round_weight(
-    weight: npt.NDArray[np.float32], found: Statistics, noise: float, taps: int = 1, bits: WeightBits = 8
+    weight: npt.NDArray[np.float32], found: ranges.Statistics, noise: float, taps: int = 1, bits: WeightBits = 8
 ) -> tuple[npt.NDArray[np.int8], npt.NDArray[np.float32]]:
     """(int8 [in * taps, out], float32 scales [out]) of a weight [in * taps, out], weight ~= int8 * scale.
 
@@ -217,10 +211,10 @@ def round_weight(
             how positions go together is not observed.
     """
     if not knows_covariance(found):
-        return quantize_weight(weight, 1, bits)
+        return ranges.quantize_weight(weight, 1, bits)
     hessian = found.covariance + noise * np.eye(len(found.mean))
     # What clipping does to neighbouring positions, which go together, would add up: such weights are not clipped.
-    power, largest = np.maximum(np.diag(hessian), 0), largest_weight(bits)
+    power, largest = np.maximum(np.diag(hessian), 0), ranges.largest_weight(bits)
     scales = _scales(weight, power, largest) if taps == 1 else _unclipped(weight, largest)
     rounded = np.empty(weight.shape, np.int8)
     for tap in range(taps):
@@ -228,17 +222,17 @@ def round_weight(
     return rounded, scales
 
 
-def knows_covariance(found: Statistics) -> bool:
+def knows_covariance(found: ranges.Statistics) -> bool:
     """Whether so many rows were seen that their covariance is worth rounding by."""
     return found.covariance.ndim > 1 and found.rows >= ROWS_PER_CHANNEL * len(found.mean)
 
 
 def _unclipped(weight: npt.NDArray[np.float32], largest: int) -> npt.NDArray[np.float32]:
-    scales: npt.NDArray[np.float32] = np.maximum(np.abs(weight).max(axis=0) / largest, TINY).astype(np.float32)
+    scales: npt.NDArray[np.float32] = np.maximum(np.abs(weight).max(axis=0) / largest, ranges.TINY).astype(np.float32)
     return scales
 
 
-def _scales(weight: npt.NDArray[np.float32], power: Numbers, largest: int) -> npt.NDArray[np.float32]:
+def _scales(weight: npt.NDArray[np.float32], power: ranges.Numbers, largest: int) -> npt.NDArray[np.float32]:
     """The scale of each output channel, clipped where that rounds better, channels weighted by their power."""
     whole = _unclipped(weight, largest)
     best, least = whole, np.full(weight.shape[1], np.inf)
@@ -255,7 +249,7 @@ def _scales(weight: npt.NDArray[np.float32], power: Numbers, largest: int) -> np
 
 
 def compensated(
-    weight: Numbers, scales: npt.NDArray[np.float32], hessian: Numbers, bounds: tuple[int, int]
+    weight: ranges.Numbers, scales: npt.NDArray[np.float32], hessian: ranges.Numbers, bounds: tuple[int, int]
 ) -> npt.NDArray[np.int8]:
     """GPTQ with the channels of most power first, so that the later ones make up for the largest errors.
 
@@ -268,7 +262,7 @@ def compensated(
     order = np.argsort(-power)
     weight, hessian = weight[order].copy(), hessian[np.ix_(order, order)]
     steps = np.broadcast_to(scales, weight.shape)[order]
-    damping = DAMPING * max(float(power.mean()), TINY)
+    damping = DAMPING * max(float(power.mean()), ranges.TINY)
     upper = _cholesky_of_inverse(hessian + damping * np.eye(len(hessian)))
     rounded = np.empty(weight.shape, np.int8)
     for start in range(0, len(weight), BLOCK):
@@ -284,7 +278,7 @@ def compensated(
     return result
 
 
-def _cholesky_of_inverse(matrix: Numbers) -> Numbers:
+def _cholesky_of_inverse(matrix: ranges.Numbers) -> ranges.Numbers:
     """The upper triangular U with U^T U the inverse of a symmetric, positive definite matrix, which is never formed.
 
     Backwards, matrix = R R^T with R upper triangular; so U = R^-1.
@@ -333,7 +327,7 @@ def nearest(weight: npt.NDArray[np.float32], group: int) -> GroupedWeight:
     return GroupedWeight(_codes(weight, np.repeat(scales, group, axis=0)), scales)
 
 
-def round_groups(weight: npt.NDArray[np.float32], found: Statistics, group: int) -> GroupedWeight:
+def round_groups(weight: npt.NDArray[np.float32], found: ranges.Statistics, group: int) -> GroupedWeight:
     """A weight [in, out] rounded so that the outputs change least, by the statistics of what it reads.
 
     Each scale is the one of least expected error among clipped ones of either sign; rounding is GPTQ's, with the scales
@@ -358,10 +352,10 @@ def _whole(weight: npt.NDArray[np.float32], group: int) -> npt.NDArray[np.float3
     grouped = weight.reshape(-1, group, weight.shape[1])
     largest = np.take_along_axis(grouped, np.abs(grouped).argmax(axis=1)[:, None], axis=1)[:, 0]
     scales = (largest / LOWEST).astype(np.float32)
-    return np.where(np.abs(scales) < TINY, np.float32(1), scales)
+    return np.where(np.abs(scales) < ranges.TINY, np.float32(1), scales)
 
 
-def _group_scales(weight: npt.NDArray[np.float32], power: Numbers, group: int) -> npt.NDArray[np.float32]:
+def _group_scales(weight: npt.NDArray[np.float32], power: ranges.Numbers, group: int) -> npt.NDArray[np.float32]:
     """The scale of each group, clipped where that rounds better, its inputs weighted by their power."""
     whole = _whole(weight, group)
     best, least = whole, np.full(whole.shape, np.inf)

@@ -14,9 +14,8 @@ from packaging.specifiers import SpecifierSet
 from packaging.version import Version
 
 from vitdeploy.backends import TARGETS
+from vitdeploy.benchmark import run, summary
 from vitdeploy.benchmark.protocol import Protocol
-from vitdeploy.benchmark.run import BenchCandidate, engine_candidate, run_benchmark, started
-from vitdeploy.benchmark.summary import Ratio
 from vitdeploy.bundle.read import read_bundle
 from vitdeploy.document.bench import ErrorFacts
 from vitdeploy.document.commands import AnswersFacts, ReleaseFacts, VersionsDocument
@@ -210,7 +209,7 @@ class _Comparison:
                 return dataclasses.replace(facts, error=ErrorFacts.of(error))
         return facts
 
-    def _checked(self, there: Environment, rebuilt: Path) -> tuple[AnswersFacts, BenchCandidate]:
+    def _checked(self, there: Environment, rebuilt: Path) -> tuple[AnswersFacts, run.BenchCandidate]:
         """The golden answers in an environment, and the engine there, ready to be measured."""
         rebuilt.mkdir()
         command = {
@@ -219,7 +218,7 @@ class _Comparison:
             "artifact": self.engine.artifact,
             "rebuild": str(rebuilt) if self.rebuild else "",
         }
-        with started({self.engine.artifact: there.argv(CHECK)}) as [worker]:
+        with run.started({self.engine.artifact: there.argv(CHECK)}) as [worker]:
             found = worker.ask(command, CHECK_SECONDS)
             worker.ask({"do": "close"}, CHECK_SECONDS)
         engine = decode(EngineSpec, found["engine"])
@@ -233,10 +232,10 @@ class _Comparison:
             found["tolerance"],
             engine.kernels if self.rebuild else None,
         )
-        candidate = engine_candidate(engine, Path(found["home"]))
+        candidate = run.engine_candidate(engine, Path(found["home"]))
         return answers, dataclasses.replace(candidate, argv=there.argv(BENCH))
 
-    def _time(self, candidate: BenchCandidate, step: str) -> Ratio | None:
+    def _time(self, candidate: run.BenchCandidate, step: str) -> summary.Ratio | None:
         """The time of a query, as a ratio to that of the engine as the bundle has it, on its own release."""
 
         def tell(text: str, done: int, total: int) -> None:
@@ -244,9 +243,9 @@ class _Comparison:
 
         if self.base is None:
             return None
-        own = dataclasses.replace(engine_candidate(self.engine, self.folder, OWN), argv=self.base.argv(BENCH))
+        own = dataclasses.replace(run.engine_candidate(self.engine, self.folder, OWN), argv=self.base.argv(BENCH))
         pairs = [(candidate.artifact, OWN)]
-        measured = run_benchmark([candidate, own], self.protocol, tell, pairs=pairs)
+        measured = run.run_benchmark([candidate, own], self.protocol, tell, pairs=pairs)
         return next(ratio for ratio in ratios(measured, pairs) if ratio.metric == "latency")
 
 

@@ -12,9 +12,8 @@ from matplotlib.ticker import FuncFormatter, MaxNLocator
 from vitdeploy.document.bench import ArtifactContext, TimeShares
 from vitdeploy.document.engine import EngineFacts, HalfFacts
 from vitdeploy.document.report import ORIGINAL, Judgement, MergingFacts, PruningFacts, Report
-from vitdeploy.report import figures, table, text
+from vitdeploy.report import figures, page, table, text
 from vitdeploy.report.figures import Plot, both_variants
-from vitdeploy.report.page import colours
 from vitdeploy.search.precision import Cost, Mixed, Sensitivity
 from vitdeploy.verification.classes import Reliability, ReliabilityBin
 
@@ -245,7 +244,7 @@ def _reliability_draw(report: Report, found: Mapping[str, Reliability], narrow: 
         each.tick_params(length=0)
     handles = []
     for number, (name, facts) in enumerate(found.items()):
-        index, aside = colours(report)[name], number - (len(found) - 1) / 2
+        index, aside = page.colours(report)[name], number - (len(found) - 1) / 2
         _draw_bins(axes, facts.bins, index, 1.2 * aside)
         _draw_counts(counts, facts.bins, index, 3.4 * aside)
         label, marker = text.shorten(name, 20 if narrow else 28), figures.MARKERS[index]

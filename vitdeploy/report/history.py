@@ -8,9 +8,8 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from vitdeploy.document.history import ChangeFacts, HistoryDocument, PointFacts, SeriesFacts
-from vitdeploy.report import figures, text
+from vitdeploy.report import figures, table, text
 from vitdeploy.report.figures import Plot, both_variants
-from vitdeploy.report.table import Cell
 
 # The latest results of a series that its table has; the plot has all.
 MOST_ROWS = 20
@@ -47,11 +46,11 @@ def changed_with(change: ChangeFacts) -> list[str]:
     return [*(what or ["nothing that is recorded"]), *change.further]
 
 
-def point_latency(point: PointFacts) -> Cell:
+def point_latency(point: PointFacts) -> table.Cell:
     """The median latency with its interval, where that is known."""
     low, high = point.p50_ms_ci95
     bounds = [low, high] if low is not None and high is not None else None
-    return Cell(text.significant(point.p50_ms, 4), text.interval(bounds, 3) if bounds else "")
+    return table.Cell(text.significant(point.p50_ms, 4), text.interval(bounds, 3) if bounds else "")
 
 
 def history_plot(series: SeriesFacts, name: str) -> Plot | None:

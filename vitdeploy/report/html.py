@@ -16,16 +16,12 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
 from vitdeploy.benchmark.run import spelt
+from vitdeploy.document import commands, comparison, sweep
 from vitdeploy.document.bench import Bench, ContextFacts
-from vitdeploy.document.commands import SelftestDocument
-from vitdeploy.document.comparison import ComparisonDocument
 from vitdeploy.document.history import HistoryDocument
 from vitdeploy.document.report import Judgement, Report
-from vitdeploy.document.sweep import SweepDocument, TuneDocument
-from vitdeploy.report import context, history, planes, summary, table, text
+from vitdeploy.report import context, figures, history, latency, planes, summary, table, text
 from vitdeploy.report import page as notes
-from vitdeploy.report.figures import Plot
-from vitdeploy.report.latency import bench_plots
 from vitdeploy.report.page import Document, RunPage, Section, measured, measured_alone
 from vitdeploy.runtime.host import name_host
 from vitdeploy.search.precision import Sensitivity
@@ -55,8 +51,8 @@ def _context(bench: Bench | None) -> list[ContextFacts]:
     return [bench.context] if bench and bench.context and bench.context.machine else []
 
 
-def _plots(report: Judgement) -> list[Plot]:
-    found = [planes.accuracy_plot(report), *bench_plots(measured(report)), *context.sensitivity_plots(report)]
+def _plots(report: Judgement) -> list[figures.Plot]:
+    found = [planes.accuracy_plot(report), *latency.bench_plots(measured(report)), *context.sensitivity_plots(report)]
     return [plot for plot in found if plot is not None]
 
 
@@ -118,7 +114,7 @@ RUN: tuple[Section[RunPage], ...] = (
     Section("attention", "Where the model looks", lambda page: _some(page.report.attention), "attention.html.jinja"),
     Section("details", "How it was made and measured", lambda page: [page.report], "details.html.jinja"),
 )
-TUNING: tuple[Section[TuneDocument], ...] = (
+TUNING: tuple[Section[sweep.TuneDocument], ...] = (
     Section("variants", "{view.title}", lambda document: [planes.pareto_plot(document)], "variants.html.jinja"),
     Section("comparison", COMPARED, lambda document: [document], "comparison.html.jinja"),
     Section("plot-{number}", "{view.title}", _plots, "plot.html.jinja"),
@@ -132,18 +128,18 @@ TUNING: tuple[Section[TuneDocument], ...] = (
     Section("pruning", "Pruning", lambda document: _some(document.pruning), "pruning.html.jinja"),
     Section("left-out", "Not tried", lambda document: _some(planes.left_out(document)), "left_out.html.jinja"),
 )
-COMPARISON: tuple[Section[ComparisonDocument], ...] = (
+COMPARISON: tuple[Section[comparison.ComparisonDocument], ...] = (
     Section("engines", "Engine by engine", lambda document: [document], "pairs.html.jinja"),
     Section(
         "plot-{number}",
         "{view.title}",
-        lambda document: bench_plots(measured_alone(document.bench) if document.bench else None),
+        lambda document: latency.bench_plots(measured_alone(document.bench) if document.bench else None),
         "plot.html.jinja",
     ),
     Section("context", TIME, lambda document: _context(document.bench), "context.html.jinja"),
     Section("details", "What was compared, and where", lambda document: [document], "sides.html.jinja"),
 )
-SWEEP: tuple[Section[SweepDocument], ...] = (
+SWEEP: tuple[Section[sweep.SweepDocument], ...] = (
     Section("verdicts", "Verdicts", lambda document: [document], "verdicts.html.jinja"),
     Section("plot-{number}", "{view.title}", planes.sweep_plots, "plot.html.jinja"),
     Section("engines", "Every engine", lambda document: [document], "swept_engines.html.jinja"),
@@ -166,7 +162,7 @@ HISTORY: tuple[Section[HistoryDocument], ...] = (
         "left_out.html.jinja",
     ),
 )
-SELFTEST: tuple[Section[SelftestDocument], ...] = (
+SELFTEST: tuple[Section[commands.SelftestDocument], ...] = (
     Section("machine", "What the target needs of this machine", lambda document: [document], "needs.html.jinja"),
     Section("steps", "Steps", lambda document: [document], "steps.html.jinja"),
     Section("model-{number}", "{view.name}", lambda document: document.models, "tested_model.html.jinja"),
@@ -188,15 +184,15 @@ def render_sensitivity(sensitivity: Sensitivity, name: str) -> str:
     return _render("sensitivity_page", (), found, sensitivity=found, name=text.clean(name), plot=plot)
 
 
-def render_tuning(document: TuneDocument, recipe: str) -> str:
+def render_tuning(document: sweep.TuneDocument, recipe: str) -> str:
     """The page of a search; `recipe` is the file of what to ship, and as untrusted."""
     found = text.cleaned(document)
     lines = "\n".join(text.clean(line) for line in recipe.splitlines())
-    last = Section[TuneDocument]("recipe", "Recipe", lambda _: [lines], "recipe.html.jinja")
+    last = Section[sweep.TuneDocument]("recipe", "Recipe", lambda _: [lines], "recipe.html.jinja")
     return _render("tuning_page", (*TUNING, last), found, report=found, notices=_notices(found))
 
 
-def render_selftest(document: SelftestDocument) -> str:
+def render_selftest(document: commands.SelftestDocument) -> str:
     """The page of a self-test."""
     found = text.cleaned(document)
     benches = [model.bench for model in found.models if model.bench]
@@ -205,14 +201,14 @@ def render_selftest(document: SelftestDocument) -> str:
     return _render("selftest_page", SELFTEST, found, report=found, flags=flags, notices=noticed)
 
 
-def render_regression(document: ComparisonDocument) -> str:
+def render_regression(document: comparison.ComparisonDocument) -> str:
     """The page of a comparison of two bundles or reports."""
     found = text.cleaned(document)
     noticed = notes.notices((), found.bench.undecided if found.bench else {})
     return _render("regression_page", COMPARISON, found, report=found, notices=noticed)
 
 
-def render_sweep(document: SweepDocument) -> str:
+def render_sweep(document: sweep.SweepDocument) -> str:
     """The page of many recipes."""
     found = text.cleaned(document)
     reports = [each.report for each in found.recipes if each.report]

@@ -11,9 +11,8 @@ from matplotlib.ticker import FuncFormatter, MaxNLocator, NullLocator
 from vitdeploy.backends import TARGETS
 from vitdeploy.document.report import ORIGINAL, Judgement, Report
 from vitdeploy.document.sweep import SweepDocument, SweptRecipe, TuneDocument, VariantFacts
-from vitdeploy.report import figures, table, text
+from vitdeploy.report import figures, page, table, text
 from vitdeploy.report.figures import Plot, both_variants
-from vitdeploy.report.page import colours, series_colour
 from vitdeploy.report.table import Badge
 from vitdeploy.runtime.host import name_host
 from vitdeploy.verification.comparison import Comparison
@@ -61,7 +60,7 @@ def _percent_plane(figure: Figure, points: Sequence[_PlotPoint], measure: str, k
 
 def accuracy_points(report: Judgement) -> list[_PlotPoint]:
     """The metric (or, without labels, agreement) and p50 latency of every benched artifact that was verified."""
-    reference, series = report.reference_value, colours(report)
+    reference, series = report.reference_value, page.colours(report)
     # Without labels the measure is agreement with the original, which agrees with itself.
     found: dict[str, tuple[float | None, tuple[float, float] | None]]
     found = {ORIGINAL: (100.0 if reference is None else reference, None)}
@@ -270,7 +269,7 @@ def _points(document: SweepDocument, metric: str | None) -> list[_PlotPoint]:
                     _PlotPoint(
                         number=number,
                         name=f"{recipe.name}, {name}",
-                        series=series_colour(index),
+                        series=page.series_colour(index),
                         latency=results[name].latency_ms.p50,
                         value=value,
                         bounds=None,
@@ -392,7 +391,7 @@ def _draw_variants(document: TuneDocument, narrow: bool) -> Figure:
     axes.tick_params(axis="y", length=0)
     figures.limit_latency(axes, [x for x, _ in places], padding=0.12)
     corners = figures.draw_front(axes, [place for place, each in zip(places, variants, strict=True) if each.finalist])
-    series = colours(document)
+    series = page.colours(document)
     for place, each in zip(places, variants, strict=True):
         figures.mark_point(axes, place, series[each.name], each.name == document.starred)
     ends = [(float(x), float(y)) for x, y in axes.transData.transform(corners)]

@@ -4,16 +4,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from vitdeploy.benchmark.summary import Ratio, Row
-from vitdeploy.document.comparison import AccuracyChange, TimeRatio
+from vitdeploy.document import comparison, verified
 from vitdeploy.document.engine import EngineFacts
 from vitdeploy.document.report import ORIGINAL, Judgement, RunVerdict, VerdictFacts
-from vitdeploy.document.verified import Verified
 from vitdeploy.report import text
 from vitdeploy.report.text import MISSING
 from vitdeploy.search.frame import Expected
 from vitdeploy.spec import GateStatus, Grade, bound_words
-from vitdeploy.tasks.answers import Measure, Metric
-from vitdeploy.tasks.registry import TASKS
+from vitdeploy.tasks import answers, registry
 from vitdeploy.verification.comparison import Comparison, Control
 
 
@@ -67,12 +65,12 @@ def grade(verdict: VerdictFacts) -> Badge | None:
     return Badge(status, symbol, f"Speed: {verdict.grade}")
 
 
-def drop(facts: Comparison | AccuracyChange | None) -> Cell:
+def drop(facts: Comparison | comparison.AccuracyChange | None) -> Cell:
     """The drop with its 95 % interval, where there is one."""
     return _with_interval(facts.drop, facts.drop_ci95) if facts else Cell(MISSING)
 
 
-def agreement(facts: Comparison | AccuracyChange | None) -> Cell:
+def agreement(facts: Comparison | comparison.AccuracyChange | None) -> Cell:
     """The agreement with its interval, and beside it that of answers to other images."""
     if facts is None:
         return Cell(MISSING)
@@ -119,7 +117,7 @@ def latency_ratio(report: Judgement, artifact: str) -> Cell:
     return Cell(f"{text.significant(ratio.ratio)}", text.ratio_interval(ratio.ci95))
 
 
-def time_ratio(ratio: TimeRatio) -> Cell:
+def time_ratio(ratio: comparison.TimeRatio) -> Cell:
     """A ratio of candidate and baseline with its interval and what that says, where it is decided."""
     if not ratio.decided:
         return Cell(bound_words(ratio.bounds) or "not decided", ratio.reason)
@@ -195,11 +193,11 @@ def _drop(drop: float, bounds: tuple[float, float] | None, metric: str) -> Cell:
 # --- The measures of each task: its metric against labels, its agreement, and its own numbers -------------------------
 
 
-def metric(report: Judgement) -> Metric | None:
+def metric(report: Judgement) -> answers.Metric | None:
     """The metric that is measured against labels; None without labels. An unknown metric keeps its own name."""
     name = next((engine.verify.metric for engine in report.engines if engine.verify.metric is not None), None)
-    known = {metric.name: metric for adapter in TASKS.values() for metric in adapter.metrics}
-    return None if name is None else known.get(name, Metric(name))
+    known = {metric.name: metric for adapter in registry.TASKS.values() for metric in adapter.metrics}
+    return None if name is None else known.get(name, answers.Metric(name))
 
 
 def agreement_of(report: Judgement) -> str:
@@ -209,20 +207,20 @@ def agreement_of(report: Judgement) -> str:
 
 def counts_nothing(report: Judgement) -> bool:
     """Whether the original gave no answers at all, so that agreement, which is 100 % then, is meaningless."""
-    key = TASKS[report.task].counts
+    key = registry.TASKS[report.task].counts
     return bool(key) and any(getattr(engine.verify, key) == 0 for engine in report.engines)
 
 
-def columns(report: Judgement) -> list[Measure]:
+def columns(report: Judgement) -> list[answers.Measure]:
     """The task's own numbers for which at least one engine has a value."""
     return [
         measure
-        for measure in TASKS[report.task].measures
+        for measure in registry.TASKS[report.task].measures
         if any(_value(engine.verify, measure.key) is not None for engine in report.engines)
     ]
 
 
-def cell(verify: Verified, measure: Measure) -> Cell:
+def cell(verify: verified.Verified, measure: answers.Measure) -> Cell:
     """One engine's value, with the original's or its interval below it."""
 
     def form(value: float | None) -> str:
@@ -236,7 +234,7 @@ def cell(verify: Verified, measure: Measure) -> Cell:
     return Cell(form(_value(verify, measure.key)), note)
 
 
-def _value(verify: Verified, key: str) -> float | None:
+def _value(verify: verified.Verified, key: str) -> float | None:
     outer, _, inner = key.partition(".")
     value = getattr(verify, outer)
     if inner and value is not None:

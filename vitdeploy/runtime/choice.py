@@ -7,14 +7,12 @@ from pathlib import Path
 import numpy as np
 
 from vitdeploy.backends import TARGETS
-from vitdeploy.bundle.checked import CheckedFiles
-from vitdeploy.bundle.sign import signed_by
+from vitdeploy.bundle import checked, sign
 from vitdeploy.errors import GateError, HostError, TargetError, VitdeployError
+from vitdeploy.runtime import golden, values
 from vitdeploy.runtime.engine import make_runner
-from vitdeploy.runtime.golden import require_golden_answers
 from vitdeploy.runtime.host import describe_host
 from vitdeploy.runtime.runner import Runner
-from vitdeploy.runtime.values import bits_of, saturation_warning
 from vitdeploy.spec import EngineSpec, Manifest
 
 AUTO = "auto"
@@ -36,7 +34,7 @@ def choose_engine(
     *,
     allow_failed: bool = False,
     streams: int = 1,
-    files: CheckedFiles | None = None,
+    files: checked.CheckedFiles | None = None,
 ) -> tuple[Runner, EngineSpec, str]:
     """The first engine of the manifest, for `target` (or of that name) or of all, that works here: its runtime is
     there, loads it, and it gives its golden answers (`golden`). Its loaded runner, the engine, and why it is this one.
@@ -54,8 +52,8 @@ def choose_engine(
         HostError: none that works here.
     """
     if files is None:
-        signed_by(folder, trust)
-        files = CheckedFiles(folder, manifest)
+        sign.signed_by(folder, trust)
+        files = checked.CheckedFiles(folder, manifest)
     failures: list[HostError] = []
     engines = select_engines(manifest, target)
     engines = engines if allow_failed else usable_engines(manifest, engines)
@@ -68,8 +66,8 @@ def choose_engine(
             files.require_unchanged(engine.files)  # else it says nothing about the engine, and the next one is none
             failures.append(error)
             continue
-        bits = bits_of(engine)
-        if bits is not None and (text := saturation_warning(bits, describe_host()["isa"])):
+        bits = values.bits_of(engine)
+        if bits is not None and (text := values.saturation_warning(bits, describe_host()["isa"])):
             warnings.warn(f"{engine.artifact}: {text}", RuntimeWarning, stacklevel=CALLER)
         if manifest.gate(engine) in ("fail", "undecided"):
             warnings.warn(f"{engine.artifact} {_UNPROVEN[manifest.gate(engine)]}", RuntimeWarning, stacklevel=CALLER)
@@ -99,11 +97,11 @@ def _answering(runner: Runner) -> Runner:
     return runner
 
 
-def _checked(files: CheckedFiles, engine: EngineSpec, runner: Runner, threads: int, allow_failed: bool) -> None:
+def _checked(files: checked.CheckedFiles, engine: EngineSpec, runner: Runner, threads: int, allow_failed: bool) -> None:
     """The runner is closed where it is refused."""
     try:
         files.require_unchanged(engine.files)
-        require_golden_answers(
+        golden.require_golden_answers(
             files.folder, files.manifest, engine, runner, threads=threads, allow_failed=allow_failed, files=files
         )
     except BaseException:

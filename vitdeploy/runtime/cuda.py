@@ -16,9 +16,7 @@ from typing import Any
 import numpy as np
 
 from vitdeploy.errors import CapabilityError, DeviceMemoryError, EngineError, HostError, TensorError, VitdeployError
-from vitdeploy.runtime.backend import import_runtime
-from vitdeploy.runtime.nvidia import driver_version
-from vitdeploy.runtime.runner import Array
+from vitdeploy.runtime import backend, nvidia, runner
 
 DEVICE = 0
 LOOK = "`nvidia-smi` and `vitdeploy doctor --target tensorrt` say what is there"
@@ -31,7 +29,7 @@ def require() -> ModuleType:
         MissingPackageError: cuda-python is not installed.
         EngineError: it is installed but does not load.
     """
-    return import_runtime("cuda.bindings.runtime", "cuda-python", "tensorrt", "calling CUDA", "tensorrt")
+    return backend.import_runtime("cuda.bindings.runtime", "cuda-python", "tensorrt", "calling CUDA", "tensorrt")
 
 
 def check(result: tuple[Any, ...]) -> Any:
@@ -109,7 +107,7 @@ def describe_device() -> Device:
         name=(name.decode(errors="replace") if isinstance(name, bytes) else str(name)).rstrip("\0"),
         compute_capability=f"{properties.major}.{properties.minor}",
         memory=int(properties.totalGlobalMem),
-        driver=driver_version() or _dotted(check(cudart.cudaDriverGetVersion())),
+        driver=nvidia.driver_version() or _dotted(check(cudart.cudaDriverGetVersion())),
         cuda=_dotted(check(cudart.cudaDriverGetVersion())),
     )
 
@@ -153,7 +151,7 @@ class PinnedArray:
         self.pointer = 0
         self.pointer = int(check(require().cudaMallocHost(size)))
         memory = (ctypes.c_uint8 * size).from_address(self.pointer)
-        self.array: Array = np.ndarray(shape, kind, memoryview(memory))
+        self.array: runner.Array = np.ndarray(shape, kind, memoryview(memory))
         self.array.fill(0)  # what lies there may be no index that a model can look up
 
     def close(self) -> None:

@@ -3,8 +3,7 @@
 from pathlib import Path
 
 from vitdeploy.errors import TargetError
-from vitdeploy.runtime.backend import RUNTIME, RunnerRequest
-from vitdeploy.runtime.runner import Runner
+from vitdeploy.runtime import backend, runner
 from vitdeploy.spec import MAX_BATCH, EngineSpec
 
 # Of one engine: above what any machine has cores.
@@ -20,7 +19,7 @@ def make_runner(
     trust: Path | None = None,
     streams: int = 1,
     spinning: bool = True,
-) -> Runner:
+) -> runner.Runner:
     """The runner (not loaded yet) of an engine whose files lie under `folder`.
 
     `batch` None takes the batch that the engine was compiled at. `trust` is the file of an identity whose signature
@@ -51,13 +50,13 @@ def make_runner(
     size = batch or engine.batch
     if engine.parts:
         return _flow_runner(folder, engine, size, threads, trust, spinning)
-    request = RunnerRequest(folder, engine, size, threads, streams, trust, spinning)
-    return RUNTIME[engine.target].make_runner(request)
+    request = backend.RunnerRequest(folder, engine, size, threads, streams, trust, spinning)
+    return backend.RUNTIME[engine.target].make_runner(request)
 
 
 def _flow_runner(
     folder: Path, engine: EngineSpec, batch: int, threads: int, trust: Path | None, spinning: bool
-) -> Runner:
+) -> runner.Runner:
     """The runner of an engine of several parts. `batch` is that of the first; parts that count something else, such as
     texts beside images, keep the batch that they were compiled at."""
     from vitdeploy.runtime.flow import FlowRunner

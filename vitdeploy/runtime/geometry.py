@@ -6,18 +6,7 @@ import io
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from vitdeploy.runtime.preprocess import (
-    MAX_PIXELS,
-    ImageSource,
-    Pixels,
-    check_scans,
-    crop_resized,
-    crop_start,
-    file_of,
-    orientation_of,
-    resized_size,
-)
-from vitdeploy.runtime.topdown import Box, cutout
+from vitdeploy.runtime import preprocess, topdown
 from vitdeploy.spec import PreprocessSpec
 
 if TYPE_CHECKING:
@@ -45,11 +34,11 @@ def input_window(size: tuple[int, int], spec: PreprocessSpec) -> Window:
     if spec.fit == "topdown":
         return _of_cutout(size, spec)
     if spec.fit == "longest-pad":
-        (width, height), (scaled_width, scaled_height) = size, resized_size(*size, spec)
+        (width, height), (scaled_width, scaled_height) = size, preprocess.resized_size(*size, spec)
         return Window(0, 0, spec.crop[1] * width / scaled_width, spec.crop[0] * height / scaled_height)
     edges = []
-    for original, scaled, crop in zip(size, resized_size(*size, spec), reversed(spec.crop), strict=True):
-        start = crop_start(scaled, crop, spec.crop_rounding)
+    for original, scaled, crop in zip(size, preprocess.resized_size(*size, spec), reversed(spec.crop), strict=True):
+        start = preprocess.crop_start(scaled, crop, spec.crop_rounding)
         edges.append((start * original / scaled, (start + crop) * original / scaled))
     (left, right), (top, bottom) = edges
     return Window(left, top, right, bottom)
@@ -58,7 +47,7 @@ def input_window(size: tuple[int, int], spec: PreprocessSpec) -> Window:
 def _of_cutout(size: tuple[int, int], spec: PreprocessSpec) -> Window:
     """The window of a top-down model that sees the whole image: half a pixel more than from first to last centre."""
     sides = spec.crop[1], spec.crop[0]
-    found = cutout((0, 0, *size), sides)
+    found = topdown.cutout((0, 0, *size), sides)
     half = [float(side) / 2 * count / (count - 1) for side, count in zip(found.sides, sides, strict=True)]
     x, y = (float(value) + 0.5 for value in found.centre)
     return Window(x - half[0], y - half[1], x + half[0], y + half[1])
@@ -79,18 +68,18 @@ class ReducedImage:
     """Decoded pixels, the part of them that the image covers, and the image's own (width, height)."""
 
     image: Image.Image
-    covered: Box
+    covered: topdown.Box
     size: tuple[int, int]
 
 
-def decode_reduced(source: ImageSource, spec: PreprocessSpec) -> ReducedImage | None:
+def decode_reduced(source: preprocess.ImageSource, spec: PreprocessSpec) -> ReducedImage | None:
     """A JPEG file decoded at a part of its size; None for what the reference is to decode: a JPEG that is not large
     enough, not in colour, lies on its side or is broken, other formats, and what is no file.
 
     Raises:
         MissingFileError, ImageError: no such file, or one that is too large, as `preprocess.decode`.
     """
-    content = file_of(source)
+    content = preprocess.file_of(source)
     if content is None or spec.channels != 3 or spec.fit == "topdown":
         return None
     try:
@@ -102,13 +91,13 @@ def decode_reduced(source: ImageSource, spec: PreprocessSpec) -> ReducedImage | 
 def _decode(content: bytes | bytearray, spec: PreprocessSpec) -> ReducedImage | None:
     from PIL import Image
 
-    check_scans(content, "the image")
+    preprocess.check_scans(content, "the image")
     image = Image.open(io.BytesIO(content), formats=("JPEG",))
     size = image.size
-    width, height = resized_size(*size, spec)
-    if image.mode != "RGB" or max(size[0] * size[1], width * height) > MAX_PIXELS:
+    width, height = preprocess.resized_size(*size, spec)
+    if image.mode != "RGB" or max(size[0] * size[1], width * height) > preprocess.MAX_PIXELS:
         return None
-    if orientation_of(image) != 1:
+    if preprocess.orientation_of(image) != 1:
         return None
     chosen = image.draft("RGB", (OVERSAMPLING * width, OVERSAMPLING * height))
     if chosen is None or image.size == size:
@@ -117,10 +106,10 @@ def _decode(content: bytes | bytearray, spec: PreprocessSpec) -> ReducedImage | 
     return ReducedImage(image, chosen[1], size)
 
 
-def resize_reduced(reduced: ReducedImage, spec: PreprocessSpec) -> Pixels:
+def resize_reduced(reduced: ReducedImage, spec: PreprocessSpec) -> preprocess.Pixels:
     """uint8 [crop height, crop width, channels], as `preprocess.resize_and_crop` of the whole image has them."""
     from PIL import Image
 
-    size = resized_size(*reduced.size, spec)
+    size = preprocess.resized_size(*reduced.size, spec)
     resized = reduced.image.resize(size, Image.Resampling[spec.interpolation.upper()], box=reduced.covered)
-    return crop_resized(resized, spec)
+    return preprocess.crop_resized(resized, spec)

@@ -16,16 +16,13 @@ from typing import Any
 import numpy as np
 
 from vitdeploy.backends import TARGETS
-from vitdeploy.bundle.checked import MAX_READ, CheckedFiles
-from vitdeploy.bundle.read import too_large
+from vitdeploy.bundle import checked, read
 from vitdeploy.errors import AnswersError, InputError, ManifestError, StorageError, UnsafeError
-from vitdeploy.runtime.backend import RUNTIME
+from vitdeploy.runtime import backend, trust, values
 from vitdeploy.runtime.host import describe_host
 from vitdeploy.runtime.preprocess import to_input
 from vitdeploy.runtime.runner import Array, Runner
 from vitdeploy.runtime.tasks.registry import bound, count_same
-from vitdeploy.runtime.trust import is_private, private_folder, user_cache, write_atomic
-from vitdeploy.runtime.values import run_batches
 from vitdeploy.spec import EngineSpec, Manifest, PreprocessSpec, encode
 from vitdeploy.zip_members import DAMAGED, members_of
 
@@ -66,7 +63,7 @@ class GoldenCheck:
 
 
 def check_golden(
-    folder: Path, manifest: Manifest, engine: EngineSpec, runner: Runner, files: CheckedFiles | None = None
+    folder: Path, manifest: Manifest, engine: EngineSpec, runner: Runner, files: checked.CheckedFiles | None = None
 ) -> GoldenCheck:
     """Run a loaded engine of the bundle in `folder` on the golden inputs. `files`: the bundle's, where it is being
     loaded.
@@ -156,7 +153,7 @@ class GoldenSet:
 
 
 def read_golden(
-    folder: Path, manifest: Manifest, engine: EngineSpec, files: CheckedFiles | None = None
+    folder: Path, manifest: Manifest, engine: EngineSpec, files: checked.CheckedFiles | None = None
 ) -> GoldenSet | None:
     """The golden set of one engine of a bundle; None if it has none. `files`: the bundle's, where it is being loaded.
 
@@ -167,7 +164,7 @@ def read_golden(
     if golden is None or not has_golden(manifest, engine):
         return None
     own, names = golden.engines.get(engine.artifact), golden_files(manifest, engine)
-    files = files or CheckedFiles(folder, manifest)
+    files = files or checked.CheckedFiles(folder, manifest)
     inputs, original, *others = (_arrays(files, name) for name in names)
     count = next((len(array) for array in inputs.values() if array.ndim), 0)
     if count > MAX_SAMPLES:
@@ -181,13 +178,13 @@ def read_golden(
     return GoldenSet(inputs, original, others[0], own.tolerance, own.least_same, own.proves_nothing or "")
 
 
-def _arrays(files: CheckedFiles, name: str) -> dict[str, Array]:
+def _arrays(files: checked.CheckedFiles, name: str) -> dict[str, Array]:
     """The arrays of an .npz file that may come from anywhere."""
     path, data = files.folder / name, io.BytesIO(files.read(name))
     try:
         size = sum(member.file_size for member in members_of(data))
-        if size > MAX_READ:
-            raise too_large(path, size, MAX_READ)
+        if size > checked.MAX_READ:
+            raise read.too_large(path, size, checked.MAX_READ)
         data.seek(0)
         with np.load(data, allow_pickle=False) as arrays:
             return dict(arrays)
@@ -202,7 +199,7 @@ def engine_outputs(runner: Runner, preprocess: PreprocessSpec | None, samples: A
     size = batch or len(samples)
     chunks = (samples[start : start + size] for start in range(0, len(samples), size))
     fed = chunks if preprocess is None else (to_input(each, preprocess, tensor) for each in chunks)
-    return run_batches(fed, batch, lambda feed: runner.infer({tensor.name: feed}))
+    return values.run_batches(fed, batch, lambda feed: runner.infer({tensor.name: feed}))
 
 
 def largest_difference(found: Mapping[str, Array], wanted: Mapping[str, Array], names: Iterable[str]) -> float:
@@ -240,7 +237,7 @@ def require_golden_answers(
     *,
     threads: int = 0,
     allow_failed: bool = False,
-    files: CheckedFiles | None = None,
+    files: checked.CheckedFiles | None = None,
 ) -> None:
     """Refuse a loaded engine of the bundle in `folder` that does not give its golden answers here.
 
@@ -332,21 +329,21 @@ def _facts(
             "threads": threads or runner.engine_threads or 0,
             "allow_failed": allow_failed,
         },
-        "here": {target.package: str(version), **describe_host(), **RUNTIME[engine.target].describe_device()},
+        "here": {target.package: str(version), **describe_host(), **backend.RUNTIME[engine.target].describe_device()},
     }
 
 
 def _is_proven(proof: str) -> bool:
     """Others could write into a folder that is not private, and so vouch for an engine."""
-    folder = user_cache() / PROVEN
-    return is_private(folder) and (folder / proof).is_file()
+    folder = trust.user_cache() / PROVEN
+    return trust.is_private(folder) and (folder / proof).is_file()
 
 
 def _note(proof: str, facts: Mapping[str, Any]) -> None:
     """Remember that it passed. Where nothing can be written, each load runs the golden inputs again."""
     with contextlib.suppress(OSError, StorageError, UnsafeError):
         text = json.dumps(dict(facts), indent=1, sort_keys=True) + "\n"
-        write_atomic(private_folder(PROVEN) / proof, text.encode(), 0o600)
+        trust.write_atomic(trust.private_folder(PROVEN) / proof, text.encode(), 0o600)
 
 
 def _where(engine: EngineSpec, here: Mapping[str, str]) -> str:

@@ -9,11 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 from vitdeploy.bundle.checked import Verify, open_checked, retry_if_replaced
 from vitdeploy.errors import InputError, TargetError
-from vitdeploy.runtime.choice import AUTO, choose_engine
+from vitdeploy.runtime import choice, values
 from vitdeploy.runtime.predictor import OpenedBundle, Predictor
 from vitdeploy.runtime.runner import type_name
 from vitdeploy.runtime.tasks.registry import TASKS
-from vitdeploy.runtime.values import read_labels
 from vitdeploy.spec import Manifest, PreprocessSpec, tokenizer_file
 
 if TYPE_CHECKING:
@@ -22,7 +21,7 @@ if TYPE_CHECKING:
 
 def load(
     path: str | Path,
-    target: str = AUTO,
+    target: str = choice.AUTO,
     *,
     batch: int | None = None,
     threads: int = 0,
@@ -82,10 +81,10 @@ def load(
     def read() -> Predictor:
         files = open_checked(folder, verify, expect_digest, trust)
         manifest = files.manifest
-        preprocess, labels = images_of(manifest), read_labels(folder, manifest, files)
+        preprocess, labels = images_of(manifest), values.read_labels(folder, manifest, files)
         tokenizer = tokenizer_file(manifest.postprocess)
         data = None if tokenizer is None else files.read(tokenizer)
-        runner, engine, why = choose_engine(
+        runner, engine, why = choice.choose_engine(
             folder, manifest, target, threads, trust, batch, allow_failed=allow_failed, streams=streams, files=files
         )
         try:

@@ -20,17 +20,8 @@ import numpy as np
 
 from vitdeploy.bundle.checked import CheckedFiles
 from vitdeploy.errors import ClosedError, InputError, ManifestError, VitdeployError
-from vitdeploy.runtime.choice import CALLER
+from vitdeploy.runtime import choice, monitor_reference
 from vitdeploy.runtime.golden import GoldenSet, comparable, engine_outputs, read_golden
-from vitdeploy.runtime.monitor_reference import (
-    MonitorReference,
-    Numbers,
-    input_statistics,
-    output_names,
-    output_statistics,
-    read_reference,
-    watched_outputs,
-)
 from vitdeploy.runtime.runner import Array, Runner, forkable_lock
 from vitdeploy.spec import EngineSpec, PreprocessSpec, Task
 
@@ -168,7 +159,7 @@ class Monitoring:
         self.options, self.engine, self.watched = options, engine, watched
         self._task, self._preprocess, self._limits, self._outputs = task, preprocess, limits, outputs
         self._width = 0 if limits is None else len(limits.names)
-        self._inputs = self._width - len(output_names(task, outputs or []))
+        self._inputs = self._width - len(monitor_reference.output_names(task, outputs or []))
         self._lock = forkable_lock()
         self._counts = dict.fromkeys((each.name for each in fields(MonitorCounts)[:-1]), 0)
         self._events: dict[Kind, int] = dict.fromkeys(KINDS, 0)
@@ -214,12 +205,12 @@ class Monitoring:
 
     def _look(self, feed: Array, outputs: Mapping[str, Array], runs: int) -> list[MonitorEvent]:
         limits = self._limits
-        names = self._outputs if self._outputs is not None else watched_outputs(outputs)
+        names = self._outputs if self._outputs is not None else monitor_reference.watched_outputs(outputs)
         some = {name: outputs[name][0] for name in names if name in outputs}
-        numbers = output_statistics(self._task, some, list(some))
+        numbers = monitor_reference.output_statistics(self._task, some, list(some))
         if not np.isfinite(numbers).all():
             return self._non_finite_outputs(runs)
-        seen = input_statistics(feed[0], self._preprocess) if limits is not None else None
+        seen = monitor_reference.input_statistics(feed[0], self._preprocess) if limits is not None else None
         row = np.array([] if seen is None else seen if self._outputs is None else [*seen, *numbers], np.float64)
         fits = len(row) == self._width  # tensors that are no images have none
         believed = limits.clipped(row) if limits is not None and fits else row
@@ -238,7 +229,7 @@ class Monitoring:
             self._counts["drifted"] += bool(outside)
         return [self._drift(limits, means, outside, runs)] if began and limits is not None else []
 
-    def _drift(self, limits: Limits, means: Numbers, outside: list[int], runs: int) -> MonitorEvent:
+    def _drift(self, limits: Limits, means: monitor_reference.Numbers, outside: list[int], runs: int) -> MonitorEvent:
         statistics = {limits.names[i]: (float(means[i]), *limits.bounds(i)) for i in outside}
         kind: Kind = "inputs" if min(outside) < self._inputs else "outputs"
         told = [f"{name} {mean:.4g} (usual {low:.4g} to {high:.4g})" for name, (mean, low, high) in statistics.items()]
@@ -305,7 +296,7 @@ def watch(
             f"the bundle {manifest.name} does not say what its images are like, so these are not watched; "
             "`vitdeploy run` with 32 calibration images or more makes one that does",
             RuntimeWarning,
-            stacklevel=CALLER,
+            stacklevel=choice.CALLER,
         )
     found = (manifest.task, manifest.preprocess, limits, outputs, (*kinds, "non-finite"))
     return Monitoring(options, engine.artifact, *found), canary
@@ -330,14 +321,14 @@ def _limits(
     files: CheckedFiles, engine: EngineSpec, runner: Runner, options: Monitor
 ) -> tuple[Limits | None, list[str] | None]:
     """The limits of what is watched, and the outputs that are; None without a reference of them."""
-    reference = read_reference(files)
+    reference = monitor_reference.read_reference(files)
     if reference is None:
         return None, None
     own = None if engine.parts else reference.outputs.get(engine.artifact)
     outputs = None
     if own is not None:
         outputs = [name.removesuffix(".min") for name in own if name.endswith(".min")]
-        if list(own) != output_names(files.manifest.task, outputs) or not set(outputs) <= {
+        if list(own) != monitor_reference.output_names(files.manifest.task, outputs) or not set(outputs) <= {
             each.name for each in runner.outputs
         }:
             raise ManifestError(
@@ -350,7 +341,9 @@ def _limits(
     return control_limits(names, values, floors, options.window, options.false_alarms), outputs
 
 
-def columns(reference: MonitorReference, own: Mapping[str, Numbers] | None) -> tuple[list[str], Numbers, Numbers]:
+def columns(
+    reference: monitor_reference.MonitorReference, own: Mapping[str, monitor_reference.Numbers] | None
+) -> tuple[list[str], monitor_reference.Numbers, monitor_reference.Numbers]:
     """The statistics of a reference, and of an engine's `own` outputs: their names, the numbers [images, statistics],
     and the least standard deviation that is believed of each."""
     own = own or {}
@@ -387,17 +380,17 @@ class Limits:
     it, and how many of these a mean may be away, `threshold`. Means are of clipped numbers."""
 
     names: tuple[str, ...]
-    least: Numbers
-    most: Numbers
-    mean: Numbers
-    error: Numbers
+    least: monitor_reference.Numbers
+    most: monitor_reference.Numbers
+    mean: monitor_reference.Numbers
+    error: monitor_reference.Numbers
     threshold: float
 
-    def clipped(self, values: Numbers) -> Numbers:
+    def clipped(self, values: monitor_reference.Numbers) -> monitor_reference.Numbers:
         """Numbers [..., statistics] within what is believed of a single image."""
         return np.asarray(np.clip(values, self.least, self.most), np.float64)
 
-    def outside(self, means: Numbers) -> list[int]:
+    def outside(self, means: monitor_reference.Numbers) -> list[int]:
         """The statistics that are out of their limits, the furthest first."""
         away = np.abs(means - self.mean) / self.error
         return [int(i) for i in np.argsort(-away) if not away[i] <= self.threshold]
@@ -407,7 +400,9 @@ class Limits:
         return float(self.mean[index] - room), float(self.mean[index] + room)
 
 
-def control_limits(names: Sequence[str], values: Numbers, floors: Numbers, window: int, rate: float) -> Limits:
+def control_limits(
+    names: Sequence[str], values: monitor_reference.Numbers, floors: monitor_reference.Numbers, window: int, rate: float
+) -> Limits:
     """The limits for means over `window` images.
 
     Args:
@@ -440,7 +435,7 @@ def _student(quantile: float, freedom: int) -> float:
     return quantile + (quantile**3 + quantile) / (4 * freedom)
 
 
-def _shares(generator: np.random.Generator, images: int, count: int) -> Numbers:
+def _shares(generator: np.random.Generator, images: int, count: int) -> monitor_reference.Numbers:
     """[AT_A_TIME, images]: the share of each image among `count` drawn with replacement."""
     if count > MANY:  # takes as long for any count, which for few is longer
         return np.asarray(generator.multinomial(count, np.full(images, 1 / images), AT_A_TIME) / count, np.float64)

@@ -19,8 +19,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from vitdeploy.bundle.checked import CheckedFiles
-from vitdeploy.bundle.read import MONITOR_FILE, too_large
+from vitdeploy.bundle import checked, read
 from vitdeploy.errors import ManifestError
 from vitdeploy.paths import is_file
 from vitdeploy.runtime.postprocess import softmax
@@ -122,7 +121,7 @@ def reference_text(
     return json.dumps(document, allow_nan=False) + "\n"
 
 
-def read_reference(files: CheckedFiles) -> MonitorReference | None:
+def read_reference(files: checked.CheckedFiles) -> MonitorReference | None:
     """The reference of a bundle; None if it has none.
 
     Raises:
@@ -142,11 +141,11 @@ def reference_beside(folder: Path, channels: int) -> str | None:
     Raises:
         ManifestError: it is no such reference of images with so many channels.
     """
-    path = folder / MONITOR_FILE
+    path = folder / read.MONITOR_FILE
     if not is_file(path):
         return None
     if (size := path.stat().st_size) > MAX_BYTES:
-        raise too_large(path, size, MAX_BYTES)
+        raise read.too_large(path, size, MAX_BYTES)
     text = path.read_bytes()
     parse_reference(text, path, channels)
     return text.decode("utf-8")

@@ -13,9 +13,7 @@ import numpy as np
 from vitdeploy.errors import CapabilityError, ClosedError, EngineError, LimitError, TensorError
 from vitdeploy.limits import bounded, size_of
 from vitdeploy.paths import not_utf8
-from vitdeploy.runtime.backend import RunnerRequest, RuntimeBackend, import_runtime
-from vitdeploy.runtime.host import default_threads
-from vitdeploy.runtime.runner import AFTER_FORK, Array, Runner
+from vitdeploy.runtime import backend, host, runner
 from vitdeploy.spec import FloatRest, TensorSpec
 
 # --- A way around a fault of OpenVINO's CPU plugin: the order of operands, which changes no sum and no product --------
@@ -130,7 +128,7 @@ def float_precision(options: Mapping[str, str]) -> str:
 
 
 def require() -> ModuleType:
-    return import_runtime("openvino", "openvino", "openvino", "running a graph on OpenVINO")
+    return backend.import_runtime("openvino", "openvino", "openvino", "running a graph on OpenVINO")
 
 
 def the_core() -> Any:
@@ -165,7 +163,7 @@ def compile_model(
     config = {"PERFORMANCE_HINT": "LATENCY", "INFERENCE_PRECISION_HINT": "f32", **options}
     if streams > 1:
         config |= {"PERFORMANCE_HINT": "THROUGHPUT", "NUM_STREAMS": str(streams)}
-    if threads := threads or default_threads():
+    if threads := threads or host.default_threads():
         config["INFERENCE_NUM_THREADS"] = str(threads)
     try:
         with bounded(f"open {Path(model_file).name}", size_of(Path(model_file), Path(model_file).with_suffix(".bin"))):
@@ -212,7 +210,7 @@ def _moves_as_many_heads(operation: Any) -> bool:
     return list(order.get_data()) == [0, 2, 1, 3]
 
 
-class OpenVinoRunner(Runner):
+class OpenVinoRunner(runner.Runner):
     """Runs an OpenVINO IR, or an ONNX file, on the CPU plugin."""
 
     native = True
@@ -261,11 +259,11 @@ class OpenVinoRunner(Runner):
                 f"{self.name} was loaded with {self.at_once} streams before this process was forked",
                 found="a child without the threads of these streams, which would wait for them forever",
                 wanted="an engine that this process has loaded",
-                fix=AFTER_FORK,
+                fix=runner.AFTER_FORK,
             )
         super()._require_loaded(call)
 
-    def _infer(self, feeds: Mapping[str, Array]) -> dict[str, Array]:
+    def _infer(self, feeds: Mapping[str, runner.Array]) -> dict[str, runner.Array]:
         request = self._requests.get()
         try:
             request.infer(feeds, share_inputs=True, share_outputs=True)
@@ -313,7 +311,7 @@ def _spec(port: Any) -> TensorSpec:
     return TensorSpec(port.get_any_name(), DTYPES[kind], shape)
 
 
-def _make_runner(request: RunnerRequest) -> Runner:
+def _make_runner(request: backend.RunnerRequest) -> runner.Runner:
     engine = request.engine
     # An INT8 engine does not depend on bf16: a CPU without it computes the float operators in more digits.
     hint = {"INFERENCE_PRECISION_HINT": hint_of("int8", engine.float_rest)} if engine.float_rest is not None else {}
@@ -327,4 +325,4 @@ def _make_runner(request: RunnerRequest) -> Runner:
     )
 
 
-BACKEND = RuntimeBackend(_make_runner, float_precision=float_precision)
+BACKEND = backend.RuntimeBackend(_make_runner, float_precision=float_precision)

@@ -12,10 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from vitdeploy.errors import CapabilityError, EngineError, StorageError, UnsafeError
-from vitdeploy.runtime.backend import RunnerRequest, RuntimeBackend
+from vitdeploy.runtime import backend, runner, trust
 from vitdeploy.runtime.openvino import OpenVinoRunner, needed_options, put_vectors_first, set_batch, the_core
-from vitdeploy.runtime.runner import Runner
-from vitdeploy.runtime.trust import private_folder
 
 GPU, NPU, AUTO = "openvino-gpu", "openvino-npu", "openvino-auto"
 DEVICES = {GPU: "GPU", NPU: "NPU", AUTO: "AUTO"}
@@ -155,7 +153,7 @@ def _require_no_fallback(target: str, ran: str, available: list[str]) -> None:
 def _cache() -> dict[str, str]:
     """Where OpenVINO keeps compiled blobs, by model, device and driver; nowhere if no private folder can be made."""
     try:
-        return {"CACHE_DIR": str(private_folder(CACHE))}
+        return {"CACHE_DIR": str(trust.private_folder(CACHE))}
     except (StorageError, UnsafeError):
         return {}
 
@@ -188,7 +186,7 @@ class OpenVinoDeviceRunner(OpenVinoRunner):
         return compiled, names
 
 
-def _make_runner(request: RunnerRequest) -> Runner:
+def _make_runner(request: backend.RunnerRequest) -> runner.Runner:
     engine = request.engine
     return OpenVinoDeviceRunner(
         request.file,
@@ -200,4 +198,4 @@ def _make_runner(request: RunnerRequest) -> Runner:
     )
 
 
-BACKEND = RuntimeBackend(_make_runner, require=require_device)
+BACKEND = backend.RuntimeBackend(_make_runner, require=require_device)

@@ -12,9 +12,8 @@ from vitdeploy.errors import CapabilityError, EngineError, LimitError
 from vitdeploy.limits import bounded, size_of
 from vitdeploy.paths import not_utf8
 from vitdeploy.publish import native_writes
-from vitdeploy.runtime.backend import RunnerRequest, RuntimeBackend, import_runtime
+from vitdeploy.runtime import backend, runner
 from vitdeploy.runtime.host import default_threads, usable_cores
-from vitdeploy.runtime.runner import Array, Runner
 from vitdeploy.spec import TensorSpec
 
 # --- ONNX Runtime: the runner, and the one way in which a session is made ---------------------------------------------
@@ -36,7 +35,7 @@ DTYPES = {
 
 
 def require() -> ModuleType:
-    return import_runtime("onnxruntime", "onnxruntime", "onnxruntime", "running a graph on ONNX Runtime")
+    return backend.import_runtime("onnxruntime", "onnxruntime", "onnxruntime", "running a graph on ONNX Runtime")
 
 
 def open_session(
@@ -98,7 +97,7 @@ def open_session(
     return session
 
 
-class OnnxRuntimeRunner(Runner):
+class OnnxRuntimeRunner(runner.Runner):
     """Runs an ONNX file on ONNX Runtime's CPU provider, pinned to one batch size or, without one, dynamic.
 
     `external`: the name of a file of unknown origin that the graph is of; what each run of it may take is bounded.
@@ -155,7 +154,7 @@ class OnnxRuntimeRunner(Runner):
         self._names = [tensor.name for tensor in self.outputs]
         self.provider = CPU_PROVIDER
 
-    def _infer(self, feeds: Mapping[str, Array]) -> dict[str, Array]:
+    def _infer(self, feeds: Mapping[str, runner.Array]) -> dict[str, runner.Array]:
         bounds = bounded(f"run {self.external}") if self.external else contextlib.nullcontext()
         try:
             with bounds:
@@ -187,7 +186,7 @@ def first_line(error: Exception) -> str:
     return text.splitlines()[0][:300] if text else type(error).__name__
 
 
-def _make_runner(request: RunnerRequest) -> Runner:
+def _make_runner(request: backend.RunnerRequest) -> runner.Runner:
     return OnnxRuntimeRunner(
         request.file,
         name=request.engine.artifact,
@@ -198,7 +197,7 @@ def _make_runner(request: RunnerRequest) -> Runner:
     )
 
 
-BACKEND = RuntimeBackend(_make_runner)
+BACKEND = backend.RuntimeBackend(_make_runner)
 
 
 # --- Reads ONNX Runtime's profile of a session: which kernels ran, in which precision, for how long -------------------

@@ -23,11 +23,8 @@ import numpy as np
 from vitdeploy.backends import TARGETS
 from vitdeploy.bundle.read import file_sha256
 from vitdeploy.errors import CapabilityError, EngineError, MissingPackageError, UntrustedEngineError
-from vitdeploy.runtime import ort
-from vitdeploy.runtime.backend import RunnerRequest, RuntimeBackend
+from vitdeploy.runtime import backend, ort, runner, trust
 from vitdeploy.runtime.nvidia import describe_gpu
-from vitdeploy.runtime.runner import Array, Runner
-from vitdeploy.runtime.trust import private_folder
 from vitdeploy.spec import TensorSpec
 
 CUDA, TENSORRT = "onnxruntime-cuda", "onnxruntime-tensorrt"
@@ -106,7 +103,7 @@ def engine_cache(graph: Path, version: str) -> Path:
     """
     digests = [file_sha256(path) for path in (graph, *sorted(graph.parent.glob(f"{graph.name}*.data")))]
     key = hashlib.sha256("\n".join([version, *digests]).encode()).hexdigest()
-    return private_folder(TENSORRT, key[:32])
+    return trust.private_folder(TENSORRT, key[:32])
 
 
 def open_session(
@@ -207,7 +204,7 @@ def _refused(graph: Path, provider: str, found: str) -> CapabilityError | Engine
     return EngineError(f"ONNX Runtime refuses {graph}", found=found)
 
 
-class OnnxRuntimeGpuRunner(Runner):
+class OnnxRuntimeGpuRunner(runner.Runner):
     """Runs an ONNX file on one of ONNX Runtime's GPU providers, at one batch.
 
     The run is recorded once as a CUDA graph over buffers on the GPU and replayed: `infer` copies its inputs there, and
@@ -244,7 +241,7 @@ class OnnxRuntimeGpuRunner(Runner):
         self._session = session
         self.provider = PROVIDERS[self.target]
 
-    def _infer(self, feeds: Mapping[str, Array]) -> dict[str, Array]:
+    def _infer(self, feeds: Mapping[str, runner.Array]) -> dict[str, runner.Array]:
         try:
             for name, array in feeds.items():
                 self._buffers[name].update_inplace(array)
@@ -276,11 +273,11 @@ def tensors(session: Any, batch: int) -> tuple[tuple[TensorSpec, ...], tuple[Ten
     return inputs, outputs
 
 
-def _make_runner(request: RunnerRequest) -> Runner:
+def _make_runner(request: backend.RunnerRequest) -> runner.Runner:
     engine = request.engine
     return OnnxRuntimeGpuRunner(
         request.file, target=engine.target, name=engine.artifact, batch=request.batch, options=engine.options
     )
 
 
-BACKEND = RuntimeBackend(_make_runner, require=require_provider, describe_device=describe_gpu)
+BACKEND = backend.RuntimeBackend(_make_runner, require=require_provider, describe_device=describe_gpu)

@@ -16,13 +16,11 @@ from typing import TYPE_CHECKING, Literal, overload
 import numpy as np
 
 from vitdeploy.errors import ClosedError, InputError, TensorError
-from vitdeploy.runtime.geometry import decode_reduced, resize_reduced
+from vitdeploy.runtime import geometry, topdown, values
 from vitdeploy.runtime.preprocess import ACCEPTED, ImageSource, Pixels, decode, in_rgb, resize_and_crop, to_input
 from vitdeploy.runtime.runner import AFTER_FORK, Array, Reloaded, Runner, require_array, type_name
 from vitdeploy.runtime.tasks.registry import to_result
 from vitdeploy.runtime.tasks.task import OutputReading, Result
-from vitdeploy.runtime.topdown import Box
-from vitdeploy.runtime.values import Stopwatch, Timings, run_batches
 from vitdeploy.spec import ChannelOrder, Postprocess, PreprocessSpec, Task
 
 if TYPE_CHECKING:
@@ -83,7 +81,7 @@ class Predictor(Reloaded):
         self._input = runner.inputs[0]
         size = self._input.shape[0]
         self._batch = size if isinstance(size, int) else DYNAMIC_CHUNK
-        self._stopwatch = Stopwatch()
+        self._stopwatch = values.Stopwatch()
 
     @classmethod
     def of_bundle(cls, opened: OpenedBundle) -> Predictor:
@@ -96,7 +94,7 @@ class Predictor(Reloaded):
         return self.runner.name
 
     @property
-    def timings(self) -> Timings:
+    def timings(self) -> values.Timings:
         """Where the time of all images so far went."""
         return self._stopwatch.read()
 
@@ -127,7 +125,7 @@ class Predictor(Reloaded):
         return self._answer_loaded([self._load(in_rgb(image, channels)) for image in images], top)
 
     def predict_boxes(
-        self, image: ImageSource, boxes: Sequence[Box], *, channels: ChannelOrder = "rgb"
+        self, image: ImageSource, boxes: Sequence[topdown.Box], *, channels: ChannelOrder = "rgb"
     ) -> list[Result]:
         """The answer of a top-down model for each box of an image, such as a person that a detector found.
 
@@ -245,7 +243,7 @@ class Predictor(Reloaded):
                 pool.shutdown(cancel_futures=True)
 
     def answer(
-        self, outputs: Mapping[str, Array], size: tuple[int, int], top: int = 5, box: Box | None = None
+        self, outputs: Mapping[str, Array], size: tuple[int, int], top: int = 5, box: topdown.Box | None = None
     ) -> Result:
         """The answer that the outputs of one image mean; `size` is the original image's (width, height), and `box` the
         part of it that a top-down model was given, None for all of it."""
@@ -290,12 +288,12 @@ class Predictor(Reloaded):
 
     def _load_reduced(self, image: ImageSource) -> tuple[Pixels, tuple[int, int]] | None:
         start = perf_counter_ns()
-        decoded = decode_reduced(image, self.preprocess)
+        decoded = geometry.decode_reduced(image, self.preprocess)
         if decoded is None:
             return None
         self._stopwatch.add("decode", start)
         start = perf_counter_ns()
-        pixels = resize_reduced(decoded, self.preprocess)
+        pixels = geometry.resize_reduced(decoded, self.preprocess)
         self._stopwatch.add("preprocess", start)
         return pixels, decoded.size
 
@@ -305,7 +303,7 @@ class Predictor(Reloaded):
         self._stopwatch.add("decode", start)
         return decoded
 
-    def _prepared(self, image: Image.Image, box: Box | None = None) -> Pixels:
+    def _prepared(self, image: Image.Image, box: topdown.Box | None = None) -> Pixels:
         start = perf_counter_ns()
         pixels = resize_and_crop(image, self.preprocess, box)
         self._stopwatch.add("preprocess", start)
@@ -338,7 +336,9 @@ class Predictor(Reloaded):
 
     def _run(self, chunks: Iterable[Array]) -> dict[str, Array]:
         """Every output of all chunks, none of which is larger than the engine's batch."""
-        outputs = run_batches(chunks, self._batch if isinstance(self._input.shape[0], int) else None, self._infer)
+        outputs = values.run_batches(
+            chunks, self._batch if isinstance(self._input.shape[0], int) else None, self._infer
+        )
         self._stopwatch.count(len(next(iter(outputs.values()))))
         return outputs
 

@@ -15,32 +15,13 @@ import numpy as np
 import numpy.typing as npt
 
 from vitdeploy.errors import InputError
-from vitdeploy.runtime.flow import FlowRunner, FlowView
-from vitdeploy.runtime.flows import IMAGE_FEATURES, TEXT_FEATURES
+from vitdeploy.runtime import flow, flows, text_decoder, topdown
 from vitdeploy.runtime.predictor import OpenedBundle, Predictor, require_several, require_top
 from vitdeploy.runtime.preprocess import ImageSource, in_rgb
 from vitdeploy.runtime.prompts import Given, Prompt, prompt_arrays, read_prompts, require_slots
 from vitdeploy.runtime.runner import Array, Runner, forkable_lock
-from vitdeploy.runtime.tasks.detection import Detections
-from vitdeploy.runtime.tasks.image_to_text import Text, to_text
-from vitdeploy.runtime.tasks.open_vocabulary import OF_IMAGES, find_texts
-from vitdeploy.runtime.tasks.prompted import (
-    TOGETHER,
-    MaskForm,
-    PromptedMasks,
-    PromptMasks,
-    decode,
-    embed,
-    no_prompt,
-    read_masks,
-    require_room,
-    tell_best,
-)
-from vitdeploy.runtime.tasks.task import Result
-from vitdeploy.runtime.tasks.zero_shot import ZeroShot, compare_texts
-from vitdeploy.runtime.text_decoder import SCORES, TOKENS, TextRunner, require_beams
+from vitdeploy.runtime.tasks import detection, image_to_text, open_vocabulary, prompted, task, zero_shot
 from vitdeploy.runtime.tokenizer import TextTokenizer, TextWriter, require_texts
-from vitdeploy.runtime.topdown import Box
 from vitdeploy.spec import (
     BeamSpec,
     ChannelOrder,
@@ -72,7 +53,7 @@ class EmbeddedImage:
 
     def masks(
         self, points: Given = None, labels: Given = None, boxes: Given = None, multimask: bool | None = None
-    ) -> PromptedMasks:
+    ) -> prompted.PromptedMasks:
         """The masks of one prompt or several, as `PromptedPredictor.predict` says."""
         return self.predictor.ask(self, points, labels, boxes, multimask)
 
@@ -91,7 +72,7 @@ class PromptedPredictor(Predictor):
     """
 
     def __init__(self, runner: Runner, preprocess: PreprocessSpec, spec: PromptSpec, why: str = "") -> None:
-        assert isinstance(runner, FlowRunner)
+        assert isinstance(runner, flow.FlowRunner)
         self.spec, self.flow = spec, runner
         super().__init__(runner, preprocess, None, "promptable-segmentation", spec, why)
         # From here on: golden answers and measurements run every part every time.
@@ -116,7 +97,7 @@ class PromptedPredictor(Predictor):
     def encode(self, tensor: Array) -> dict[str, Array]:
         """The embeddings [n, ...] of preprocessed images [n, ...], which `prepare` gives."""
         start = perf_counter_ns()
-        found = embed(self.flow, tensor)
+        found = prompted.embed(self.flow, tensor)
         self._ran(tensor, found, start)
         self._stopwatch.count(len(tensor))
         return found
@@ -131,7 +112,7 @@ class PromptedPredictor(Predictor):
         boxes: Given = None,
         multimask: bool | None = None,
         channels: ChannelOrder = "rgb",
-    ) -> PromptedMasks:
+    ) -> prompted.PromptedMasks:
         """The masks of an image for one prompt or several.
 
         Args:
@@ -152,16 +133,16 @@ class PromptedPredictor(Predictor):
 
     def ask(
         self, image: EmbeddedImage, points: Given, labels: Given, boxes: Given, multimask: bool | None
-    ) -> PromptedMasks:
+    ) -> prompted.PromptedMasks:
         """What `EmbeddedImage.masks` says."""
         prompts = read_prompts(points, labels, boxes, image.size)
         self.require(prompts)
-        require_room(prompts, image.size, multimask)
-        found: list[PromptMasks] = []
-        for start in range(0, len(prompts), TOGETHER):  # the logits of all would be larger than the masks
-            some = prompts[start : start + TOGETHER]
+        prompted.require_room(prompts, image.size, multimask)
+        found: list[prompted.PromptMasks] = []
+        for start in range(0, len(prompts), prompted.TOGETHER):  # the logits of all would be larger than the masks
+            some = prompts[start : start + prompted.TOGETHER]
             found += self.read(self.decode(image, some), some, image.size, multimask).prompts
-        return PromptedMasks(tuple(found))
+        return prompted.PromptedMasks(tuple(found))
 
     def require(self, prompts: Sequence[Prompt]) -> None:
         """Raise InputError for a prompt of more points than there are slots."""
@@ -175,16 +156,16 @@ class PromptedPredictor(Predictor):
         """
         arrays = prompt_arrays(prompts, image.size, self.preprocess, self.spec)
         start = perf_counter_ns()
-        outputs = decode(self.flow, image.embedding, arrays)
+        outputs = prompted.decode(self.flow, image.embedding, arrays)
         self._stopwatch.add("infer", start)
         return outputs
 
     def read(
         self, outputs: Mapping[str, Array], prompts: Sequence[Prompt], size: tuple[int, int], multimask: bool | None
-    ) -> PromptedMasks:
+    ) -> prompted.PromptedMasks:
         """The masks that outputs of `decode` mean, at the size (width, height) of the image."""
         start = perf_counter_ns()
-        found = read_masks(outputs, prompts, size, self.preprocess, self.spec, multimask)
+        found = prompted.read_masks(outputs, prompts, size, self.preprocess, self.spec, multimask)
         self._stopwatch.add("postprocess", start)
         return found
 
@@ -194,11 +175,11 @@ class PromptedPredictor(Predictor):
         prompts: Sequence[Prompt],
         size: tuple[int, int],
         multimask: bool | None = None,
-        masks: MaskForm = "png",
+        masks: prompted.MaskForm = "png",
     ) -> list[dict[str, Any]]:
         """What `read(...).to_dict(masks)` says of each prompt, faster: only the masks that are told are enlarged."""
         start = perf_counter_ns()
-        found = tell_best(outputs, prompts, size, self.preprocess, self.spec, multimask, masks)
+        found = prompted.tell_best(outputs, prompts, size, self.preprocess, self.spec, multimask, masks)
         self._stopwatch.add("postprocess", start)
         return found
 
@@ -212,21 +193,21 @@ class PromptedPredictor(Predictor):
         boxes: Given = None,
         multimask: bool | None = None,
         channels: ChannelOrder = "rgb",
-    ) -> list[Result]:
+    ) -> list[task.Result]:
         """Answers for images, each to the same prompts; errors as `predict`."""
         require_several(images)
         embedded = (self.embed(image, channels=channels) for image in images)
         return [image.masks(points, labels, boxes, multimask) for image in embedded]
 
     def answer(
-        self, outputs: Mapping[str, Array], size: tuple[int, int], top: int = 5, box: Box | None = None
-    ) -> PromptedMasks:
+        self, outputs: Mapping[str, Array], size: tuple[int, int], top: int = 5, box: topdown.Box | None = None
+    ) -> prompted.PromptedMasks:
         """Raises InputError: outputs of an image alone mean nothing."""
-        raise no_prompt()
+        raise prompted.no_prompt()
 
     def _infer(self, feed: Array) -> dict[str, Array]:
         """Raises InputError: what runs on an image alone, such as `predict_tensor`, has no prompt."""
-        raise no_prompt()
+        raise prompted.no_prompt()
 
 
 # --- Two towers: images among texts that are given at run time, or what texts say in them -----------------------------
@@ -254,12 +235,12 @@ class TextsPredictor(Predictor):
         labels: Sequence[str] | None = None,
         why: str = "",
     ) -> None:
-        assert isinstance(runner, FlowRunner)
+        assert isinstance(runner, flow.FlowRunner)
         self.spec, self.tokenizer = spec, tokenizer
-        self._text_tower = FlowView(runner, [TEXT_FEATURES]).load()
+        self._text_tower = flow.FlowView(runner, [flows.TEXT_FEATURES]).load()
         self._features: dict[str, Features] = {}
         self._turn = forkable_lock()
-        super().__init__(FlowView(runner, self.of_images), preprocess, labels, self.its_task, spec, why)
+        super().__init__(flow.FlowView(runner, self.of_images), preprocess, labels, self.its_task, spec, why)
 
     @classmethod
     def of_bundle(cls, opened: OpenedBundle) -> Predictor:
@@ -271,7 +252,7 @@ class TextsPredictor(Predictor):
     @abstractmethod
     def _read(
         self, outputs: Mapping[str, Array], features: Features, texts: Sequence[str], size: tuple[int, int], top: int
-    ) -> Result:
+    ) -> task.Result:
         """The answer for one image of `size` (width, height); outputs without the batch axis."""
 
     def text_features(self, texts: Sequence[str]) -> Features:
@@ -288,7 +269,7 @@ class TextsPredictor(Predictor):
                     self._features.clear()
                     new = list(dict.fromkeys(texts))
                 tokens = self.tokenizer.encode(new)
-                found = self._text_tower.infer({self._text_tower.inputs[0].name: tokens})[TEXT_FEATURES]
+                found = self._text_tower.infer({self._text_tower.inputs[0].name: tokens})[flows.TEXT_FEATURES]
                 self._features |= dict(zip(new, found, strict=True))
             return np.stack([self._features[text] for text in texts])
 
@@ -299,7 +280,7 @@ class TextsPredictor(Predictor):
         texts: Sequence[str] | None = None,
         *,
         channels: ChannelOrder = "rgb",
-    ) -> list[Result]:
+    ) -> list[task.Result]:
         """Answers for images, each among the same texts; `channels` and errors as `predict`."""
         require_several(images)
         require_top(top)
@@ -307,7 +288,7 @@ class TextsPredictor(Predictor):
 
     def _compared(
         self, images: Sequence[ImageSource], top: int, texts: Sequence[str], channels: ChannelOrder
-    ) -> list[Result]:
+    ) -> list[task.Result]:
         features = self.text_features(texts)
         loaded = [self._load(in_rgb(image, channels)) for image in images]
         if not loaded:
@@ -319,13 +300,15 @@ class TextsPredictor(Predictor):
         ]
 
     def answer(
-        self, outputs: Mapping[str, Array], size: tuple[int, int], top: int = 5, box: Box | None = None
-    ) -> Result:
+        self, outputs: Mapping[str, Array], size: tuple[int, int], top: int = 5, box: topdown.Box | None = None
+    ) -> task.Result:
         """The answer that the outputs of one image, or of a box of it, mean among the bundle's labels."""
         given = self._given(None)
         return self._read(outputs, self.text_features(given), given, size, top)
 
-    def among(self, outputs: Mapping[str, Array], texts: Sequence[str], size: tuple[int, int], top: int = 5) -> Result:
+    def among(
+        self, outputs: Mapping[str, Array], texts: Sequence[str], size: tuple[int, int], top: int = 5
+    ) -> task.Result:
         """The answer that the outputs of one image of `size`, of `run`, mean among texts; errors as `predict`."""
         given = self._given(texts)
         return self._read(outputs, self.text_features(given), given, size, top)
@@ -362,7 +345,7 @@ class ZeroShotPredictor(TextsPredictor):
     <ZeroShot: a photo of a cat 98.3 % (+0.271), a photo of a dog 1.7 % (+0.230)>
     """
 
-    of_images, its_task = (IMAGE_FEATURES,), "zero-shot"
+    of_images, its_task = (flows.IMAGE_FEATURES,), "zero-shot"
 
     def predict(
         self,
@@ -371,7 +354,7 @@ class ZeroShotPredictor(TextsPredictor):
         texts: Sequence[str] | None = None,
         *,
         channels: ChannelOrder = "rgb",
-    ) -> ZeroShot:
+    ) -> zero_shot.ZeroShot:
         """The answer for one image among `texts`; None: among the bundle's labels. `channels`: of an array, as of
         `Predictor.predict`.
 
@@ -384,9 +367,9 @@ class ZeroShotPredictor(TextsPredictor):
 
     def _read(
         self, outputs: Mapping[str, Array], features: Features, texts: Sequence[str], size: tuple[int, int], top: int
-    ) -> ZeroShot:
+    ) -> zero_shot.ZeroShot:
         assert isinstance(self.postprocess, ZeroShotSpec)
-        return compare_texts(outputs[IMAGE_FEATURES], features, texts, self.postprocess, top)
+        return zero_shot.compare_texts(outputs[flows.IMAGE_FEATURES], features, texts, self.postprocess, top)
 
 
 class OpenVocabularyPredictor(TextsPredictor):
@@ -397,7 +380,7 @@ class OpenVocabularyPredictor(TextsPredictor):
     <Detections: 1 in 640x480: a photo of a bus 61.4 % at 12 40 410 455>
     """
 
-    of_images, its_task = OF_IMAGES, "open-vocabulary-detection"
+    of_images, its_task = open_vocabulary.OF_IMAGES, "open-vocabulary-detection"
 
     def predict(
         self,
@@ -406,16 +389,16 @@ class OpenVocabularyPredictor(TextsPredictor):
         texts: Sequence[str] | None = None,
         *,
         channels: ChannelOrder = "rgb",
-    ) -> Detections:
+    ) -> detection.Detections:
         """The objects in one image that `texts` say; None: that the bundle's labels say. `channels` and errors as of
         `ZeroShotPredictor.predict`; `top` has no part in it."""
         return self._compared([image], top, self._given(texts), channels)[0]  # type: ignore[return-value]
 
     def _read(
         self, outputs: Mapping[str, Array], features: Features, texts: Sequence[str], size: tuple[int, int], top: int
-    ) -> Detections:
+    ) -> detection.Detections:
         assert isinstance(self.postprocess, OpenVocabularySpec)
-        return find_texts(outputs, features, texts, size, self.preprocess, self.postprocess)
+        return open_vocabulary.find_texts(outputs, features, texts, size, self.preprocess, self.postprocess)
 
 
 # --- A text for each image: lines of writing, documents ---------------------------------------------------------------
@@ -434,7 +417,7 @@ class TextPredictor(Predictor):
     def __init__(
         self, runner: Runner, preprocess: PreprocessSpec, spec: TextSpec, writer: TextWriter, why: str = ""
     ) -> None:
-        assert isinstance(runner, TextRunner)
+        assert isinstance(runner, text_decoder.TextRunner)
         super().__init__(runner, preprocess, None, "image-to-text", spec, why)
         self.writer, self.sequence = writer, runner.spec
         self.search: BeamSpec | None = runner.spec.search
@@ -455,7 +438,7 @@ class TextPredictor(Predictor):
         prompt: str | None = None,
         *,
         channels: ChannelOrder = "rgb",
-    ) -> Text:
+    ) -> image_to_text.Text:
         """The text of one image.
 
         Args:
@@ -479,14 +462,14 @@ class TextPredictor(Predictor):
         prompt: str | None = None,
         *,
         channels: ChannelOrder = "rgb",
-    ) -> list[Result]:
+    ) -> list[task.Result]:
         """The texts of images; arguments and errors as `predict`."""
         require_several(images)
         return list(self._texts(images, beams, prompt, channels))
 
     def _texts(
         self, images: Sequence[ImageSource], beams: int | None, prompt: str | None, channels: ChannelOrder
-    ) -> list[Text]:
+    ) -> list[image_to_text.Text]:
         search = self._search(beams)
         given = self.writer.prompt(prompt) if prompt is not None else []
         loaded = [self._load(in_rgb(image, channels))[0] for image in images]
@@ -495,19 +478,26 @@ class TextPredictor(Predictor):
             feed = self._input_of(loaded[start : start + self._batch])
             began = perf_counter_ns()
             tokens, scores = self._decoder.write(feed, search, given)
-            self._ran(feed, {SCORES: scores}, began)
+            self._ran(feed, {text_decoder.SCORES: scores}, began)
             self._stopwatch.count(len(feed))
-            found += [{TOKENS: each, SCORES: score} for each, score in zip(tokens, scores, strict=True)]
-        return [to_text(outputs, self.sequence, self.writer) for outputs in found]
+            found += [
+                {text_decoder.TOKENS: each, text_decoder.SCORES: score}
+                for each, score in zip(tokens, scores, strict=True)
+            ]
+        return [image_to_text.to_text(outputs, self.sequence, self.writer) for outputs in found]
 
     def _search(self, beams: int | None) -> BeamSpec | None:
         if beams is None:
             return self.search
-        require_beams(beams, self._decoder.vocabulary)
+        text_decoder.require_beams(beams, self._decoder.vocabulary)
         if beams == 1:
             return None
         return BeamSpec(beams) if self.search is None else replace(self.search, beams=beams)
 
-    def answer(self, outputs: Mapping[str, Array], size: tuple[int, int], top: int = 5, box: Box | None = None) -> Text:
+    def answer(
+        self, outputs: Mapping[str, Array], size: tuple[int, int], top: int = 5, box: topdown.Box | None = None
+    ) -> image_to_text.Text:
         """The text that the outputs of one image mean."""
-        return to_text({name: np.asarray(array) for name, array in outputs.items()}, self.sequence, self.writer)
+        return image_to_text.to_text(
+            {name: np.asarray(array) for name, array in outputs.items()}, self.sequence, self.writer
+        )

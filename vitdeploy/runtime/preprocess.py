@@ -32,8 +32,7 @@ import numpy as np
 import numpy.typing as npt
 
 from vitdeploy.errors import ImageError, InputError, MissingFileError, TensorError
-from vitdeploy.runtime.runner import type_name
-from vitdeploy.runtime.topdown import Box, cut_out
+from vitdeploy.runtime import runner, topdown
 from vitdeploy.spec import ChannelOrder, CropRounding, PreprocessSpec, TensorSpec
 
 if TYPE_CHECKING:
@@ -176,7 +175,7 @@ def in_rgb(image: ImageSource, channels: ChannelOrder) -> ImageSource:
     if not isinstance(image, np.ndarray):
         raise TensorError(
             'channels="bgr" is for arrays',
-            found=type_name(image),
+            found=runner.type_name(image),
             wanted="a uint8 array [height, width, 3], such as cv2.imread gives",
             fix="leave channels out: files and PIL images say the order themselves",
         )
@@ -208,7 +207,7 @@ def _no_image(value: object) -> TensorError:
         fix = "give its bytes: file.read()"
     elif isinstance(value, list | tuple):
         fix = "several images: predict_batch"
-    return TensorError("this is no image", found=type_name(value), wanted=ACCEPTED, fix=fix)
+    return TensorError("this is no image", found=runner.type_name(value), wanted=ACCEPTED, fix=fix)
 
 
 def _read_image(source: Image.Image | bytes | bytearray, read: Callable[[Image.Image], T], name: str) -> T:
@@ -364,7 +363,7 @@ def _from_array(array: npt.NDArray[Any], mode: str) -> Image.Image:
     return Image.fromarray(np.ascontiguousarray(squeezed)).convert(mode)
 
 
-def resize_and_crop(image: Image.Image, spec: PreprocessSpec, box: Box | None = None) -> Pixels:
+def resize_and_crop(image: Image.Image, spec: PreprocessSpec, box: topdown.Box | None = None) -> Pixels:
     """uint8 [crop height, crop width, channels]: resized as `spec.resize` says, then the centre crop; for a top-down
     model what is in `box`, or the whole image (`runtime.topdown`).
 
@@ -377,7 +376,7 @@ def resize_and_crop(image: Image.Image, spec: PreprocessSpec, box: Box | None = 
     from PIL import Image
 
     if spec.fit == "topdown":
-        return cut_out(image, box, (spec.crop[1], spec.crop[0]))
+        return topdown.cut_out(image, box, (spec.crop[1], spec.crop[0]))
     if box is not None:
         raise InputError(
             "a box is given, but the model sees whole images",
@@ -476,13 +475,13 @@ def _padded(pixels: Pixels, spec: PreprocessSpec) -> Pixels:
     return filled
 
 
-def load_pixels(source: ImageSource, spec: PreprocessSpec, box: Box | None = None) -> Pixels:
+def load_pixels(source: ImageSource, spec: PreprocessSpec, box: topdown.Box | None = None) -> Pixels:
     """uint8 [crop height, crop width, channels] of any image source; errors as `decode` and `resize_and_crop`."""
     return load_image(source, spec, box)[0]
 
 
 def load_image(
-    source: ImageSource, spec: PreprocessSpec, box: Box | None = None, name: str = ""
+    source: ImageSource, spec: PreprocessSpec, box: topdown.Box | None = None, name: str = ""
 ) -> tuple[Pixels, tuple[int, int]]:
     """The pixels as `load_pixels`, and (width, height) of the upright image that they were made from. `name`: what
     messages call bytes."""

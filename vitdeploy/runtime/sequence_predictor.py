@@ -7,16 +7,14 @@ from typing import Any
 
 from vitdeploy.bundle.checked import Verify, open_checked, retry_if_replaced
 from vitdeploy.errors import TargetError
-from vitdeploy.runtime.choice import AUTO, choose_engine
-from vitdeploy.runtime.load import bundle_folder
+from vitdeploy.runtime import choice, load, sequence
 from vitdeploy.runtime.runner import Reloaded
-from vitdeploy.runtime.sequence import Sequence, SequenceRunner
 
 
 class SequencePredictor(Reloaded):
     """Decodes with the engines of one bundle. Use as a context manager, or call `close`."""
 
-    def __init__(self, runner: SequenceRunner, why: str = "") -> None:
+    def __init__(self, runner: sequence.SequenceRunner, why: str = "") -> None:
         runner.load()
         self.runner, self.why = runner, why
 
@@ -24,7 +22,7 @@ class SequencePredictor(Reloaded):
     def target(self) -> str:
         return self.runner.name
 
-    def predict(self, sources: SequenceOf[SequenceOf[int]]) -> list[Sequence]:
+    def predict(self, sources: SequenceOf[SequenceOf[int]]) -> list[sequence.Sequence]:
         """One answer per source; a source is token numbers, padded or not.
 
         Raises:
@@ -38,7 +36,7 @@ class SequencePredictor(Reloaded):
 
 def load_sequence(
     path: str | Path,
-    target: str = AUTO,
+    target: str = choice.AUTO,
     *,
     threads: int = 0,
     trust: Path | None = None,
@@ -52,7 +50,7 @@ def load_sequence(
     Raises:
         TargetError: a bundle for another task. Else as `load`.
     """
-    folder = bundle_folder(path)
+    folder = load.bundle_folder(path)
     how: dict[str, Any] = {
         "trust": trust,
         "allow_failed": allow_failed,
@@ -70,8 +68,10 @@ def load_sequence(
                 wanted="a bundle for sequences",
                 fix="vitdeploy.runtime.load(BUNDLE)",
             )
-        runner, _, why = choose_engine(folder, manifest, target, threads, trust, allow_failed=allow_failed, files=files)
-        assert isinstance(runner, SequenceRunner)
+        runner, _, why = choice.choose_engine(
+            folder, manifest, target, threads, trust, allow_failed=allow_failed, files=files
+        )
+        assert isinstance(runner, sequence.SequenceRunner)
         predictor = SequencePredictor(runner, why)
         predictor.again = partial(load_sequence, folder.absolute(), target, threads=threads, **how)
         return predictor

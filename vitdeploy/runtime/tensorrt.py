@@ -14,11 +14,8 @@ import numpy as np
 from vitdeploy.bundle.sign import signed_digests
 from vitdeploy.errors import CapabilityError, DeviceMemoryError, EngineError, TensorError, VitdeployError
 from vitdeploy.extensions import lazy
-from vitdeploy.runtime import cuda
-from vitdeploy.runtime.backend import RunnerRequest, RuntimeBackend, import_runtime
+from vitdeploy.runtime import backend, cuda, profiles, runner
 from vitdeploy.runtime.cuda import DeviceArray, borrow
-from vitdeploy.runtime.profiles import Range, choose_profile
-from vitdeploy.runtime.runner import Array, Runner
 from vitdeploy.runtime.trust import is_trusted, read_trusted, rebuild
 from vitdeploy.spec import TensorSpec
 
@@ -54,7 +51,7 @@ def require() -> str:
         EngineError: it is installed but does not load.
         CapabilityError: it is older than 10.3.
     """
-    module = import_runtime(
+    module = backend.import_runtime(
         *("tensorrt", "tensorrt", "tensorrt", "building or running a TensorRT engine", "tensorrt"),
         wanted="TensorRT's libraries, of the same version and for the CUDA of this driver",
         fix="pip install --force-reinstall tensorrt (for CUDA 12: tensorrt-cu12); on a Jetson use JetPack's own",
@@ -229,7 +226,7 @@ def refuse_other_device(name: str, recorded: Mapping[str, str], here: Mapping[st
 # that this user trusts (`runtime/trust.py`).
 
 
-class TensorRtRunner(Runner):
+class TensorRtRunner(runner.Runner):
     """Runs a plan at one batch size (and image size, where the plan has several) on device 0.
 
     `device` is what was recorded when the plan was built: the machine, and how far beyond it the plan may go.
@@ -306,7 +303,7 @@ class TensorRtRunner(Runner):
         # The plan has details for the inspector; at every run they would cost time.
         context.nvtx_verbosity = trt.ProfilingVerbosity.NONE
         inputs, outputs = io_tensors(engine)
-        index, shapes = choose_profile(read_profiles(engine), inputs, self.batch, self.image_size, self.name)
+        index, shapes = profiles.choose_profile(read_profiles(engine), inputs, self.batch, self.image_size, self.name)
         if not context.set_optimization_profile_async(index, self._stream.handle):
             raise self._messages.failure(f"{self.name}: TensorRT refuses the profile {index}")
         for tensor in inputs:
@@ -359,7 +356,7 @@ class TensorRtRunner(Runner):
         if not self._context.execute_async_v3(self._stream.handle):
             raise self._messages.failure(f"{self.name}: TensorRT failed")
 
-    def _infer(self, feeds: Mapping[str, Array]) -> dict[str, Array]:
+    def _infer(self, feeds: Mapping[str, runner.Array]) -> dict[str, runner.Array]:
         for tensor in self.inputs:
             np.copyto(self._host[tensor.name].array, feeds[tensor.name])
         if self._graph is not None:
@@ -369,7 +366,7 @@ class TensorRtRunner(Runner):
         self._stream.synchronize()
         return {tensor.name: self._host[tensor.name].array.copy() for tensor in self.outputs}
 
-    def stages(self, feeds: Mapping[str, Array]) -> dict[str, float]:
+    def stages(self, feeds: Mapping[str, runner.Array]) -> dict[str, float]:
         """By CUDA events between the parts, enqueued one by one: a captured graph has none inside."""
         with self._turn, contextlib.ExitStack() as events:
             self._require_loaded("stages()")
@@ -440,7 +437,7 @@ def io_tensors(engine: trt.ICudaEngine) -> tuple[list[TensorSpec], list[TensorSp
     return inputs, outputs
 
 
-def read_profiles(engine: trt.ICudaEngine) -> list[dict[str, Range]]:
+def read_profiles(engine: trt.ICudaEngine) -> list[dict[str, profiles.Range]]:
     """The range of every input in every optimisation profile of an engine."""
     inputs = io_tensors(engine)[0]
     return [
@@ -449,15 +446,15 @@ def read_profiles(engine: trt.ICudaEngine) -> list[dict[str, Range]]:
     ]
 
 
-def _range(engine: trt.ICudaEngine, tensor: TensorSpec, profile: int) -> Range:
+def _range(engine: trt.ICudaEngine, tensor: TensorSpec, profile: int) -> profiles.Range:
     fixed = tuple(size for size in tensor.shape if isinstance(size, int))
     if len(fixed) == len(tensor.shape):
-        return Range(fixed, fixed, fixed)
+        return profiles.Range(fixed, fixed, fixed)
     smallest, best, largest = map(sizes_of, engine.get_tensor_profile_shape(tensor.name, profile))
-    return Range(smallest, best, largest)
+    return profiles.Range(smallest, best, largest)
 
 
-def _make_runner(request: RunnerRequest) -> Runner:
+def _make_runner(request: backend.RunnerRequest) -> runner.Runner:
     engine, signed = request.engine, signed_digests(request.folder, request.trust)
     return TensorRtRunner(
         request.file,
@@ -468,7 +465,7 @@ def _make_runner(request: RunnerRequest) -> Runner:
     )
 
 
-BACKEND = RuntimeBackend(
+BACKEND = backend.RuntimeBackend(
     _make_runner,
     describe_device=fingerprint,
     engine_is_code=True,

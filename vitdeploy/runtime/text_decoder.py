@@ -9,9 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from vitdeploy.errors import InputError
-from vitdeploy.runtime.flows import inputs_of
-from vitdeploy.runtime.runner import Array, require_array, type_name
-from vitdeploy.runtime.sequence import SequenceRunner
+from vitdeploy.runtime import flows, runner, sequence
 from vitdeploy.spec import BeamSpec, SequenceSpec, TensorSpec
 
 # --- Beam search over the steps of a decoder, with the rules of transformers' `generate` ------------------------------
@@ -27,7 +25,7 @@ OUT = np.float32(-1e9)
 
 # The logits [rows * beams, v] after these tokens, int64 [rows * beams, 1], each of which goes on from the beam of the
 # step before that the second array names, int64 [rows * beams]; None at the first step.
-Step = Callable[[Tokens, Tokens | None], Array]
+Step = Callable[[Tokens, Tokens | None], runner.Array]
 
 
 @dataclass(frozen=True)
@@ -56,7 +54,7 @@ class _Beams:
         )
 
 
-def log_softmax(logits: Array) -> Floats:
+def log_softmax(logits: runner.Array) -> Floats:
     """float32 of the last axis."""
     shifted = logits.astype(np.float32) - logits.max(axis=-1, keepdims=True)
     return np.asarray(shifted - np.log(np.exp(shifted).sum(axis=-1, keepdims=True)), np.float32)
@@ -92,7 +90,9 @@ def beam_search(
     return done.tokens[:, 0], done.each[:, 0]
 
 
-def allowed(scores: Array, written: Tokens, given: Sequence[int], spec: SequenceSpec, *, last: bool) -> Array:
+def allowed(
+    scores: runner.Array, written: Tokens, given: Sequence[int], spec: SequenceSpec, *, last: bool
+) -> runner.Array:
     """Scores [n, v] of the next tokens, minus infinity for those that the spec rules out after `written`, int64 [n, t],
     and what was `given` before. `last`: no more tokens can follow."""
     if last and spec.forced_end:
@@ -168,7 +168,7 @@ def text_outputs(spec: SequenceSpec) -> tuple[TensorSpec, ...]:
     return TensorSpec(TOKENS, "int64", shape), TensorSpec(SCORES, "float32", shape)
 
 
-class TextRunner(SequenceRunner):
+class TextRunner(sequence.SequenceRunner):
     """An encoder-decoder of images, which writes a text for each. Inputs: those of the encoder. Outputs:
     `text_outputs`, found as the engine's `SequenceSpec` says."""
 
@@ -178,19 +178,21 @@ class TextRunner(SequenceRunner):
         self.vocabulary = int(logits.shape[-1])
 
     def _tensors(self) -> tuple[tuple[TensorSpec, ...], tuple[TensorSpec, ...]]:
-        return inputs_of(self._linked.flow, self._linked.graphs), text_outputs(self.spec)
+        return flows.inputs_of(self._linked.flow, self._linked.graphs), text_outputs(self.spec)
 
     def example(self, batch: int) -> None:
         return None
 
-    def measured(self, feeds: Mapping[str, Array]) -> object:
+    def measured(self, feeds: Mapping[str, runner.Array]) -> object:
         return self._query(feeds[self.inputs[0].name])
 
-    def _infer(self, feeds: Mapping[str, Array]) -> dict[str, Array]:
+    def _infer(self, feeds: Mapping[str, runner.Array]) -> dict[str, runner.Array]:
         tokens, scores = self.write(feeds[self.inputs[0].name], self.spec.search)
         return {TOKENS: tokens, SCORES: scores}
 
-    def write(self, images: Array, search: BeamSpec | None = None, prompt: Sequence[int] = ()) -> tuple[Tokens, Floats]:
+    def write(
+        self, images: runner.Array, search: BeamSpec | None = None, prompt: Sequence[int] = ()
+    ) -> tuple[Tokens, Floats]:
         """For images [n, ...] as the encoder takes them: their tokens, int64 [n, max_length], padded behind the end
         token, and the natural logarithm of the probability of each, float32, 0 behind the end.
 
@@ -213,7 +215,7 @@ class TextRunner(SequenceRunner):
         missing = ((0, 0), (0, most - tokens.shape[1]))
         return np.pad(tokens, missing, constant_values=self.spec.pad), np.pad(scores, missing).astype(np.float32)
 
-    def _query(self, images: Array) -> object:
+    def _query(self, images: runner.Array) -> object:
         """A text of MEASURED tokens for each image, or of as many as the model can write, found as the engine's
         `SequenceSpec` says: two engines of one model do the same work, whatever they read in noise."""
         endless, steps = (
@@ -223,7 +225,7 @@ class TextRunner(SequenceRunner):
         return self._grouped(images, lambda group: self._write(group, endless, self.spec.search, (), steps))
 
     def _write(
-        self, images: Array, spec: SequenceSpec, search: BeamSpec | None, prompt: Sequence[int], steps: int
+        self, images: runner.Array, spec: SequenceSpec, search: BeamSpec | None, prompt: Sequence[int], steps: int
     ) -> tuple[Tokens, Floats]:
         feeds, rows = self._begin(images), len(images)
         given = list(prompt) or [self.spec.start]
@@ -234,7 +236,7 @@ class TextRunner(SequenceRunner):
         beams = search.beams
         feeds = {name: np.repeat(array, beams, axis=0) for name, array in feeds.items()}
 
-        def step(token: Tokens, origin: Tokens | None) -> Array:
+        def step(token: Tokens, origin: Tokens | None) -> runner.Array:
             for cache in self._caches if origin is not None else ():
                 feeds[cache.name] = feeds[cache.name][origin]
             return self._advance(feeds, token)
@@ -242,7 +244,7 @@ class TextRunner(SequenceRunner):
         return beam_search(step, rows, given, spec, search, steps)
 
     def _likeliest(
-        self, feeds: dict[str, Array], rows: int, given: Sequence[int], spec: SequenceSpec, steps: int
+        self, feeds: dict[str, runner.Array], rows: int, given: Sequence[int], spec: SequenceSpec, steps: int
     ) -> tuple[Tokens, Floats]:
         token, ended = np.full((rows, 1), given[-1], np.int64), np.zeros(rows, bool)
         tokens: list[Tokens] = []
@@ -257,8 +259,8 @@ class TextRunner(SequenceRunner):
             token, ended = tokens[-1][:, None], ended | (tokens[-1] == spec.end)
         return np.stack(tokens, axis=1), np.stack(scores, axis=1)
 
-    def _check(self, source: Array) -> None:
-        require_array(source, self.inputs[0], "the images")
+    def _check(self, source: runner.Array) -> None:
+        runner.require_array(source, self.inputs[0], "the images")
 
     def _check_prompt(self, prompt: Sequence[int]) -> None:
         wrong = [token for token in prompt if not 0 <= token < self.vocabulary]
@@ -276,6 +278,6 @@ def require_beams(beams: object, vocabulary: int) -> None:
     if isinstance(beams, bool) or not isinstance(beams, int) or not 1 <= beams <= most:
         raise InputError(
             "that is no number of beams",
-            found=repr(beams) if isinstance(beams, int | float | str) else type_name(beams),
+            found=repr(beams) if isinstance(beams, int | float | str) else runner.type_name(beams),
             wanted=f"a whole number, 1 (the likeliest token at each step) to {most}",
         )

@@ -10,9 +10,8 @@ import numpy as np
 
 from vitdeploy.bundle.checked import CheckedFiles
 from vitdeploy.errors import ManifestError
-from vitdeploy.runtime.host import DOT_PRODUCT, VNNI, saturates
+from vitdeploy.runtime import host, runner
 from vitdeploy.runtime.runner import Array as BatchesArray
-from vitdeploy.runtime.runner import forkable_lock
 from vitdeploy.spec import EngineSpec, Manifest, Postprocess, Task, TensorSpec, WeightBits, last_axis
 
 
@@ -73,7 +72,7 @@ class Stopwatch:
     """Adds up how long stages take; safe to use from several threads."""
 
     def __init__(self) -> None:
-        self._lock = forkable_lock()
+        self._lock = runner.forkable_lock()
         self._images = 0
         self._ns = dict.fromkeys(STAGES, 0)
 
@@ -103,7 +102,7 @@ class Stopwatch:
 
 def bits_for(isa: str) -> WeightBits:
     """The most that give right answers on a CPU with these instruction sets."""
-    return 7 if saturates(isa) else 8
+    return 7 if host.saturates(isa) else 8
 
 
 def bits_of(engine: EngineSpec) -> WeightBits | None:
@@ -113,7 +112,7 @@ def bits_of(engine: EngineSpec) -> WeightBits | None:
 
 def saturation_warning(bits: WeightBits | None, isa: str) -> str:
     """The problem with weights of this many bits on this CPU; "" if there is none."""
-    if bits != 8 or not saturates(isa):
+    if bits != 8 or not host.saturates(isa):
         return ""
     return (
         "weights of 8 bits saturate on this CPU, which has no VNNI: answers may be wrong; "
@@ -124,11 +123,11 @@ def saturation_warning(bits: WeightBits | None, isa: str) -> str:
 def int8_instructions(isa: str) -> str:
     """What a CPU with these instruction sets has for INT8, as a line of the doctor; "" for an unknown one."""
     found = set(isa.split())
-    if saturates(isa):
+    if host.saturates(isa):
         return "missing  VNNI: INT8 weights are made with 7 bits, as products of 8 would saturate"
-    if VNNI & found:
+    if host.VNNI & found:
         return "works    VNNI: INT8 weights are made with 8 bits"
-    if DOT_PRODUCT & found:
+    if host.DOT_PRODUCT & found:
         return "works    dot products: INT8 weights are made with 8 bits"
     if "asimd" in found:
         return "missing  dot products: INT8 is right with 8 bits, by slower instructions: bench says whether it pays"
@@ -140,8 +139,10 @@ def weight_remarks(engine: EngineSpec, isa: str) -> list[str]:
     bits, warning = bits_of(engine), saturation_warning(bits_of(engine), isa)
     if warning:
         return [f"warning: {engine.artifact}: {warning}"]
-    if bits == 7 and not saturates(isa):
-        made = "for CPUs without VNNI, which this one has" if VNNI & set(isa.split()) else "for x86 CPUs without VNNI"
+    if bits == 7 and not host.saturates(isa):
+        made = (
+            "for CPUs without VNNI, which this one has" if host.VNNI & set(isa.split()) else "for x86 CPUs without VNNI"
+        )
         return [
             f"note: {engine.artifact} is made {made}: weights of 8 bits would be nearer to the original here, and what "
             "is measured here is not that CPU"

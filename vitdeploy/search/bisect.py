@@ -24,18 +24,13 @@ from vitdeploy.graph.edit import drop_unused
 from vitdeploy.graph.io.files import save_graph
 from vitdeploy.lint.view import label
 from vitdeploy.lint.view import prepare as prepare_view
-from vitdeploy.quantization.observers import observe
+from vitdeploy.quantization import observers, placement_reader, ranges
 from vitdeploy.quantization.placement import choose, place, shape
-from vitdeploy.quantization.placement_reader import Quantized, find_quantized
 from vitdeploy.quantization.prepare import prepare
-from vitdeploy.quantization.ranges import Statistics, separate_scores
-from vitdeploy.runtime.backend import engine_is_code
+from vitdeploy.runtime import backend, golden, ort, values
 from vitdeploy.runtime.engine import make_runner
-from vitdeploy.runtime.golden import largest_difference
 from vitdeploy.runtime.host import describe_host
-from vitdeploy.runtime.ort import OnnxRuntimeRunner
 from vitdeploy.runtime.runner import Array, Runner
-from vitdeploy.runtime.values import bits_for, bits_of
 from vitdeploy.search.frame import answers_of
 from vitdeploy.search.graphs import OutlierFacts, Splice
 from vitdeploy.spec import EngineSpec, Precision, WeightBits
@@ -133,7 +128,7 @@ def _common_cuts(splice: Splice) -> list[str]:
     quantized between them."""
     theirs = set(single_cuts(splice.placement))
     cuts = [name for name in single_cuts(splice.graph) if name in theirs]
-    tensors = {each.tensor for each in find_quantized(splice.placement)}
+    tensors = {each.tensor for each in placement_reader.find_quantized(splice.placement)}
     if not tensors:
         return cuts
     changed = changed_tensors(splice.placement, splice.graph)  # only folds of quantization change tensors on purpose
@@ -151,7 +146,7 @@ def _inside(splice: Splice, given: Sequence[str], wanted: Sequence[str]) -> Culp
     """The source of a part's error."""
     full = splice.distance(given, wanted)
     within = part(splice.placement, given, wanted or splice.outputs, splice.reference_outputs.batch)
-    quantized = find_quantized(within)
+    quantized = placement_reader.find_quantized(within)
     if not quantized:
         return _first_node(splice, given, wanted, full)
     tensors = [each.tensor for each in quantized]
@@ -166,7 +161,9 @@ def _inside(splice: Splice, given: Sequence[str], wanted: Sequence[str]) -> Culp
     return Culprit(kind, _layers(chosen), found, _share(rise.gain, full), facts)
 
 
-def _weights(splice: Splice, given: Sequence[str], quantized: Sequence[Quantized], total: float) -> Culprit:
+def _weights(
+    splice: Splice, given: Sequence[str], quantized: Sequence[placement_reader.Quantized], total: float
+) -> Culprit:
     """The layer whose weights cause the error, with all inputs in float: the placement gives the outputs of the first
     layers, the float graph does the rest."""
     tensors = [each.tensor for each in quantized]
@@ -232,7 +229,7 @@ def _share(part: float, total: float) -> float:
     return part / total
 
 
-def _layers(quantized: Sequence[Quantized]) -> tuple[str, ...]:
+def _layers(quantized: Sequence[placement_reader.Quantized]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(layer for each in quantized for layer in each.layers))
 
 
@@ -284,7 +281,7 @@ def find_fix(found: Bisection, splice: Splice) -> Fix | None:
 
 def fixed_bits(engine: EngineSpec) -> WeightBits:
     """The bits of the weights that a fix makes: those of the engine, or fewer if these saturate here."""
-    return min(bits_of(engine) or 8, bits_for(describe_host()["isa"]))
+    return min(values.bits_of(engine) or 8, values.bits_for(describe_host()["isa"]))
 
 
 def _judged(kind: Literal["quantize", "compile"], ignore: Sequence[str], after: float, found: Bisection) -> Fix:
@@ -303,15 +300,15 @@ def _asked(splice: Splice, model: ir.Model) -> float:
     return splice.mean_distance(answers)
 
 
-def _observed(splice: Splice) -> dict[str, Statistics]:
+def _observed(splice: Splice) -> dict[str, ranges.Statistics]:
     pixels, batch = splice.reference_outputs.pixels, splice.reference_outputs.batch
     batches = (pixels[np.arange(i, i + batch) % len(pixels)] for i in range(0, len(pixels), batch))
     model = splice.graph.clone()
-    separate_scores(model)  # as calibration does
-    return observe(model, batches, splice.reference_outputs.preprocess)
+    ranges.separate_scores(model)  # as calibration does
+    return observers.observe(model, batches, splice.reference_outputs.preprocess)
 
 
-def _quantized(splice: Splice, statistics: dict[str, Statistics], ignore: Sequence[str]) -> ir.Model:
+def _quantized(splice: Splice, statistics: dict[str, ranges.Statistics], ignore: Sequence[str]) -> ir.Model:
     """The result of `vitdeploy quantize` for the float graph."""
     model, target = splice.graph.clone(), splice.engine.target
     shape(model, target, ignore)
@@ -398,7 +395,7 @@ def first_layer(
     Raises:
         VitdeployError: a part that the runtime, or ONNX Runtime, refuses.
     """
-    if engine.parts or engine.batch != 1 or TARGETS[engine.target].typed or engine_is_code(engine):
+    if engine.parts or engine.batch != 1 or TARGETS[engine.target].typed or backend.engine_is_code(engine):
         return None
     search = _FirstLayer(prepare_view(model).model, engine, tolerance, time.monotonic() + seconds)
     outputs = [str(value.name) for value in model.graph.outputs]
@@ -428,7 +425,7 @@ class _FirstLayer:
         with tempfile.TemporaryDirectory(prefix="vitdeploy-") as folder:
             known = self._run(folder, (), [*given, *wanted], {}, plain=True)
             found = self._run(folder, given, wanted, known, plain=False)
-        return not largest_difference(found, known, wanted) <= self.tolerance
+        return not golden.largest_difference(found, known, wanted) <= self.tolerance
 
     def _run(
         self, folder: str, given: Sequence[str], wanted: Sequence[str], known: Mapping[str, Array], *, plain: bool
@@ -437,7 +434,7 @@ class _FirstLayer:
         file = Path(folder) / f"{'plain' if plain else 'engine'}.onnx"
         save_graph(model, file)
         runner: Runner = (
-            OnnxRuntimeRunner(file, name="evaluation", batch=self.engine.batch, plain=True)
+            ort.OnnxRuntimeRunner(file, name="evaluation", batch=self.engine.batch, plain=True)
             if plain
             else make_runner(Path(folder), dataclasses.replace(self.engine, files=(file.name,)))
         )

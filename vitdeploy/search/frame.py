@@ -24,11 +24,9 @@ from scipy.special import softmax
 from scipy.stats import norm
 
 from vitdeploy.backends import TARGETS
+from vitdeploy.benchmark import results, run, summary
 from vitdeploy.benchmark.evidence import medians_of, ratio_of_rounds, together
 from vitdeploy.benchmark.protocol import Protocol
-from vitdeploy.benchmark.results import BenchRun, Round
-from vitdeploy.benchmark.run import BenchCandidate, engine_candidate, run_benchmark
-from vitdeploy.benchmark.summary import disturbed_reason
 from vitdeploy.compilation.engine import compile_engine
 from vitdeploy.graph.analysis.rows import count_int8
 from vitdeploy.graph.io.files import load_graph, save_graph
@@ -289,7 +287,7 @@ def measure(
     Raises:
         CapabilityError, EngineError, WorkerError: as `compile_engine` and `run_benchmark`. Errors of `write` propagate.
     """
-    candidates, answered = list[BenchCandidate](), list[tuple[Distances, Expected | None]]()
+    candidates, answered = list[run.BenchCandidate](), list[tuple[Distances, Expected | None]]()
     with tempfile.TemporaryDirectory(prefix="vitdeploy-") as scratch:
         for done, variant in enumerate(variants):
             progress(texts[0].format(variant.name), done, len(variants))
@@ -302,10 +300,10 @@ def measure(
                 distances, expected = reference_outputs.distance(answers), reference_outputs.expected(answers)
             answered.append((distances, expected))
             engine = engine_of(model, file, out, target, precision, batch, rest)
-            candidates.append(engine_candidate(engine, out, variant.name))
+            candidates.append(run.engine_candidate(engine, out, variant.name))
             shutil.rmtree(graph)
         progress(texts[0].format(variants[-1].name), len(variants), len(variants))
-        bench_run = run_benchmark(candidates, in_turns(), lambda text, done, total: progress(texts[1], done, total))
+        bench_run = run.run_benchmark(candidates, in_turns(), lambda text, done, total: progress(texts[1], done, total))
     timings, disturbed = judged(bench_run)
     return [MeasuredVariant(timing, *each) for timing, each in zip(timings, answered, strict=True)], disturbed
 
@@ -345,21 +343,21 @@ def in_turns() -> Protocol:
     return Protocol.of_singles(BLOCK_SECONDS, WARMUP_SECONDS, ROUNDS, processes=PROCESSES)
 
 
-def judged(bench_run: BenchRun) -> tuple[list[VariantTiming], str]:
+def judged(bench_run: results.BenchRun) -> tuple[list[VariantTiming], str]:
     """The timings of a benchmark run under `in_turns`, its first artifact's first, and why they are unreliable, "" if
     nothing says so."""
     rounds = together(bench_run.protocol, bench_run.entries, bench_run.protocol.latency_scenario)
-    return timings_of(rounds), disturbed_reason(bench_run)
+    return timings_of(rounds), summary.disturbed_reason(bench_run)
 
 
-def timings_of(measured: Sequence[Sequence[Round]]) -> list[VariantTiming]:
+def timings_of(measured: Sequence[Sequence[results.Round]]) -> list[VariantTiming]:
     """The timings from the rounds that all engines share, the first engine's first."""
     reference, *others = measured
     level = 1 - (1 - LEVEL) / max(len(others), 1)
     return [VariantTiming(tuple(medians_of(reference))), *(_compared(each, reference, level) for each in others)]
 
 
-def _compared(rounds: Sequence[Round], reference: Sequence[Round], level: float) -> VariantTiming:
+def _compared(rounds: Sequence[results.Round], reference: Sequence[results.Round], level: float) -> VariantTiming:
     ratio_found = ratio_of_rounds(rounds, reference)
     wider = math.exp(ratio_found.bias)
     ratio, low, high = student(ratio_found.log, ratio_found.error, ratio_found.freedom, level)

@@ -17,9 +17,7 @@ from vitdeploy.graph.analysis.rows import Linear, find_linears
 from vitdeploy.graph.edit import constant
 from vitdeploy.graph.io.files import save_graph
 from vitdeploy.graph.passes.folds import takes_pixels
-from vitdeploy.quantization.place_onnxruntime import DOMAIN
-from vitdeploy.quantization.placement_reader import find_quantized, make_float
-from vitdeploy.quantization.ranges import QuantizedWeight, Range, activation_scale
+from vitdeploy.quantization import place_onnxruntime, placement_reader, ranges
 from vitdeploy.runtime.engine import make_runner
 from vitdeploy.runtime.ort import OnnxRuntimeRunner
 from vitdeploy.runtime.runner import Array, Runner
@@ -135,7 +133,7 @@ class Splice:
                 ends = [name for name in wanted if name in read]
             if ends:
                 placed = part(self.placement, given, ends, batch)
-                make_float(placed, floats)
+                placement_reader.make_float(placed, floats)
                 chain.add(placed, self.engine)
             if wanted:
                 chain.add(rest)
@@ -157,7 +155,7 @@ class Splice:
         """Facts of a tensor of the placement with nothing quantized in front of it (of the float graph if not
         `placed`), from `given` on; None if its shape is unknown."""
         model = part(self.placement if placed else self.graph, given, [tensor], self.reference_outputs.batch)
-        make_float(model, [each.tensor for each in find_quantized(model)])
+        placement_reader.make_float(model, [each.tensor for each in placement_reader.find_quantized(model)])
         [value] = model.graph.outputs
         if value.shape is None or value.dtype != ir.DataType.FLOAT:
             return None
@@ -240,8 +238,8 @@ class LayerForm:
     `output`: the step of an output that is int8 too, as of queries and keys.
     """
 
-    bounds: Range
-    weight: QuantizedWeight
+    bounds: ranges.Range
+    weight: ranges.QuantizedWeight
     bias: Floats | None
     source: npt.NDArray[np.int64] | None = None
     factor: Floats | None = None
@@ -254,7 +252,7 @@ class LayerChoice:
     """The form of one layer (its number; None: float), and another range than the form's own."""
 
     form: int | None = 0
-    bounds: Range | None = None
+    bounds: ranges.Range | None = None
 
 
 class SwitchedRunner(OnnxRuntimeRunner):
@@ -274,7 +272,7 @@ class SwitchedRunner(OnnxRuntimeRunner):
         for layer, forms in self._forms.items():
             choice = choices.get(layer, LayerChoice())
             bounds = choice.bounds or forms[choice.form or 0].bounds
-            for key, parameter in zip(("scale", "zero"), activation_scale(bounds), strict=True):
+            for key, parameter in zip(("scale", "zero"), ranges.activation_scale(bounds), strict=True):
                 self._settings[f"{layer}|{key}"] = np.asarray(parameter)
             for number in range(len(forms)):
                 self._settings[f"{layer}|{number}"] = np.asarray(choice.form == number)
@@ -295,7 +293,7 @@ def write_switched(
     Args:
         biases: of layers in float, if they differ from those in the graph.
     """
-    model.opset_imports[DOMAIN] = 1
+    model.opset_imports[place_onnxruntime.DOMAIN] = 1
     for linear in find_linears(model):
         if linear.name in forms:
             _switch(model, linear, forms[linear.name], biases)
@@ -396,7 +394,7 @@ def _matmul(branch: _Branch, linear: Linear, x: ir.Value, form: LayerForm, scale
         branch.constant(np.zeros(len(scales), np.int8), "zeros"),
     ]
     bias = [] if form.bias is None else [branch.constant(form.bias, "bias")]
-    return branch.node("MatMulIntegerToFloat", [*inputs, *bias], domain=DOMAIN)
+    return branch.node("MatMulIntegerToFloat", [*inputs, *bias], domain=place_onnxruntime.DOMAIN)
 
 
 def _conv(branch: _Branch, linear: Linear, x: ir.Value, form: LayerForm, scale: ir.Value, zero: ir.Value) -> ir.Value:

@@ -11,10 +11,9 @@ import numpy as np
 import onnx_ir as ir
 from scipy import stats
 
-from vitdeploy.benchmark.process import WorkerProcess
+from vitdeploy.benchmark import process, summary
 from vitdeploy.benchmark.protocol import Protocol
 from vitdeploy.benchmark.run import ENGINE_WORKER, BenchCandidate, alone, engine_candidate, measure_candidates, started
-from vitdeploy.benchmark.summary import block_medians
 from vitdeploy.errors import GraphError, InputError, MissingFileError, TargetError
 from vitdeploy.graph.analysis.rows import Linear, find_linears
 from vitdeploy.graph.edit import constant
@@ -22,8 +21,7 @@ from vitdeploy.graph.io.files import save_graph
 from vitdeploy.graph.shapes.infer import Inference
 from vitdeploy.graph.shapes.sizes import UNKNOWN, Dims, FreeSize
 from vitdeploy.progress import Progress, silent
-from vitdeploy.quantization.placement import place
-from vitdeploy.quantization.ranges import Range
+from vitdeploy.quantization import placement, ranges
 from vitdeploy.search.frame import FINGERPRINT, counted, engine_of, fingerprint, now
 from vitdeploy.spec import DecodeError, Precision, decode, encode
 
@@ -197,7 +195,7 @@ def layer_graph(shape: Shape) -> ir.Model:
 
 FORMAT = 1
 ROUNDS, BLOCK_SECONDS, WARMUP_SECONDS = 9, 0.05, 0.15
-BOUNDS = Range(-4.0, 4.0)
+BOUNDS = ranges.Range(-4.0, 4.0)
 
 
 @dataclass(frozen=True)
@@ -304,12 +302,12 @@ def measure_latencies(
 
 
 def _measure(
-    shape: Shape, target: str, precisions: Sequence[Precision], workers: Sequence[WorkerProcess]
+    shape: Shape, target: str, precisions: Sequence[Precision], workers: Sequence[process.WorkerProcess]
 ) -> list[Timing]:
     protocol = Protocol.of_singles(BLOCK_SECONDS, WARMUP_SECONDS, ROUNDS)
     with tempfile.TemporaryDirectory(prefix="vitdeploy-") as folder:
         bench_candidates = [_bench_candidate(shape, target, precision, Path(folder)) for precision in precisions]
-        medians = block_medians(measure_candidates(bench_candidates, workers, protocol))
+        medians = summary.block_medians(measure_candidates(bench_candidates, workers, protocol))
     return [
         Timing(shape, precision, tuple(1e3 * each / shape.copies for each in medians[precision]))
         for precision in precisions
@@ -319,7 +317,7 @@ def _measure(
 def _bench_candidate(shape: Shape, target: str, precision: Precision, folder: Path) -> BenchCandidate:
     model = layer_graph(shape)
     if precision == "int8":
-        place(model, {str(linear.input.name): BOUNDS for linear in find_linears(model)}, target)
+        placement.place(model, {str(linear.input.name): BOUNDS for linear in find_linears(model)}, target)
     save_graph(model, folder / f"{precision}.onnx")
     engine = engine_of(model, folder / f"{precision}.onnx", folder / precision, target, precision, 1, "fp32")
     return engine_candidate(engine, folder / precision, precision)

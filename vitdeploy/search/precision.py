@@ -10,26 +10,11 @@ from typing import Literal
 import numpy as np
 import onnx_ir as ir
 
-from vitdeploy.graph.analysis.rows import find_linears
-from vitdeploy.graph.analysis.work import layer_macs
+from vitdeploy.graph.analysis import rows, work
 from vitdeploy.progress import Progress, silent
 from vitdeploy.quantization.placement import DYNAMIC, IN_FLOAT, HigherForm, LayerPrecision
 from vitdeploy.quantization.prepare import Prepared
-from vitdeploy.search.frame import (
-    Distances,
-    Expected,
-    GraphVariant,
-    Measurement,
-    Reached,
-    ReferenceOutputs,
-    VariantTiming,
-    counted,
-    mean_interval,
-    measure,
-    measured_here,
-)
-from vitdeploy.search.graphs import LayerChoice
-from vitdeploy.search.latency import LatencyTable, Shape
+from vitdeploy.search import frame, graphs, latency
 from vitdeploy.search.trials import FLOAT, SCALED, TrialLayer, Trials
 from vitdeploy.spec import Budget, FloatRest
 
@@ -89,8 +74,8 @@ class Sensitivity:
 
 def measure_sensitivity(trials: Trials, target: str, progress: Progress = silent) -> Sensitivity:
     """Measure every layer in INT8, one at a time."""
-    layers_counted = counted(trials.layers, f"sensitivity on {trials.images} images", progress)
-    found = {layer.name: trials.only({layer.name: LayerChoice()}) for layer in layers_counted}
+    layers_counted = frame.counted(trials.layers, f"sensitivity on {trials.images} images", progress)
+    found = {layer.name: trials.only({layer.name: graphs.LayerChoice()}) for layer in layers_counted}
     total = float(sum(each.mean() for each in found.values()))
     layers = [_guilt(each, _cost(each.name, found, (each.name,), total), trials.prepared) for each in trials.layers]
     groups = [_cost(name, found, members, total) for name, members in groups_of(list(found)).items()]
@@ -105,8 +90,8 @@ def measure_sensitivity(trials: Trials, target: str, progress: Progress = silent
     )
 
 
-def _cost(name: str, found: Mapping[str, Distances], members: Sequence[str], total: float) -> Cost:
-    mean, low, high = mean_interval(np.sum([found[each] for each in members], axis=0))
+def _cost(name: str, found: Mapping[str, frame.Distances], members: Sequence[str], total: float) -> Cost:
+    mean, low, high = frame.mean_interval(np.sum([found[each] for each in members], axis=0))
     return Cost(name, len(members), mean, (low, high), mean / total if total > 0 else 0.0)
 
 
@@ -164,7 +149,7 @@ class Taken:
     """A chosen override, and the result that was predicted for it."""
 
     override: PrecisionOverride
-    reached: Reached
+    reached: frame.Reached
 
 
 @dataclass(frozen=True)
@@ -174,8 +159,8 @@ class Mixed:
 
     target: str
     images: int
-    int8: Reached
-    reached: Reached
+    int8: frame.Reached
+    reached: frame.Reached
     saved_us: float
     taken: tuple[Taken, ...]
     met: bool | None
@@ -203,7 +188,7 @@ MOST_SENSITIVE = 8
 LEAST_PRICE = 1e-3
 
 
-def shapes_to_time(trials: Trials) -> list[Shape]:
+def shapes_to_time(trials: Trials) -> list[latency.Shape]:
     """The shapes that `choose_mends` looks up in a latency table."""
     return [shape for layer in trials.layers for shape in (layer.shape, *(_fronts(layer) if layer.scaled else ()))]
 
@@ -211,7 +196,7 @@ def shapes_to_time(trials: Trials) -> list[Shape]:
 def choose_mends(
     trials: Trials,
     sensitivity: Sensitivity,
-    table: LatencyTable,
+    table: latency.LatencyTable,
     budget: Budget,
     progress: Progress = silent,
 ) -> Mixed:
@@ -241,14 +226,14 @@ def choose_mends(
 class _Search:
     """The state of a search."""
 
-    def __init__(self, trials: Trials, sensitivity: Sensitivity, table: LatencyTable, budget: Budget) -> None:
+    def __init__(self, trials: Trials, sensitivity: Sensitivity, table: latency.LatencyTable, budget: Budget) -> None:
         self.trials, self.table, self.budget = trials, table, budget
         self.layers = {layer.name: layer for layer in trials.layers}
         self.costs = {each.cost.name: each.cost.distance for each in sensitivity.layers}
         self.total = max(sum(self.costs.values()), 1e-300)
         self.prices = {layer.name: table.saved(layer.shape)[0] for layer in trials.layers}
         self.saved = max(sum(max(each, 0.0) for each in self.prices.values()), 1e-300)
-        self.choices: dict[str, LayerChoice] = {}
+        self.choices: dict[str, graphs.LayerChoice] = {}
         self.taken: list[Taken] = []
         self.answers = trials.answers({})
         self.int8 = trials.whole.reached(self.answers)
@@ -260,17 +245,17 @@ class _Search:
     def others(self, sensitivity: Sensitivity, progress: Progress) -> Iterator[PrecisionOverride]:
         """Other ranges and scaled channels for the most sensitive layers, if their gain is proven on the images."""
         most_sensitive = [self.layers[each.cost.name] for each in sensitivity.layers[:MOST_SENSITIVE]]
-        for layer in counted(most_sensitive, "other overrides of the most sensitive layers", progress):
+        for layer in frame.counted(most_sensitive, "other overrides of the most sensitive layers", progress):
             if layer.name == layer.readers[0]:  # one tensor has one range
-                plain = self.trials.only(dict.fromkeys(layer.readers, LayerChoice()))
+                plain = self.trials.only(dict.fromkeys(layer.readers, graphs.LayerChoice()))
                 for share in RANGE_SHARES:
-                    clipped = LayerChoice(bounds=layer.bounds.times(share))
+                    clipped = graphs.LayerChoice(bounds=layer.bounds.times(share))
                     left = _left(plain, self.trials.only(dict.fromkeys(layer.readers, clipped)))
                     if left is not None:
                         yield PrecisionOverride("clipped", layer.name, 0.0, left, share)
             if layer.scaled is not None:
-                plain = self.trials.only({layer.name: LayerChoice()})
-                left = _left(plain, self.trials.only({layer.name: LayerChoice(SCALED)}))
+                plain = self.trials.only({layer.name: graphs.LayerChoice()})
+                left = _left(plain, self.trials.only({layer.name: graphs.LayerChoice(SCALED)}))
                 if left is not None:
                     yield PrecisionOverride("scaled", layer.name, self._price_of_scaling(layer), left)
 
@@ -296,16 +281,16 @@ class _Search:
         for name in self._touched(override):
             self.costs[name] *= override.left
             if override.kind == "clipped":
-                self.choices[name] = LayerChoice(bounds=self.layers[name].bounds.times(override.share or 1.0))
+                self.choices[name] = graphs.LayerChoice(bounds=self.layers[name].bounds.times(override.share or 1.0))
             else:
-                self.choices[name] = FLOAT if override.kind == "float" else LayerChoice(SCALED)
+                self.choices[name] = FLOAT if override.kind == "float" else graphs.LayerChoice(SCALED)
         self.taken.append(Taken(override, self._foretold()))
 
-    def _foretold(self) -> Reached:
+    def _foretold(self) -> frame.Reached:
         """The predicted distance and loss. Errors of layers are nearly independent: their powers add up, and so do
         small distances."""
         share = sum(self.costs.values()) / self.total
-        return Reached(self.int8.distance * share, self.trials.whole.expected(self.answers, share))
+        return frame.Reached(self.int8.distance * share, self.trials.whole.expected(self.answers, share))
 
     @property
     def bounded(self) -> bool:
@@ -318,7 +303,7 @@ class _Search:
             return False
         return self._meets(self.trials.whole.reached(self.trials.answers(self.choices)))
 
-    def _meets(self, reached: Reached) -> bool:
+    def _meets(self, reached: frame.Reached) -> bool:
         assert reached.expected is not None
         return reached.expected.meets(self.budget)
 
@@ -344,11 +329,11 @@ class _Search:
 
 def _left(before: np.ndarray, after: np.ndarray) -> float | None:
     """The share of a cost that remains; None if the gain is not proven (95 % t-interval over the images)."""
-    _, low, _ = mean_interval(before - after)
+    _, low, _ = frame.mean_interval(before - after)
     return float(after.mean() / before.mean()) if low > 0 else None
 
 
-def _fronts(layer: TrialLayer) -> tuple[Shape, Shape]:
+def _fronts(layer: TrialLayer) -> tuple[latency.Shape, latency.Shape]:
     """The layer behind an activation, without and with the operators that scale its channels."""
     return replace(layer.shape, front=("Gelu",)), replace(layer.shape, front=("Gelu", "Mul", "Add"))
 
@@ -357,17 +342,17 @@ def _fronts(layer: TrialLayer) -> tuple[Shape, Shape]:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Rung(VariantTiming):
+class Rung(frame.VariantTiming):
     """One set of layers out of plain INT8, and its time against that of plain INT8. `share`: of all MACs. `reached`: on
     the calibration images, by the engine itself."""
 
     layers: tuple[str, ...]
     share: float
-    reached: Reached
+    reached: frame.Reached
 
 
 @dataclass(frozen=True, kw_only=True)
-class HighPrecision(Measurement):
+class HighPrecision(frame.Measurement):
     """What was measured of layers out of plain INT8, and which of them are: `layers`, in `form`.
 
     `form`: "dynamic" (INT8 weights, and activations that the runtime quantizes) or "float". `price`: the most that they
@@ -379,7 +364,7 @@ class HighPrecision(Measurement):
     price: float
     images: int
     why: str
-    int8: Reached | None = None
+    int8: frame.Reached | None = None
     rungs: tuple[Rung, ...] = ()
     layers: tuple[str, ...] = ()
 
@@ -427,7 +412,7 @@ def high_precision_layers(
         cheaper: layers whose price is `SPLIT_PRICE` of that of their MACs.
         allowed: only these; None: any.
     """
-    macs = {linear.name: layer_macs(model, linear) or 0 for linear in find_linears(model)}
+    macs = {linear.name: work.layer_macs(model, linear) or 0 for linear in rows.find_linears(model)}
     total, taken, chosen = max(sum(macs.values()), 1), 0, []
     price = {name: max(count * (SPLIT_PRICE if name in cheaper else 1), 1) for name, count in macs.items()}
     for each in sorted(costs.layers, key=lambda each: each.cost.share / price[each.cost.name], reverse=True):
@@ -455,8 +440,8 @@ def ladder(
         model, cheaper: as in `high_precision_layers`.
         kept: layers that stay in plain INT8, where the form is "dynamic".
     """
-    linears = find_linears(model)
-    macs = {linear.name: layer_macs(model, linear) or 0 for linear in linears}
+    linears = rows.find_linears(model)
+    macs = {linear.name: work.layer_macs(model, linear) or 0 for linear in linears}
     allowed = {linear.name for linear in linears if linear.name not in kept} if form == "dynamic" else None
     discount = cheaper if form == "dynamic" else ()
     found = [
@@ -467,7 +452,9 @@ def ladder(
     return [(layers, sum(macs[name] for name in layers) / total) for layers in dict.fromkeys(found) if layers]
 
 
-def choose_rung(int8: Reached, rungs: Sequence[Rung], price: float, disturbed: str) -> tuple[tuple[str, ...], str]:
+def choose_rung(
+    int8: frame.Reached, rungs: Sequence[Rung], price: float, disturbed: str
+) -> tuple[tuple[str, ...], str]:
     """The layers of the rung to take, none for plain INT8, and why.
 
     Of those within the price it is the first that is expected to keep `ENOUGH` of the answers, else the one that is
@@ -489,7 +476,7 @@ def choose_rung(int8: Reached, rungs: Sequence[Rung], price: float, disturbed: s
     return best.layers, f"{distance} for {best.ratio:.2f} [{best.low:.2f}, {best.high:.2f}] of the latency"
 
 
-def _agreement(expected: Expected | None) -> float:
+def _agreement(expected: frame.Expected | None) -> float:
     return expected.agreement if expected is not None else 0.0
 
 
@@ -503,7 +490,7 @@ RESTS: tuple[FloatRest, FloatRest] = ("fp32", "bf16")
 
 
 @dataclass(frozen=True, kw_only=True)
-class FloatRestTable(Measurement):
+class FloatRestTable(frame.Measurement):
     """What was measured of an INT8 placement with its float operators in fp32 and in bf16.
 
     `ratio`, `low`, `high`: the latency with bf16 over that with fp32, with its 95 % interval. `distances`: mean, of the
@@ -530,17 +517,19 @@ def measure_float_rest(
     write: Callable[[Path], Path],
     target: str,
     batch: int,
-    reference_outputs: ReferenceOutputs,
+    reference_outputs: frame.ReferenceOutputs,
     progress: Progress = silent,
 ) -> FloatRestTable:
     """Time the placed INT8 graph that `write` puts into a folder, with its float operators in fp32 and in bf16, and run
     both on the images of the reference outputs. Raises what `measure` does."""
-    variants = [GraphVariant(rest, write, rest) for rest in RESTS]
+    variants = [frame.GraphVariant(rest, write, rest) for rest in RESTS]
     texts = f"float operators in bf16 for {target}", "time bf16 against fp32"
-    (plain, half), disturbed = measure(variants, target, batch, texts, progress, reference_outputs=reference_outputs)
-    _, *further = mean_interval(half.distances - plain.distances)
+    (plain, half), disturbed = frame.measure(
+        variants, target, batch, texts, progress, reference_outputs=reference_outputs
+    )
+    _, *further = frame.mean_interval(half.distances - plain.distances)
     return FloatRestTable(
-        **measured_here(target),
+        **frame.measured_here(target),
         batch=batch,
         ratio=half.timing.ratio,
         low=half.timing.low,

@@ -15,8 +15,7 @@ import numpy.typing as npt
 import onnx_ir as ir
 
 from vitdeploy.errors import GraphError
-from vitdeploy.graph.analysis.prunable import Prunable, find_prunable
-from vitdeploy.graph.analysis.work import count_work
+from vitdeploy.graph.analysis import prunable, work
 from vitdeploy.graph.edit import Editor, drop_unused
 from vitdeploy.graph.io.files import load_graph
 from vitdeploy.graph.passes.tokens import prune
@@ -75,14 +74,14 @@ class Pruning:
     expected: Expected | None
 
 
-def prunable_parts(model: ir.Model) -> dict[str, tuple[Prunable, int]]:
+def prunable_parts(model: ir.Model) -> dict[str, tuple[prunable.Prunable, int]]:
     """What can be pruned, by name, with the MACs of each structure. Shapes that the graph lacks are inferred, in place.
 
     Raises:
         GraphError: there is nothing, or the work of the graph cannot be counted.
     """
     whole_macs(model)  # infers what shapes it lacks
-    found = [(each, each.macs(model)) for each in find_prunable(model)]
+    found = [(each, each.macs(model)) for each in prunable.find_prunable(model)]
     parts = {each.name: (each, macs) for each, macs in found if macs}
     if not parts:
         raise GraphError(
@@ -96,10 +95,10 @@ def prunable_parts(model: ir.Model) -> dict[str, tuple[Prunable, int]]:
 
 def whole_macs(model: ir.Model) -> int:
     """All MACs of a graph at batch 1."""
-    return sum(count_work(model, 1).flops.values()) // 2
+    return sum(work.count_work(model, 1).flops.values()) // 2
 
 
-def widths_to_try(part: Prunable) -> list[int]:
+def widths_to_try(part: prunable.Prunable) -> list[int]:
     """Widths below the whole one, in descending order, aligned for kernels."""
     tile = 1 if part.kind == "heads" else TILE if part.count >= FEW else FEW_TILE
     widths = {-(-int(np.ceil(share * part.count)) // tile) * tile for share in SHARES}
@@ -222,7 +221,7 @@ def prune_graph(
     model: ir.Model, parts: Sequence[PrunedPart], widths: Widths, moments: Mapping[str, Statistics]
 ) -> None:
     """Prune a graph in place, and let what stays make up for what goes."""
-    editor, known = Editor(model), {each.name: each for each in find_prunable(model)}
+    editor, known = Editor(model), {each.name: each for each in prunable.find_prunable(model)}
     for part in parts:
         if part.name not in widths:
             continue

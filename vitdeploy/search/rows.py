@@ -24,21 +24,7 @@ from vitdeploy.graph.passes.tokens import merge_tokens
 from vitdeploy.progress import Progress, silent
 from vitdeploy.quantization.placement import place, shape
 from vitdeploy.quantization.ranges import score_tensors
-from vitdeploy.search.frame import (
-    Expected,
-    GraphVariant,
-    Measurement,
-    ReferenceOutputs,
-    VariantTiming,
-    counted,
-    measure,
-    measured_here,
-    pareto_front,
-    save_in,
-    surely_fastest,
-    too_few,
-)
-from vitdeploy.search.latency import BOUNDS, LatencyTable, Shape, shapes_of
+from vitdeploy.search import frame, latency
 from vitdeploy.spec import FloatRest, Precision
 
 # --- The number of rows at which the linears of a ViT are fastest, on the target and the model itself -----------------
@@ -50,14 +36,14 @@ MULTIPLES, PART_MULTIPLES = (8, 16, 32, 64), (8, 16)
 
 
 @dataclass(frozen=True, kw_only=True)
-class RowTiming(VariantTiming):
+class RowTiming(frame.VariantTiming):
     """The model with `rows` rows, against one row per token."""
 
     rows: int
 
 
 @dataclass(frozen=True, kw_only=True)
-class RowTable(Measurement):
+class RowTable(frame.Measurement):
     """The measurements of one model at batch 1; the first of `timings` is that of one row per token. Of disturbed times
     none is the best."""
 
@@ -68,7 +54,7 @@ class RowTable(Measurement):
     @property
     def best(self) -> RowTiming:
         """The fastest of those that are provably faster than one row per token; without any, that one."""
-        return surely_fastest(self.timings, self.disturbed) or self.timings[0]
+        return frame.surely_fastest(self.timings, self.disturbed) or self.timings[0]
 
     @property
     def aligned(self) -> int | None:
@@ -101,17 +87,17 @@ def measure_rows(graph: Path, target: str, precision: Precision = "int8", *, pro
         if precision == "int8":
             shape(model, target)
             names = [str(linear.input.name) for linear in find_linears(model)]
-            place(model, dict.fromkeys([*names, *score_tensors(model).values()], BOUNDS), target)
+            place(model, dict.fromkeys([*names, *score_tensors(model).values()], latency.BOUNDS), target)
             drop_unused(model)
-        return save_in(model, folder)
+        return frame.save_in(model, folder)
 
     numbers = (tokens, *more_rows(tokens, MULTIPLES))
-    variants = [GraphVariant(str(rows), functools.partial(write, rows)) for rows in numbers]
+    variants = [frame.GraphVariant(str(rows), functools.partial(write, rows)) for rows in numbers]
     texts = f"prepare {{}} rows for {target}", "time the rows"
-    measured, disturbed = measure(variants, target, 1, texts, progress, precision=precision)
+    measured, disturbed = frame.measure(variants, target, 1, texts, progress, precision=precision)
     timings = (RowTiming(rows=rows, **vars(each.timing)) for rows, each in zip(numbers, measured, strict=True))
     return RowTable(
-        **measured_here(target), precision=precision, tokens=tokens, timings=tuple(timings), disturbed=disturbed
+        **frame.measured_here(target), precision=precision, tokens=tokens, timings=tuple(timings), disturbed=disturbed
     )
 
 
@@ -119,7 +105,7 @@ def measure_rows(graph: Path, target: str, precision: Precision = "int8", *, pro
 
 
 @dataclass(frozen=True, kw_only=True)
-class PartsTiming(VariantTiming):
+class PartsTiming(frame.VariantTiming):
     """The model with its rows in `parts`, against all in one part; one number is all rows in one part, of as many
     tokens or more."""
 
@@ -127,7 +113,7 @@ class PartsTiming(VariantTiming):
 
 
 @dataclass(frozen=True, kw_only=True)
-class PartsTable(Measurement):
+class PartsTable(frame.Measurement):
     """The measurements of one placed model; the first of `timings` is that of all rows in one part.
 
     Without an alternative there is none, and `reason` says why. Of disturbed times the rows stay in one part.
@@ -140,7 +126,7 @@ class PartsTable(Measurement):
     @property
     def best(self) -> tuple[int, ...] | None:
         """The parts of the fastest of those that are surely faster than one; None without any."""
-        fastest = surely_fastest(self.timings, self.disturbed)
+        fastest = frame.surely_fastest(self.timings, self.disturbed)
         return None if fastest is None else fastest.parts
 
 
@@ -151,22 +137,23 @@ def measure_row_parts(
     precision the engine computes its float operators. Raises what `measure` does."""
     alternatives, reason = alternatives_of(graph)
     if reason:
-        return PartsTable(**measured_here(target), batch=batch, reason=reason)
+        return PartsTable(**frame.measured_here(target), batch=batch, reason=reason)
 
     def write(parts: Sequence[int], folder: Path) -> Path:
         in_parts(graph, None if parts == alternatives[0] else parts, folder / "model.onnx")
         return folder / "model.onnx"
 
     variants = [
-        GraphVariant("+".join(map(str, parts)), functools.partial(write, parts), float_rest) for parts in alternatives
+        frame.GraphVariant("+".join(map(str, parts)), functools.partial(write, parts), float_rest)
+        for parts in alternatives
     ]
     texts = f"prepare rows in parts for {target}", "time the rows in parts"
     precision = get_metadata(load_graph(graph), str(graph)).precision
-    measured, disturbed = measure(variants, target, batch, texts, progress, precision=precision or "fp32")
+    measured, disturbed = frame.measure(variants, target, batch, texts, progress, precision=precision or "fp32")
     timings = [
         PartsTiming(parts=parts, **vars(each.timing)) for parts, each in zip(alternatives, measured, strict=True)
     ]
-    return PartsTable(**measured_here(target), batch=batch, timings=tuple(timings), disturbed=disturbed)
+    return PartsTable(**frame.measured_here(target), batch=batch, timings=tuple(timings), disturbed=disturbed)
 
 
 def alternatives_of(graph: Path) -> tuple[list[tuple[int, ...]], str]:
@@ -195,7 +182,7 @@ def _without_alternative(work: Mapping[int, int], alternatives: Sequence[tuple[i
         return "no linear over a fixed number of tokens"
     if len(alternatives) == 1:
         return f"{alternatives[0][0]} rows are whole tiles, or less than one"
-    return too_few(next(iter(work.values())))
+    return frame.too_few(next(iter(work.values())))
 
 
 def in_parts(graph: Path, parts: Sequence[int] | None, out: Path) -> int:
@@ -242,7 +229,7 @@ class TokenStream:
 
     count: int
     prefix: int
-    shapes: Mapping[str, Shape]
+    shapes: Mapping[str, latency.Shape]
     behind: Mapping[int, frozenset[str]]
 
 
@@ -256,14 +243,14 @@ class Schedule:
     merges: tuple[tuple[int, int], ...]
     time: float
     distance: float
-    expected: Expected | None
+    expected: frame.Expected | None
 
 
 def find_tokens(model: ir.Model) -> TokenStream:
     """The tokens of a graph; raises GraphError if they cannot be merged."""
     found = merge_points(model)
     linears = [linear for linear in find_linears(model) if linear.kind == "matmul"]
-    shapes = shapes_of(model, [linear.name for linear in linears])
+    shapes = latency.shapes_of(model, [linear.name for linear in linears])
     behind = {}
     for block, after in found.points.items():
         axes = follow(model, after, found.prefix).axes
@@ -279,13 +266,13 @@ def counts_to_time(tokens: TokenStream) -> tuple[int, ...]:
     return tuple(counts[::-1][:: -(-len(counts) // MOST) or 1])
 
 
-def shapes_to_time(tokens: TokenStream) -> list[Shape]:
+def shapes_to_time(tokens: TokenStream) -> list[latency.Shape]:
     """The shapes that `predict_times` looks up in a latency table."""
     counts = (tokens.count, *counts_to_time(tokens))
     return [replace(shape, rows=count) for shape in dict.fromkeys(tokens.shapes.values()) for count in counts]
 
 
-def predict_times(tokens: TokenStream, table: LatencyTable) -> dict[tuple[tuple[int, int], ...], float]:
+def predict_times(tokens: TokenStream, table: latency.LatencyTable) -> dict[tuple[tuple[int, int], ...], float]:
     """Schedules of one or two merges that pay off, with the remaining share of the linears' time.
 
     Merges follow the attention of the second block, of the middle one, or both: few, and not too early.
@@ -324,7 +311,7 @@ def _schedules(tokens: TokenStream) -> Iterator[tuple[tuple[int, int], ...]]:
 def try_schedules(
     graph: Path,
     predicted: Mapping[tuple[tuple[int, int], ...], float],
-    reference_outputs: ReferenceOutputs,
+    reference_outputs: frame.ReferenceOutputs,
     progress: Progress,
 ) -> list[Schedule]:
     """Measure the effect of these schedules on the answers of a float graph.
@@ -333,7 +320,7 @@ def try_schedules(
         reference outputs: of this graph, without any merging.
     """
     tried = []
-    for merges, time in counted(list(predicted.items()), "try schedules of token merging", progress):
+    for merges, time in frame.counted(list(predicted.items()), "try schedules of token merging", progress):
         model = load_graph(graph)
         merge_tokens(model, dict(merges))
         reached = reference_outputs.reached(reference_outputs.of_float(model))
@@ -343,5 +330,7 @@ def try_schedules(
 
 def select(schedules: Sequence[Schedule], acceptable: Callable[[Schedule], bool]) -> list[Schedule]:
     """The one that changes least and the fastest one, from the Pareto front of the acceptable schedules."""
-    front = pareto_front([each for each in schedules if acceptable(each)], lambda each: (each.distance, each.time))
+    front = frame.pareto_front(
+        [each for each in schedules if acceptable(each)], lambda each: (each.distance, each.time)
+    )
     return front if len(front) < 2 else [front[0], front[-1]]

@@ -17,13 +17,11 @@ from vitdeploy.quantization.prepare import Prepared, prepare, widened
 from vitdeploy.quantization.ranges import Range, Statistics, output_of, range_of, symmetric_step
 from vitdeploy.quantization.rounding import round_linear
 from vitdeploy.runtime.runner import Array
-from vitdeploy.search.frame import Distances, ReferenceOutputs
-from vitdeploy.search.graphs import LayerChoice, LayerForm, SwitchedRunner, write_switched
-from vitdeploy.search.latency import Shape, shapes_of
+from vitdeploy.search import frame, graphs, latency
 from vitdeploy.spec import WeightBits
 
 PLAIN, SCALED = 0, 1
-FLOAT = LayerChoice(None)
+FLOAT = graphs.LayerChoice(None)
 
 
 @dataclass(frozen=True)
@@ -38,7 +36,7 @@ class TrialLayer:
     name: str
     tensor: str
     found: Statistics
-    shape: Shape
+    shape: latency.Shape
     bounds: Range
     readers: tuple[str, ...]
     scaled: ChannelSplit | None
@@ -51,9 +49,9 @@ class Trials:
     `whole`: reference outputs of more images, for the few trials of all layers at once.
     """
 
-    runner: SwitchedRunner
-    reference_outputs: ReferenceOutputs
-    whole: ReferenceOutputs
+    runner: graphs.SwitchedRunner
+    reference_outputs: frame.ReferenceOutputs
+    whole: frame.ReferenceOutputs
     layers: tuple[TrialLayer, ...]
     prepared: Prepared
 
@@ -61,17 +59,17 @@ class Trials:
     def images(self) -> int:
         return len(self.reference_outputs.pixels)
 
-    def answers(self, choices: Mapping[str, LayerChoice]) -> dict[str, Array]:
+    def answers(self, choices: Mapping[str, graphs.LayerChoice]) -> dict[str, Array]:
         """The outputs for all images of `whole`, with these layers in these forms, and all others in plain INT8."""
         self.runner.choose(choices)
         return self.whole.ask(self.runner)
 
-    def distance(self, choices: Mapping[str, LayerChoice]) -> Distances:
+    def distance(self, choices: Mapping[str, graphs.LayerChoice]) -> frame.Distances:
         """The distance per image, [images], with these layers in these forms, and all others in plain INT8."""
         self.runner.choose(choices)
         return self.reference_outputs.distance(self.reference_outputs.ask(self.runner))
 
-    def only(self, choices: Mapping[str, LayerChoice]) -> Distances:
+    def only(self, choices: Mapping[str, graphs.LayerChoice]) -> frame.Distances:
         """The distance per image, [images], with these layers in these forms, and all others in float."""
         return self.distance({**{layer.name: FLOAT for layer in self.layers}, **choices})
 
@@ -81,9 +79,9 @@ def opened(
     model: ir.Model,
     statistics: Mapping[str, Statistics],
     target: str,
-    reference_outputs: ReferenceOutputs,
+    reference_outputs: frame.ReferenceOutputs,
     ignore: Sequence[str] = (),
-    whole: ReferenceOutputs | None = None,
+    whole: frame.ReferenceOutputs | None = None,
     bits: WeightBits = 8,
 ) -> Iterator[Trials]:
     """Trials of a float graph, which is changed in place, on the layers that `target` computes in INT8.
@@ -104,7 +102,7 @@ def opened(
     check_calibrated(before, statistics)
     tensors = {linear.name: str(linear.input.name) for linear in before}
     prepared = prepare(model, statistics, chosen, bits)
-    shapes = shapes_of(model, names)
+    shapes = latency.shapes_of(model, names)
     linears = [linear for linear in find_linears(model) if linear.name in names]
     splits = _splits(model, statistics, prepared, names, bits)
     steps = _output_steps(model, names, prepared, target)
@@ -123,8 +121,8 @@ def opened(
     )
     with tempfile.TemporaryDirectory(prefix="vitdeploy-") as folder:
         file = Path(folder) / "model.onnx"
-        write_switched(model, forms, prepared.biases, file)
-        runner = SwitchedRunner(file, forms, batch=reference_outputs.batch)
+        graphs.write_switched(model, forms, prepared.biases, file)
+        runner = graphs.SwitchedRunner(file, forms, batch=reference_outputs.batch)
         with runner:
             yield Trials(runner, reference_outputs, whole or reference_outputs, layers, prepared)
 
@@ -161,14 +159,14 @@ def _output_steps(model: ir.Model, names: Collection[str], prepared: Prepared, t
 
 def _forms(
     linear: Linear, prepared: Prepared, split: ChannelSplit | None, output: np.float32 | None, bits: WeightBits
-) -> list[LayerForm]:
+) -> list[graphs.LayerForm]:
     bounds = prepared.ranges[str(linear.input.name)]
-    forms = [LayerForm(bounds, prepared.weights[linear.name], linear.bias, output=output)]
+    forms = [graphs.LayerForm(bounds, prepared.weights[linear.name], linear.bias, output=output)]
     if split is not None:
         bias = prepared.biases.get(linear.name, linear.bias)
         moved = replace(linear, weight=split.weight(linear.weight).astype(np.float32), bias=bias)
         rounded, corrected = round_linear(moved, split.found, bits)
         constants = (corrected, split.factor, split.offsets)
         bias, factor, offset = (each.astype(np.float32) for each in constants)
-        forms.append(LayerForm(range_of(split.found), rounded, bias, split.source, factor, offset))
+        forms.append(graphs.LayerForm(range_of(split.found), rounded, bias, split.source, factor, offset))
     return forms

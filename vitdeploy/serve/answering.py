@@ -9,12 +9,9 @@ from typing import Any, ClassVar, TypeVar
 
 from vitdeploy.errors import InputError
 from vitdeploy.runtime import predictors, runner
-from vitdeploy.serve.batcher import BatchAnswer, Batcher
+from vitdeploy.serve import batcher, forms, guard, protocol
 from vitdeploy.serve.engines import Engines
-from vitdeploy.serve.forms import FIELDS, PredictRequest
-from vitdeploy.serve.guard import in_words
 from vitdeploy.serve.metrics import Metrics
-from vitdeploy.serve.protocol import Refusal
 from vitdeploy.serve.settings import ServerSettings
 
 # --- From what a request asks to its answer ---------------------------------------------------------------------------
@@ -40,7 +37,9 @@ class Answerer:
 
     def __init__(self, engines: Engines, settings: ServerSettings, metrics: Metrics) -> None:
         self.engines = engines
-        self.batcher = Batcher(engines.plan, engines.model.max_batch, settings.max_delay, metrics.ran, engines.workers)
+        self.batcher = batcher.Batcher(
+            engines.plan, engines.model.max_batch, settings.max_delay, metrics.ran, engines.workers
+        )
         self.helpers = ThreadPoolExecutor(HELPERS, thread_name_prefix="vitdeploy-serve")
 
     @property
@@ -53,14 +52,16 @@ class Answerer:
         self.batcher.close()
         self.helpers.shutdown()
 
-    def require_taken(self, asked: PredictRequest) -> None:
+    def require_taken(self, asked: forms.PredictRequest) -> None:
         """Raise Refusal for a field that this model does not take."""
         task = self.engines.predictor.task
         if other := [name for name in asked.given if name not in self.takes]:
-            known = ", ".join(self.takes) or f"none of {', '.join(FIELDS)}"
-            raise Refusal(400, f"this model takes no {' and no '.join(other)}; found: the task {task}; wanted: {known}")
+            known = ", ".join(self.takes) or f"none of {', '.join(forms.FIELDS)}"
+            raise protocol.Refusal(
+                400, f"this model takes no {' and no '.join(other)}; found: the task {task}; wanted: {known}"
+            )
 
-    async def predict(self, asked: PredictRequest, top: int, fields: Fields) -> dict[str, Any]:
+    async def predict(self, asked: forms.PredictRequest, top: int, fields: Fields) -> dict[str, Any]:
         """The answer's document, with the milliseconds of its parts.
 
         Raises:
@@ -80,7 +81,7 @@ class Answerer:
         return self.document(result, {**seconds, "answer": loop.time() - inferred})
 
     async def read(
-        self, outputs: Mapping[str, runner.Array], size: tuple[int, int], top: int, asked: PredictRequest
+        self, outputs: Mapping[str, runner.Array], size: tuple[int, int], top: int, asked: forms.PredictRequest
     ) -> dict[str, Any]:
         """What the outputs of one image mean."""
 
@@ -97,7 +98,7 @@ class Answerer:
         timings = {stage: round(1e3 * value, 3) for stage, value in seconds.items()}
         return {**result, "model": self.engines.model.name, "timings": timings}
 
-    async def run(self, tensor: runner.Array, fields: Fields) -> BatchAnswer:
+    async def run(self, tensor: runner.Array, fields: Fields) -> batcher.BatchAnswer:
         answer = await asyncio.wrap_future(self.batcher.submit(tensor))
         fields.update(images=len(tensor), batch=answer.batch)
         return answer
@@ -109,9 +110,9 @@ class Answerer:
         return await asyncio.get_running_loop().run_in_executor(self.helpers, work)
 
 
-def unprocessable(error: InputError) -> Refusal:
+def unprocessable(error: InputError) -> protocol.Refusal:
     """Prompts or texts that are well-formed, and that the predictor refuses: with its own words."""
-    return Refusal(422, in_words(error))
+    return protocol.Refusal(422, guard.in_words(error))
 
 
 # --- Embeddings of images that requests have sent: kept for further prompts, as many as fit ---------------------------
@@ -177,7 +178,7 @@ class TextAnswerer(Answerer):
         super().close()
         self._tower.shutdown()
 
-    async def predict(self, asked: PredictRequest, top: int, fields: Fields) -> dict[str, Any]:
+    async def predict(self, asked: forms.PredictRequest, top: int, fields: Fields) -> dict[str, Any]:
         self.require_taken(asked)
         try:
             self.predictor.require(asked.texts)
@@ -185,13 +186,13 @@ class TextAnswerer(Answerer):
             raise unprocessable(error) from None
         given = asked.texts or ()
         if len(given) > self.most:
-            raise Refusal(422, f"too many texts; found: {len(given)}; wanted: at most {self.most}")
+            raise protocol.Refusal(422, f"too many texts; found: {len(given)}; wanted: at most {self.most}")
         if (longest := max(map(len, given), default=0)) > LONGEST:
-            raise Refusal(422, f"too long a text; found: {longest} characters; wanted: at most {LONGEST}")
+            raise protocol.Refusal(422, f"too long a text; found: {longest} characters; wanted: at most {LONGEST}")
         return await super().predict(asked, top, fields)
 
     async def read(
-        self, outputs: Mapping[str, runner.Array], size: tuple[int, int], top: int, asked: PredictRequest
+        self, outputs: Mapping[str, runner.Array], size: tuple[int, int], top: int, asked: forms.PredictRequest
     ) -> dict[str, Any]:
         if asked.texts is None:
             return await super().read(outputs, size, top, asked)

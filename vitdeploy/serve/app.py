@@ -13,28 +13,17 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from vitdeploy.runtime.tasks.registry import TASKS
-from vitdeploy.serve.answering import Answerer, TextAnswerer
+from vitdeploy.serve import answering, forms, guard, metrics, prompts, protocol
 from vitdeploy.serve.engines import Engines
-from vitdeploy.serve.forms import PredictRequest, asked_of, header_length, top_of
-from vitdeploy.serve.guard import HANDLERS, Guard
-from vitdeploy.serve.metrics import Metrics, MonitorMetrics
-from vitdeploy.serve.prompts import PromptAnswerer
-from vitdeploy.serve.protocol import (
-    HEADER_LENGTH,
-    VERSION,
-    ClientGone,
-    Refusal,
-    busy,
-    encode_infer,
-    model_metadata,
-    parse_infer,
-    server_metadata,
-)
 from vitdeploy.serve.settings import ServerSettings
 
 T = TypeVar("T")
 # By what requests bring.
-ANSWERERS: Mapping[str, type[Answerer]] = {"images": Answerer, "texts": TextAnswerer, "prompts": PromptAnswerer}
+ANSWERERS: Mapping[str, type[answering.Answerer]] = {
+    "images": answering.Answerer,
+    "texts": answering.TextAnswerer,
+    "prompts": prompts.PromptAnswerer,
+}
 
 
 class Service:
@@ -43,13 +32,13 @@ class Service:
     def __init__(self, engines: Engines, settings: ServerSettings) -> None:
         self.engines = engines
         self.settings = settings
-        self.metrics = Metrics()
+        self.metrics = metrics.Metrics()
         self._working = 0
         self._answerer = ANSWERERS[TASKS[engines.predictor.task].takes](engines, settings, self.metrics)
         self.metrics.watch(lambda: self._answerer.waiting, lambda: self._working)
         if engines.predictor.monitor is not None:
-            MonitorMetrics(self.metrics.registry, engines.predictor.monitor)
-        self.app = Guard(self._routes(), settings, self.metrics)
+            metrics.MonitorMetrics(self.metrics.registry, engines.predictor.monitor)
+        self.app = guard.Guard(self._routes(), settings, self.metrics)
 
     def _routes(self) -> Starlette:
         routes = [
@@ -65,13 +54,13 @@ class Service:
                 Route(f"{model}/ready", self.model_ready),
                 Route(f"{model}/infer", self.infer, methods=["POST"]),
             ]
-        return Starlette(routes=routes, exception_handlers=HANDLERS)
+        return Starlette(routes=routes, exception_handlers=guard.HANDLERS)
 
     def close(self) -> None:
         self._answerer.close()
 
     async def server(self, request: Request) -> Response:
-        return JSONResponse(server_metadata())
+        return JSONResponse(protocol.server_metadata())
 
     async def live(self, request: Request) -> Response:
         return JSONResponse({"live": True})
@@ -81,7 +70,7 @@ class Service:
 
     async def metadata(self, request: Request) -> Response:
         self._require_model(request.path_params)
-        return JSONResponse(model_metadata(self.engines.model))
+        return JSONResponse(protocol.model_metadata(self.engines.model))
 
     async def model_ready(self, request: Request) -> Response:
         self._require_model(request.path_params)
@@ -94,30 +83,30 @@ class Service:
     async def infer(self, request: Request) -> Response:
         """POST .../infer: tensors in, tensors out."""
         self._require_model(request.path_params)
-        length = header_length(request.headers)
+        length = forms.header_length(request.headers)
         body = await request.body()
         with self._slot():
             return await self._in_time(request, self._infer(request, body, length))
 
     async def predict(self, request: Request) -> Response:
         """POST /predict: an image file in, the answer of the bundle's task out, with the milliseconds of its parts."""
-        top = top_of(request.query_params)
-        asked = await asked_of(request)
+        top = forms.top_of(request.query_params)
+        asked = await forms.asked_of(request)
         with self._slot():
             return await self._in_time(request, self._predict(request, asked, top))
 
     async def _infer(self, request: Request, body: bytes, length: int | None) -> Response:
         model, aside = self.engines.model, self._answerer.aside
-        parse = partial(parse_infer, body, length, model)
+        parse = partial(protocol.parse_infer, body, length, model)
         message = await aside(parse, len(body) if length is None else length)
         outputs = await self._answerer.infer(message.inputs, request.scope["vitdeploy"].fields)
         in_json = sum(outputs[name].nbytes for name, binary in message.outputs.items() if not binary)
-        content, head = await aside(partial(encode_infer, model, message, outputs), in_json)
+        content, head = await aside(partial(protocol.encode_infer, model, message, outputs), in_json)
         if head is None:
             return Response(content, media_type="application/json")
-        return Response(content, headers={HEADER_LENGTH: str(head)}, media_type="application/octet-stream")
+        return Response(content, headers={protocol.HEADER_LENGTH: str(head)}, media_type="application/octet-stream")
 
-    async def _predict(self, request: Request, asked: PredictRequest, top: int) -> Response:
+    async def _predict(self, request: Request, asked: forms.PredictRequest, top: int) -> Response:
         return JSONResponse(await self._answerer.predict(asked, top, request.scope["vitdeploy"].fields))
 
     async def _in_time(self, request: Request, work: Coroutine[Any, Any, T]) -> T:
@@ -133,8 +122,8 @@ class Service:
             if task.done():
                 return task.result()
             if gone.done():
-                raise ClientGone
-            raise Refusal(504, f"no answer within {self.settings.deadline:g} s")
+                raise protocol.ClientGone
+            raise protocol.Refusal(504, f"no answer within {self.settings.deadline:g} s")
         finally:
             task.cancel()
             gone.cancel()
@@ -147,7 +136,7 @@ class Service:
             Refusal: 429.
         """
         if self._working >= self.settings.max_queue:
-            raise busy(f"{self._working} requests are being answered already")
+            raise protocol.busy(f"{self._working} requests are being answered already")
         self._working += 1
         try:
             yield
@@ -156,6 +145,6 @@ class Service:
 
     def _require_model(self, path: Mapping[str, str]) -> None:
         name = self.engines.model.name
-        if path["model"] != name or path.get("version", VERSION) != VERSION:
+        if path["model"] != name or path.get("version", protocol.VERSION) != protocol.VERSION:
             asked = " version ".join(path.values())
-            raise Refusal(404, f"no model {asked}; there is {name}, version {VERSION}")
+            raise protocol.Refusal(404, f"no model {asked}; there is {name}, version {protocol.VERSION}")

@@ -22,8 +22,7 @@ from vitdeploy.runtime.host import default_threads, usable_cores
 from vitdeploy.runtime.load import images_of
 from vitdeploy.runtime.monitor import Monitor, canary_of, watch
 from vitdeploy.runtime.runner import Array
-from vitdeploy.serve.batcher import ExecutionPlan
-from vitdeploy.serve.protocol import DATATYPES, ServedModel
+from vitdeploy.serve import batcher, protocol
 from vitdeploy.spec import EngineSpec, TensorSpec
 
 # How long each way is tried, in turns, at the start.
@@ -56,7 +55,7 @@ class Engines:
     ) -> None:
         self.predictor = predictor
         spec = predictor.runner
-        self.model = ServedModel(name, f"vitdeploy_{predictor.target}", spec.inputs, spec.outputs, max_batch)
+        self.model = protocol.ServedModel(name, f"vitdeploy_{predictor.target}", spec.inputs, spec.outputs, max_batch)
         # Of an image without a prompt there is an embedding, and no answer.
         self._alone = predictor.encode if isinstance(predictor, predictors.PromptedPredictor) else predictor.run
         times = _times_as_long(predictor, large, streams, max_batch)
@@ -72,18 +71,18 @@ class Engines:
         """How many runs may go on at a time."""
         return 1 if self._streams is None else self._streams.runner.at_once
 
-    def plan(self, waiting: int, running: int) -> ExecutionPlan | None:
+    def plan(self, waiting: int, running: int) -> batcher.ExecutionPlan | None:
         """How the next images run, given the number that wait and the number of active runs."""
         limit = self.model.max_batch
         # The first stream begins when there is work for all; what is busy goes on with full batches.
         if self._streams is not None and waiting >= limit * (1 if running else self.workers):
-            return ExecutionPlan(self._streams.run, limit, alone=False)
+            return batcher.ExecutionPlan(self._streams.run, limit, alone=False)
         if running:
             return None
         if self._large is not None and waiting >= self.threshold:
-            return ExecutionPlan(self._large.run, limit)
+            return batcher.ExecutionPlan(self._large.run, limit)
         own = self.model.inputs[0].shape[0]
-        return ExecutionPlan(self._alone, own if isinstance(own, int) else 1)
+        return batcher.ExecutionPlan(self._alone, own if isinstance(own, int) else 1)
 
     def watch(self, files: CheckedFiles, options: Monitor) -> None:
         """Watch all that run from now on, together; each is asked for golden answers of its own."""
@@ -194,8 +193,8 @@ def _again(bundle: Path, engine: EngineSpec, batch: int, why: str, how: Mapping[
 
 
 def _require_known(tensors: tuple[TensorSpec, ...], name: str) -> None:
-    if unknown := [str(tensor) for tensor in tensors if tensor.dtype not in DATATYPES]:
-        raise InputError(f"{name} cannot be served", found=", ".join(unknown), wanted=", ".join(DATATYPES))
+    if unknown := [str(tensor) for tensor in tensors if tensor.dtype not in protocol.DATATYPES]:
+        raise InputError(f"{name} cannot be served", found=", ".join(unknown), wanted=", ".join(protocol.DATATYPES))
 
 
 def _load_decoders(predictor: Predictor) -> None:

@@ -9,14 +9,11 @@ from functools import partial
 from typing import Any
 
 from vitdeploy.errors import InputError
-from vitdeploy.runtime import flows, runner
-from vitdeploy.runtime.predictors import EmbeddedImage, PromptedPredictor
+from vitdeploy.runtime import flows, predictors, runner
 from vitdeploy.runtime.prompts import Prompt, read_listed
-from vitdeploy.serve.answering import Answerer, Embeddings, Fields, unprocessable
+from vitdeploy.serve import answering, forms, protocol
 from vitdeploy.serve.engines import Engines
-from vitdeploy.serve.forms import PredictRequest
 from vitdeploy.serve.metrics import Metrics, PromptMetrics
-from vitdeploy.serve.protocol import Refusal
 from vitdeploy.serve.settings import ServerSettings
 
 KEYS = ("points", "labels", "box")
@@ -27,7 +24,7 @@ WANTED = '[{"points": [[x, y], ...], "labels": [1, 0, ...], "box": [left, top, r
 class _Going:
     """The run that embeds an image, and how many requests wait for it."""
 
-    task: asyncio.Task[EmbeddedImage]
+    task: asyncio.Task[predictors.EmbeddedImage]
     waiting: int = 0
 
 
@@ -37,11 +34,11 @@ class _Image:
 
     id: str
     size: tuple[int, int]
-    embedded: EmbeddedImage | None = None
+    embedded: predictors.EmbeddedImage | None = None
     tensor: runner.Array | None = None
 
 
-class PromptAnswerer(Answerer):
+class PromptAnswerer(answering.Answerer):
     """Answers prompts. An image is embedded once, also where several requests send it at the same time, and its
     embedding is kept. The decoder has a thread of its own: a prompt does not wait for the images of others."""
 
@@ -49,9 +46,9 @@ class PromptAnswerer(Answerer):
 
     def __init__(self, engines: Engines, settings: ServerSettings, metrics: Metrics) -> None:
         super().__init__(engines, settings, metrics)
-        assert isinstance(engines.predictor, PromptedPredictor)
+        assert isinstance(engines.predictor, predictors.PromptedPredictor)
         self.predictor, self.most = engines.predictor, settings.max_prompts
-        self.kept = Embeddings(settings.kept)
+        self.kept = answering.Embeddings(settings.kept)
         self.metrics = PromptMetrics(metrics.registry, lambda: self.kept.nbytes)
         self._going: dict[str, _Going] = {}
         self._decoder = ThreadPoolExecutor(1, thread_name_prefix="vitdeploy-decoder")
@@ -64,7 +61,7 @@ class PromptAnswerer(Answerer):
         super().close()
         self._decoder.shutdown()
 
-    async def predict(self, asked: PredictRequest, top: int, fields: Fields) -> dict[str, Any]:
+    async def predict(self, asked: forms.PredictRequest, top: int, fields: answering.Fields) -> dict[str, Any]:
         self.require_taken(asked)
         entries = self._entries(asked.prompts)
         loop = asyncio.get_running_loop()
@@ -74,7 +71,7 @@ class PromptAnswerer(Answerer):
             prompts = read_listed(entries, image.size)
             self.predictor.require(prompts)
         except InputError as error:
-            raise unprocessable(error) from None
+            raise answering.unprocessable(error) from None
         prepared = loop.time()
         self.metrics.asked(image.embedded is not None)
         embedded = image.embedded or await self._embedded(image, fields)
@@ -86,7 +83,7 @@ class PromptAnswerer(Answerer):
         result = {"width": width, "height": height, "prompts": told, **facts}
         return self.document(result, {"prepare": prepared - started, "embed": ready - prepared, **seconds})
 
-    async def infer(self, inputs: Mapping[str, runner.Array], fields: Fields) -> Mapping[str, runner.Array]:
+    async def infer(self, inputs: Mapping[str, runner.Array], fields: answering.Fields) -> Mapping[str, runner.Array]:
         """Rows of images with one prompt each."""
         fields.update(images=len(next(iter(inputs.values()))))
         run = asyncio.get_running_loop().run_in_executor
@@ -95,25 +92,31 @@ class PromptAnswerer(Answerer):
     def _entries(self, given: Any) -> Sequence[Mapping[str, Any]]:
         """The prompts of a request as JSON; raises Refusal for another form, or too many."""
         if given is None:
-            raise Refusal(422, f"no prompt is given: nothing says which object is meant; wanted: prompts, {WANTED}")
+            raise protocol.Refusal(
+                422, f"no prompt is given: nothing says which object is meant; wanted: prompts, {WANTED}"
+            )
         if not isinstance(given, list) or not all(isinstance(each, dict) for each in given):
-            raise Refusal(400, f"prompts must be a list of objects; wanted: {WANTED}")
+            raise protocol.Refusal(400, f"prompts must be a list of objects; wanted: {WANTED}")
         unknown = dict.fromkeys(key for each in given for key in each if key not in KEYS)
         if unknown:
-            raise Refusal(400, f"prompts have unknown keys {', '.join(unknown)[:80]}; wanted: {', '.join(KEYS)}")
+            raise protocol.Refusal(
+                400, f"prompts have unknown keys {', '.join(unknown)[:80]}; wanted: {', '.join(KEYS)}"
+            )
         if len(given) > self.most:
             more = "ask for the others by the image_id of the answer"
-            raise Refusal(422, f"too many prompts; found: {len(given)}; wanted: at most {self.most} at once, {more}")
+            raise protocol.Refusal(
+                422, f"too many prompts; found: {len(given)}; wanted: at most {self.most} at once, {more}"
+            )
         return given
 
-    async def _image(self, asked: PredictRequest) -> _Image:
+    async def _image(self, asked: forms.PredictRequest) -> _Image:
         """Raises Refusal for an id of an image that is not kept, InputError for a file that is no image."""
         run = asyncio.get_running_loop().run_in_executor
         if asked.image is None:
             assert asked.image_id is not None
             embedded = self.kept.get(asked.image_id)
             if embedded is None:
-                raise Refusal(404, f"no image {asked.image_id} is kept: send the file again")
+                raise protocol.Refusal(404, f"no image {asked.image_id} is kept: send the file again")
             return _Image(asked.image_id, embedded.size, embedded)
         name = await run(self.helpers, _digest, asked.image)
         if (embedded := self.kept.get(name)) is not None:
@@ -121,7 +124,7 @@ class PromptAnswerer(Answerer):
         tensor, size = await run(self.helpers, self.predictor.prepare, asked.image)
         return _Image(name, size, tensor=tensor)
 
-    async def _embedded(self, image: _Image, fields: Fields) -> EmbeddedImage:
+    async def _embedded(self, image: _Image, fields: answering.Fields) -> predictors.EmbeddedImage:
         """The embedding, of one run for all that wait for it; the run is dropped when none waits any more."""
         if (found := self.kept.get(image.id)) is not None:  # by a request that came a moment before
             return found
@@ -137,16 +140,18 @@ class PromptAnswerer(Answerer):
                 self._going.pop(image.id, None)
                 going.task.cancel()
 
-    async def _embed(self, image: _Image, fields: Fields) -> EmbeddedImage:
+    async def _embed(self, image: _Image, fields: answering.Fields) -> predictors.EmbeddedImage:
         assert image.tensor is not None
         answer = await self.run(image.tensor, fields)
         # Arrays of its own: those of a run of several images would be kept as long as one of them.
-        found = EmbeddedImage(self.predictor, {name: rows.copy() for name, rows in answer.outputs.items()}, image.size)
+        found = predictors.EmbeddedImage(
+            self.predictor, {name: rows.copy() for name, rows in answer.outputs.items()}, image.size
+        )
         self.kept.put(image.id, found)
         return found
 
     async def _told(
-        self, image: EmbeddedImage, prompts: Sequence[Prompt], asked: PredictRequest
+        self, image: predictors.EmbeddedImage, prompts: Sequence[Prompt], asked: forms.PredictRequest
     ) -> tuple[list[dict[str, Any]], dict[str, float]]:
         """The answers to prompts, and the seconds of the decoder and of the masks. As many at a time as the decoder
         takes: others get their turn between them, and what nobody waits for ends."""
@@ -164,7 +169,7 @@ class PromptAnswerer(Answerer):
             seconds["answer"] += loop.time() - decoded
         return told, seconds
 
-    def _decode(self, image: EmbeddedImage, prompts: Sequence[Prompt]) -> dict[str, runner.Array]:
+    def _decode(self, image: predictors.EmbeddedImage, prompts: Sequence[Prompt]) -> dict[str, runner.Array]:
         with self.metrics.decoding():
             return self.predictor.decode(image, prompts)
 

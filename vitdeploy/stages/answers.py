@@ -16,17 +16,8 @@ from vitdeploy.runtime.host import describe_host
 from vitdeploy.runtime.runner import Runner
 from vitdeploy.runtime.trust import open_atomic
 from vitdeploy.spec import EngineSpec, Postprocess, PreprocessSpec, encode
+from vitdeploy.stages import step
 from vitdeploy.stages.reference_model import ReferenceModel, reference_runner
-from vitdeploy.stages.step import (
-    REFERENCE,
-    Candidate,
-    Folders,
-    Step,
-    package_versions,
-    read_engine,
-    target_tools,
-    write_json,
-)
 from vitdeploy.tasks.adapter import Count, Data, TaskAdapter
 from vitdeploy.verification.comparison import Comparison, diagnose
 from vitdeploy.verification.records import PIECE, Answers, LazyColumn
@@ -122,21 +113,21 @@ def run_reference(
     write_answers(adapter, reference_runner(reference_model.source), data, out, count, scratch)
 
 
-def reference_step(reference_model: ReferenceModel, adapter: TaskAdapter, data: Data) -> Step:
+def reference_step(reference_model: ReferenceModel, adapter: TaskAdapter, data: Data) -> step.Step:
     """The step that computes the original's answers to the evaluation samples; it needs no other step."""
 
-    def write(folders: Folders, out: Path, progress: Progress, scratch: Path) -> None:
+    def write(folders: step.Folders, out: Path, progress: Progress, scratch: Path) -> None:
         run_reference(reference_model, adapter, data, out, progress, scratch)
 
-    return Step(
-        REFERENCE,
+    return step.Step(
+        step.REFERENCE,
         "reference",
         write,
         reference_model.identity(),
         (),
         {**reference_model.digests, "samples": data.evaluation_digest},
         {
-            **package_versions(("torch", "timm", "transformers", "pillow", "numpy")),
+            **step.package_versions(("torch", "timm", "transformers", "pillow", "numpy")),
             **extension_versions(adapter.setting.task),
             "host": str(describe_host()),
         },
@@ -195,23 +186,23 @@ def explained(
 
 
 def verify_step(
-    candidate: Candidate,
+    candidate: step.Candidate,
     preprocess: PreprocessSpec | None,
     postprocess: Postprocess | None,
     adapter: TaskAdapter,
     data: Data,
-) -> Step:
+) -> step.Step:
     """The step for the answers of a candidate's engine, judged by `judge`. The original keeps its own preprocessing."""
 
-    def write(folders: Folders, out: Path, progress: Progress, scratch: Path) -> None:
+    def write(folders: step.Folders, out: Path, progress: Progress, scratch: Path) -> None:
         folder = folders[candidate.step("compile")].path
-        engine = read_engine(folder)
+        engine = step.read_engine(folder)
         run_engine(engine, folder, adapter, data, out, progress, scratch)
-        ours, reference = read_answers(out), read_answers(folders[REFERENCE].path)
+        ours, reference = read_answers(out), read_answers(folders[step.REFERENCE].path)
         found = judge(adapter, ours, reference, data, engine.precision, (preprocess, preprocess), None)
-        write_json(out / "verify.json", found)
+        step.write_json(out / "verify.json", found)
 
-    return Step(
+    return step.Step(
         candidate.step("verify"),
         "verify",
         write,
@@ -220,11 +211,11 @@ def verify_step(
             "postprocess": encode(postprocess),
             "mapping": data.mapping.digest if data.mapping is not None else None,
         },
-        (candidate.step("compile"), REFERENCE),
+        (candidate.step("compile"), step.REFERENCE),
         {"samples": data.evaluation_digest},
         {
-            **target_tools(candidate.target),
-            **package_versions(("pillow", "numpy", "scipy", "pycocotools")),
+            **step.target_tools(candidate.target),
+            **step.package_versions(("pillow", "numpy", "scipy", "pycocotools")),
             **extension_versions(adapter.setting.task),
         },
         resumable=True,

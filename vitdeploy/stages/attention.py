@@ -15,20 +15,8 @@ from vitdeploy.graph.io.files import load_graph
 from vitdeploy.progress import Progress, silent
 from vitdeploy.runtime.preprocess import Pixels
 from vitdeploy.spec import PreprocessSpec, encode
+from vitdeploy.stages import step
 from vitdeploy.stages.answers import read_answers
-from vitdeploy.stages.step import (
-    ATTENTION,
-    EXPORT,
-    MODEL_FILE,
-    ORIGINAL,
-    REFERENCE,
-    Candidate,
-    Folders,
-    Step,
-    package_versions,
-    read_json,
-    write_json,
-)
 from vitdeploy.tasks.adapter import Data, ImageAdapter, choose
 
 # Images that attention is drawn for.
@@ -57,11 +45,11 @@ def find_attention(
     facts: dict[str, Any] = {"images": list(images), "left_out": {}}
     maps: dict[str, np.ndarray] = {}
     blocks = 0
-    for done, (name, file) in enumerate({ORIGINAL: original, **placements}.items()):
+    for done, (name, file) in enumerate({step.ORIGINAL: original, **placements}.items()):
         progress("attention", done, 1 + len(placements))
         try:
-            model, views = _views(file, canonical=name == ORIGINAL)
-            if name == ORIGINAL:
+            model, views = _views(file, canonical=name == step.ORIGINAL)
+            if name == step.ORIGINAL:
                 blocks = len(views.blocks)
                 facts |= {"grid": list(views.grid), "reader": views.reader, "blocks": blocks}
             elif (len(views.blocks), list(views.grid)) != (blocks, facts["grid"]):
@@ -72,11 +60,11 @@ def find_attention(
             maps[name] = np.stack(found).astype(np.float32)
         except (GraphError, EngineError) as error:
             facts["left_out"][name] = error.message
-            if name == ORIGINAL:
+            if name == step.ORIGINAL:
                 break
     progress("attention", 1 + len(placements), 1 + len(placements))
     np.savez(out / MAPS_FILE, **maps)  # type: ignore[arg-type]
-    write_json(out / FACTS_FILE, facts)
+    step.write_json(out / FACTS_FILE, facts)
 
 
 def _views(file: Path, canonical: bool) -> tuple[ir.Model, AttentionViews]:
@@ -90,7 +78,7 @@ def _views(file: Path, canonical: bool) -> tuple[ir.Model, AttentionViews]:
 def read_attention(folder: Path) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
     """Read what `find_attention` wrote: facts, and maps by artifact."""
     with np.load(folder / MAPS_FILE, allow_pickle=False) as file:
-        return read_json(folder / FACTS_FILE), {name: file[name] for name in file.files}
+        return step.read_json(folder / FACTS_FILE), {name: file[name] for name in file.files}
 
 
 def shared(ours: Floats, reference: Floats) -> float:
@@ -99,26 +87,26 @@ def shared(ours: Floats, reference: Floats) -> float:
     return float(np.minimum(p, q).sum())
 
 
-def attention_step(adapter: ImageAdapter, data: Data, contenders: Sequence[Candidate]) -> Step:
+def attention_step(adapter: ImageAdapter, data: Data, contenders: Sequence[step.Candidate]) -> step.Step:
     """Attention of the original, and of what is shipped in INT8, on the first examples of the report."""
     preprocess = adapter.setting.images
     shown = [c for c in contenders if c.shipped and c.precision in ("int8", "mixed")]
 
-    def write(folders: Folders, out: Path, progress: Progress) -> None:
-        reference = read_answers(folders[REFERENCE].path)
+    def write(folders: step.Folders, out: Path, progress: Progress) -> None:
+        reference = read_answers(folders[step.REFERENCE].path)
         answers = {c.artifact: read_answers(folders[c.step("verify")].path) for c in contenders}
         numbers = [each.index for each in choose(adapter, reference, answers, data)[:IMAGES]]
         pixels = adapter.pixels(data)
         images = {number: pixels[number][0] for number in numbers}
-        placements = {c.artifact: folders[c.step("place")].path / MODEL_FILE for c in shown}
-        find_attention(folders[EXPORT].path / MODEL_FILE, placements, images, preprocess, out, progress)
+        placements = {c.artifact: folders[c.step("place")].path / step.MODEL_FILE for c in shown}
+        find_attention(folders[step.EXPORT].path / step.MODEL_FILE, placements, images, preprocess, out, progress)
 
-    return Step(
-        ATTENTION,
+    return step.Step(
+        step.ATTENTION,
         "attention",
         write,
         {"preprocess": encode(preprocess), "images": IMAGES},
-        (EXPORT, REFERENCE, *(c.step("place") for c in shown), *(c.step("verify") for c in contenders)),
+        (step.EXPORT, step.REFERENCE, *(c.step("place") for c in shown), *(c.step("verify") for c in contenders)),
         {"samples": data.evaluation_digest},
-        package_versions(("onnx", "onnx-ir", "onnxruntime", "numpy", "pillow")),
+        step.package_versions(("onnx", "onnx-ir", "onnxruntime", "numpy", "pillow")),
     )

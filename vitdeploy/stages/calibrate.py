@@ -8,40 +8,14 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from vitdeploy.data.decoding import batches
-from vitdeploy.data.folder import Sample
+from vitdeploy.data import decoding, folder
 from vitdeploy.errors import GraphError
 from vitdeploy.graph.io.files import fixed_batch, graph_spec
 from vitdeploy.progress import Counter, Progress, silent
-from vitdeploy.quantization.observers import BATCH, Observation
-from vitdeploy.quantization.placement_reader import load_float_graph
-from vitdeploy.quantization.prepare import LEAST_IMAGES
-from vitdeploy.quantization.probe import CalibrationMemory, estimate
-from vitdeploy.quantization.ranges import save_statistics, separate_scores
+from vitdeploy.quantization import observers, placement_reader, prepare, probe, ranges
 from vitdeploy.runtime.host import usable_cores
 from vitdeploy.runtime.runner import Array, Runner
-from vitdeploy.stages.calibrate_shards import (
-    THREADS,
-    GraphFile,
-    Shards,
-    load_state,
-    observe_head,
-    sample_name,
-    save_state,
-)
-from vitdeploy.stages.step import (
-    CALIBRATE,
-    MODEL_FILE,
-    OPTIMIZE,
-    STATISTICS_FILE,
-    Facts,
-    Folders,
-    Step,
-    graphs_in,
-    package_versions,
-    statistics_file,
-    write_json,
-)
+from vitdeploy.stages import calibrate_shards, step
 from vitdeploy.stages.workers import HERE, Workers
 from vitdeploy.store.store import Store
 
@@ -56,7 +30,7 @@ if TYPE_CHECKING:
 class _ObservedRunner(Runner):
     """A float graph as a runner that shows its observation everything that it is fed."""
 
-    def __init__(self, observation: Observation, name: str, noun: str) -> None:
+    def __init__(self, observation: observers.Observation, name: str, noun: str) -> None:
         super().__init__(name)
         self.observation, self.noun = observation, noun
         self._own = [str(value.name) for value in observation.model.graph.outputs]
@@ -76,19 +50,19 @@ class _ObservedRunner(Runner):
         self.observation.runner.close()
 
 
-def calibrate_parts(graphs: Mapping[str, Path], drive: Drive, out: Path, progress: Progress = silent) -> Facts:
+def calibrate_parts(graphs: Mapping[str, Path], drive: Drive, out: Path, progress: Progress = silent) -> step.Facts:
     """Writes the statistics of each graph, ranges.json: the bounds of all, by "part/tensor", and calibrate.json.
 
     Raises:
         GraphError: a graph is quantized already, or no sample reached one.
         DataError: an activation is not finite.
     """
-    models = {name: load_float_graph(file)[0] for name, file in graphs.items()}
+    models = {name: placement_reader.load_float_graph(file)[0] for name, file in graphs.items()}
     for model in models.values():
-        separate_scores(model)
-    memory = _together([estimate(model, 1, drive.total) for model in models.values()])
+        ranges.separate_scores(model)
+    memory = _together([probe.estimate(model, 1, drive.total) for model in models.values()])
     count = Counter(progress, f"calibrate (about {memory.total / 1e6:.0f} MB of memory)", drive.total)
-    observations = {name: Observation(model, None) for name, model in models.items()}
+    observations = {name: observers.Observation(model, None) for name, model in models.items()}
     with contextlib.ExitStack() as opened:
         runners = {name: _ObservedRunner(each, name, drive.noun) for name, each in observations.items()}
         for runner in runners.values():
@@ -99,25 +73,25 @@ def calibrate_parts(graphs: Mapping[str, Path], drive: Drive, out: Path, progres
         if not observation.batches:
             raise GraphError(f"the calibration {drive.noun} never reach the graph {name}", found=f"{drive.total}")
         found = observation.statistics()
-        save_statistics(found, out / statistics_file(name))
+        ranges.save_statistics(found, out / step.statistics_file(name))
         bounds |= {
             f"{name}/{tensor}": {"low": float(each.low.min()), "high": float(each.high.max())}
             for tensor, each in found.items()
         }
-    write_json(out / "ranges.json", bounds)
+    step.write_json(out / "ranges.json", bounds)
     facts = {"images": drive.total, "distinct": drive.distinct, "memory": asdict(memory), "warnings": _warnings(drive)}
-    write_json(out / "calibrate.json", facts)
+    step.write_json(out / "calibrate.json", facts)
     return facts
 
 
-def _together(parts: list[CalibrationMemory]) -> CalibrationMemory:
-    return CalibrationMemory(
+def _together(parts: list[probe.CalibrationMemory]) -> probe.CalibrationMemory:
+    return probe.CalibrationMemory(
         *(sum(getattr(part, name) for part in parts) for name in ("graph", "activations", "covariances"))
     )
 
 
 def _warnings(drive: Drive) -> list[str]:
-    if drive.distinct >= LEAST_IMAGES:
+    if drive.distinct >= prepare.LEAST_IMAGES:
         return drive.warnings()
     few = f"Only {drive.distinct} calibration {drive.noun}: ranges will be too narrow for others. Some 100 are usual."
     return [*drive.warnings(), few]
@@ -138,7 +112,7 @@ SAVED_BATCHES = 32
 
 def calibrate(
     graph: Path,
-    samples: Sequence[Sample],
+    samples: Sequence[folder.Sample],
     out: Path,
     progress: Progress = silent,
     scratch: Path | None = None,
@@ -159,9 +133,9 @@ def calibrate(
         DataError: an activation is not finite, no image has any detail, or an image changed meanwhile.
         WorkerError: a worker died. Errors of the executor propagate.
     """
-    model, metadata = load_float_graph(graph)
-    separate_scores(model)  # so that queries and keys are tensors of their own, which some target quantizes
-    size = fixed_batch(graph_spec(model, MODEL_FILE)) or BATCH
+    model, metadata = placement_reader.load_float_graph(graph)
+    ranges.separate_scores(model)  # so that queries and keys are tensors of their own, which some target quantizes
+    size = fixed_batch(graph_spec(model, step.MODEL_FILE)) or observers.BATCH
     shown, left = samples[: len(samples) // size * size], len(samples) % size
     if not shown:
         raise GraphError(
@@ -169,73 +143,80 @@ def calibrate(
             found=f"{len(samples)} calibration images",
             wanted=f"at least {size}",
         )
-    names, memory = [sample_name(sample) for sample in shown], estimate(model, size, len(shown))
+    names, memory = [calibrate_shards.sample_name(sample) for sample in shown], probe.estimate(model, size, len(shown))
     runs = _runs(memory, len(shown))
     told = memory.total + (runs["at_once"] - 1) * memory.activations
     count = Counter(progress, f"calibrate (about {told / 1e6:.0f} MB of memory)", len(shown))
-    with Observation(model, metadata.images, len(shown), **runs) as observation:
-        if scratch is not None and (state := load_state(scratch)) is not None:
+    with observers.Observation(model, metadata.images, len(shown), **runs) as observation:
+        if scratch is not None and (state := calibrate_shards.load_state(scratch)) is not None:
             observation.restore(state)
             count(observation.images)
         if len(shown) <= IN_ONE:
             _observe_all(observation, shown, size, count, scratch)
         else:
-            _observe_in_shards(observation, GraphFile.of(graph, key), shown, size, count, scratch, workers)
+            _observe_in_shards(
+                observation, calibrate_shards.GraphFile.of(graph, key), shown, size, count, scratch, workers
+            )
     found, warnings = observation.statistics(), _calibrate_warnings(observation, names, size)
     if left:
         warnings.append(f"{left} of {len(samples)} calibration images are left out: the graph has the batch {size}.")
-    save_statistics(found, out / STATISTICS_FILE)
+    ranges.save_statistics(found, out / step.STATISTICS_FILE)
     bounds = {name: {"low": float(each.low.min()), "high": float(each.high.max())} for name, each in found.items()}
-    write_json(out / "ranges.json", bounds)
+    step.write_json(out / "ranges.json", bounds)
     assert observation.checks is not None
     distinct = observation.checks.distinct
     facts = {"images": len(shown), "distinct": distinct, "memory": asdict(memory), "warnings": warnings}
-    write_json(out / "calibrate.json", facts)
+    step.write_json(out / "calibrate.json", facts)
     return facts
 
 
-def _runs(memory: CalibrationMemory, images: int) -> dict[str, int]:
+def _runs(memory: probe.CalibrationMemory, images: int) -> dict[str, int]:
     """The threads of each run, and how many are made at once: as the shards of many images have them, or one with all
     that the runtime takes."""
     if images <= IN_ONE:
         return {"threads": 0, "at_once": 1}
-    return {"threads": THREADS, "at_once": max(1, min(usable_cores(), AT_ONCE_BYTES // max(memory.activations, 1)))}
+    return {
+        "threads": calibrate_shards.THREADS,
+        "at_once": max(1, min(usable_cores(), AT_ONCE_BYTES // max(memory.activations, 1))),
+    }
 
 
 def _observe_all(
-    observation: Observation, shown: Sequence[Sample], size: int, count: Counter, scratch: Path | None
+    observation: observers.Observation, shown: Sequence[folder.Sample], size: int, count: Counter, scratch: Path | None
 ) -> None:
     assert observation.preprocess is not None
-    for pixels in batches(shown[observation.images :], observation.preprocess, size):
-        names = [sample_name(sample) for sample in shown[observation.images : observation.images + size]]
+    for pixels in decoding.batches(shown[observation.images :], observation.preprocess, size):
+        names = [
+            calibrate_shards.sample_name(sample) for sample in shown[observation.images : observation.images + size]
+        ]
         observation.update(pixels, names)
         count(size)
         if scratch and observation.batches % SAVED_BATCHES == 0 and observation.images < len(shown):
-            save_state(scratch, observation.state())
+            calibrate_shards.save_state(scratch, observation.state())
 
 
 def _observe_in_shards(
-    observation: Observation,
-    graph: GraphFile,
-    shown: Sequence[Sample],
+    observation: observers.Observation,
+    graph: calibrate_shards.GraphFile,
+    shown: Sequence[folder.Sample],
     size: int,
     count: Counter,
     scratch: Path | None,
     workers: Workers,
 ) -> None:
     begun = observation.images
-    observe_head(observation, shown, size, count)
+    calibrate_shards.observe_head(observation, shown, size, count)
     if scratch is not None and observation.images > begun:
-        save_state(scratch, observation.state())
+        calibrate_shards.save_state(scratch, observation.state())
     kept = Store(scratch / SHARDS) if scratch is not None else None
-    Shards(observation, graph, shown, size).observe(workers, workers.store or kept, count)
+    calibrate_shards.Shards(observation, graph, shown, size).observe(workers, workers.store or kept, count)
 
 
-def _calibrate_warnings(observation: Observation, names: Sequence[str], size: int) -> list[str]:
+def _calibrate_warnings(observation: observers.Observation, names: Sequence[str], size: int) -> list[str]:
     """Warnings about the images of these names, which were shown in batches of `size`: a sentence each."""
     assert observation.checks is not None
     distinct, found = observation.checks.distinct, observation.checks.warnings(names)
-    if distinct < LEAST_IMAGES:  # chance decides over the ranges
+    if distinct < prepare.LEAST_IMAGES:  # chance decides over the ranges
         images = f"{distinct} calibration image{'s' if distinct > 1 else ''}"
         images += f", {len(names)} with repetitions" if len(names) > distinct else ""
         return [
@@ -252,26 +233,26 @@ def _calibrate_warnings(observation: Observation, names: Sequence[str], size: in
     return found
 
 
-def calibrate_step(data: Data, drive: Drive | None = None, workers: Workers = HERE) -> Step:
+def calibrate_step(data: Data, drive: Drive | None = None, workers: Workers = HERE) -> step.Step:
     """The statistics of the job's float graph on the calibration images, many of them observed by `workers`; of a model
     of several graphs those of each, while `drive` runs them."""
     samples = data.calibration
 
-    def write(folders: Folders, out: Path, progress: Progress, scratch: Path) -> None:
+    def write(folders: step.Folders, out: Path, progress: Progress, scratch: Path) -> None:
         if drive is not None:
-            calibrate_parts(graphs_in(folders[OPTIMIZE].path), drive, out, progress)
+            calibrate_parts(step.graphs_in(folders[step.OPTIMIZE].path), drive, out, progress)
         else:
-            graph = folders[OPTIMIZE]
-            calibrate(graph.path / MODEL_FILE, samples, out, progress, scratch, workers, graph.key)
+            graph = folders[step.OPTIMIZE]
+            calibrate(graph.path / step.MODEL_FILE, samples, out, progress, scratch, workers, graph.key)
 
-    return Step(
-        CALIBRATE,
+    return step.Step(
+        step.CALIBRATE,
         "calibrate",
         write,
         {},
-        (OPTIMIZE,),
+        (step.OPTIMIZE,),
         {"images": data.calibration_digest},
-        package_versions(("onnxruntime", "pillow", "numpy")),
+        step.package_versions(("onnxruntime", "pillow", "numpy")),
         resumable=True,
         shared_out=drive is None and workers.executor is not None and len(samples) > IN_ONE,
     )

@@ -23,11 +23,8 @@ from vitdeploy.data.file_digests import DIGESTS_FILE, FileDigests
 from vitdeploy.data.folder import Sample, cut
 from vitdeploy.errors import DataError, MissingFileError, VitdeployError
 from vitdeploy.paths import is_file
-from vitdeploy.quantization.observer import MOMENT_IMAGES, Arrays
-from vitdeploy.quantization.observers import Ints, Observation, Pixels, Shard, in_order, observe_shard
-from vitdeploy.quantization.placement_reader import load_float_graph
+from vitdeploy.quantization import observer, observers, placement_reader, ranges
 from vitdeploy.quantization.probe import Probe
-from vitdeploy.quantization.ranges import separate_scores
 from vitdeploy.runtime.trust import open_atomic
 from vitdeploy.spec import PreprocessSpec
 from vitdeploy.stages.step import package_versions
@@ -105,7 +102,7 @@ class Batch:
         """What batches are put in order by: nothing of it depends on the other images."""
         return self.name, self.digests, str([sample.box for sample in self.samples])
 
-    def pixels(self, preprocess: PreprocessSpec) -> Pixels:
+    def pixels(self, preprocess: PreprocessSpec) -> observers.Pixels:
         """uint8 [n, height, width, channels].
 
         Raises:
@@ -146,7 +143,7 @@ def sample_name(sample: Sample) -> str:
     return f"{sample.path.parent.name}/{sample.path.name}"
 
 
-def observe_piece(piece: _CalibrationShard) -> Arrays:
+def observe_piece(piece: _CalibrationShard) -> observer.Arrays:
     """The work of a worker: the arrays of a `Shard`. Errors of the graph and the images propagate."""
     return _observe(_opened(piece.graph), piece).to_arrays()
 
@@ -154,24 +151,28 @@ def observe_piece(piece: _CalibrationShard) -> Arrays:
 @functools.lru_cache(maxsize=1)
 def _opened(graph: GraphFile) -> Probe:
     """Open until another graph is asked for: a worker has many shards of one."""
-    model, metadata = load_float_graph(graph.find())
-    separate_scores(model)
+    model, metadata = placement_reader.load_float_graph(graph.find())
+    ranges.separate_scores(model)
     probe = Probe(model, metadata.images, threads=THREADS)
     probe.runner.load()
     return probe
 
 
-def _observe(probe: Probe, piece: _CalibrationShard) -> Shard:
+def _observe(probe: Probe, piece: _CalibrationShard) -> observers.Shard:
     assert probe.preprocess is not None
-    pixels: list[Callable[[], Pixels]] = [functools.partial(each.pixels, probe.preprocess) for each in piece.batches]
+    pixels: list[Callable[[], observers.Pixels]] = [
+        functools.partial(each.pixels, probe.preprocess) for each in piece.batches
+    ]
     names = [each.name for each in piece.batches]
-    return observe_shard(probe, pixels, names, [each.kept for each in piece.batches])
+    return observers.observe_shard(probe, pixels, names, [each.kept for each in piece.batches])
 
 
 class Shards:
     """The shards of some images of a graph, and the observation of all."""
 
-    def __init__(self, observation: Observation, graph: GraphFile, samples: Sequence[Sample], size: int) -> None:
+    def __init__(
+        self, observation: observers.Observation, graph: GraphFile, samples: Sequence[Sample], size: int
+    ) -> None:
         """`size`: how many images are shown at a time; a divisor of the number of samples."""
         self._observation, self._graph, self._size = observation, graph, size
         self._samples = samples
@@ -191,14 +192,14 @@ class Shards:
         pieces, places = self._cut(store)
         first = self._observation.batches
 
-        def counted() -> Iterator[tuple[Shard, Ints]]:
+        def counted() -> Iterator[tuple[observers.Shard, observers.Ints]]:
             for index, shard in self._each(pieces, workers, store):
                 yield shard, places[index]
                 count(int((places[index] >= first).sum()) * self._size)
 
         self._observation.join(counted(), self._size)
 
-    def _cut(self, store: Store | None) -> tuple[list[_CalibrationShard], list[Ints]]:
+    def _cut(self, store: Store | None) -> tuple[list[_CalibrationShard], list[observers.Ints]]:
         """The pieces, and the numbers of the batches of each."""
         until = self._observation.keeps_until(self._count)
         digests = _digests(self._samples, store)
@@ -216,7 +217,7 @@ class Shards:
 
     def _each(
         self, pieces: Sequence[_CalibrationShard], workers: Workers, store: Store | None
-    ) -> Iterator[tuple[int, Shard]]:
+    ) -> Iterator[tuple[int, observers.Shard]]:
         """The index and the shard of each piece, as they are there."""
         preprocess = self._observation.preprocess
         assert preprocess is not None
@@ -226,13 +227,13 @@ class Shards:
             if arrays is None:
                 missing.append(index)
             else:
-                yield index, Shard.from_arrays(arrays, preprocess)
+                yield index, observers.Shard.from_arrays(arrays, preprocess)
         for index, arrays in self._made([pieces[index] for index in missing], workers):
             if store is not None:
                 store.make(pieces[missing[index]].identity, functools.partial(_write, arrays))
-            yield missing[index], Shard.from_arrays(arrays, preprocess)
+            yield missing[index], observers.Shard.from_arrays(arrays, preprocess)
 
-    def _made(self, pieces: Sequence[_CalibrationShard], workers: Workers) -> Iterator[tuple[int, Arrays]]:
+    def _made(self, pieces: Sequence[_CalibrationShard], workers: Workers) -> Iterator[tuple[int, observer.Arrays]]:
         if workers.executor is None or len(pieces) < 2:
             for index, piece in enumerate(pieces):
                 yield index, _observe(self._observation, piece).to_arrays()
@@ -243,26 +244,28 @@ class Shards:
             yield index, found
 
 
-def observe_head(observation: Observation, samples: Sequence[Sample], size: int, count: Callable[[int], None]) -> None:
+def observe_head(
+    observation: observers.Observation, samples: Sequence[Sample], size: int, count: Callable[[int], None]
+) -> None:
     """Show the first images, in their order: those that all moments are of, but for tensors with few rows an image."""
-    _show(observation, samples, MOMENT_IMAGES, size, count)
+    _show(observation, samples, observer.MOMENT_IMAGES, size, count)
     _show(observation, samples, observation.images_for(HEAD_ROWS), size, count)
 
 
 def _show(
-    observation: Observation, samples: Sequence[Sample], until: int, size: int, count: Callable[[int], None]
+    observation: observers.Observation, samples: Sequence[Sample], until: int, size: int, count: Callable[[int], None]
 ) -> None:
     """The images before number `until` that were not shown yet; several runs at a time, as the observation has them."""
     assert observation.preprocess is not None
     preprocess, end = observation.preprocess, min(-(-until // size) * size, len(samples))
     parts = [samples[start : start + size] for start in range(observation.images, end, size)]
 
-    def run(images: Sequence[Sample]) -> tuple[Pixels, dict[str, np.ndarray], Arrays]:
+    def run(images: Sequence[Sample]) -> tuple[observers.Pixels, dict[str, np.ndarray], observer.Arrays]:
         [pixels] = batches(images, preprocess, size)
         feeds = dict(observation.feeds(pixels))
         return pixels, feeds, observation.run(feeds)
 
-    for part, (pixels, feeds, outputs) in zip(parts, in_order(run, parts, observation.at_once), strict=True):
+    for part, (pixels, feeds, outputs) in zip(parts, observers.in_order(run, parts, observation.at_once), strict=True):
         observation.take(pixels, feeds, outputs, [sample_name(sample) for sample in part])
         count(size)
 
@@ -285,14 +288,14 @@ def _tools() -> dict[str, str]:
     return {**package_versions(("onnxruntime", "pillow", "numpy")), "code": code_version()}
 
 
-def _stored(store: Store | None, key: str, *, resume: bool) -> Arrays | None:
+def _stored(store: Store | None, key: str, *, resume: bool) -> observer.Arrays | None:
     if store is not None and not resume:
         store.remove(key)
     found = None if store is None else store.find(key)
     return None if found is None else load_arrays(found.path / ARRAYS_FILE)
 
 
-def _write(arrays: Arrays, out: Path) -> None:
+def _write(arrays: observer.Arrays, out: Path) -> None:
     save_arrays(out / ARRAYS_FILE, arrays)
 
 
@@ -302,7 +305,7 @@ def _write(arrays: Arrays, out: Path) -> None:
 STATE = "state.npz"
 
 
-def save_state(folder: Path, arrays: Arrays) -> None:
+def save_state(folder: Path, arrays: observer.Arrays) -> None:
     """Replace the state in `folder`, which is made when needed, in one step. OSError if the disk is full."""
     folder.mkdir(parents=True, exist_ok=True)
     # Another run may have finished the stage, and cleared the folder.
@@ -310,17 +313,17 @@ def save_state(folder: Path, arrays: Arrays) -> None:
         save_arrays(file, arrays)
 
 
-def load_state(folder: Path) -> Arrays | None:
+def load_state(folder: Path) -> observer.Arrays | None:
     """The state last saved there; None if there is none, or it cannot be read."""
     return load_arrays(folder / STATE)
 
 
-def save_arrays(file: Path | IO[bytes], arrays: Arrays) -> None:
+def save_arrays(file: Path | IO[bytes], arrays: observer.Arrays) -> None:
     """Write arrays, as `load_arrays` reads them."""
     np.savez(file, **arrays)  # type: ignore[arg-type]
 
 
-def load_arrays(file: Path) -> Arrays | None:
+def load_arrays(file: Path) -> observer.Arrays | None:
     """The arrays in a file; None if there is none, or it cannot be read."""
     try:
         with np.load(file, allow_pickle=False) as arrays:

@@ -12,16 +12,13 @@ from vitdeploy.compilation.engine import compile_engine, joined, within
 from vitdeploy.errors import CapabilityError, TargetError
 from vitdeploy.graph.analysis.rows import count_int4, count_int8, find_linears, unplaced_weights
 from vitdeploy.graph.io.files import GraphMetadata, fixed_batch, get_metadata, graph_spec, load_graph
-from vitdeploy.known_bad.entries import digest_of
-from vitdeploy.known_bad.find import matches_on, refuse_known_bad
+from vitdeploy.known_bad import entries, find
 from vitdeploy.known_bad.platform import platform_here
 from vitdeploy.progress import Progress, silent
 from vitdeploy.quantization.placement import QUANTIZE
 from vitdeploy.runtime.tasks.registry import flow_of
 from vitdeploy.spec import EngineSpec, FloatRest, GraphSpec, Task, encode
-from vitdeploy.stages.place import rest_of
-from vitdeploy.stages.rows import PARTS_SEARCH, compile_in_parts
-from vitdeploy.stages.step import MODEL_FILE, Candidate, Folders, Step, graphs_in, may_load, target_tools, write_json
+from vitdeploy.stages import place, rows, step
 
 
 def check_task(task: Task, target: str, precision: str) -> None:
@@ -76,7 +73,7 @@ def compile_graphs(
     options: CompileOptions = PLAIN,
 ) -> EngineSpec:
     """Writes the engine of the graph or graphs in `folder`, and engine.json; errors as `compile_graph`."""
-    graphs = graphs_in(folder)
+    graphs = step.graphs_in(folder)
     if list(graphs) == ["model"]:
         return compile_graph(graphs["model"], target, batch, out, progress, options)
     parts = []
@@ -86,7 +83,7 @@ def compile_graphs(
         parts.append((compile_graph(file, target, batch, out / name, progress, of_part), name))
     engine = joined([within(part, name) for part, name in parts], _metadata(next(iter(graphs.values()))).sequence)
     engine = replace(engine, accepted=tuple(dict.fromkeys(each for p, _ in parts for each in p.accepted or ())) or None)
-    write_json(out / "engine.json", encode(engine))
+    step.write_json(out / "engine.json", encode(engine))
     return engine
 
 
@@ -118,7 +115,7 @@ def compile_graph(
             wanted=target,
             fix=f"vitdeploy quantize FLOAT_GRAPH --data IMAGES --target {target} -o DIR, or --target {metadata.target}",
         )
-    spec = graph_spec(model, MODEL_FILE)
+    spec = graph_spec(model, step.MODEL_FILE)
     check_batch(graph, spec, batch)
     shapes, refuse = COMPILE[target].profiles, QUANTIZE[target].refuse
     if shapes is not None and refuse is not None:
@@ -126,7 +123,9 @@ def compile_graph(
     precision = metadata.precision or "fp32"
     placed = (count_int4 if precision == "int4" else count_int8)(model)
     platform = platform_here(target, precision)
-    taken = refuse_known_bad(matches_on(model, platform), platform, f"{metadata.name} ({graph.name})", options.accepted)
+    taken = find.refuse_known_bad(
+        find.matches_on(model, platform), platform, f"{metadata.name} ({graph.name})", options.accepted
+    )
     compiling = functools.partial(
         compile_engine,
         target=target,
@@ -141,9 +140,9 @@ def compile_graph(
         engine = compiling(graph, out, placed=placed)
     else:
         parts = tuple(options.row_parts)
-        engine = replace(compile_in_parts(graph, parts, out, compiling), row_parts=parts)
+        engine = replace(rows.compile_in_parts(graph, parts, out, compiling), row_parts=parts)
     engine = replace(engine, precision=precision, weight_bits=metadata.weight_bits, accepted=taken or None)
-    write_json(out / "engine.json", encode(engine))
+    step.write_json(out / "engine.json", encode(engine))
     return engine
 
 
@@ -160,13 +159,13 @@ def check_batch(graph: Path, spec: GraphSpec, batch: int) -> None:
 
 
 def compile_step(
-    candidate: Candidate,
+    candidate: step.Candidate,
     batch: int,
     build: BuildOptions,
     accepted: Sequence[str] = (),
     row_parts: Sequence[int] | Literal["measured"] | None = None,
     rest: FloatRest | Literal["measured"] = "fp32",
-) -> Step:
+) -> step.Step:
     """The engine of a candidate, compiled at `batch`. `build`: how TensorRT builds; no other back end depends on it.
     `row_parts`: parts of rows, or those that the plan's step for them has measured to be faster; `rest`: the precision
     of an INT8 engine's float operators, likewise.
@@ -175,30 +174,32 @@ def compile_step(
     an entry came is refused like a new one.
     """
     shaped = build if COMPILE[candidate.target].profiles is not None else None
-    asked = rest_of(candidate, rest)
+    asked = place.rest_of(candidate, rest)
 
-    def write(folders: Folders, out: Path, progress: Progress) -> None:
+    def write(folders: step.Folders, out: Path, progress: Progress) -> None:
         progress(candidate.step("compile"), 0, 1)
-        parts = PARTS_SEARCH.read(folders[candidate.step("parts")].path).best if row_parts == "measured" else row_parts
+        parts = (
+            rows.PARTS_SEARCH.read(folders[candidate.step("parts")].path).best if row_parts == "measured" else row_parts
+        )
         placed = folders[candidate.step("place")].path
         options = CompileOptions(shaped, accepted, parts, asked.of(folders))
         compile_graphs(placed, candidate.target, batch, out, progress, options)
         progress(candidate.step("compile"), 1, 1)
 
-    return Step(
+    return step.Step(
         candidate.step("compile"),
         "compile",
         write,
         {
             "target": candidate.target,
             "batch": batch,
-            "known_bad": digest_of(TARGETS[candidate.target].package),
+            "known_bad": entries.digest_of(TARGETS[candidate.target].package),
             **({"build": encode(shaped)} if shaped else {}),
             **({"accepted": sorted(accepted)} if accepted else {}),
             **({"row_parts": list(row_parts)} if row_parts and row_parts != "measured" else {}),
             **asked.config,
         },
         (candidate.step("place"), *((candidate.step("parts"),) if row_parts == "measured" else ()), *asked.inputs),
-        packages=target_tools(candidate.target),
-        usable=may_load,
+        packages=step.target_tools(candidate.target),
+        usable=step.may_load,
     )

@@ -13,7 +13,7 @@ import numpy as np
 import onnx_ir as ir
 
 from vitdeploy.errors import CapabilityError, ExportError, GraphError
-from vitdeploy.exporter.batches import one_function
+from vitdeploy.exporter import batches, torch_onnx
 from vitdeploy.exporter.parity import BATCHES, FREE_BATCH, SEED, TOLERANCE, ParityRow, ask, check_graph, check_outputs
 from vitdeploy.exporter.sequence import (
     DECODER_STEP,
@@ -23,10 +23,8 @@ from vitdeploy.exporter.sequence import (
     export_image_text,
     export_sequence,
 )
-from vitdeploy.exporter.torch_onnx import expected_seconds, export_graph, export_tensors_graph, export_text_graph
 from vitdeploy.graph.canonical.normalise import normalise as export_normalise
-from vitdeploy.graph.io.admit import admit_graph
-from vitdeploy.graph.io.bound import without_folders
+from vitdeploy.graph.io import admit, bound, inputs
 from vitdeploy.graph.io.files import (
     GraphMetadata,
     fixed_batch,
@@ -35,21 +33,15 @@ from vitdeploy.graph.io.files import (
     save_graph,
     set_metadata,
 )
-from vitdeploy.graph.io.inputs import take_pixels
+from vitdeploy.models import family, load, source, towers
 from vitdeploy.models.architectures.transformer import Transformer
-from vitdeploy.models.external.image_text import ImageText
-from vitdeploy.models.external.prompted import Prompted, embeddings_of
-from vitdeploy.models.family import LoadedModel
-from vitdeploy.models.load import load_model
+from vitdeploy.models.external import image_text, prompted
 from vitdeploy.models.model_folder.tokenizer import compare_tokenizers, compare_writers
-from vitdeploy.models.source import Source
 from vitdeploy.models.torch_runner import torch_runner
-from vitdeploy.models.towers import Towers
 from vitdeploy.progress import Progress, silent
 from vitdeploy.quantization.placement_reader import reject_quantized
-from vitdeploy.runtime.flow import FlowRunner
+from vitdeploy.runtime import flow, preprocess
 from vitdeploy.runtime.flows import IMAGE_ENCODER, IMAGE_FEATURES, IMAGE_TOWER, PROMPT_DECODER, TEXT_TOWER
-from vitdeploy.runtime.preprocess import normalise
 from vitdeploy.runtime.prompts import prompt_tensors
 from vitdeploy.runtime.runner import Array
 from vitdeploy.spec import OpenVocabularySpec, PromptSpec, ReadsTexts, Task, TextSpec, ZeroShotSpec, encode
@@ -133,7 +125,7 @@ def _image_part(
     model: ReferenceModel, config: ExportConfig, module: nn.Module, part: str, outputs: Sequence[str]
 ) -> ir.Model:
     """The graph of several that takes the image."""
-    return export_graph(
+    return torch_onnx.export_graph(
         module,
         name=f"{config.name}_{part}",
         preprocess=model.images,
@@ -150,8 +142,8 @@ def _image_part(
 
 def _export_image_text(model: ReferenceModel, config: ExportConfig, out: Path, progress: Progress) -> Exported:
     progress("load the model", 0, 4)
-    module, spec, sequence = load_model(model.source).module, model.postprocess, model.sequence
-    assert isinstance(module, ImageText) and isinstance(spec, TextSpec) and sequence is not None
+    module, spec, sequence = load.load_model(model.source).module, model.postprocess, model.sequence
+    assert isinstance(module, image_text.ImageText) and isinstance(spec, TextSpec) and sequence is not None
     assert model.tokenizer is not None
     shutil.copyfile(model.tokenizer, out / TOKENIZER_FILE)
     progress("compare the tokenizer", 1, 4)
@@ -183,14 +175,14 @@ Feeds = list[tuple[dict[str, Array], dict[str, Array]]]
 
 def _export_prompted(model: ReferenceModel, config: ExportConfig, out: Path, progress: Progress) -> Exported:
     progress("load the model", 0, 4)
-    original = load_model(model.source)
+    original = load.load_model(model.source)
     module, spec = original.module, model.postprocess
-    assert isinstance(module, Prompted) and isinstance(spec, PromptSpec)
-    embedded = embeddings_of(module, model.channels, model.image_size)
+    assert isinstance(module, prompted.Prompted) and isinstance(spec, PromptSpec)
+    embedded = prompted.embeddings_of(module, model.channels, model.image_size)
     progress("export the image encoder", 1, 4)
     encoder = _image_part(model, config, module.image_encoder, IMAGE_ENCODER, [tensor.name for tensor in embedded])
     progress("export the prompt decoder", 2, 4)
-    decoder = export_tensors_graph(
+    decoder = torch_onnx.export_tensors_graph(
         module.prompt_decoder,
         name=f"{config.name}_{PROMPT_DECODER}",
         inputs=[*embedded, *prompt_tensors(spec)],
@@ -201,7 +193,7 @@ def _export_prompted(model: ReferenceModel, config: ExportConfig, out: Path, pro
     versions = _save({IMAGE_ENCODER: encoder, PROMPT_DECODER: decoder}, out, metadata)
     progress("compare with the original", 3, 4)
     with torch_runner(original) as reference:
-        assert isinstance(reference, FlowRunner)
+        assert isinstance(reference, flow.FlowRunner)
         images, prompts = _images_and_prompts(reference, model, spec, config)
     parity = check_outputs(out / f"{IMAGE_ENCODER}.onnx", images, IMAGE_ENCODER)
     parity += check_outputs(out / f"{PROMPT_DECODER}.onnx", prompts, PROMPT_DECODER)
@@ -210,7 +202,7 @@ def _export_prompted(model: ReferenceModel, config: ExportConfig, out: Path, pro
 
 
 def _images_and_prompts(
-    reference: FlowRunner, model: ReferenceModel, spec: PromptSpec, config: ExportConfig
+    reference: flow.FlowRunner, model: ReferenceModel, spec: PromptSpec, config: ExportConfig
 ) -> tuple[Feeds, Feeds]:
     """Seeded images, and prompts for their embeddings, each with what the original gives for them."""
     generator, parts = np.random.default_rng(SEED), reference.linked.runners
@@ -219,7 +211,7 @@ def _images_and_prompts(
     for batch in BATCHES if config.batch is None else (config.batch,) * len(BATCHES):
         shape = (batch, *model.image_size, model.channels)
         pixels = generator.integers(0, 256, shape, dtype=np.uint8)
-        tensor = normalise(pixels, model.images)
+        tensor = preprocess.normalise(pixels, model.images)
         embedded = parts[IMAGE_ENCODER].infer({"image": tensor})
         images.append(({"image": pixels if config.in_graph else tensor}, embedded))
         points = generator.uniform(0, min(model.image_size), (batch, spec.slots, 2)).astype(np.float32)
@@ -236,7 +228,7 @@ def _images_and_prompts(
 
 def _export_sequence(model: ReferenceModel, config: ExportConfig, out: Path, progress: Progress) -> Exported:
     progress("load the model", 0, 3)
-    module = load_model(model.source).module
+    module = load.load_model(model.source).module
     assert isinstance(module, Transformer)
     progress("export to ONNX", 1, 3)
     graphs = export_sequence(module, name=config.name, opset=config.opset)
@@ -253,9 +245,9 @@ def _export_sequence(model: ReferenceModel, config: ExportConfig, out: Path, pro
 
 def _export_towers(model: ReferenceModel, config: ExportConfig, out: Path, progress: Progress) -> Exported:
     progress("load the model", 0, 5)
-    original = load_model(model.source)
+    original = load.load_model(model.source)
     module, spec = original.module, model.postprocess
-    assert isinstance(module, Towers) and isinstance(spec, ZeroShotSpec | OpenVocabularySpec)
+    assert isinstance(module, towers.Towers) and isinstance(spec, ZeroShotSpec | OpenVocabularySpec)
     assert model.tokenizer is not None
     shutil.copyfile(model.tokenizer, out / TOKENIZER_FILE)
     progress("compare the tokenizer", 1, 5)
@@ -265,12 +257,12 @@ def _export_towers(model: ReferenceModel, config: ExportConfig, out: Path, progr
     image = _image_part(model, config, module.image_tower, IMAGE_TOWER, outputs)
     progress("export the text tower", 3, 5)
     name = f"{config.name}_{TEXT_TOWER}"
-    text = export_text_graph(module.text_tower, name=name, length=spec.length, opset=config.opset)
+    text = torch_onnx.export_text_graph(module.text_tower, name=name, length=spec.length, opset=config.opset)
     metadata = GraphMetadata(config.name, model.task, model.images, postprocess=spec)
     versions = _save({IMAGE_TOWER: image, TEXT_TOWER: text}, out, metadata)
     progress("compare with the original", 4, 5)
     with torch_runner(original) as reference:
-        assert isinstance(reference, FlowRunner)
+        assert isinstance(reference, flow.FlowRunner)
         parts = reference.linked.runners
         asked = ask(parts[IMAGE_TOWER], model.images, config.batch)
         rows = check_graph(out / f"{IMAGE_TOWER}.onnx", asked, model.images)
@@ -311,16 +303,18 @@ def _export_image_model(
     reference_model: ReferenceModel, config: ExportConfig, out: Path, progress: Progress
 ) -> Exported:
     progress("load the model", 0, 3)
-    original: LoadedModel | None = None if is_onnx(reference_model.source) else load_model(reference_model.source)
+    original: family.LoadedModel | None = (
+        None if is_onnx(reference_model.source) else load.load_model(reference_model.source)
+    )
     progress("export to ONNX", 1, 3)
     if original is None:
         graph = _imported(reference_model, config)
     else:
         images = reference_model.channels, reference_model.image_size, config.batch
-        seconds = expected_seconds(original.module, *images)
+        seconds = torch_onnx.expected_seconds(original.module, *images)
         if seconds > SAID_SECONDS:
             progress(f"export to ONNX: about {seconds:.0f} s where nothing else runs", 1, 3)
-        graph = export_graph(
+        graph = torch_onnx.export_graph(
             original.module,
             name=config.name,
             preprocess=reference_model.images,
@@ -364,7 +358,7 @@ def _imported(reference_model: ReferenceModel, config: ExportConfig) -> ir.Model
         )
     export_normalise(found.model, opset=config.opset)
     if config.in_graph and not found.takes_pixels:
-        take_pixels(found.model, reference_model.images)
+        inputs.take_pixels(found.model, reference_model.images)
     found.model.graph.name = config.name
     set_metadata(
         found.model,
@@ -373,7 +367,7 @@ def _imported(reference_model: ReferenceModel, config: ExportConfig) -> ir.Model
             reference_model.task,
             reference_model.images,
             postprocess=reference_model.postprocess,
-            bound=tuple(without_folders(reference_model.source.bind))
+            bound=tuple(bound.without_folders(reference_model.source.bind))
             or (found.metadata.bound if found.metadata else ()),
         ),
     )
@@ -411,8 +405,8 @@ def import_external(
 
     Returns: the graph written, and what was assumed of the file, one per line.
     """
-    reject_quantized(admit_graph(file), str(file))
-    reference_model, batch = settle_batch(find_reference_model(Source(model=str(file), image_size=image_size)))
+    reject_quantized(admit.admit_graph(file), str(file))
+    reference_model, batch = settle_batch(find_reference_model(source.Source(model=str(file), image_size=image_size)))
     export(reference_model, ExportConfig(file.stem[:64], OPSET, batch, True), out, progress)
     return out / MODEL_FILE, reference_model.notes
 
@@ -439,7 +433,7 @@ def settle_batch(reference_model: ReferenceModel, asked: Asked = "auto") -> tupl
         return _at_one_of(reference_model, (fixed,), asked, "its batch is fixed")
     if graph.metadata is None:  # else it was compared with its original when it was exported
         with reference_runner(reference_model.source) as runner:
-            found = one_function(runner, reference_model.images)
+            found = batches.one_function(runner, reference_model.images)
         if found.sizes:
             return _at_one_of(reference_model, found.sizes, asked, found.why)
     return _at_batch(reference_model, batch), batch

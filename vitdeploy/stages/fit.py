@@ -16,24 +16,14 @@ from vitdeploy.bundle.read import file_sha256
 from vitdeploy.data.decoding import Skipped, batches
 from vitdeploy.data.folder import Sample, digest
 from vitdeploy.errors import CheckpointError, DataError
-from vitdeploy.models.load import load_features
-from vitdeploy.models.memory_bank import (
-    AnomalyModel,
-    MemoryBank,
-    PatchTokens,
-    features_of,
-    k_centres,
-    nearest_entries,
-    patch_tokens,
-)
+from vitdeploy.models import load, memory_bank
 from vitdeploy.models.source import Source
 from vitdeploy.progress import Counter, Progress
 from vitdeploy.runtime.preprocess import normalise
 from vitdeploy.runtime.tasks.anomaly import image_score, smoothed
 from vitdeploy.spec import AnomalySpec, PreprocessSpec, encode
 from vitdeploy.spec.tasks import DISTANCES, NEIGHBOURS
-from vitdeploy.stages.reference_model import ReferenceModel
-from vitdeploy.stages.step import Folders, Step, package_versions
+from vitdeploy.stages import reference_model, step
 
 FIT, MEMORY_FILE = "fit", "memory.npz"
 LEAST_IMAGES, BATCH = 5, 8
@@ -82,7 +72,7 @@ def fit(
     progress: Progress,
     skip_bad: bool = False,
     options: FitOptions | None = None,
-) -> MemoryBank:
+) -> memory_bank.MemoryBank:
     """Writes memory.npz, of the features of `source` for the `normal` images, which stand by their digests.
 
     Raises:
@@ -90,7 +80,7 @@ def fit(
         CheckpointError: the model has no patch tokens, or such that are not finite.
     """
     chosen, skipped = options or FitOptions(), Skipped([]) if skip_bad else None
-    tokens, _ = patch_tokens(load_features(source))
+    tokens, _ = memory_bank.patch_tokens(load.load_features(source))
     order = np.random.RandomState(chosen.seed).permutation(len(normal))
     keys, count = list(normal), len(normal) // chosen.held_out
     held, kept = ([normal[keys[i]] for i in part] for part in (order[:count], order[count:]))
@@ -99,10 +89,10 @@ def fit(
         mean = pool.double().mean(0).float()
         pool -= mean
         memory, asked = _chosen(pool, chosen, progress)
-        bank = MemoryBank(
+        bank = memory_bank.MemoryBank(
             memory=np.asarray(memory.numpy(), np.float32),
             mean=np.asarray(mean.numpy(), np.float32),
-            neighbours=nearest_entries(memory, chosen.around),
+            neighbours=memory_bank.nearest_entries(memory, chosen.around),
             window=chosen.window,
             threshold=1.0,
             pixel_threshold=1.0,
@@ -115,8 +105,10 @@ def fit(
     return bank
 
 
-def _features(tokens: PatchTokens, pixels: np.ndarray, preprocess: PreprocessSpec, window: int) -> torch.Tensor:
-    found = features_of(tokens(torch.from_numpy(normalise(pixels, preprocess))), tokens.grid, window)
+def _features(
+    tokens: memory_bank.PatchTokens, pixels: np.ndarray, preprocess: PreprocessSpec, window: int
+) -> torch.Tensor:
+    found = memory_bank.features_of(tokens(torch.from_numpy(normalise(pixels, preprocess))), tokens.grid, window)
     if not bool(torch.isfinite(found).all()):
         raise CheckpointError(
             "the patch tokens are not finite", found="NaN or infinity", wanted="finite features", fix="other weights"
@@ -125,7 +117,7 @@ def _features(tokens: PatchTokens, pixels: np.ndarray, preprocess: PreprocessSpe
 
 
 def _pool(
-    tokens: PatchTokens,
+    tokens: memory_bank.PatchTokens,
     samples: Sequence[Sample],
     preprocess: PreprocessSpec,
     options: FitOptions,
@@ -158,19 +150,19 @@ def _chosen(pool: torch.Tensor, options: FitOptions, progress: Progress) -> tupl
     asked = max(1, math.ceil(options.share * len(pool)))
     wanted = min(asked, options.most)
     count = Counter(progress, "fit: entries of the memory bank", wanted)
-    return pool[k_centres(pool, wanted, options.seed, count)], asked
+    return pool[memory_bank.k_centres(pool, wanted, options.seed, count)], asked
 
 
 def _with_thresholds(
-    tokens: PatchTokens,
-    bank: MemoryBank,
+    tokens: memory_bank.PatchTokens,
+    bank: memory_bank.MemoryBank,
     samples: Sequence[Sample],
     preprocess: PreprocessSpec,
     skipped: Skipped | None,
     progress: Progress,
-) -> MemoryBank:
+) -> memory_bank.MemoryBank:
     """The bank with the largest scores of these images, which it does not hold, and of their pixels."""
-    module, scores, peaks = AnomalyModel(tokens, bank), [0.0], [0.0]
+    module, scores, peaks = memory_bank.AnomalyModel(tokens, bank), [0.0], [0.0]
     count = Counter(progress, "fit: scores of other normal images", len(samples))
     for pixels in batches(samples, preprocess, BATCH, skipped):
         outputs = [each.numpy() for each in module(torch.from_numpy(normalise(pixels, preprocess)))]
@@ -180,19 +172,21 @@ def _with_thresholds(
     return replace(bank, threshold=max(scores), pixel_threshold=max(peaks))
 
 
-def fit_step(features: ReferenceModel, folder: Path, normal: dict[str, Sample], skip_bad: bool) -> Step:
+def fit_step(
+    features: reference_model.ReferenceModel, folder: Path, normal: dict[str, Sample], skip_bad: bool
+) -> step.Step:
     """The memory bank of a model of features and the normal images, of `folder`."""
     options, preprocess, source = FitOptions(), features.images, replace(features.source, task="anomaly")
 
-    def write(folders: Folders, out: Path, progress: Progress) -> None:
+    def write(folders: step.Folders, out: Path, progress: Progress) -> None:
         fit(source, preprocess, normal, out, progress, skip_bad, options)
 
-    return Step(
+    return step.Step(
         FIT,
         FIT,
         write,
         {**features.identity(), **encode(options), "skip_bad": skip_bad},
         (),
         {**features.digests, "images": digest(list(normal.values()), folder)},
-        package_versions(("torch", "timm", "transformers", "pillow", "numpy")),
+        step.package_versions(("torch", "timm", "transformers", "pillow", "numpy")),
     )

@@ -8,9 +8,8 @@ from typing import Any
 from vitdeploy.errors import EngineError, GraphError, quoted
 from vitdeploy.exporter.parity import compare_graphs
 from vitdeploy.graph.canonical.normalise import normalise
+from vitdeploy.graph.io import files, inputs
 from vitdeploy.graph.io.admit import admit
-from vitdeploy.graph.io.files import load_graph, save_graph
-from vitdeploy.graph.io.inputs import set_image_size
 from vitdeploy.graph.passes.optimize import OptimizeOptions
 from vitdeploy.graph.passes.optimize import optimize as rewrite
 from vitdeploy.graph.passes.rows import align_rows
@@ -18,17 +17,7 @@ from vitdeploy.graph.passes.tokens import merge_tokens
 from vitdeploy.graph.values import weight_bytes
 from vitdeploy.limits import bounded
 from vitdeploy.progress import Progress, silent
-from vitdeploy.stages.step import (
-    EXPORT,
-    OPTIMIZE,
-    Folders,
-    Step,
-    copy_labels,
-    graphs_in,
-    is_ours,
-    package_versions,
-    write_json,
-)
+from vitdeploy.stages import step
 
 
 def optimize(
@@ -57,20 +46,20 @@ def optimize(
     for done, (name, file) in enumerate(graphs.items()):
         progress("optimize", done, len(graphs))
         size = image_size if name == "model" else None
-        model = load_graph(file, shapes=False) if stored else admit(file, size)
+        model = files.load_graph(file, shapes=False) if stored else admit(file, size)
         if name == "model":
-            set_image_size(model, image_size)
+            inputs.set_image_size(model, image_size)
         before, made = len(model.graph), out / f"{name}.onnx"
         with bounded(f"rewrite {file.name}", weight_bytes(model)):
             counts = {**normalise(model), **rewrite(model, options.exact())}
-            save_graph(model, made)
+            files.save_graph(model, made)
         try:
             facts["difference"][name], unproven = compare_graphs(file, made)
             if unproven is not None:
                 facts.setdefault("unproven", {})[name] = unproven
         except EngineError as error:
             if image_size is None:
-                if is_ours(file):
+                if step.is_ours(file):
                     raise
                 raise GraphError(
                     f"{file} does not run at every batch size, though its batch is open",
@@ -87,21 +76,21 @@ def optimize(
             tokens = merge_tokens(model, schedule)[0]
             if options.align_rows is not None:
                 counts["align_rows"] = align_rows(model, options.align_rows)
-            save_graph(model, made)
+            files.save_graph(model, made)
             facts.setdefault("token_merging", {})[name] = {"tokens": tokens, "remaining": schedule}
         facts["rewrites"][name] = counts
         facts["nodes"][name] = [before, len(model.graph)]
     progress("optimize", len(graphs), len(graphs))
-    copy_labels(next(iter(graphs.values())).parent, out)
-    write_json(out / "optimize.json", facts)
+    step.copy_labels(next(iter(graphs.values())).parent, out)
+    step.write_json(out / "optimize.json", facts)
     return facts
 
 
-def optimize_step(options: OptimizeOptions, name: str = OPTIMIZE) -> Step:
+def optimize_step(options: OptimizeOptions, name: str = step.OPTIMIZE) -> step.Step:
     """The rewritten graphs of the job's export."""
 
-    def write(folders: Folders, out: Path, progress: Progress) -> None:
-        optimize(graphs_in(folders[EXPORT].path), options, out, progress, stored=True)
+    def write(folders: step.Folders, out: Path, progress: Progress) -> None:
+        optimize(step.graphs_in(folders[step.EXPORT].path), options, out, progress, stored=True)
 
-    packages = package_versions(("onnx", "onnxscript", "onnx-ir", "onnxruntime", "numpy"))
-    return Step(name, "optimize", write, asdict(options), (EXPORT,), packages=packages)
+    packages = step.package_versions(("onnx", "onnxscript", "onnx-ir", "onnxruntime", "numpy"))
+    return step.Step(name, "optimize", write, asdict(options), (step.EXPORT,), packages=packages)

@@ -14,10 +14,9 @@ from vitdeploy.graph.edit import drop_unused
 from vitdeploy.graph.io.files import get_metadata, load_graph, save_graph, set_metadata
 from vitdeploy.graph.passes.folds import cast_pixels_first
 from vitdeploy.progress import Progress
-from vitdeploy.quantization.four_bits import place_four_bits
+from vitdeploy.quantization import four_bits, ranges
 from vitdeploy.quantization.placement import LayerPrecision, choose, place, shape
 from vitdeploy.quantization.prepare import prepare
-from vitdeploy.quantization.ranges import Statistics, load_statistics
 from vitdeploy.quantization.rounding import Rounded
 from vitdeploy.runtime.host import family
 from vitdeploy.runtime.tasks.registry import flow_of
@@ -163,11 +162,11 @@ def place_graph(
         kind = "INT4" if config.precision == "int4" else "INT8"
         raise GraphError(f"{kind} needs calibration", wanted="images", fix="--data DIR")
     if config.precision == "int4" and statistics is not None:
-        four = place_four_bits(model, load_statistics(statistics), config.target, config.ignore)
+        four = four_bits.place_four_bits(model, ranges.load_statistics(statistics), config.target, config.ignore)
         placed = four.facts((), ())
     if config.precision in ("int8", "mixed") and statistics is not None:
         bits = config.weight_bits
-        placed = place_int8(model, config, load_statistics(statistics), asked, rounding)
+        placed = place_int8(model, config, ranges.load_statistics(statistics), asked, rounding)
         drop_unused(model)
     set_metadata(model, replace(metadata, target=config.target, precision=config.precision, weight_bits=bits))
     save_graph(model, out / graph.name)
@@ -178,7 +177,7 @@ def place_graph(
 def place_int8(
     model: ir.Model,
     config: PlaceConfig,
-    statistics: Mapping[str, Statistics],
+    statistics: Mapping[str, ranges.Statistics],
     asked: Sequence[LayerPrecision] = (),
     rounding: Rounded | None = None,
 ) -> Facts:

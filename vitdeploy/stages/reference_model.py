@@ -17,18 +17,13 @@ from vitdeploy.data.label_file import read_labels
 from vitdeploy.errors import CheckpointError, GraphError
 from vitdeploy.graph.io.bound import anywhere, bound_files, without_folders
 from vitdeploy.graph.io.meanings import OUTPUTS, may_be_logits, of_problem, without_assumption
-from vitdeploy.models.json_file import read_json
+from vitdeploy.models import json_file, pixel_range
+from vitdeploy.models.model_folder import hub, image_processor, model_card
 from vitdeploy.models.model_folder.folder import CONFIG, PREPROCESSOR, ModelFolder, labels_for
 from vitdeploy.models.model_folder.folder import FILE as GENERATION
-from vitdeploy.models.model_folder.hub import pinned
-from vitdeploy.models.model_folder.image_processor import transformers_preprocess, transformers_processor
-from vitdeploy.models.model_folder.model_card import claimed_accuracy
 from vitdeploy.models.names import LIBRARIES, NAMES, ONNX_FILE, graph_folder
-from vitdeploy.models.pixel_range import scaling_of, settled
 from vitdeploy.models.source import Source
-from vitdeploy.runtime.ort import OnnxRuntimeRunner
-from vitdeploy.runtime.runner import Runner
-from vitdeploy.runtime.values import number_of_classes
+from vitdeploy.runtime import ort, runner, values
 from vitdeploy.spec import (
     Postprocess,
     PostprocessSpec,
@@ -41,15 +36,7 @@ from vitdeploy.spec import (
     last_axis,
     postprocess_of,
 )
-from vitdeploy.stages.step import (
-    LABELS_FILE,
-    ORIGINAL,
-    TOKENIZER_FILE,
-    known_labels,
-    labels_beside,
-    require_label_file,
-    require_onnx_file,
-)
+from vitdeploy.stages import step
 from vitdeploy.verification.comparison import ClaimedAccuracy
 
 # What reads graphs is loaded where the original is one: a process that measures a module needs none of it.
@@ -105,7 +92,7 @@ class ReferenceModel:
 
     @property
     def classes(self) -> int | None:
-        return number_of_classes(self.outputs, self.postprocess)
+        return values.number_of_classes(self.outputs, self.postprocess)
 
     @property
     def images(self) -> PreprocessSpec:
@@ -213,7 +200,7 @@ def _of_module(source: Source) -> ReferenceModel:
     refuse_unusable(original)
     files = folder.files if folder is not None else ()
     tokenizer = (
-        folder.path / TOKENIZER_FILE
+        folder.path / step.TOKENIZER_FILE
         if folder and hasattr(postprocess_of(original.signature.task), "tokenizer")
         else None
     )
@@ -231,7 +218,7 @@ def _of_module(source: Source) -> ReferenceModel:
         digests[original.family] = identity(original)
     signature = original.signature
     return ReferenceModel(
-        name=source.name if folder is None else pinned(source.name, folder),
+        name=source.name if folder is None else hub.pinned(source.name, folder),
         source=local,
         task=signature.task,
         image_size=signature.image_size,
@@ -252,7 +239,7 @@ def _of_module(source: Source) -> ReferenceModel:
 
 
 def _claim(folder: ModelFolder | None) -> ClaimedAccuracy | None:
-    found = claimed_accuracy(folder.path) if folder is not None else None
+    found = model_card.claimed_accuracy(folder.path) if folder is not None else None
     return ClaimedAccuracy(*found) if found is not None else None
 
 
@@ -276,16 +263,16 @@ def _of_graph(source: Source, given: Overrides) -> ReferenceModel:
     preprocess = PreprocessSpec((height, width), (height, width), "bilinear", zeros, ones)
     postprocess = graph.postprocess
     if own is not None:
-        preprocess, labels = own.images, known_labels(_graph_file(source), own)
+        preprocess, labels = own.images, step.known_labels(_graph_file(source), own)
         notes += _contradictions(graph, given)
     else:
         postprocess, told = settled_scores(_graph_file(source), postprocess, spec.outputs)
         notes += told if given.postprocess is None else ()
-        classes = number_of_classes(spec.outputs, given.postprocess or postprocess)
+        classes = values.number_of_classes(spec.outputs, given.postprocess or postprocess)
         beside = find_beside(_graph_file(source), channels, (height, width), classes)
         labels, stated = beside.labels, given.preprocess or beside.preprocess
-        scaling = scaling_of(FirstValues(graph.model), channels, (height, width))
-        preprocess, told = settled(stated or preprocess, scaling, None if stated else ASSUMED)
+        scaling = pixel_range.scaling_of(FirstValues(graph.model), channels, (height, width))
+        preprocess, told = pixel_range.settled(stated or preprocess, scaling, None if stated else ASSUMED)
         notes += [note for note in beside.notes if given.preprocess is None or note.startswith("labels")]
         notes += told
     return ReferenceModel(
@@ -372,7 +359,7 @@ def _in_folder(source: Source) -> Source:
 def _graph_file(source: Source) -> Path:
     assert source.model is not None
     path = Path(source.model)
-    require_onnx_file(path)
+    step.require_onnx_file(path)
     return path
 
 
@@ -382,7 +369,7 @@ def _digests(files: list[Path]) -> dict[str, str]:
 
 def _labels(path: Path, reference_model: ReferenceModel) -> tuple[str, ...]:
     """One name a line, in the order of the model's classes."""
-    require_label_file(path)
+    step.require_label_file(path)
     labels = read_labels(path)
     if reference_model.task in ("features", "tensors"):
         told = [note for note in reference_model.notes if note.startswith(OUTPUTS)]
@@ -404,14 +391,14 @@ def _labels(path: Path, reference_model: ReferenceModel) -> tuple[str, ...]:
     return labels
 
 
-def reference_runner(source: Source, *, threads: int = 0, original: LoadedModel | None = None) -> Runner:
+def reference_runner(source: Source, *, threads: int = 0, original: LoadedModel | None = None) -> runner.Runner:
     """The runner (not loaded yet) of the original: PyTorch eager, or ONNX Runtime for an ONNX file."""
     if is_onnx(source):
         from vitdeploy.graph.io.files import serialised
 
         graph = graph_of(source)
-        return OnnxRuntimeRunner(
-            serialised(graph.model), name=ORIGINAL, threads=threads, external=_graph_file(source).name
+        return ort.OnnxRuntimeRunner(
+            serialised(graph.model), name=step.ORIGINAL, threads=threads, external=_graph_file(source).name
         )
     from vitdeploy.models.load import load_model
     from vitdeploy.models.torch_runner import torch_runner
@@ -465,7 +452,7 @@ def find_beside(file: Path, channels: int, image_size: tuple[int, int], classes:
     folder = _folder(file)
     preprocess, notes = _preprocess(folder, channels, image_size)
     of_config, remarks = _config_labels(folder, classes)
-    for source, labels in ((LABELS_FILE, labels_beside(file)), (CONFIG, of_config)):
+    for source, labels in ((step.LABELS_FILE, step.labels_beside(file)), (CONFIG, of_config)):
         if labels and len(labels) == classes:
             more = remarks if source == CONFIG else ()
             return Beside(preprocess, labels, (*notes, *more, f"labels: those of {source} beside the file"))
@@ -478,12 +465,12 @@ def task_beside(file: Path, task: Task, outputs: Sequence[TensorSpec]) -> tuple[
     folder, [output, *others] = _folder(file), outputs
     if task == "classification" and (folder / CONFIG).is_file():
         with contextlib.suppress(CheckpointError):  # of another program
-            note = of_problem(read_json(folder / CONFIG))
+            note = of_problem(json_file.read_json(folder / CONFIG))
             return ("tensors", note) if note else None
     width = output.shape[-1]
     if task != "features" or others or not isinstance(width, int):
         return None
-    labelled = len(labels_beside(file)) == width or _config_labels(folder, width)[0]
+    labelled = len(step.labels_beside(file)) == width or _config_labels(folder, width)[0]
     return (
         ("classification", f"{OUTPUTS}logits: beside the file is a label for each of the {width}") if labelled else None
     )
@@ -502,7 +489,7 @@ def settled_scores(
         return postprocess, ()
     folder = _folder(file)
     try:
-        names = read_json(folder / CONFIG).get("id2label") if (folder / CONFIG).is_file() else None
+        names = json_file.read_json(folder / CONFIG).get("id2label") if (folder / CONFIG).is_file() else None
     except CheckpointError:  # of another program
         names = None
     count = len(names) if isinstance(names, dict) else None
@@ -520,10 +507,10 @@ def _preprocess(
     folder: Path, channels: int, image_size: tuple[int, int]
 ) -> tuple[PreprocessSpec | None, tuple[str, ...]]:
     try:
-        processor = transformers_processor(folder)
+        processor = image_processor.transformers_processor(folder)
         if processor is None:
             return None, ()
-        spec, notes = transformers_preprocess(processor, channels, image_size)
+        spec, notes = image_processor.transformers_preprocess(processor, channels, image_size)
     except CheckpointError as error:
         return None, (f"{PREPROCESSOR} beside the file is not followed: {error.message} ({error.found})",)
     return spec, (f"images are prepared as {PREPROCESSOR} beside the file says", *notes)
@@ -532,6 +519,6 @@ def _preprocess(
 def _config_labels(folder: Path, classes: int | None) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """The labels, and notes on them."""
     try:
-        return labels_for(read_json(folder / CONFIG), classes) if (folder / CONFIG).is_file() else ((), ())
+        return labels_for(json_file.read_json(folder / CONFIG), classes) if (folder / CONFIG).is_file() else ((), ())
     except CheckpointError:  # of another program, or of another model
         return (), ()

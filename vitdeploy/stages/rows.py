@@ -24,74 +24,40 @@ from vitdeploy.quantization.probe import ImageProbe, with_outputs
 from vitdeploy.quantization.ranges import Statistics
 from vitdeploy.runtime.ort import OnnxRuntimeRunner
 from vitdeploy.runtime.tasks.registry import flow_of
-from vitdeploy.search.latency import measure_latencies
-from vitdeploy.search.pruning import (
-    Parts,
-    Pruning,
-    allocate,
-    measure_parts,
-    prunable_parts,
-    prune_graph,
-    saved,
-    try_prunings,
-)
-from vitdeploy.search.rows import (
-    PartsTable,
-    RowTable,
-    find_tokens,
-    in_parts,
-    measure_row_parts,
-    measure_rows,
-    predict_times,
-    shapes_to_time,
-    try_schedules,
-)
+from vitdeploy.search import latency, pruning, rows
 from vitdeploy.spec import EngineSpec, FloatRest, PreprocessSpec, Task
-from vitdeploy.stages.place import rest_of
-from vitdeploy.stages.search import BATCH, IMAGES, LATENCY_FILE, float_reference_outputs
-from vitdeploy.stages.step import (
-    MODEL_FILE,
-    OPTIMIZE,
-    QUANTIZED,
-    UNPRUNED,
-    Candidate,
-    Folders,
-    Search,
-    Step,
-    copy_labels,
-    package_versions,
-    read_json,
-    write_json,
-)
+from vitdeploy.stages import place, search, step
 
 if TYPE_CHECKING:
     from vitdeploy.tasks.adapter import Data
 
 GRAPH_PACKAGES = ("onnx-ir", "numpy")
-ROWS_SEARCH = Search("rows", "rows.json", RowTable, GRAPH_PACKAGES)
-PARTS_SEARCH = Search("parts", "row_parts.json", PartsTable, GRAPH_PACKAGES)
+ROWS_SEARCH = step.Search("rows", "rows.json", rows.RowTable, GRAPH_PACKAGES)
+PARTS_SEARCH = step.Search("parts", "row_parts.json", rows.PartsTable, GRAPH_PACKAGES)
 
 # --- The number of rows with which a model is fastest in INT8, and whether a placed one is faster with rows in parts --
 
 
-def rows_step(target: str) -> Step:
+def rows_step(target: str) -> step.Step:
     """The number of rows that the job's float graph is fastest with in INT8."""
 
-    def write(folders: Folders, out: Path, progress: Progress) -> None:
-        ROWS_SEARCH.write(measure_rows(folders[OPTIMIZE].path / MODEL_FILE, target, progress=progress), out)
+    def write(folders: step.Folders, out: Path, progress: Progress) -> None:
+        ROWS_SEARCH.write(
+            rows.measure_rows(folders[step.OPTIMIZE].path / step.MODEL_FILE, target, progress=progress), out
+        )
 
-    return ROWS_SEARCH.step(f"rows {target}", write, {"target": target}, (OPTIMIZE,), target)
+    return ROWS_SEARCH.step(f"rows {target}", write, {"target": target}, (step.OPTIMIZE,), target)
 
 
-def parts_step(candidate: Candidate, batch: int, rest: FloatRest | Literal["measured"] = "fp32") -> Step:
+def parts_step(candidate: step.Candidate, batch: int, rest: FloatRest | Literal["measured"] = "fp32") -> step.Step:
     """The parts in which the rows of a candidate's placement are fastest on this machine, if any are. `rest`: the
     precision of its float operators, or that which the plan's step for it has found."""
-    asked, target, placed = rest_of(candidate, rest), candidate.target, candidate.step("place")
+    asked, target, placed = place.rest_of(candidate, rest), candidate.target, candidate.step("place")
 
-    def write(folders: Folders, out: Path, progress: Progress) -> None:
-        graph = folders[placed].path / MODEL_FILE
+    def write(folders: step.Folders, out: Path, progress: Progress) -> None:
+        graph = folders[placed].path / step.MODEL_FILE
         PARTS_SEARCH.write(
-            measure_row_parts(graph, target, batch, float_rest=asked.of(folders), progress=progress), out
+            rows.measure_row_parts(graph, target, batch, float_rest=asked.of(folders), progress=progress), out
         )
 
     config = {"target": target, "batch": batch, **asked.config}
@@ -100,7 +66,7 @@ def parts_step(candidate: Candidate, batch: int, rest: FloatRest | Literal["meas
 
 def splits_rows(target: str, precision: str, task: Task) -> bool:
     """Whether an engine may compute the rows of its tokens in parts: INT8, of one graph, where the back end does."""
-    return COMPILE[target].splits_rows and precision in QUANTIZED and precision != "int4" and not flow_of(task)
+    return COMPILE[target].splits_rows and precision in step.QUANTIZED and precision != "int4" and not flow_of(task)
 
 
 def compile_in_parts(graph: Path, parts: Sequence[int], out: Path, compiling: Callable[..., EngineSpec]) -> EngineSpec:
@@ -111,7 +77,7 @@ def compile_in_parts(graph: Path, parts: Sequence[int], out: Path, compiling: Ca
     """
     with tempfile.TemporaryDirectory(prefix="vitdeploy-") as folder:
         split = Path(folder) / graph.name
-        engine = compiling(split, out, placed=in_parts(graph, parts, split))
+        engine = compiling(split, out, placed=rows.in_parts(graph, parts, split))
     for file in (graph, weights_of(graph)):
         if file.is_file():
             shutil.copyfile(file, out / (GRAPH_FILE if file == graph else file.name))
@@ -121,7 +87,7 @@ def compile_in_parts(graph: Path, parts: Sequence[int], out: Path, compiling: Ca
 # --- Schedules of token merging that may pay on a target --------------------------------------------------------------
 
 
-SCHEDULES_SEARCH = Search("schedules", "schedules.json", MergingTrial)
+SCHEDULES_SEARCH = step.Search("schedules", "schedules.json", MergingTrial)
 
 
 def find_schedules(target: str, graph: Path, samples: Sequence[Sample], out: Path, progress: Progress = silent) -> None:
@@ -130,23 +96,23 @@ def find_schedules(target: str, graph: Path, samples: Sequence[Sample], out: Pat
     Raises:
         GraphError: tokens of this graph cannot be merged.
     """
-    tokens = find_tokens(load_graph(graph))
-    table = measure_latencies(shapes_to_time(tokens), target, precisions=("int8",), progress=progress)
-    predicted = predict_times(tokens, table)
-    reference_outputs = float_reference_outputs(graph, samples[:IMAGES]) if predicted else None
-    found = try_schedules(graph, predicted, reference_outputs, progress) if reference_outputs is not None else []
-    table.save(out / LATENCY_FILE)
+    tokens = rows.find_tokens(load_graph(graph))
+    table = latency.measure_latencies(rows.shapes_to_time(tokens), target, precisions=("int8",), progress=progress)
+    predicted = rows.predict_times(tokens, table)
+    reference_outputs = search.float_reference_outputs(graph, samples[: search.IMAGES]) if predicted else None
+    found = rows.try_schedules(graph, predicted, reference_outputs, progress) if reference_outputs is not None else []
+    table.save(out / search.LATENCY_FILE)
     SCHEDULES_SEARCH.write(MergingTrial(tokens.count, tuple(found)), out)
 
 
-def schedules_step(target: str, data: Data) -> Step:
+def schedules_step(target: str, data: Data) -> step.Step:
     """Schedules of token merging for the job's float graph."""
     samples = data.calibration
 
-    def write(folders: Folders, out: Path, progress: Progress) -> None:
-        find_schedules(target, folders[OPTIMIZE].path / MODEL_FILE, samples, out, progress)
+    def write(folders: step.Folders, out: Path, progress: Progress) -> None:
+        find_schedules(target, folders[step.OPTIMIZE].path / step.MODEL_FILE, samples, out, progress)
 
-    return SCHEDULES_SEARCH.step(f"schedules {target}", write, {"target": target}, (OPTIMIZE,), target, data)
+    return SCHEDULES_SEARCH.step(f"schedules {target}", write, {"target": target}, (step.OPTIMIZE,), target, data)
 
 
 # --- Structured pruning of the float graph: what it could lose, and the graph without it. See `search.pruning` --------
@@ -160,11 +126,11 @@ PRUNING = "pruning"
 class Prunings:
     """`prunings`: of the whole graph, the least first."""
 
-    parts: Parts
-    prunings: tuple[Pruning, ...]
+    parts: pruning.Parts
+    prunings: tuple[pruning.Pruning, ...]
 
 
-PRUNING_SEARCH = Search(PRUNING, "pruning.json", Prunings)
+PRUNING_SEARCH = step.Search(PRUNING, "pruning.json", Prunings)
 
 
 def check_prune(task: Task, preprocess: PreprocessSpec | None) -> None:
@@ -185,9 +151,9 @@ def find_prunings(graph: Path, samples: Sequence[Sample], out: Path, progress: P
         GraphError: there is nothing to prune, or there are too few images.
     """
     moments = input_moments(graph, samples, progress)
-    reference_outputs = float_reference_outputs(graph, samples[-IMAGES:])
-    parts = measure_parts(graph, moments, reference_outputs, progress)
-    found = try_prunings(graph, parts, moments, reference_outputs, progress)
+    reference_outputs = search.float_reference_outputs(graph, samples[-search.IMAGES :])
+    parts = pruning.measure_parts(graph, moments, reference_outputs, progress)
+    found = pruning.try_prunings(graph, parts, moments, reference_outputs, progress)
     PRUNING_SEARCH.write(Prunings(parts, tuple(found)), out)
 
 
@@ -199,23 +165,25 @@ def prune(
     Raises:
         GraphError: not so many can go.
     """
-    widths = allocate(found.parts, share)
+    widths = pruning.allocate(found.parts, share)
     if widths is None:
-        most = saved(found.parts, {each.name: min(each.widths, default=each.count) for each in found.parts.parts})
+        most = pruning.saved(
+            found.parts, {each.name: min(each.widths, default=each.count) for each in found.parts.parts}
+        )
         raise GraphError(
             f"{share:.3g} of the products of this graph cannot be pruned",
             found=f"hidden channels and heads that make up {most:.3g} at most, as far as they were tried",
             wanted=f"optimize.prune up to {int(most * 100) / 100:g}",
         )
     model = load_graph(graph)
-    prune_graph(model, found.parts.parts, widths, input_moments(graph, samples, progress))
-    save_graph(model, out / MODEL_FILE)
-    copy_labels(graph.parent, out)
-    facts = read_json(graph.parent / "optimize.json")
+    pruning.prune_graph(model, found.parts.parts, widths, input_moments(graph, samples, progress))
+    save_graph(model, out / step.MODEL_FILE)
+    step.copy_labels(graph.parent, out)
+    facts = step.read_json(graph.parent / "optimize.json")
     facts["nodes"]["model"][1] = len(model.graph)
     kept = {each.name: [each.kind, each.count, widths[each.name]] for each in found.parts.parts if each.name in widths}
-    facts["pruning"] = {"model": {"share": saved(found.parts, widths), "kept": kept}}
-    write_json(out / "optimize.json", facts)
+    facts["pruning"] = {"model": {"share": pruning.saved(found.parts, widths), "kept": kept}}
+    step.write_json(out / "optimize.json", facts)
 
 
 def input_moments(graph: Path, samples: Sequence[Sample], progress: Progress = silent) -> dict[str, Statistics]:
@@ -226,16 +194,16 @@ def input_moments(graph: Path, samples: Sequence[Sample], progress: Progress = s
         DataError: an activation is not finite.
     """
     model = load_graph(graph)
-    shown = samples[:-IMAGES] if len(samples) >= 2 * IMAGES else samples
-    metadata, readers = get_metadata(model, str(graph)), prunable_parts(model)
-    fixed = fixed_batch(graph_spec(model, MODEL_FILE))
+    shown = samples[: -search.IMAGES] if len(samples) >= 2 * search.IMAGES else samples
+    metadata, readers = get_metadata(model, str(graph)), pruning.prunable_parts(model)
+    fixed = fixed_batch(graph_spec(model, step.MODEL_FILE))
     if fixed is not None and len(shown) < fixed:
         raise GraphError(
             f"the graph has the fixed batch {fixed}",
             found=f"{len(shown)} images for what is to be pruned",
             wanted=f"at least {fixed}",
         )
-    size, used = fixed or BATCH, len(shown) // fixed * fixed if fixed is not None else len(shown)
+    size, used = fixed or search.BATCH, len(shown) // fixed * fixed if fixed is not None else len(shown)
     tensors = {name: str(part.reader.input.name) for name, (part, _) in readers.items()}
     observers = {tensor: Observer(-1) for tensor in tensors.values()}
     count = Counter(progress, "moments of what is to be pruned", used)
@@ -256,23 +224,23 @@ def input_moments(graph: Path, samples: Sequence[Sample], progress: Progress = s
     return {name: observers[tensor].statistics() for name, tensor in tensors.items()}
 
 
-def pruning_step(data: Data, source: str = OPTIMIZE) -> Step:
+def pruning_step(data: Data, source: str = step.OPTIMIZE) -> step.Step:
     """What can be pruned of the graph of the step `source`."""
     samples = data.calibration
 
-    def write(folders: Folders, out: Path, progress: Progress) -> None:
-        find_prunings(folders[source].path / MODEL_FILE, samples, out, progress)
+    def write(folders: step.Folders, out: Path, progress: Progress) -> None:
+        find_prunings(folders[source].path / step.MODEL_FILE, samples, out, progress)
 
     return PRUNING_SEARCH.step(PRUNING, write, {}, (source,), None, data, measured=False)
 
 
-def prune_step(share: float, data: Data) -> Step:
+def prune_step(share: float, data: Data) -> step.Step:
     """The pruned graph, in the place of that of `optimize`."""
     samples = data.calibration
 
-    def write(folders: Folders, out: Path, progress: Progress) -> None:
+    def write(folders: step.Folders, out: Path, progress: Progress) -> None:
         found = PRUNING_SEARCH.read(folders[PRUNING].path)
-        prune(folders[UNPRUNED].path / MODEL_FILE, found, share, samples, out, progress)
+        prune(folders[step.UNPRUNED].path / step.MODEL_FILE, found, share, samples, out, progress)
 
-    images, packages = {"images": data.calibration_digest}, package_versions(PRUNING_SEARCH.packages)
-    return Step(OPTIMIZE, "prune", write, {"share": share}, (UNPRUNED, PRUNING), images, packages)
+    images, packages = {"images": data.calibration_digest}, step.package_versions(PRUNING_SEARCH.packages)
+    return step.Step(step.OPTIMIZE, "prune", write, {"share": share}, (step.UNPRUNED, PRUNING), images, packages)

@@ -15,16 +15,13 @@ import numpy as np
 import onnx_ir as ir
 
 from vitdeploy.backends import TARGETS
+from vitdeploy.benchmark import results, run, summary
 from vitdeploy.benchmark.protocol import Protocol
-from vitdeploy.benchmark.results import BenchRun
-from vitdeploy.benchmark.run import engine_candidate, run_benchmark
-from vitdeploy.benchmark.summary import block_medians, disturbed_reason, judged
 from vitdeploy.compilation.backend import COMPILE
 from vitdeploy.data.decoding import batches
 from vitdeploy.data.folder import Sample
 from vitdeploy.errors import GraphError, MissingPackageError
-from vitdeploy.graph.analysis.rows import find_linears
-from vitdeploy.graph.analysis.work import layer_macs
+from vitdeploy.graph.analysis import rows, work
 from vitdeploy.graph.io.files import fixed_batch, get_metadata, graph_spec, load_graph
 from vitdeploy.progress import Progress, silent
 from vitdeploy.quantization.placement import QUANTIZE, HigherForm, shape
@@ -35,17 +32,7 @@ from vitdeploy.runtime.engine import make_runner
 from vitdeploy.runtime.host import VNNI, describe_host
 from vitdeploy.runtime.ort import OnnxRuntimeRunner
 from vitdeploy.runtime.tasks.registry import flow_of
-from vitdeploy.search.frame import (
-    Expected,
-    GraphVariant,
-    Reached,
-    ReferenceOutputs,
-    mean_interval,
-    measure,
-    measured_here,
-    too_few,
-)
-from vitdeploy.search.latency import load_table, measure_latencies
+from vitdeploy.search import frame, latency
 from vitdeploy.search.precision import (
     ENOUGH,
     HALF_SHARES,
@@ -65,6 +52,7 @@ from vitdeploy.search.precision import (
 )
 from vitdeploy.search.trials import Trials, opened
 from vitdeploy.spec import Budget, FloatRest, Task, WeightBits
+from vitdeploy.stages import step
 from vitdeploy.stages.place import (
     FLOAT_REST_SEARCH,
     HIGH_PRECISION_SEARCH,
@@ -73,21 +61,6 @@ from vitdeploy.stages.place import (
     place_graph,
     rest_of,
 )
-from vitdeploy.stages.step import (
-    CALIBRATE,
-    MODEL_FILE,
-    OPTIMIZE,
-    STATISTICS_FILE,
-    Candidate,
-    Facts,
-    Folders,
-    Search,
-    Step,
-    read_engine,
-    read_json,
-    target_tools,
-    write_json,
-)
 
 if TYPE_CHECKING:
     from vitdeploy.store.store import Artifact
@@ -95,7 +68,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 SENSITIVITY_FILE, LATENCY_FILE = "sensitivity.json", "latency.json"
-SENSITIVITY_SEARCH = Search("sensitivity", SENSITIVITY_FILE, Sensitivity)
+SENSITIVITY_SEARCH = step.Search("sensitivity", SENSITIVITY_FILE, Sensitivity)
 # Every trial of a layer is a pass over this many images; the ranks are stable from a few tens on.
 IMAGES, BATCH = 32, 8
 
@@ -109,20 +82,23 @@ class CalibratedGraph:
     samples: Sequence[Sample]
 
     @classmethod
-    def of(cls, folders: Folders, data: Data) -> CalibratedGraph:
+    def of(cls, folders: step.Folders, data: Data) -> CalibratedGraph:
         """Those of a plan's steps."""
-        graph, statistics = folders[OPTIMIZE].path / MODEL_FILE, folders[CALIBRATE].path / STATISTICS_FILE
+        graph, statistics = (
+            folders[step.OPTIMIZE].path / step.MODEL_FILE,
+            folders[step.CALIBRATE].path / step.STATISTICS_FILE,
+        )
         return cls(graph, statistics, data.calibration)
 
 
-def float_reference_outputs(graph: Path, samples: Sequence[Sample]) -> ReferenceOutputs:
+def float_reference_outputs(graph: Path, samples: Sequence[Sample]) -> frame.ReferenceOutputs:
     """A float graph's outputs for some images, run at the graph's own batch if that is fixed."""
     model = load_graph(graph)
     metadata = get_metadata(model, str(graph))
-    batch = fixed_batch(graph_spec(model, MODEL_FILE)) or BATCH
+    batch = fixed_batch(graph_spec(model, step.MODEL_FILE)) or BATCH
     pixels = np.concatenate(list(batches(samples, metadata.images, BATCH)))
     with OnnxRuntimeRunner(graph, name="the float graph", batch=batch) as runner:
-        return ReferenceOutputs(runner, pixels, metadata.images, metadata.task, batch=batch)
+        return frame.ReferenceOutputs(runner, pixels, metadata.images, metadata.task, batch=batch)
 
 
 # --- Searches on the calibration images: which layer costs how much in INT8, and which to override --------------------
@@ -149,9 +125,9 @@ def find_mixed(
     Raises:
         MissingFileError, InputError, TargetError: `table` is not there, or not of this device and target.
     """
-    known = load_table(table, config.target) if table is not None else None
+    known = latency.load_table(table, config.target) if table is not None else None
     with open_trials(config, calibrated, progress) as trials:
-        latencies = known or measure_latencies(shapes_to_time(trials), config.target, progress=progress)
+        latencies = known or latency.measure_latencies(shapes_to_time(trials), config.target, progress=progress)
         sensitivity = SENSITIVITY_SEARCH.write(measure_sensitivity(trials, config.target, progress), out)
         mixed = choose_mends(trials, sensitivity, latencies, budget, progress)
     latencies.save(out / LATENCY_FILE)
@@ -176,10 +152,10 @@ def open_trials(
         yield trials
 
 
-def search_step(candidate: Candidate, config: PlaceConfig, budget: Budget, data: Data) -> Step:
+def search_step(candidate: step.Candidate, config: PlaceConfig, budget: Budget, data: Data) -> step.Step:
     """The overrides of a candidate in mixed precision; measured on this machine. `config`: of plain INT8."""
 
-    def write(folders: Folders, out: Path, progress: Progress) -> None:
+    def write(folders: step.Folders, out: Path, progress: Progress) -> None:
         find_mixed(config, budget, CalibratedGraph.of(folders, data), out, progress)
 
     bounds = {"min_agreement": budget.min_agreement, "max_drop": budget.max_drop}
@@ -187,16 +163,16 @@ def search_step(candidate: Candidate, config: PlaceConfig, budget: Budget, data:
 
 
 def _step_of(
-    search: Search[T],
-    candidate: Candidate,
-    write: Callable[[Folders, Path, Progress], None],
-    config: Facts,
+    search: step.Search[T],
+    candidate: step.Candidate,
+    write: Callable[[step.Folders, Path, Progress], None],
+    config: step.Facts,
     data: Data,
     inputs: tuple[str, ...] = (),
-) -> Step:
+) -> step.Step:
     """A step that measures a candidate of the calibrated graph on this machine."""
     name = candidate.step(search.kind)
-    return search.step(name, write, config, (OPTIMIZE, CALIBRATE, *inputs), candidate.target, data)
+    return search.step(name, write, config, (step.OPTIMIZE, step.CALIBRATE, *inputs), candidate.target, data)
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -211,32 +187,32 @@ class Score:
     images: int
     distance: float
     ci95: tuple[float, float]
-    expected: Expected | None
+    expected: frame.Expected | None
 
 
-SCORES = Search("score", "score.json", Score, ("onnxruntime", "pillow", "numpy", "scipy"))
+SCORES = step.Search("score", "score.json", Score, ("onnxruntime", "pillow", "numpy", "scipy"))
 
 
 def score(graph: Path, folder: Path, samples: Sequence[Sample], out: Path, progress: Progress = silent) -> None:
     """Writes score.json, of the engine in `folder` against a float graph."""
-    engine = read_engine(folder)
+    engine = step.read_engine(folder)
     text = f"{engine.artifact} on the calibration images"
     progress(text, 0, 1)
     reference_outputs = float_reference_outputs(graph, samples)
     with make_runner(folder, engine, batch=reference_outputs.batch) as runner:
         answers = reference_outputs.ask(runner)
-    mean, low, high = mean_interval(reference_outputs.distance(answers))
+    mean, low, high = frame.mean_interval(reference_outputs.distance(answers))
     SCORES.write(Score(len(samples), mean, (low, high), reference_outputs.expected(answers)), out)
     progress(text, 1, 1)
 
 
-def score_step(candidate: Candidate, reference: str, data: Data) -> Step:
+def score_step(candidate: step.Candidate, reference: str, data: Data) -> step.Step:
     """The distance of a compiled candidate from the float graph of the step `reference`: `OPTIMIZE`, or another one
     whose first word that is."""
     samples, compiled = data.calibration, candidate.step("compile")
 
-    def write(folders: Folders, out: Path, progress: Progress) -> None:
-        score(folders[reference].path / MODEL_FILE, folders[compiled].path, samples, out, progress)
+    def write(folders: step.Folders, out: Path, progress: Progress) -> None:
+        score(folders[reference].path / step.MODEL_FILE, folders[compiled].path, samples, out, progress)
 
     name = candidate.step("score")
     return SCORES.step(name, write, {}, (compiled, reference), candidate.target, data, measured=False)
@@ -249,26 +225,29 @@ SCREEN, SCREEN_FILE = "compare the latencies", "screen.json"
 BLOCK_SECONDS, WARMUP_SECONDS = 0.2, 0.5
 
 
-def screen_step(batch: int, engines: Mapping[str, Artifact]) -> Step:
+def screen_step(batch: int, engines: Mapping[str, Artifact]) -> step.Step:
     """The latencies of compiled engines by name, at `batch`."""
 
-    def write(folders: Folders, out: Path, progress: Progress) -> None:
+    def write(folders: step.Folders, out: Path, progress: Progress) -> None:
         bench_candidates = [
-            engine_candidate(read_engine(artifact.path), artifact.path, name) for name, artifact in engines.items()
+            run.engine_candidate(step.read_engine(artifact.path), artifact.path, name)
+            for name, artifact in engines.items()
         ]
         protocol = Protocol.of_singles(BLOCK_SECONDS, WARMUP_SECONDS, batch=batch)
-        bench_run = run_benchmark(bench_candidates, protocol, lambda text, done, total: progress(SCREEN, done, total))
-        disturbed = disturbed_reason(bench_run)
+        bench_run = run.run_benchmark(
+            bench_candidates, protocol, lambda text, done, total: progress(SCREEN, done, total)
+        )
+        disturbed = summary.disturbed_reason(bench_run)
         faster = _proven_faster(bench_run) if disturbed else {}
-        write_json(
+        step.write_json(
             out / SCREEN_FILE,
-            {"block_medians_ms": block_medians(bench_run), "disturbed": disturbed, "faster": faster},
+            {"block_medians_ms": summary.block_medians(bench_run), "disturbed": disturbed, "faster": faster},
         )
 
     tools: dict[str, str] = {}
-    for target in sorted({read_engine(artifact.path).target for artifact in engines.values()}):
-        tools |= target_tools(target)
-    return Step(
+    for target in sorted({step.read_engine(artifact.path).target for artifact in engines.values()}):
+        tools |= step.target_tools(target)
+    return step.Step(
         SCREEN,
         "screen",
         write,
@@ -276,16 +255,16 @@ def screen_step(batch: int, engines: Mapping[str, Artifact]) -> Step:
         outside={name: artifact.digest for name, artifact in engines.items()},
         packages=tools,
         measured=True,
-        usable=lambda folder: not read_json(folder / SCREEN_FILE)["disturbed"],
+        usable=lambda folder: not step.read_json(folder / SCREEN_FILE)["disturbed"],
     )
 
 
-def _proven_faster(bench_run: BenchRun) -> dict[str, list[str]]:
+def _proven_faster(bench_run: results.BenchRun) -> dict[str, list[str]]:
     """For each artifact those that it is proven to be faster than, whatever disturbed the measurement of others."""
     names, scenario = [entry.artifact for entry in bench_run.entries], bench_run.protocol.latency_scenario
     faster: dict[str, list[str]] = {}
     for name in names:
-        against = {other: judged(bench_run, name, other, scenario) for other in names if other != name}
+        against = {other: summary.judged(bench_run, name, other, scenario) for other in names if other != name}
         highest = {other: pair.ci95[1] if pair.decided else pair.bounds[1] for other, pair in against.items()}
         faster[name] = [other for other, high in highest.items() if high is not None and high < 1]
     return faster
@@ -308,9 +287,11 @@ def find_float_rest(
         GraphError, EngineError, CapabilityError, WorkerError: as `place_graph` and `search.frame.measure`.
     """
     model = load_graph(calibrated.graph)
-    batch = fixed_batch(graph_spec(model, MODEL_FILE)) or batch
-    if reason := too_few(sum(layer_macs(model, linear) or 0 for linear in find_linears(model))):
-        return FLOAT_REST_SEARCH.write(FloatRestTable(**measured_here(config.target), batch=batch, reason=reason), out)
+    batch = fixed_batch(graph_spec(model, step.MODEL_FILE)) or batch
+    if reason := frame.too_few(sum(work.layer_macs(model, linear) or 0 for linear in rows.find_linears(model))):
+        return FLOAT_REST_SEARCH.write(
+            FloatRestTable(**frame.measured_here(config.target), batch=batch, reason=reason), out
+        )
     whole = float_reference_outputs(calibrated.graph, calibrated.samples)
     with tempfile.TemporaryDirectory(prefix="vitdeploy-") as placed:
         name = _Placed(config, calibrated).write(Path(placed)).name
@@ -339,10 +320,10 @@ class _Placed:
         return folder / graph.name
 
 
-def float_rest_step(candidate: Candidate, config: PlaceConfig, batch: int, data: Data) -> Step:
+def float_rest_step(candidate: step.Candidate, config: PlaceConfig, batch: int, data: Data) -> step.Step:
     """The precision of a candidate's float operators; measured on this machine. `config`: of plain INT8."""
 
-    def write(folders: Folders, out: Path, progress: Progress) -> None:
+    def write(folders: step.Folders, out: Path, progress: Progress) -> None:
         find_float_rest(config, batch, CalibratedGraph.of(folders, data), out, progress)
 
     return _step_of(FLOAT_REST_SEARCH, candidate, write, {**asdict(config), "batch": batch}, data)
@@ -411,12 +392,12 @@ def _find(
     rest: FloatRest,
 ) -> HighPrecision:
     target, form = config.target, form_of(config.target, config.weight_bits)
-    about: Facts = {**measured_here(target), "form": form, "price": price}
+    about: step.Facts = {**frame.measured_here(target), "form": form, "price": price}
     about["images"] = len(calibrated.samples)
     shaped = load_graph(calibrated.graph)
     shape(shaped, target, config.ignore)
-    linears = find_linears(shaped)
-    macs = sum(layer_macs(shaped, linear) or 0 for linear in linears)
+    linears = rows.find_linears(shaped)
+    macs = sum(work.layer_macs(shaped, linear) or 0 for linear in linears)
     if reason := _too_small_or_large(macs, len(linears)):
         return HighPrecision(**about, why=reason)
     with contextlib.ExitStack() as stack:
@@ -435,12 +416,12 @@ def _find(
         if not sets:
             return HighPrecision(**about, why="no layer costs more answers than its share of the products", int8=int8)
         whole = trials.whole
-    rounding, batch = Rounded(), fixed_batch(graph_spec(shaped, MODEL_FILE)) or batch
+    rounding, batch = Rounded(), fixed_batch(graph_spec(shaped, step.MODEL_FILE)) or batch
     placed = [_Placed(config, calibrated, layers, form, rounding) for layers in ((), *sets)]
-    variants = [GraphVariant(str(number), each.write, rest) for number, each in enumerate(placed)]
+    variants = [frame.GraphVariant(str(number), each.write, rest) for number, each in enumerate(placed)]
     texts = f"layers out of plain INT8 for {target}", "time them"
-    measured, disturbed = measure(variants, target, batch, texts, progress, reference_outputs=whole)
-    plain, *reached = (Reached(float(each.distances.mean()), each.expected) for each in measured)
+    measured, disturbed = frame.measure(variants, target, batch, texts, progress, reference_outputs=whole)
+    plain, *reached = (frame.Reached(float(each.distances.mean()), each.expected) for each in measured)
     rungs = [
         Rung(layers=layers, share=share, reached=found, **vars(each.timing))
         for (layers, share), found, each in zip(sets.items(), reached, measured[1:], strict=True)
@@ -459,7 +440,7 @@ def form_of(target: str, bits: WeightBits) -> HigherForm:
 def _kept(shaped: ir.Model, target: str, statistics: Path) -> set[str]:
     """The layers whose inputs the runtime does not quantize; and queries and keys whose scores are in INT8, as those of
     others would not be, which costs more than the layer."""
-    linears, is_dynamic = find_linears(shaped), QUANTIZE[target].dynamic
+    linears, is_dynamic = rows.find_linears(shaped), QUANTIZE[target].dynamic
     scores = QUANTIZE[target].scores_in_int8(shaped, {each.name for each in linears}, load_statistics(statistics))
     other = {each.name for each in linears if is_dynamic is not None and not is_dynamic(each)}
     return other | {linear.name for each in scores for linear in (each.query, each.key)}
@@ -467,7 +448,7 @@ def _kept(shaped: ir.Model, target: str, statistics: Path) -> set[str]:
 
 def _too_small_or_large(macs: int, layers: int) -> str:
     """Why layers of a model with so many MACs are not tried; "" if they are."""
-    if reason := too_few(macs, " to time layers"):
+    if reason := frame.too_few(macs, " to time layers"):
         return reason
     if _images(macs) * macs * layers > MOST_MACS:
         return f"{macs / 1e9:.0f} billion products in {layers} layers, which are too many to try each layer"
@@ -479,18 +460,18 @@ def _images(macs: int) -> int:
 
 
 def high_precision_step(
-    candidate: Candidate,
+    candidate: step.Candidate,
     config: PlaceConfig,
     price: float,
     batch: int,
     data: Data,
     rest: FloatRest | Literal["measured"] = "fp32",
-) -> Step:
+) -> step.Step:
     """The layers of a candidate that are taken out of plain INT8, which `config` is of; measured on this machine.
     `rest`: the precision of float operators, or that which the plan's step for it has found."""
     asked = rest_of(candidate, rest)
 
-    def write(folders: Folders, out: Path, progress: Progress) -> None:
+    def write(folders: step.Folders, out: Path, progress: Progress) -> None:
         calibrated = CalibratedGraph.of(folders, data)
         find_high_precision(config, price, batch, calibrated, out, progress, asked.of(folders))
 

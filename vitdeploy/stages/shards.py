@@ -13,9 +13,8 @@ from typing import Literal
 
 import numpy as np
 
+from vitdeploy.data import decoding, file_digests
 from vitdeploy.data.annotations import InFile
-from vitdeploy.data.decoding import Loaded, decode_each, skippable
-from vitdeploy.data.file_digests import DIGESTS_FILE, UNREAD, FileDigests
 from vitdeploy.data.folder import Ints, Samples
 from vitdeploy.errors import DataError, ImageError, StorageError
 from vitdeploy.extensions import extension_versions
@@ -27,9 +26,7 @@ from vitdeploy.store.key import Identity, canonical_json, code_version
 from vitdeploy.store.store import Artifact, Store
 from vitdeploy.tasks.adapter import Data
 from vitdeploy.tasks.counted import CountedAdapter, Truth
-from vitdeploy.verification.agreement import Tally
-from vitdeploy.verification.changes import Counts
-from vitdeploy.verification.records import Answers, Keep, Records, Turn, gather
+from vitdeploy.verification import agreement, changes, records
 
 SUMMARY_FILE, TALLY_FILE, RECORDS_FILE = "summary.json", "tally.json", "records.npz"
 # Of what is stored of a shard: the original's answers, or the counts of an engine against them.
@@ -52,7 +49,7 @@ def _shard_tools(task: str) -> dict[str, str]:
     return {**packages, **extension_versions(task), "shards": code_version(), "task": task}
 
 
-def digests_of(samples: Samples, truth: Truth | None, files: FileDigests) -> list[str]:
+def digests_of(samples: Samples, truth: Truth | None, files: file_digests.FileDigests) -> list[str]:
     """Of each image the digest of its bytes, and of what is known of it beside them."""
     images = files.of(samples)
     if truth is None:
@@ -73,7 +70,9 @@ def shard_digest(samples: Samples, digests: Sequence[str]) -> str:
 
 def content_digest(samples: Samples, digests: Sequence[str]) -> str:
     """The same, and equal where the same images cannot be read."""
-    return shard_digest(samples, [UNREAD if digest.startswith(UNREAD) else digest for digest in digests])
+    return shard_digest(
+        samples, [file_digests.UNREAD if digest.startswith(file_digests.UNREAD) else digest for digest in digests]
+    )
 
 
 @dataclass(frozen=True)
@@ -91,11 +90,11 @@ class Answered:
         """Of the answers, however they were made."""
         return self.artifact.digest
 
-    def answers(self) -> Answers:
+    def answers(self) -> records.Answers:
         """What was kept of them."""
         return read_answers(self.artifact.path)
 
-    def itself(self) -> Counts:
+    def itself(self) -> changes.Counts:
         """The original compared with itself, of a shard with answers."""
         return _read_counts(self.artifact.path)
 
@@ -112,7 +111,7 @@ def answers_at(store: Store, key: str) -> Answered | None:
 
 
 def keep_answers(
-    store: Store, by: Identity, answers: Answers, unreadable: Ints, adapter: CountedAdapter, data: Data
+    store: Store, by: Identity, answers: records.Answers, unreadable: Ints, adapter: CountedAdapter, data: Data
 ) -> Answered:
     """Store the original's answers to the readable images, which `data` has to evaluate on."""
 
@@ -127,13 +126,13 @@ def keep_answers(
     return _answered(store.make(by, write))
 
 
-def find_counts(store: Store, by: Identity) -> Counts | None:
+def find_counts(store: Store, by: Identity) -> changes.Counts | None:
     """The counts of an engine, if they are there."""
     found = store.find(by.key)
     return None if found is None else _read_counts(found.path)
 
 
-def keep_counts(store: Store, by: Identity, counts: Counts) -> Counts:
+def keep_counts(store: Store, by: Identity, counts: changes.Counts) -> changes.Counts:
     """Store an engine's counts."""
     return _read_counts(store.make(by, lambda out: _write_counts(out, counts)).path)
 
@@ -151,16 +150,16 @@ def _answered(artifact: Artifact) -> Answered:
     return Answered(artifact, np.array(found["unreadable"], np.int64), found["count"], found["facts"])
 
 
-def _write_counts(folder: Path, counts: Counts) -> None:
-    if isinstance(counts, Tally):
+def _write_counts(folder: Path, counts: changes.Counts) -> None:
+    if isinstance(counts, agreement.Tally):
         write_json(folder / TALLY_FILE, counts.to_dict())
     else:
         counts.save(folder / RECORDS_FILE)
 
 
-def _read_counts(folder: Path) -> Counts:
+def _read_counts(folder: Path) -> changes.Counts:
     file = folder / TALLY_FILE
-    return Tally.from_dict(read_json(file)) if file.exists() else Records.load(folder / RECORDS_FILE)
+    return agreement.Tally.from_dict(read_json(file)) if file.exists() else records.Records.load(folder / RECORDS_FILE)
 
 
 @dataclass(frozen=True)
@@ -190,13 +189,13 @@ def evaluate(
     truth: Truth | None,
     parts: Sequence[Part],
     adapter: CountedAdapter,
-    kept: Keep,
+    kept: records.Keep,
     store: Store,
     *,
     skip_bad: bool,
     progress: Callable[[int], None] = lambda images: None,
     processes: int | None = None,
-    turn: Turn = contextlib.nullcontext,
+    turn: records.Turn = contextlib.nullcontext,
 ) -> None:
     """Answer some shards, and store what each leaves as soon as it is there. Images of later shards are decoded while
     the predictor computes.
@@ -212,13 +211,13 @@ def evaluate(
         StorageError: the original's answers are not in the store.
     """
     readable = samples.pick(np.concatenate([part.readable for part in parts]))
-    loaded = decode_each(readable, adapter.setting.images, processes)
+    loaded = decoding.decode_each(readable, adapter.setting.images, processes)
     with contextlib.closing(loaded):
         for part in parts:
             unreadable: list[int] = []
             skips = skip_bad and part.original is None
             images = _readable(loaded, len(part.readable), unreadable if skips else None)
-            answers = gather(
+            answers = records.gather(
                 predictor,
                 images,
                 kept,
@@ -237,14 +236,16 @@ def evaluate(
                 keep_counts(store, part.by, adapter.count_all(answers, reference, data))
 
 
-def _readable(loaded: Iterator[Loaded | ImageError], count: int, unreadable: list[int] | None) -> Iterator[Loaded]:
+def _readable(
+    loaded: Iterator[decoding.Loaded | ImageError], count: int, unreadable: list[int] | None
+) -> Iterator[decoding.Loaded]:
     """The next `count` images; of those that cannot be read, the index goes to `unreadable` (None: an error)."""
     for index in range(count):
         found = next(loaded)
         if not isinstance(found, ImageError):
             yield found
         elif unreadable is None:
-            raise skippable(found)
+            raise decoding.skippable(found)
         else:
             unreadable.append(index)
 
@@ -252,7 +253,7 @@ def _readable(loaded: Iterator[Loaded | ImageError], count: int, unreadable: lis
 def _require_unchanged(samples: Samples, truth: Truth | None, content: str, store: Store) -> None:
     """Raise DataError if these images and labels are not those whose digests are in the keys: the answers would be
     stored as answers to others."""
-    with FileDigests(store.root / DIGESTS_FILE) as digests:
+    with file_digests.FileDigests(store.root / file_digests.DIGESTS_FILE) as digests:
         if content_digest(samples, digests_of(samples, truth, digests)) == content:
             return
     names = list(samples.names)

@@ -19,9 +19,8 @@ from vitdeploy.data.label_file import read_labels
 from vitdeploy.errors import CapabilityError, GraphError, MissingFileError, VitdeployError, quoted
 from vitdeploy.extensions import extension_versions
 from vitdeploy.paths import is_dir, is_file
-from vitdeploy.runtime import backend
+from vitdeploy.runtime import backend, flows
 from vitdeploy.runtime.backend import RUNTIME
-from vitdeploy.runtime.flows import PARTS
 from vitdeploy.runtime.host import describe_host
 from vitdeploy.spec import EngineSpec, Precision, decode, encode
 from vitdeploy.store.key import Identity, code_version
@@ -37,7 +36,8 @@ if TYPE_CHECKING:
 
 Folders: TypeAlias = "Mapping[str, Artifact]"
 # Names of steps that a plan has once.
-EXPORT, OPTIMIZE, CALIBRATE, REFERENCE, ATTENTION = "export", "optimize", "calibrate", "reference", "attention"
+EXPORT, CALIBRATE, REFERENCE, ATTENTION = "export", "calibrate", "reference", "attention"
+OPTIMIZE: str = "optimize"
 # The rewritten graph of a job whose graph is pruned after that; the pruned one is that of OPTIMIZE. Its first word is
 # the kind, so that keys are those of a job that prunes nothing.
 UNPRUNED = f"{OPTIMIZE} unpruned"
@@ -268,7 +268,7 @@ OUTPUT_NAMES = (
         "model.onnx.data",
         LABELS_FILE,
         TOKENIZER_FILE,
-        *(f"{part}.onnx" for parts in PARTS for part in parts),
+        *(f"{part}.onnx" for parts in flows.PARTS for part in parts),
     ),
     *("export.json", "optimize.json", "placement.json", "calibration.json", "manifest.json"),
     *("sensitivity.json", "sensitivity.html", "latency.json", MIXED_FILE, HIGH_PRECISION_FILE),
@@ -293,7 +293,7 @@ def graphs_in(folder: Path) -> dict[str, Path]:
     "decoder_step": ...}."""
     if is_file(folder / MODEL_FILE):
         return {"model": folder / MODEL_FILE}
-    found = [{part: folder / f"{part}.onnx" for part in parts} for parts in PARTS]
+    found = [{part: folder / f"{part}.onnx" for part in parts} for parts in flows.PARTS]
     return max(({part: file for part, file in each.items() if is_file(file)} for each in found), key=len)
 
 

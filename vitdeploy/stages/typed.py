@@ -11,40 +11,21 @@ from typing import TYPE_CHECKING
 import numpy as np
 import onnx_ir as ir
 
-from vitdeploy.data.decoding import batches
-from vitdeploy.data.folder import Sample
-from vitdeploy.graph.analysis.rows import find_linears
-from vitdeploy.graph.analysis.work import node_macs
+from vitdeploy.data import decoding, folder
+from vitdeploy.graph.analysis import rows, work
 from vitdeploy.graph.canonical.normalise import upgrade_opset
 from vitdeploy.graph.half.half import Half, emulate, patches_to_matmul, touches_floats, type_graph
 from vitdeploy.graph.io.files import fixed_batch, graph_spec, load_graph, save_graph, set_metadata
 from vitdeploy.graph.passes.folds import cast_pixels_first
 from vitdeploy.progress import Counter, Progress, silent
+from vitdeploy.quantization import observers, placement_reader, prepare
 from vitdeploy.quantization.half import HalfPlan, lift_masks, plan_half
-from vitdeploy.quantization.observers import Extremes
 from vitdeploy.quantization.placement import IGNORED, LayerPrecision, ignored, place
-from vitdeploy.quantization.placement_reader import load_float_graph
-from vitdeploy.quantization.prepare import widened
 from vitdeploy.quantization.ranges import Statistics, load_statistics, range_of
 from vitdeploy.search.precision import high_precision_layers
 from vitdeploy.spec import Precision, PreprocessSpec, WeightBits
+from vitdeploy.stages import search, step
 from vitdeploy.stages.place import PLACEMENT_FILE, PlaceConfig, place_int8
-from vitdeploy.stages.search import CalibratedGraph, find_sensitivity
-from vitdeploy.stages.step import (
-    CALIBRATE,
-    MODEL_FILE,
-    OPTIMIZE,
-    QUANTIZED,
-    STATISTICS_FILE,
-    Candidate,
-    Facts,
-    Folders,
-    Step,
-    backend_versions,
-    check_precision,
-    package_versions,
-    write_json,
-)
 
 if TYPE_CHECKING:
     from vitdeploy.tasks.adapter import Data
@@ -62,24 +43,24 @@ UNDERFLOW = 0.01
 class _RangeImages:
     """The images of a range pass: the samples in the batches that a graph takes, and how they become its input."""
 
-    samples: Sequence[Sample]
+    samples: Sequence[folder.Sample]
     preprocess: PreprocessSpec
 
     def batches(self, model: ir.Model) -> Iterator[np.ndarray]:
         """uint8 [n, height, width, channels] each; what fills no fixed batch is left out."""
-        fixed = fixed_batch(graph_spec(model, MODEL_FILE))
+        fixed = fixed_batch(graph_spec(model, step.MODEL_FILE))
         count = len(self.samples) // fixed * fixed if fixed else len(self.samples)
-        return batches(self.samples[:count], self.preprocess, fixed or BATCH)
+        return decoding.batches(self.samples[:count], self.preprocess, fixed or BATCH)
 
 
 def place_typed(
     config: PlaceConfig,
     graph: Path,
     statistics: Path | None,
-    samples: Sequence[Sample],
+    samples: Sequence[folder.Sample],
     out: Path,
     progress: Progress = silent,
-) -> Facts:
+) -> step.Facts:
     """Writes the graph with its types under its own file name, and placement.json. What is in 8 bits has the rest in
     float16; of INT8, the layers that cost most for what they save (see `high_precision_layers`), with sensitivity.json.
 
@@ -91,27 +72,27 @@ def place_typed(
         GraphError: the graph is placed or quantized already.
         DataError: an activation is not finite, in float32 or then in half precision; names the node.
     """
-    check_precision(config.target, config.precision)
-    model, metadata = load_float_graph(graph)
+    step.check_precision(config.target, config.precision)
+    model, metadata = placement_reader.load_float_graph(graph)
     eight, half = config.precision in EIGHT_BITS, half_of(config.precision)
     if eight:
         upgrade_opset(model, QDQ_OPSET)
     images = _RangeImages(samples, metadata.images)
     plan = _prepare_types(model, half, images, () if eight else config.ignore, progress)
-    placed: Facts = {"target": config.target, "int8": (), "float": {}}
+    placed: step.Facts = {"target": config.target, "int8": (), "float": {}}
     if eight:
         assert statistics is not None
         kept_float: list[str] = []
         if config.precision == "int8":
             plain = PlaceConfig(config.target, "int8", config.ignore)
-            costs = find_sensitivity(plain, CalibratedGraph(graph, statistics, samples), out, progress)
+            costs = search.find_sensitivity(plain, search.CalibratedGraph(graph, statistics, samples), out, progress)
             kept_float = high_precision_layers(load_graph(graph), costs)
         placed = _place(model, config, load_statistics(statistics), plan, kept_float)
     placed["half"] = _write_types(model, half, plan, images, progress)
     bits: WeightBits | None = 8 if config.precision == "int8" else None
     set_metadata(model, replace(metadata, target=config.target, precision=config.precision, weight_bits=bits))
     save_graph(model, out / graph.name)
-    write_json(out / PLACEMENT_FILE, placed)
+    step.write_json(out / PLACEMENT_FILE, placed)
     return placed
 
 
@@ -121,12 +102,12 @@ def half_of(precision: Precision) -> Half:
 
 def _place(
     model: ir.Model, config: PlaceConfig, known: dict[str, Statistics], plan: HalfPlan, kept_float: Sequence[str]
-) -> Facts:
+) -> step.Facts:
     """INT8 or FP8 in all layers but those that stay in float32, or are kept in high precision."""
-    by_name = {linear.name: str(linear.node.name) for linear in find_linears(model)}
+    by_name = {linear.name: str(linear.node.name) for linear in rows.find_linears(model)}
     asked = [LayerPrecision(name, "float", IGNORED) for name, node in by_name.items() if node in plan.float_fallback]
     if config.precision == "fp8":
-        ranges = {name: range_of(found) for name, found in widened(known).items()}
+        ranges = {name: range_of(found) for name, found in prepare.widened(known).items()}
         return place(model, ranges, config.target, config.ignore, fp8=True, asked=asked).facts((), ())
     asked += [LayerPrecision(name, "float", TOO_DEAR) for name in kept_float]
     return place_int8(model, config, known, asked)
@@ -141,12 +122,12 @@ def _prepare_types(
     if half == "bf16":
         patches_to_matmul(model)
     plan = plan_half(model, _extremes(model, images, "range pass", progress).largest(), half)
-    nodes = {linear.name: str(linear.node.name) for linear in find_linears(model)}
+    nodes = {linear.name: str(linear.node.name) for linear in rows.find_linears(model)}
     asked = {nodes[name]: IGNORED for name in ignored(list(nodes), ignore)}
     return replace(plan, float_fallback={**plan.float_fallback, **asked})
 
 
-def _write_types(model: ir.Model, half: Half, plan: HalfPlan, images: _RangeImages, progress: Progress) -> Facts:
+def _write_types(model: ir.Model, half: Half, plan: HalfPlan, images: _RangeImages, progress: Progress) -> step.Facts:
     """Write the types into the graph, in place, and evaluate it with them on all images. Returns the entry of
     placement.json."""
     type_graph(model, half, plan.float_fallback)
@@ -158,22 +139,22 @@ def _write_types(model: ir.Model, half: Half, plan: HalfPlan, images: _RangeImag
 
 def _extremes(
     model: ir.Model, images: _RangeImages, text: str, progress: Progress, precision: str = "float32"
-) -> Extremes:
+) -> observers.Extremes:
     fixes = {} if precision == "float32" else {"fix": "leave this node's layer in float32 (--ignore), or take bf16"}
     counter = Counter(progress, text, len(images.samples))
-    with Extremes(model, images.preprocess, precision, **fixes) as extremes:
+    with observers.Extremes(model, images.preprocess, precision, **fixes) as extremes:
         for pixels in images.batches(model):
             extremes.update(pixels)
             counter(len(pixels))
     return extremes
 
 
-def _census(model: ir.Model, plan: HalfPlan) -> Facts:
+def _census(model: ir.Model, plan: HalfPlan) -> step.Facts:
     """The operations in float32 with the reasons, and their share of all MACs."""
     macs: collections.Counter[str] = collections.Counter()
     for node in model.graph:
         kind = "float32" if any(value.dtype == ir.DataType.FLOAT for value in node.outputs) else "half"
-        macs[kind] += node_macs(model, node) or 0
+        macs[kind] += work.node_macs(model, node) or 0
     names = {str(node.name) for node in model.graph if touches_floats(node) and node.op_type != "Cast"}
     return {
         "float32": {name: plan.float_fallback[name] for name in plan.float_fallback if name in names},
@@ -181,26 +162,26 @@ def _census(model: ir.Model, plan: HalfPlan) -> Facts:
     }
 
 
-def typed_step(candidate: Candidate, data: Data, ignore: tuple[str, ...] = ()) -> Step:
+def typed_step(candidate: step.Candidate, data: Data, ignore: tuple[str, ...] = ()) -> step.Step:
     """The placement of a candidate whose precision is typed in the graph. Layers of `ignore` stay in float32."""
-    samples, quantized = data.calibration, candidate.precision in QUANTIZED
+    samples, quantized = data.calibration, candidate.precision in step.QUANTIZED
     config = PlaceConfig(candidate.target, candidate.precision, ignore)
 
-    def write(folders: Folders, out: Path, progress: Progress) -> None:
+    def write(folders: step.Folders, out: Path, progress: Progress) -> None:
         progress(candidate.step("place"), 0, 1)
-        statistics = folders[CALIBRATE].path / STATISTICS_FILE if quantized else None
-        place_typed(config, folders[OPTIMIZE].path / MODEL_FILE, statistics, samples, out, progress)
+        statistics = folders[step.CALIBRATE].path / step.STATISTICS_FILE if quantized else None
+        place_typed(config, folders[step.OPTIMIZE].path / step.MODEL_FILE, statistics, samples, out, progress)
         progress(candidate.step("place"), 1, 1)
 
-    return Step(
+    return step.Step(
         candidate.step("place"),
         "place",
         write,
         asdict(config),
-        (OPTIMIZE, *((CALIBRATE,) if quantized else ())),
+        (step.OPTIMIZE, *((step.CALIBRATE,) if quantized else ())),
         {"images": data.calibration_digest},
         {
-            **package_versions(("onnx", "onnx-ir", "numpy", "onnxruntime", "pillow")),
-            **backend_versions(candidate.target),
+            **step.package_versions(("onnx", "onnx-ir", "numpy", "onnxruntime", "pillow")),
+            **step.backend_versions(candidate.target),
         },
     )

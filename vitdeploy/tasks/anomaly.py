@@ -9,33 +9,15 @@ import numpy.typing as npt
 from PIL import Image
 from scipy.stats import rankdata
 
-from vitdeploy.data.decoding import Skipped
-from vitdeploy.data.masks import normal_folder, read_mvtec, split_mvtec
+from vitdeploy.data import decoding, masks
 from vitdeploy.progress import Progress
 from vitdeploy.runtime.tasks.anomaly import anomaly_map, draw_heat, heat_limits, image_score, plane_of, smoothed
 from vitdeploy.spec import AnomalySpec
 from vitdeploy.spec.tasks import ANOMALY_MAP, DISTANCES
-from vitdeploy.tasks.adapter import (
-    Calibration,
-    Data,
-    DataChoice,
-    ImageAdapter,
-    Panels,
-    thumbnail,
-    worst_difference,
-)
+from vitdeploy.tasks import adapter, images
 from vitdeploy.tasks.answers import Measure, Metric, Said
-from vitdeploy.tasks.images import FoundData, OfTask
+from vitdeploy.verification import comparison, intervals, records
 from vitdeploy.verification.changes import Changes, judged
-from vitdeploy.verification.comparison import Comparison, Fields, counted_agreement
-from vitdeploy.verification.intervals import (
-    REPLICATES,
-    Floats,
-    least_of_difference,
-    least_of_share,
-    percentile_interval,
-)
-from vitdeploy.verification.records import Answers
 
 # --- Compares the anomaly scores of an artifact with the original's, and both with what is known to be defective ------
 # AUROC is the chance that a defective image has a higher score than a good one, ties counting half: Mann and Whitney's
@@ -59,7 +41,7 @@ PIXEL_FIELDS = (
 
 
 @dataclass(frozen=True, kw_only=True)
-class AnomalyComparison(Comparison):
+class AnomalyComparison(comparison.Comparison):
     """An anomaly model against the original. The metric is the AUROC of images in percent.
 
     agreement: percent of the images that both call anomalous, or both normal. All intervals of AUROCs are bootstraps
@@ -88,11 +70,11 @@ class AnomalyComparison(Comparison):
 class PixelCounts:
     """How many pixels of each image have a score in each step: float64 [images, STEPS], of defects and of the rest."""
 
-    defective: Floats
-    good: Floats
+    defective: intervals.Floats
+    good: intervals.Floats
 
 
-def auroc(scores: Floats, defective: Bools) -> float:
+def auroc(scores: intervals.Floats, defective: Bools) -> float:
     """The AUROC of scores [n], 0..1, by their ranks; not a number where all are of one kind."""
     positives, negatives = int(defective.sum()), int((~defective).sum())
     if not positives or not negatives:
@@ -101,7 +83,7 @@ def auroc(scores: Floats, defective: Bools) -> float:
     return (total - positives * (positives + 1) / 2) / (positives * negatives)
 
 
-def auroc_of_counts(defective: Floats, good: Floats) -> Floats:
+def auroc_of_counts(defective: intervals.Floats, good: intervals.Floats) -> intervals.Floats:
     """AUROCs [n], 0..1, of counts [n, steps] by rising score; equal scores stand in one step."""
     below = np.cumsum(good, axis=1) - good / 2
     pairs = defective.sum(axis=1) * good.sum(axis=1)
@@ -124,8 +106,8 @@ def count_pixels(maps: Iterable[tuple[np.ndarray, Bools]], limits: tuple[float, 
 
 
 def compare_anomalies(
-    artifact: Floats,
-    reference: Floats,
+    artifact: intervals.Floats,
+    reference: intervals.Floats,
     *,
     threshold: float,
     max_difference: float,
@@ -142,7 +124,7 @@ def compare_anomalies(
     """
     ours, theirs = artifact > threshold, reference > threshold
     n = len(reference)
-    measured: Fields = {}
+    measured: comparison.Fields = {}
     if defective is not None:
         weights = _draws(defective, seed)
         measured = _of_images(artifact, reference, defective, weights)
@@ -150,7 +132,7 @@ def compare_anomalies(
     return AnomalyComparison(
         n=n,
         metric=None if defective is None else "image AUROC",
-        **counted_agreement(int((ours == theirs).sum()), n),
+        **comparison.counted_agreement(int((ours == theirs).sum()), n),
         agreement_of="images called anomalous, or normal, as by the original",
         max_difference=max_difference,
         score_difference_mean=100 * float((np.abs(artifact - reference) / np.maximum(reference, 1e-12)).mean()),
@@ -160,23 +142,25 @@ def compare_anomalies(
     )
 
 
-def _draws(defective: Bools, seed: int) -> Floats:
+def _draws(defective: Bools, seed: int) -> intervals.Floats:
     """As `bootstrap.draws`, of the good and of the defective images apart."""
-    generator, found = np.random.RandomState(seed), np.zeros((REPLICATES, len(defective)))
+    generator, found = np.random.RandomState(seed), np.zeros((intervals.REPLICATES, len(defective)))
     for kind in (defective, ~defective):
         count = int(kind.sum())
-        found[:, kind] = generator.multinomial(count, np.full(count, 1 / count), size=REPLICATES)
+        found[:, kind] = generator.multinomial(count, np.full(count, 1 / count), size=intervals.REPLICATES)
     return found
 
 
-def _of_images(ours: Floats, theirs: Floats, defective: Bools, weights: Floats) -> Fields:
+def _of_images(
+    ours: intervals.Floats, theirs: intervals.Floats, defective: Bools, weights: intervals.Floats
+) -> comparison.Fields:
     values = [auroc(scores, defective) for scores in (ours, theirs)]
     drawn = [_resampled(scores, defective, weights) for scores in (ours, theirs)]
     right = [_placed(scores, defective) for scores in (ours, theirs)]
     return dict(zip(IMAGE_FIELDS, _measured(values, drawn, right), strict=True))
 
 
-def _of_pixels(ours: PixelCounts, theirs: PixelCounts, weights: Floats) -> Fields:
+def _of_pixels(ours: PixelCounts, theirs: PixelCounts, weights: intervals.Floats) -> comparison.Fields:
     sides = (ours, theirs)
     values = [float(auroc_of_counts(*(each.sum(0)[None] for each in (s.defective, s.good)))[0]) for s in sides]
     drawn = [auroc_of_counts(weights @ side.defective, weights @ side.good) for side in sides]
@@ -184,20 +168,20 @@ def _of_pixels(ours: PixelCounts, theirs: PixelCounts, weights: Floats) -> Field
     return dict(zip(PIXEL_FIELDS, _measured(values, drawn, (every, every)), strict=True))
 
 
-def _measured(values: Sequence[float], drawn: Sequence[Floats], right: Sequence[Bools]) -> tuple[object, ...]:
+def _measured(values: Sequence[float], drawn: Sequence[intervals.Floats], right: Sequence[Bools]) -> tuple[object, ...]:
     """Both AUROCs in percent, their intervals, the drop in points and its interval; of each the artifact's first.
     `right`: of both, whose answers to an image count as right."""
     n, drop = len(right[0]), 100 * (values[1] - values[0])
     shares = [
-        percentile_interval(100 * value, 100 * each, least_of_share(value, n), (0.0, 100.0))
+        intervals.percentile_interval(100 * value, 100 * each, intervals.least_of_share(value, n), (0.0, 100.0))
         for value, each in zip(values, drawn, strict=True)
     ]
-    least = least_of_difference(right[1], right[0])
-    spread = percentile_interval(drop, 100 * (drawn[1] - drawn[0]), least, (-100.0, 100.0))
+    least = intervals.least_of_difference(right[1], right[0])
+    spread = intervals.percentile_interval(drop, 100 * (drawn[1] - drawn[0]), least, (-100.0, 100.0))
     return 100 * values[0], 100 * values[1], *shares, drop, spread
 
 
-def _resampled(scores: Floats, defective: Bools, weights: Floats) -> Floats:
+def _resampled(scores: intervals.Floats, defective: Bools, weights: intervals.Floats) -> intervals.Floats:
     """The AUROC of each draw: a step for each score that there is."""
     order = np.argsort(scores, kind="stable")
     starts = np.flatnonzero(np.r_[True, np.diff(scores[order]) > 0])
@@ -205,7 +189,7 @@ def _resampled(scores: Floats, defective: Bools, weights: Floats) -> Floats:
     return auroc_of_counts(*counts)
 
 
-def _placed(scores: Floats, defective: Bools) -> Bools:
+def _placed(scores: intervals.Floats, defective: Bools) -> Bools:
     """Whether each image lies on the right side of more than half of those of the other kind."""
     good, bad = np.sort(scores[~defective]), np.sort(scores[defective])
     above_good = np.searchsorted(good, scores, "left") / len(good)
@@ -213,7 +197,9 @@ def _placed(scores: Floats, defective: Bools) -> Bools:
     return np.where(defective, above_good, below_bad) > 0.5
 
 
-def anomaly_changes(artifact: Floats, reference: Floats, threshold: float, defective: Bools | None) -> Changes:
+def anomaly_changes(
+    artifact: intervals.Floats, reference: intervals.Floats, threshold: float, defective: Bools | None
+) -> Changes:
     """Changed images: those that only one side calls anomalous; larger changes of the score are worse."""
     ours, theirs = artifact > threshold, reference > threshold
     moved = np.abs(artifact - reference) / max(threshold, 1e-12)
@@ -229,7 +215,7 @@ def anomaly_changes(artifact: Floats, reference: Floats, threshold: float, defec
 CHANCE = 50.0
 
 
-class AnomalyAdapter(ImageAdapter):
+class AnomalyAdapter(adapter.ImageAdapter):
     kinds = ("mvtec", "none")
     compared = AnomalyComparison
     metrics = (
@@ -253,33 +239,33 @@ class AnomalyAdapter(ImageAdapter):
     score = "the score, with the threshold at 50 %"
     head: AnomalySpec
 
-    def find(self, choice: DataChoice, skipped: Skipped | None = None) -> FoundData:
+    def find(self, choice: adapter.DataChoice, skipped: decoding.Skipped | None = None) -> images.FoundData:
         if choice.labels == "none":
             return super().find(choice, skipped)
-        normal, test = read_mvtec(choice.path, skipped)
-        return FoundData(split_mvtec(choice.path, normal, test, **choice.numbers), test, test.annotations)
+        normal, test = masks.read_mvtec(choice.path, skipped)
+        return images.FoundData(masks.split_mvtec(choice.path, normal, test, **choice.numbers), test, test.annotations)
 
-    def calibration(self, choice: DataChoice, *, skip_bad: bool, progress: Progress) -> Calibration:
+    def calibration(self, choice: adapter.DataChoice, *, skip_bad: bool, progress: Progress) -> adapter.Calibration:
         """Of MVTec AD's folders the normal images alone: those of test are to judge by."""
-        chosen = dataclasses.replace(choice, path=normal_folder(choice.path))
+        chosen = dataclasses.replace(choice, path=masks.normal_folder(choice.path))
         return super().calibration(chosen, skip_bad=skip_bad, progress=progress)
 
-    def compare(self, ours: Answers, reference: Answers, data: Data) -> Comparison:
+    def compare(self, ours: records.Answers, reference: records.Answers, data: adapter.Data) -> comparison.Comparison:
         counts = (self._counts(ours, data), self._counts(reference, data))
         return compare_anomalies(
             self._scores(ours),
             self._scores(reference),
             threshold=self.head.threshold,
-            max_difference=worst_difference(ours, reference, [_plane(ours)]),
+            max_difference=adapter.worst_difference(ours, reference, [_plane(ours)]),
             defective=_defective(data),
             pixels=None if counts[0] is None or counts[1] is None else (counts[0], counts[1]),
         )
 
-    def _scores(self, answers: Answers) -> np.ndarray:
+    def _scores(self, answers: records.Answers) -> np.ndarray:
         rows = range(len(answers))
         return np.array([image_score(answers.outputs(row)) for row in rows], np.float64)
 
-    def _counts(self, answers: Answers, data: Data) -> PixelCounts | None:
+    def _counts(self, answers: records.Answers, data: adapter.Data) -> PixelCounts | None:
         """Of all evaluation images; None without masks."""
         annotations = data.truths()
         if annotations is None or any(each.defect is not None and each.mask is None for each in annotations):
@@ -289,10 +275,10 @@ class AnomalyAdapter(ImageAdapter):
         maps = ((self._map(answers, index), each.load()) for index, each in enumerate(annotations))
         return count_pixels(maps, limits)
 
-    def _map(self, answers: Answers, index: int) -> np.ndarray:
+    def _map(self, answers: records.Answers, index: int) -> np.ndarray:
         return anomaly_map(answers.outputs(index), answers.size(index), self.setting.images, self.head)
 
-    def doubt(self, reference: Answers, data: Data, found: Comparison) -> str | None:
+    def doubt(self, reference: records.Answers, data: adapter.Data, found: comparison.Comparison) -> str | None:
         assert isinstance(found, AnomalyComparison)
         interval = found.reference_auroc_ci95
         if interval is None or interval[1] >= CHANCE:
@@ -302,41 +288,41 @@ class AnomalyAdapter(ImageAdapter):
             "stranger to it than defective ones. Are the folders of test the right way round?"
         )
 
-    def changes(self, ours: Answers, reference: Answers, data: Data) -> Changes:
+    def changes(self, ours: records.Answers, reference: records.Answers, data: adapter.Data) -> Changes:
         return anomaly_changes(self._scores(ours), self._scores(reference), self.head.threshold, _defective(data))
 
-    def certainty(self, answers: Answers) -> np.ndarray:
+    def certainty(self, answers: records.Answers) -> np.ndarray:
         """How far the score is from the threshold, as a share of the larger of both."""
         scores = self._scores(answers)
         return np.asarray(np.abs(scores - self.head.threshold) / np.maximum(scores, self.head.threshold))
 
-    def show(self, answers: Answers, index: int, labels: Sequence[str] | None) -> Said:
+    def show(self, answers: records.Answers, index: int, labels: Sequence[str] | None) -> Said:
         """The verdict; the score as a share of twice the threshold."""
         score, threshold = image_score(answers.outputs(index)), self.head.threshold
         share = min(max(score / (2 * threshold), 0.0), 1.0) if threshold > 0 else None
         return Said("anomalous" if score > threshold else "normal", share)
 
-    def truth_line(self, truth: OfTask, labels: Sequence[str] | None) -> str:
+    def truth_line(self, truth: images.OfTask, labels: Sequence[str] | None) -> str:
         return str(truth.defect or "good")
 
-    def panels(self, data: Data, index: int, answers: Mapping[str, Answers]) -> Panels:
+    def panels(self, data: adapter.Data, index: int, answers: Mapping[str, records.Answers]) -> adapter.Panels:
         """The map of every artifact over the image as the model sees it, and the mask of the defect."""
         pixels = np.broadcast_to(self.pixels(data)[index][0], (*self.setting.images.crop, 3))
         image, limits = Image.fromarray(np.ascontiguousarray(pixels)), heat_limits(self.head.pixel_threshold)
         for name, each in answers.items():
             plane = smoothed(plane_of(each.outputs(index)), pixels.shape[:2], self.head.sigma)
-            yield name, thumbnail(np.asarray(draw_heat(image, plane, limits)))
+            yield name, adapter.thumbnail(np.asarray(draw_heat(image, plane, limits)))
         mask = None if data.truth is None else data.truth_at(index).load()
         if mask is not None and mask.any():
-            yield "label", thumbnail((255 * mask).astype(np.uint8)[..., None])
+            yield "label", adapter.thumbnail((255 * mask).astype(np.uint8)[..., None])
 
 
-def _plane(answers: Answers) -> str:
+def _plane(answers: records.Answers) -> str:
     """The output that is the map."""
     return DISTANCES if DISTANCES in answers.columns else ANOMALY_MAP
 
 
-def _defective(data: Data) -> np.ndarray | None:
+def _defective(data: adapter.Data) -> np.ndarray | None:
     """Whether each evaluation image shows a defect, bool [n]; None without labels."""
     known = data.truths()
     return None if known is None else np.array([each.defect is not None for each in known], np.bool_)

@@ -7,15 +7,12 @@ from typing import ClassVar
 
 import numpy as np
 
+from vitdeploy.data import decoding, folder
 from vitdeploy.data.classes import ClassMap, match_folders, match_listed, match_numbers, match_words
-from vitdeploy.data.decoding import Skipped
-from vitdeploy.data.folder import DataSplit, Ints, ListedSplit, Samples, list_split
 from vitdeploy.runtime.postprocess import softmax
 from vitdeploy.runtime.tasks.classification import classify
-from vitdeploy.tasks.adapter import Data, DataChoice, check_labels, labels_of
+from vitdeploy.tasks import adapter, counted, images
 from vitdeploy.tasks.answers import Measure, Metric, Said
-from vitdeploy.tasks.counted import CountedAdapter
-from vitdeploy.tasks.images import FoundData
 from vitdeploy.verification.agreement import Agreement, Tally, tally
 from vitdeploy.verification.changes import Changes, Counts, judged
 from vitdeploy.verification.classes import Classified
@@ -24,10 +21,10 @@ from vitdeploy.verification.records import Answers
 
 # By what the names of the data's classes are (`containers.listing.ClassKind`).
 MATCH = {"folders": match_folders, "words": match_words, "list": match_listed, "numbers": match_numbers}
-COSINES = (Measure("Cosine, mean", "cosine_mean", 5), Measure("Cosine, least", "cosine_min", 5))
+COSINES: tuple[Measure, ...] = (Measure("Cosine, mean", "cosine_mean", 5), Measure("Cosine, least", "cosine_min", 5))
 
 
-class ClassificationAdapter(CountedAdapter):
+class ClassificationAdapter(counted.CountedAdapter):
     compared = Agreement
     metrics = (Metric("top-1", words="top-1 accuracy", title="Top-1"),)
     measures = (Measure("Top-5, %", "top5", original=True), Measure("KL, nats", "kl", None), *COSINES)
@@ -36,24 +33,24 @@ class ClassificationAdapter(CountedAdapter):
     in_words = True
     attention = True
 
-    def find(self, choice: DataChoice, skipped: Skipped | None = None) -> FoundData:
+    def find(self, choice: adapter.DataChoice, skipped: decoding.Skipped | None = None) -> images.FoundData:
         """The images with the model's classes as their labels."""
         parts, mapping = self._listed(choice)
         samples = tuple(parts.calibration), tuple(parts.evaluation)
-        return FoundData(DataSplit(*samples, parts.classes, notes=parts.notes), mapping=mapping)
+        return images.FoundData(folder.DataSplit(*samples, parts.classes, notes=parts.notes), mapping=mapping)
 
-    def listed(self, choice: DataChoice, *, skip_bad: bool) -> Data:
+    def listed(self, choice: adapter.DataChoice, *, skip_bad: bool) -> adapter.Data:
         parts, mapping = self._listed(choice)
-        return Data(choice.path, (), parts.evaluation, mapping=mapping, remarks=parts.notes)
+        return adapter.Data(choice.path, (), parts.evaluation, mapping=mapping, remarks=parts.notes)
 
-    def _listed(self, choice: DataChoice) -> tuple[ListedSplit, ClassMap | None]:
+    def _listed(self, choice: adapter.DataChoice) -> tuple[folder.ListedSplit, ClassMap | None]:
         """What `find` finds, of a folder of any size.
 
         Raises:
             DataError: another kind of labels, or classes that are not the model's.
         """
-        check_labels(choice, self.kinds, self.setting.task)
-        parts = list_split(choice.path, "folders" if choice.labels == "folders" else "none", **choice.numbers)
+        adapter.check_labels(choice, self.kinds, self.setting.task)
+        parts = folder.list_split(choice.path, "folders" if choice.labels == "folders" else "none", **choice.numbers)
         if not parts.classes:
             return parts, None
         found = MATCH[parts.kind](parts.classes, parts.empty, self.setting.labels, self.setting.classes)
@@ -62,7 +59,7 @@ class ClassificationAdapter(CountedAdapter):
         names = self.setting.labels
         if found.how == "position" or (found.how == "number" and not names):
             names = parts.classes if parts.kind != "numbers" else tuple(map(str, range(max(index) + 1)))
-        return ListedSplit(*both, names, parts.empty, notes=parts.notes), found
+        return folder.ListedSplit(*both, names, parts.empty, notes=parts.notes), found
 
     @property
     def reading(self) -> dict[str, object]:
@@ -72,8 +69,8 @@ class ClassificationAdapter(CountedAdapter):
     def kept(self, outputs: Mapping[str, np.ndarray], size: tuple[int, int]) -> Mapping[str, np.ndarray]:
         return {"logits": outputs["logits"]}
 
-    def count(self, ours: Answers, reference: Answers, data: Data) -> Counts:
-        labels, tallies, start = labels_of(data), list[Tally](), 0
+    def count(self, ours: Answers, reference: Answers, data: adapter.Data) -> Counts:
+        labels, tallies, start = adapter.labels_of(data), list[Tally](), 0
         for a, b in zip(ours.pieces("logits"), reference.pieces("logits"), strict=True):
             tallies.append(tally(a, b, None if labels is None else labels[start : start + len(a)]))
             start += len(a)
@@ -87,15 +84,19 @@ class ClassificationAdapter(CountedAdapter):
         """The best classes, and how many there are."""
         return {"best": _best(answers).tolist(), "classes": answers.columns["logits"][0].shape[0]}
 
-    def doubt(self, reference: Answers, data: Data, found: Comparison) -> str | None:
-        labels = labels_of(data)
+    def doubt(self, reference: Answers, data: adapter.Data, found: Comparison) -> str | None:
+        labels = adapter.labels_of(data)
         classes = reference.columns["logits"][0].shape[0]
         return None if labels is None else self._doubt(_best(reference), labels, classes, data.mapping)
 
     def doubt_counted(
-        self, found: Comparison, facts: Sequence[Mapping[str, object]], places: Sequence[Ints], listed: Data
+        self,
+        found: Comparison,
+        facts: Sequence[Mapping[str, object]],
+        places: Sequence[folder.Ints],
+        listed: adapter.Data,
     ) -> str | None:
-        assert isinstance(listed.evaluation, Samples)
+        assert isinstance(listed.evaluation, folder.Samples)
         labels = listed.evaluation.labels
         if labels is None:
             return None
@@ -112,14 +113,14 @@ class ClassificationAdapter(CountedAdapter):
         text = doubt_accuracy(answers, labels, classes, self.setting.claim)
         return f"{text} ({mapping.text})" if text is not None and mapping is not None else text
 
-    def changes(self, ours: Answers, reference: Answers, data: Data) -> Changes:
+    def changes(self, ours: Answers, reference: Answers, data: adapter.Data) -> Changes:
         """The surer the new answer, the worse."""
-        found, original, labels = _best(ours), _best(reference), labels_of(data)
+        found, original, labels = _best(ours), _best(reference), adapter.labels_of(data)
         right = (None, None) if labels is None else (found == labels, original == labels)
         return judged(found != original, _best_scores(ours)[:, 0], *right)
 
-    def classified(self, answers: Answers, data: Data) -> Classified | None:
-        labels = labels_of(data)
+    def classified(self, answers: Answers, data: adapter.Data) -> Classified | None:
+        labels = adapter.labels_of(data)
         return None if labels is None else Classified(labels, _best(answers), _best_scores(answers)[:, 0])
 
     def certainty(self, answers: Answers) -> np.ndarray:

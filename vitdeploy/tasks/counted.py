@@ -10,16 +10,14 @@ from pathlib import Path
 
 import numpy as np
 
-from vitdeploy.data.annotations import Annotation
-from vitdeploy.data.decoding import Skipped
-from vitdeploy.data.folder import Ints, Samples, list_split
+from vitdeploy.data import annotations, decoding, folder
 from vitdeploy.spec import encode
 from vitdeploy.tasks.adapter import Data, DataChoice, ImageAdapter, check_labels, controlled
 from vitdeploy.verification.changes import Counts
 from vitdeploy.verification.comparison import Comparison, doubt_value
 from vitdeploy.verification.records import Answers, Records
 
-Truth = Mapping[Path, Annotation]
+Truth = Mapping[Path, annotations.Annotation]
 # Before the names of the tables of records that are of the control.
 CONTROL = "control "
 
@@ -43,11 +41,11 @@ class CountedAdapter(ImageAdapter):
         check_labels(choice, self.kinds, self.setting.task)
         if choice.annotations is None or choice.labels == "none":
             labels = choice.labels == "folders"
-            parts = list_split(choice.path, "folders" if labels else "none", **choice.numbers)
+            parts = folder.list_split(choice.path, "folders" if labels else "none", **choice.numbers)
             return Data(choice.path, (), parts.evaluation, remarks=parts.notes)
-        skipped = Skipped([])
+        skipped = decoding.Skipped([])
         found = self.find(choice, skipped if skip_bad else None)
-        samples = Samples.of(found.parts.evaluation, choice.path)
+        samples = folder.Samples.of(found.parts.evaluation, choice.path)
         notes, doubts = (found.annotated.notes, found.annotated.warnings) if found.annotated is not None else ((), ())
         return Data(
             choice.path,
@@ -102,7 +100,7 @@ class CountedAdapter(ImageAdapter):
         return {}
 
     def doubt_counted(
-        self, found: Comparison, facts: Sequence[Mapping[str, object]], places: Sequence[Ints], listed: Data
+        self, found: Comparison, facts: Sequence[Mapping[str, object]], places: Sequence[folder.Ints], listed: Data
     ) -> str | None:
         """The same of shards: the facts of each, and of each of its images that could be read the place in `listed`."""
         return doubt_value(found.metric, found.reference_value)

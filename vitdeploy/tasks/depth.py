@@ -8,10 +8,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from vitdeploy.data.annotations import AnnotatedSet, upright_notes
-from vitdeploy.data.decoding import Skipped
-from vitdeploy.data.folder import Sample
-from vitdeploy.data.masks import fit_map, read_map, with_maps
+from vitdeploy.data import annotations, decoding, folder, masks
 from vitdeploy.errors import DataError, ImageError
 from vitdeploy.runtime.preprocess import Frame
 from vitdeploy.runtime.tasks.depth import ALIKE, Depth, alike_share, depth_of, depth_picture
@@ -199,9 +196,9 @@ class DepthAnnotation:
             DataError: it is no map of numbers, of another size than the image; or a PNG of unknown unit.
         """
         if self.file.suffix == ".npy":
-            values = fit_map(self.file, _numbers(self.file), self.frame)
+            values = masks.fit_map(self.file, _numbers(self.file), self.frame)
         else:
-            values = read_map(self.file, "a PNG of 16 bits", self.frame).astype(np.float32)
+            values = masks.read_map(self.file, "a PNG of 16 bits", self.frame).astype(np.float32)
             if metres and self.scale is None:
                 raise DataError(
                     f"{self.file} does not say its unit",
@@ -213,19 +210,21 @@ class DepthAnnotation:
         return np.where(np.isfinite(values) & (values > 0), values, np.float32(np.nan)).astype(np.float32)
 
 
-DepthSet = AnnotatedSet[DepthAnnotation]
+DepthSet = annotations.AnnotatedSet[DepthAnnotation]
 
 
-def read_depth(images: Path, labels: Path, skipped: Skipped | None = None) -> DepthSet:
+def read_depth(images: Path, labels: Path, skipped: decoding.Skipped | None = None) -> DepthSet:
     """The images below `images` with a file of the same relative name below `labels`; files are read by `load`.
 
     Errors as `masks.read_masks`; DataError: UNITS_FILE has no scale above 0.
     """
-    samples, missing = with_maps(images, labels, SUFFIXES, skipped)
+    samples, missing = masks.with_maps(images, labels, SUFFIXES, skipped)
     scale = _scale(labels / UNITS_FILE)
     found = {path: DepthAnnotation(file, frame, scale) for path, (file, frame) in samples.items()}
-    notes = upright_notes((each.frame for each in found.values()), "map")
-    return AnnotatedSet(images, tuple(Sample(path, None) for path in found), found, (), missing, notes)
+    notes = annotations.upright_notes((each.frame for each in found.values()), "map")
+    return annotations.AnnotatedSet(
+        images, tuple(folder.Sample(path, None) for path in found), found, (), missing, notes
+    )
 
 
 def _scale(path: Path) -> float | None:
@@ -271,7 +270,7 @@ class DepthAdapter(CountedAdapter):
     measures = (Measure("AbsRel", "abs_rel", 4, original=True),)
     head: DepthSpec
 
-    def find_annotated(self, choice: DataChoice, place: Path, skipped: Skipped | None) -> FoundData:
+    def find_annotated(self, choice: DataChoice, place: Path, skipped: decoding.Skipped | None) -> FoundData:
         found = read_depth(choice.path, place, skipped)
         return FoundData(found.split(**choice.numbers), found, found.annotations)
 

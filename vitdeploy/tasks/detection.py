@@ -8,17 +8,12 @@ from typing import ClassVar
 
 import numpy as np
 
-from vitdeploy.data.annotations import AnnotatedSet
-from vitdeploy.data.classes import match_categories
-from vitdeploy.data.decoding import Skipped
-from vitdeploy.data.detection import read_detection
-from vitdeploy.runtime.geometry import input_window
-from vitdeploy.runtime.postprocess import label_of
+from vitdeploy.data import annotations, classes, decoding, detection
+from vitdeploy.runtime import geometry, postprocess
 from vitdeploy.runtime.tasks.detection import Detections, detect
 from vitdeploy.spec import PostprocessSpec
-from vitdeploy.tasks.adapter import Data, DataChoice, thumbnail
+from vitdeploy.tasks import adapter, counted
 from vitdeploy.tasks.answers import Marks, Measure, Metric, Said
-from vitdeploy.tasks.counted import CountedAdapter
 from vitdeploy.tasks.images import FoundData, OfTask
 from vitdeploy.verification.average_precision import Matched, Objects, match_boxes
 from vitdeploy.verification.changes import Changes, Counts, object_changes
@@ -36,7 +31,7 @@ PRECISIONS = (
 SCORE_DIFFERENCE = Measure("Score difference, mean", "score_difference_mean", None)
 
 
-class ObjectAdapter(CountedAdapter):
+class ObjectAdapter(counted.CountedAdapter):
     """What tasks have in common that find objects, with boxes or with masks."""
 
     compared: ClassVar[type[DetectionComparison]]
@@ -44,7 +39,9 @@ class ObjectAdapter(CountedAdapter):
     counts = "objects"
 
     @abstractmethod
-    def read(self, choice: DataChoice, place: Path, skipped: Skipped | None) -> AnnotatedSet[OfTask]:
+    def read(
+        self, choice: adapter.DataChoice, place: Path, skipped: decoding.Skipped | None
+    ) -> annotations.AnnotatedSet[OfTask]:
         """The labelled objects of the images; arguments as of `find_annotated`."""
 
     @abstractmethod
@@ -59,14 +56,14 @@ class ObjectAdapter(CountedAdapter):
     def raw(self, answers: Answers) -> Sequence[str]:
         """The columns that can be compared number by number."""
 
-    def find_annotated(self, choice: DataChoice, place: Path, skipped: Skipped | None) -> FoundData:
+    def find_annotated(self, choice: adapter.DataChoice, place: Path, skipped: decoding.Skipped | None) -> FoundData:
         found = self.read(choice, place, skipped)
         used = {int(c) for each in found.annotations.values() for c in each.classes}
-        mapping = match_categories(found.categories, used, self.setting.labels, self.setting.classes)
+        mapping = classes.match_categories(found.categories, used, self.setting.labels, self.setting.classes)
         truth = {path: each.renumbered(mapping.index) for path, each in found.annotations.items()}
         return FoundData(found.split(**choice.numbers), found, truth, mapping)
 
-    def count(self, ours: Answers, reference: Answers, data: Data) -> Counts:
+    def count(self, ours: Answers, reference: Answers, data: adapter.Data) -> Counts:
         theirs = self.objects(reference)
         artifact = theirs if ours is reference else self.objects(ours)
         records = object_records(artifact, theirs, data.truths(), self.match, threshold=self.head.threshold)
@@ -77,12 +74,12 @@ class ObjectAdapter(CountedAdapter):
         worst = worst_of(counts["outputs"])
         return self.compared.of(counts, threshold=self.head.threshold, max_difference=worst)
 
-    def changes(self, ours: Answers, reference: Answers, data: Data) -> Changes:
+    def changes(self, ours: Answers, reference: Answers, data: adapter.Data) -> Changes:
         """Of what a user sees."""
         return object_changes(*(self.objects(each, self.head.threshold) for each in (ours, reference)))
 
     def truth_line(self, truth: OfTask, labels: Sequence[str] | None) -> str:
-        return listed([label_of(int(c), labels) for c in truth.classes])
+        return listed([postprocess.label_of(int(c), labels) for c in truth.classes])
 
 
 class DetectionAdapter(ObjectAdapter):
@@ -98,8 +95,10 @@ class DetectionAdapter(ObjectAdapter):
     score = "the score of the surest object"
     head: PostprocessSpec
 
-    def read(self, choice: DataChoice, place: Path, skipped: Skipped | None) -> AnnotatedSet[OfTask]:
-        return read_detection(choice.path, place, "yolo" if choice.labels == "yolo" else "coco", skipped)
+    def read(
+        self, choice: adapter.DataChoice, place: Path, skipped: decoding.Skipped | None
+    ) -> annotations.AnnotatedSet[OfTask]:
+        return detection.read_detection(choice.path, place, "yolo" if choice.labels == "yolo" else "coco", skipped)
 
     def match(self, objects: Sequence[OfTask], truth: Sequence[OfTask]) -> Matched:
         return match_boxes(objects, truth)
@@ -125,16 +124,16 @@ class DetectionAdapter(ObjectAdapter):
             "artifact": np.delete(a.boxes, both[:, 0], axis=0),
             "original": np.delete(b.boxes, both[:, 1], axis=0),
         }
-        window = input_window(ours.size(index), self.setting.images)
+        window = geometry.input_window(ours.size(index), self.setting.images)
         start = np.array([window.left, window.top] * 2)
         extent = np.array([window.right - window.left, window.bottom - window.top] * 2)
         shares = {name: np.clip((found - start) / extent, 0, 1) for name, found in boxes.items()}
         marked = {name: tuple(map(tuple, found[:MARKED].round(4).tolist())) for name, found in shares.items()}
         return Marks(engine, **marked)
 
-    def picture(self, data: Data, index: int) -> bytes:
+    def picture(self, data: adapter.Data, index: int) -> bytes:
         """The picture, large enough to distinguish boxes."""
-        return thumbnail(self.pixels(data)[index][0], 288)
+        return adapter.thumbnail(self.pixels(data)[index][0], 288)
 
     def show(self, answers: Answers, index: int, labels: Sequence[str] | None) -> Said:
         objects = self.detect(answers, index, self.head.threshold, labels).objects

@@ -6,9 +6,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from vitdeploy.tasks.adapter import Data, ImageAdapter, labels_of
+from vitdeploy.tasks import adapter, classification
 from vitdeploy.tasks.answers import Metric, Said
-from vitdeploy.tasks.classification import COSINES
 from vitdeploy.verification.changes import Changes, judged
 from vitdeploy.verification.comparison import Comparison, Fields, counted_agreement, paired_accuracy, paired_counts
 from vitdeploy.verification.records import Answers
@@ -108,7 +107,7 @@ def _similarities(unit: npt.NDArray[np.float64], rows: npt.NDArray[np.int64]) ->
 VECTOR = "features"
 
 
-class FeaturesAdapter(ImageAdapter):
+class FeaturesAdapter(adapter.ImageAdapter):
     compared = FeatureComparison
     metrics = (
         Metric(
@@ -117,7 +116,7 @@ class FeaturesAdapter(ImageAdapter):
             words="1-NN top-1 accuracy",
         ),
     )
-    measures = COSINES
+    measures = classification.COSINES
     score = "the cosine similarity"
     attention = True
 
@@ -125,10 +124,10 @@ class FeaturesAdapter(ImageAdapter):
         """The vector alone: patch features of all images would not fit into memory."""
         return {VECTOR: outputs[VECTOR]}
 
-    def compare(self, ours: Answers, reference: Answers, data: Data) -> Comparison:
-        return compare_features(ours.stacked(VECTOR), reference.stacked(VECTOR), labels_of(data))
+    def compare(self, ours: Answers, reference: Answers, data: adapter.Data) -> Comparison:
+        return compare_features(ours.stacked(VECTOR), reference.stacked(VECTOR), adapter.labels_of(data))
 
-    def unrelated(self, ours: Answers, reference: Answers, data: Data) -> Iterator[Answers]:
+    def unrelated(self, ours: Answers, reference: Answers, data: adapter.Data) -> Iterator[Answers]:
         """And the images themselves, at a few pixels a side: copies and frames of a film are neighbours to any
         model."""
         yield from super().unrelated(ours, reference, data)
@@ -138,11 +137,11 @@ class FeaturesAdapter(ImageAdapter):
         directions = np.random.RandomState(0).standard_normal((pixels.shape[1], width))
         yield Answers({**reference.columns, VECTOR: list((pixels @ directions).astype(np.float32))})
 
-    def doubt(self, reference: Answers, data: Data, found: Comparison) -> str | None:
+    def doubt(self, reference: Answers, data: adapter.Data, found: Comparison) -> str | None:
         return None
 
-    def changes(self, ours: Answers, reference: Answers, data: Data) -> Changes:
-        return neighbour_changes(ours.stacked(VECTOR), reference.stacked(VECTOR), labels_of(data))
+    def changes(self, ours: Answers, reference: Answers, data: adapter.Data) -> Changes:
+        return neighbour_changes(ours.stacked(VECTOR), reference.stacked(VECTOR), adapter.labels_of(data))
 
     def show(self, answers: Answers, index: int, labels: Sequence[str] | None) -> Said:
         """The nearest other image, which is what features are for."""

@@ -10,8 +10,7 @@ from PIL import Image
 from scipy import stats
 from scipy.ndimage import correlate1d
 
-from vitdeploy.data.annotations import AnnotatedSet, frame_or_skip, nothing_annotated
-from vitdeploy.data.decoding import Skipped
+from vitdeploy.data import annotations, decoding
 from vitdeploy.data.folder import Sample, scan
 from vitdeploy.errors import DataError, MissingFileError
 from vitdeploy.runtime.preprocess import SUFFIXES, decode, image_frame
@@ -20,9 +19,8 @@ from vitdeploy.spec import RECONSTRUCTION, ImageSpec
 from vitdeploy.tasks.adapter import Data, DataChoice, ImageAdapter, Panels, thumbnail
 from vitdeploy.tasks.answers import Measure, Metric, Said
 from vitdeploy.tasks.images import FoundData
+from vitdeploy.verification import comparison, intervals
 from vitdeploy.verification.changes import Changes, judged
-from vitdeploy.verification.comparison import Comparison, Fields, counted_agreement
-from vitdeploy.verification.intervals import Floats
 from vitdeploy.verification.records import Answers, LazyColumn
 
 # --- Compares an image-to-image model's pictures with the original's, and both with target pictures -------------------
@@ -38,7 +36,7 @@ C1, C2 = (0.01 * 255) ** 2, (0.03 * 255) ** 2
 
 
 @dataclass(frozen=True, kw_only=True)
-class ImageComparison(Comparison):
+class ImageComparison(comparison.Comparison):
     """Pictures against the original's. The metric is the mean SSIM with the targets, in percent (100 of equal ones).
 
     drop has Student's paired interval of the mean over images; so has `psnr_drop`, in decibels.
@@ -72,7 +70,7 @@ def compare_pictures(
     worst = max(int(np.abs(a.astype(np.int16) - b).max()) for a, b in zip(artifact, reference, strict=True))
     return ImageComparison(
         n=n,
-        **counted_agreement(int((apart >= NEAR_DB).sum()), n),
+        **comparison.counted_agreement(int((apart >= NEAR_DB).sum()), n),
         agreement_of=f"pictures of {NEAR_DB:g} dB or more with the original's",
         max_difference=worst / 255,
         psnr_to_original_mean=float(apart.mean()),
@@ -81,7 +79,7 @@ def compare_pictures(
     )
 
 
-def _accuracy(artifact: Sequence[Pixels], reference: Sequence[Pixels], targets: Sequence[Pixels]) -> Fields:
+def _accuracy(artifact: Sequence[Pixels], reference: Sequence[Pixels], targets: Sequence[Pixels]) -> comparison.Fields:
     ours, theirs = (
         np.array([(100 * ssim(a, t), psnr(a, t)) for a, t in zip(side, targets, strict=True)])
         for side in (artifact, reference)
@@ -101,7 +99,7 @@ def _accuracy(artifact: Sequence[Pixels], reference: Sequence[Pixels], targets: 
     }
 
 
-def mean_with_interval(values: Floats, most: float) -> tuple[float, tuple[float, float]]:
+def mean_with_interval(values: intervals.Floats, most: float) -> tuple[float, tuple[float, float]]:
     """The mean of values within -most..most, and its 95 % interval (Student 1908); all that can be of one value."""
     mean = float(values.mean())
     if len(values) < 2:
@@ -125,7 +123,7 @@ def ssim(a: Pixels, b: Pixels) -> float:
     return float((luminance * (2 * covariance + C2) / (var_x + var_y + C2)).mean())
 
 
-def _window(values: Floats) -> Floats:
+def _window(values: intervals.Floats) -> intervals.Floats:
     """The weighted mean of the 11x11 pixels around each that has so many."""
     reach = WINDOW // 2
     weights = np.exp(-0.5 * (np.arange(-reach, reach + 1) / SIGMA) ** 2)
@@ -152,8 +150,8 @@ class TargetPicture:
 
 
 def read_targets(
-    images: Path, targets: Path, size: tuple[int, int], skipped: Skipped | None = None
-) -> AnnotatedSet[TargetPicture]:
+    images: Path, targets: Path, size: tuple[int, int], skipped: decoding.Skipped | None = None
+) -> annotations.AnnotatedSet[TargetPicture]:
     """The images below `images` with their targets below `targets`.
 
     All images are to be of `size` (width, height), the model's input, and all targets of one size: an image that is
@@ -170,7 +168,7 @@ def read_targets(
     found: dict[Path, TargetPicture] = {}
     for path in paths:
         own = named.get(_name(path, images))
-        frame = frame_or_skip(path, skipped) if own is not None else None
+        frame = annotations.frame_or_skip(path, skipped) if own is not None else None
         if own is None or frame is None:
             continue
         if frame.size != size:
@@ -182,10 +180,12 @@ def read_targets(
             )
         found[path] = TargetPicture(own, image_frame(own).size)
     if not found:
-        raise nothing_annotated(images, targets, f"no {_name(paths[0], images)}, nor a file for another image")
+        raise annotations.nothing_annotated(
+            images, targets, f"no {_name(paths[0], images)}, nor a file for another image"
+        )
     _require_one_size([*found.values()])
     samples = tuple(Sample(path, None) for path in found)
-    return AnnotatedSet(images, samples, found, (), len(paths) - len(found))
+    return annotations.AnnotatedSet(images, samples, found, (), len(paths) - len(found))
 
 
 def _name(path: Path, folder: Path) -> str:
@@ -239,7 +239,7 @@ class ImageToImageAdapter(ImageAdapter):
     )
     head: ImageSpec
 
-    def find_annotated(self, choice: DataChoice, place: Path, skipped: Skipped | None) -> FoundData:
+    def find_annotated(self, choice: DataChoice, place: Path, skipped: decoding.Skipped | None) -> FoundData:
         height, width = self.setting.images.crop
         found = read_targets(choice.path, place, (width, height), skipped)
         return FoundData(found.split(**choice.numbers), found, found.annotations)
@@ -249,7 +249,7 @@ class ImageToImageAdapter(ImageAdapter):
         values = outputs[RECONSTRUCTION]
         return {PICTURE: to_pixels(values, self.head), RANGE: np.array([values.min(), values.max()], np.float64)}
 
-    def compare(self, ours: Answers, reference: Answers, data: Data) -> Comparison:
+    def compare(self, ours: Answers, reference: Answers, data: Data) -> comparison.Comparison:
         pictures = reference.columns[PICTURE]
         targets = None
         if data.truth is not None:
@@ -280,7 +280,7 @@ class ImageToImageAdapter(ImageAdapter):
             )
         return np.asarray(decode(target.path, channels)).reshape(shape)
 
-    def doubt(self, reference: Answers, data: Data, found: Comparison) -> str | None:
+    def doubt(self, reference: Answers, data: Data, found: comparison.Comparison) -> str | None:
         """Whether the values are of another range than is said: nearly all of a picture is then clipped."""
         low, high = np.median(reference.stacked(RANGE), axis=0)
         head = self.head

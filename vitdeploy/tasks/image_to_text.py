@@ -8,16 +8,11 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from vitdeploy.data.annotations import WrittenText, read_written
-from vitdeploy.data.decoding import Skipped, batches
-from vitdeploy.data.folder import Sample
+from vitdeploy.data import annotations, decoding, folder
 from vitdeploy.errors import DataError
-from vitdeploy.runtime.flows import ENCODER_DECODER
+from vitdeploy.runtime import flows, runner, text_decoder, tokenizer
 from vitdeploy.runtime.preprocess import to_input
-from vitdeploy.runtime.runner import Runner
 from vitdeploy.runtime.tasks.image_to_text import Text, to_text
-from vitdeploy.runtime.text_decoder import SCORES, TOKENS, TextRunner
-from vitdeploy.runtime.tokenizer import TextWriter
 from vitdeploy.spec import PreprocessSpec, SequenceSpec, TextSpec
 from vitdeploy.tasks.adapter import Calibration, Count, Data, DataChoice, Drive, ImageAdapter, thumbnail
 from vitdeploy.tasks.answers import Measure, Metric, Said
@@ -164,15 +159,15 @@ class Writing(Drive):
     """Writes the texts of the calibration images one at a time, each with the tokens that the original chooses itself,
     until it ends: no step that an app would not run."""
 
-    samples: Sequence[Sample]
+    samples: Sequence[folder.Sample]
     preprocess: PreprocessSpec
     sequence: SequenceSpec
 
-    def __call__(self, runners: Mapping[str, Runner], progress: Count) -> None:
-        encoder, step = (runners[name] for name in ENCODER_DECODER.parts)
-        decoder = TextRunner(encoder, step, self.sequence)
+    def __call__(self, runners: Mapping[str, runner.Runner], progress: Count) -> None:
+        encoder, step = (runners[name] for name in flows.ENCODER_DECODER.parts)
+        decoder = text_decoder.TextRunner(encoder, step, self.sequence)
         decoder.load()
-        for pixels in batches(self.samples, self.preprocess, 1):
+        for pixels in decoding.batches(self.samples, self.preprocess, 1):
             decoder.write(to_input(list(pixels), self.preprocess, encoder.inputs[0]))
             progress(1)
 
@@ -196,8 +191,8 @@ class ImageToTextAdapter(ImageAdapter):
     in_words = True
     head: TextSpec
 
-    def find_annotated(self, choice: DataChoice, place: Path, skipped: Skipped | None) -> FoundData:
-        found = read_written(choice.path, place)
+    def find_annotated(self, choice: DataChoice, place: Path, skipped: decoding.Skipped | None) -> FoundData:
+        found = annotations.read_written(choice.path, place)
         return FoundData(found.split(**choice.numbers), found, found.annotations)
 
     @property
@@ -206,9 +201,9 @@ class ImageToTextAdapter(ImageAdapter):
         return self.setting.sequence
 
     @cached_property
-    def _writer(self) -> TextWriter:
+    def _writer(self) -> tokenizer.TextWriter:
         assert self.setting.tokenizer is not None
-        return TextWriter(self.setting.tokenizer, self.head)
+        return tokenizer.TextWriter(self.setting.tokenizer, self.head)
 
     def drive(self, calibration: Calibration) -> Writing:
         return Writing(calibration.samples, self.setting.images, self._sequence)
@@ -217,7 +212,7 @@ class ImageToTextAdapter(ImageAdapter):
         return outputs
 
     def _text(self, answers: Answers, index: int) -> Text:
-        outputs = {name: answers.columns[name][index] for name in (TOKENS, SCORES)}
+        outputs = {name: answers.columns[name][index] for name in (text_decoder.TOKENS, text_decoder.SCORES)}
         return to_text(outputs, self._sequence, self._writer)
 
     def _texts(self, answers: Answers) -> list[str]:
@@ -241,7 +236,7 @@ class ImageToTextAdapter(ImageAdapter):
 
     def certainty(self, answers: Answers) -> np.ndarray | None:
         """The probability of each text."""
-        return np.asarray(np.exp(answers.stacked(SCORES).astype(np.float64).sum(axis=1)))
+        return np.asarray(np.exp(answers.stacked(text_decoder.SCORES).astype(np.float64).sum(axis=1)))
 
     def show(self, answers: Answers, index: int, labels: Sequence[str] | None) -> Said:
         found = self._text(answers, index)
@@ -250,7 +245,7 @@ class ImageToTextAdapter(ImageAdapter):
     def picture(self, data: Data, index: int) -> bytes:
         return thumbnail(self.pixels(data)[index][0], SHOWN_SIDE)
 
-    def truth_line(self, truth: WrittenText, labels: Sequence[str] | None) -> str:
+    def truth_line(self, truth: annotations.WrittenText, labels: Sequence[str] | None) -> str:
         return truth.text
 
 
@@ -258,7 +253,9 @@ def score_difference(ours: Answers, reference: Answers) -> float:
     """max|a - b| / max|b| of the tokens' log probabilities, up to the first token that differs: behind it they are of
     other texts."""
     worst = largest = 0.0
-    columns = (answers.columns[name] for answers in (ours, reference) for name in (TOKENS, SCORES))
+    columns = (
+        answers.columns[name] for answers in (ours, reference) for name in (text_decoder.TOKENS, text_decoder.SCORES)
+    )
     for a, scores, b, wanted in zip(*columns, strict=True):
         differ = np.flatnonzero(a != b)
         steps = int(differ[0]) if len(differ) else len(a)

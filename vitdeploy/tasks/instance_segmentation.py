@@ -10,9 +10,8 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
+from vitdeploy.data import decoding, detection
 from vitdeploy.data.annotations import AnnotatedSet
-from vitdeploy.data.decoding import Skipped
-from vitdeploy.data.detection import Outlines, read_instances
 from vitdeploy.runtime.masks import RunLengths
 from vitdeploy.runtime.postprocess import label_of
 from vitdeploy.runtime.tasks.instance_segmentation import instance_picture, overlaps, segment_instances
@@ -54,7 +53,7 @@ class InstanceComparison(DetectionComparison):
     WORDS = ("mask mAP", "mAP of masks", "instances", "mask IoU")
 
 
-def match_masks(found: Sequence[Masks], truth: Sequence[Outlines]) -> Matched:
+def match_masks(found: Sequence[Masks], truth: Sequence[detection.Outlines]) -> Matched:
     """Matches by IoU of masks, of all classes that are found or labelled."""
     images = [{"width": each.size[0], "height": each.size[1]} for each in truth]
     labelled = [
@@ -104,8 +103,8 @@ class InstanceSegmentationAdapter(ObjectAdapter):
     score = "the score of the surest instance"
     head: InstanceSpec
 
-    def read(self, choice: DataChoice, place: Path, skipped: Skipped | None) -> AnnotatedSet[OfTask]:
-        return read_instances(choice.path, place, skipped)
+    def read(self, choice: DataChoice, place: Path, skipped: decoding.Skipped | None) -> AnnotatedSet[OfTask]:
+        return detection.read_instances(choice.path, place, skipped)
 
     def match(self, objects: Sequence[OfTask], truth: Sequence[OfTask]) -> Matched:
         return match_masks(objects, truth)
@@ -160,7 +159,7 @@ class InstanceSegmentationAdapter(ObjectAdapter):
             masks = np.array([runs.mask for runs in found.runs], np.bool_).reshape(-1, height, width)
             yield name, _picture(masks, found.classes)
         if data.truth is not None:
-            known: Outlines = data.truth_at(index)
+            known: detection.Outlines = data.truth_at(index)
             yield "label", _picture(known.masks(), known.classes)
 
 

@@ -7,20 +7,14 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from vitdeploy.data.decoding import Skipped
-from vitdeploy.data.folder import Sample
-from vitdeploy.data.keypoints import LabelledObject, read_keypoints
+from vitdeploy.data import decoding, folder, keypoints
 from vitdeploy.runtime.tasks.keypoints import in_image, locate
 from vitdeploy.spec import HEATMAPS, KeypointSpec
 from vitdeploy.tasks.adapter import Data, DataChoice, ImageAdapter, thumbnail
 from vitdeploy.tasks.answers import Marks, Measure, Metric, Said
 from vitdeploy.tasks.images import FoundData
-from vitdeploy.verification.average_precision import match_entries, matches_of
+from vitdeploy.verification import average_precision, comparison, detection, intervals, records
 from vitdeploy.verification.changes import Changes, judged
-from vitdeploy.verification.comparison import Comparison, Fields, resampled_accuracy, resampled_agreement
-from vitdeploy.verification.detection import precision_fields, shared
-from vitdeploy.verification.intervals import Floats, draws
-from vitdeploy.verification.records import SIZE, Answers
 
 # --- Compares a model's key points with the original's, and both with the labelled ones -------------------------------
 
@@ -37,8 +31,8 @@ OKS_AP, PCK = "OKS AP", f"PCK@{ALPHA:g}"
 class Points:
     """What a model says of n objects with k points: places float64 [n, k, 2], x and y in pixels; scores [n, k]."""
 
-    places: Floats
-    scores: Floats
+    places: intervals.Floats
+    scores: intervals.Floats
 
 
 @dataclass(frozen=True)
@@ -46,13 +40,13 @@ class PosedObjects:
     """The n objects: longer float64 [n], the longer sides of their boxes in pixels; image int64 [n], which image each
     is in, counted from 0; labels: what is known of them, or None."""
 
-    longer: Floats
+    longer: intervals.Floats
     image: npt.NDArray[np.int64]
-    labels: Sequence[LabelledObject] | None = None
+    labels: Sequence[keypoints.LabelledObject] | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
-class KeypointComparison(Comparison):
+class KeypointComparison(comparison.Comparison):
     """Key points against the original's. The metric is COCO's AP over OKS .50:.05:.95, each object given by its
     labelled box, or, where no deviations of the points are known, PCK@0.1; in percent.
 
@@ -89,17 +83,17 @@ def compare_keypoints(
     if artifact.places.shape != reference.places.shape or not len(reference.places):
         raise ValueError(f"points {artifact.places.shape} against {reference.places.shape}")
     images = int(objects.image.max()) + 1
-    weights = draws(images, seed)
+    weights = intervals.draws(images, seed)
     shown, paired, distance = _pairs(artifact, reference, objects.longer, threshold)
     matched = _by_image(paired.sum(axis=1), objects.image, images)
     total = _by_image(sum(each.sum(axis=1) for each in shown), objects.image, images)
-    agreement = float(shared(np.ones(images), matched, total))
+    agreement = float(detection.shared(np.ones(images), matched, total))
     both = shown[0] & shown[1]
     accuracy = _accuracy(artifact, reference, objects, weights, seed) if objects.labels is not None else {}
     worst = float(np.abs(artifact.scores - reference.scores).max())
     return KeypointComparison(
         n=len(reference.places),
-        **resampled_agreement(agreement, shared(weights, matched, total), int(total.sum()) // 2),
+        **comparison.resampled_agreement(agreement, detection.shared(weights, matched, total), int(total.sum()) // 2),
         agreement_of=f"points of score {threshold:g} or more within {100 * NEAR:g} % of the box's longer side",
         max_difference=worst / max(float(np.abs(reference.scores).max()), 1e-300),
         threshold=threshold,
@@ -109,24 +103,30 @@ def compare_keypoints(
     )
 
 
-def _pairs(artifact: Points, reference: Points, longer: Floats, threshold: float) -> tuple[list[Bools], Bools, Floats]:
+def _pairs(
+    artifact: Points, reference: Points, longer: intervals.Floats, threshold: float
+) -> tuple[list[Bools], Bools, intervals.Floats]:
     """Which points each side shows, which of these are at the same place, and all distances relative to `longer`."""
     distance = np.linalg.norm(artifact.places - reference.places, axis=2) / longer[:, None]
     shown = [side.scores >= threshold for side in (artifact, reference)]
     return shown, shown[0] & shown[1] & (distance <= NEAR), distance
 
 
-def unpaired(artifact: Points, reference: Points, longer: Floats, threshold: float) -> tuple[list[Bools], Bools]:
+def unpaired(
+    artifact: Points, reference: Points, longer: intervals.Floats, threshold: float
+) -> tuple[list[Bools], Bools]:
     """Which points each side shows, bool [n, k] each, and which of them are at the same place on both."""
     shown, paired, _ = _pairs(artifact, reference, longer, threshold)
     return shown, paired
 
 
-def _by_image(counts: np.ndarray, image: npt.NDArray[np.int64], images: int) -> Floats:
+def _by_image(counts: np.ndarray, image: npt.NDArray[np.int64], images: int) -> intervals.Floats:
     return np.bincount(image, weights=counts, minlength=images).astype(np.float64)
 
 
-def _accuracy(artifact: Points, reference: Points, objects: PosedObjects, weights: Floats, seed: int) -> Fields:
+def _accuracy(
+    artifact: Points, reference: Points, objects: PosedObjects, weights: intervals.Floats, seed: int
+) -> comparison.Fields:
     assert objects.labels is not None
     truth = np.array([each.points for each in objects.labels], np.float64)
     known = truth[:, :, 2] > 0
@@ -143,11 +143,11 @@ def _accuracy(artifact: Points, reference: Points, objects: PosedObjects, weight
         return {**shares, **_oks(artifact, reference, objects, images, seed)}
     with np.errstate(invalid="ignore"):
         spread = 100 * (weights @ (found[1] - found[0])) / (weights @ tried)
-    accuracy = resampled_accuracy((pck, reference_pck), spread, [side[known] for side in right])
+    accuracy = comparison.resampled_accuracy((pck, reference_pck), spread, [side[known] for side in right])
     return {**shares, "metric": PCK, **accuracy}
 
 
-def _oks(artifact: Points, reference: Points, objects: PosedObjects, images: int, seed: int) -> Fields:
+def _oks(artifact: Points, reference: Points, objects: PosedObjects, images: int, seed: int) -> comparison.Fields:
     """As of detections; the score of an object is the mean of its points'."""
     assert objects.labels is not None
     labelled: list[list[dict[str, object]]] = [[] for _ in range(images)]
@@ -167,9 +167,11 @@ def _oks(artifact: Points, reference: Points, objects: PosedObjects, images: int
             entry = {"category_id": 1, "bbox": box, "area": box[2] * box[3], "iscrowd": 0}
             flat = np.concatenate([places, scores[:, None]], axis=1).ravel().tolist()
             detections[image].append({**entry, "keypoints": flat, "score": float(scores.mean())})
-        matched = match_entries([{}] * images, labelled, detections, "keypoints", objects.labels[0].sigmas)
-        matches.append(matches_of(matched, images))
-    return {"metric": OKS_AP, **precision_fields(matches[0], matches[1], images, seed, "oks_")}
+        matched = average_precision.match_entries(
+            [{}] * images, labelled, detections, "keypoints", objects.labels[0].sigmas
+        )
+        matches.append(average_precision.matches_of(matched, images))
+    return {"metric": OKS_AP, **detection.precision_fields(matches[0], matches[1], images, seed, "oks_")}
 
 
 # --- Key points of one object: labelled points, COCO's OKS or PCK, and whether the points are at the same places ------
@@ -204,14 +206,16 @@ class KeypointsAdapter(ImageAdapter):
     head: KeypointSpec
     calibrated_on = "coco"
 
-    def find_annotated(self, choice: DataChoice, place: Path, skipped: Skipped | None) -> FoundData:
-        found = read_keypoints(choice.path, place, self.setting.labels, self.setting.classes, skipped)
+    def find_annotated(self, choice: DataChoice, place: Path, skipped: decoding.Skipped | None) -> FoundData:
+        found = keypoints.read_keypoints(choice.path, place, self.setting.labels, self.setting.classes, skipped)
         return FoundData(found.split(**choice.numbers), found, found.annotations)
 
-    def labelled(self, choice: DataChoice, count: int | None, skipped: Skipped | None) -> tuple[Sample, ...]:
+    def labelled(
+        self, choice: DataChoice, count: int | None, skipped: decoding.Skipped | None
+    ) -> tuple[folder.Sample, ...]:
         assert choice.annotations is not None
         setting = self.setting
-        found = read_keypoints(choice.path, choice.annotations, setting.labels, setting.classes, skipped)
+        found = keypoints.read_keypoints(choice.path, choice.annotations, setting.labels, setting.classes, skipped)
         images = found.to_calibrate(count, choice.seed)
         return tuple(each for image in images for each in found.annotations[image.path].objects)
 
@@ -219,12 +223,17 @@ class KeypointsAdapter(ImageAdapter):
         """The points in pixels of the heat maps; the maps of all images would not fit into memory."""
         maps = outputs[HEATMAPS]
         places, scores = locate(maps, self.head)
-        return {PLACES: places, SCORES: scores, GRID: np.array(maps.shape[:0:-1], np.int64), SIZE: np.array(size)}
+        return {
+            PLACES: places,
+            SCORES: scores,
+            GRID: np.array(maps.shape[:0:-1], np.int64),
+            records.SIZE: np.array(size),
+        }
 
-    def compare(self, ours: Answers, reference: Answers, data: Data) -> Comparison:
+    def compare(self, ours: records.Answers, reference: records.Answers, data: Data) -> comparison.Comparison:
         boxes = self._boxes(ours, data)
         paths = {path: number for number, path in enumerate(dict.fromkeys(s.path for s in data.evaluation))}
-        labels = [each for each in data.evaluation if isinstance(each, LabelledObject)]
+        labels = [each for each in data.evaluation if isinstance(each, keypoints.LabelledObject)]
         objects = PosedObjects(
             _longer(boxes),
             np.array([paths[s.path] for s in data.evaluation]),
@@ -234,21 +243,21 @@ class KeypointsAdapter(ImageAdapter):
             self._points(ours, boxes), self._points(reference, boxes), objects, threshold=self.head.threshold
         )
 
-    def _boxes(self, answers: Answers, data: Data) -> np.ndarray:
+    def _boxes(self, answers: records.Answers, data: Data) -> np.ndarray:
         """float64 [n, 4]: of each sample, all of its image where it has none."""
-        sizes = answers.stacked(SIZE).tolist()
+        sizes = answers.stacked(records.SIZE).tolist()
         return np.array([s.box or (0, 0, *size) for s, size in zip(data.evaluation, sizes, strict=True)], np.float64)
 
-    def _points(self, answers: Answers, boxes: np.ndarray) -> Points:
+    def _points(self, answers: records.Answers, boxes: np.ndarray) -> Points:
         """The points in pixels of the images."""
-        columns = (answers.columns[name] for name in (PLACES, GRID, SIZE))
+        columns = (answers.columns[name] for name in (PLACES, GRID, records.SIZE))
         places = [
             in_image(each, (int(grid[0]), int(grid[1])), (int(size[0]), int(size[1])), self.setting.images, tuple(box))
             for each, grid, size, box in zip(*columns, boxes.tolist(), strict=True)
         ]
         return Points(np.stack(places), answers.stacked(SCORES))
 
-    def changes(self, ours: Answers, reference: Answers, data: Data) -> Changes:
+    def changes(self, ours: records.Answers, reference: records.Answers, data: Data) -> Changes:
         """Changed objects: those with a shown point that has none of its name at its place on the other side; the more
         of the points, the worse."""
         boxes = self._boxes(ours, data)
@@ -258,17 +267,17 @@ class KeypointsAdapter(ImageAdapter):
         lonely = ((shown[0] | shown[1]) & ~paired).mean(axis=1)
         return judged(lonely > 0, lonely)
 
-    def certainty(self, answers: Answers) -> np.ndarray:
+    def certainty(self, answers: records.Answers) -> np.ndarray:
         return np.asarray(np.clip(answers.stacked(SCORES).mean(axis=1), 0, 1))
 
-    def show(self, answers: Answers, index: int, labels: Sequence[str] | None) -> Said:
+    def show(self, answers: records.Answers, index: int, labels: Sequence[str] | None) -> Said:
         scores = answers.columns[SCORES][index]
         shown = int((scores >= self.head.threshold).sum())
         return Said(f"{shown} of {len(scores)} points", float(np.clip(scores.mean(), 0, 1)))
 
     def truth_of(self, data: Data, index: int, labels: Sequence[str] | None) -> str | None:
         sample = data.evaluation[index]
-        if not isinstance(sample, LabelledObject):
+        if not isinstance(sample, keypoints.LabelledObject):
             return None
         return f"{sum(visible > 0 for _, _, visible in sample.points)} of {len(sample.points)} points"
 
@@ -276,7 +285,7 @@ class KeypointsAdapter(ImageAdapter):
         """The picture, large enough to distinguish points."""
         return thumbnail(self.pixels(data)[index][0], 288)
 
-    def marks(self, engine: str, ours: Answers, reference: Answers, index: int) -> Marks:
+    def marks(self, engine: str, ours: records.Answers, reference: records.Answers, index: int) -> Marks:
         """A small box at each shown point: one for both where they are at the same place, the artifact's."""
         one = [
             Points(each.columns[PLACES][index][None], each.columns[SCORES][index][None]) for each in (ours, reference)

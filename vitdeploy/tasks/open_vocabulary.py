@@ -5,11 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
-from vitdeploy.data.annotations import Category
-from vitdeploy.data.classes import ClassMap, match_categories
-from vitdeploy.data.decoding import Skipped
-from vitdeploy.data.detection import read_detection
-from vitdeploy.data.label_file import read_texts
+from vitdeploy.data import annotations, classes, decoding, detection, label_file
 from vitdeploy.errors import CapabilityError, DataError
 from vitdeploy.progress import Progress
 from vitdeploy.runtime.flow import FlowRunner
@@ -36,9 +32,9 @@ class OpenVocabularyAdapter(TextAdapter, DetectionAdapter):
     def detect(self, answers: Answers, index: int, threshold: float, labels: Sequence[str] | None) -> Detections:
         return within(super().detect(answers, index, threshold, labels))
 
-    def find(self, choice: DataChoice, skipped: Skipped | None = None) -> FoundData:
+    def find(self, choice: DataChoice, skipped: decoding.Skipped | None = None) -> FoundData:
         """The images and their boxes; the texts are `found`, too."""
-        given = read_texts(choice.texts) if choice.texts is not None else None
+        given = label_file.read_texts(choice.texts) if choice.texts is not None else None
         if choice.annotations is None or choice.labels == "none":
             if not given:
                 raise _no_texts(choice.path)
@@ -47,24 +43,26 @@ class OpenVocabularyAdapter(TextAdapter, DetectionAdapter):
             self.found = given
             return replace(found, parts=replace(found.parts, classes=given))
         kind: Literal["yolo", "coco"] = "yolo" if choice.labels == "yolo" else "coco"
-        found_set = read_detection(choice.path, choice.annotations, kind, skipped)
+        found_set = detection.read_detection(choice.path, choice.annotations, kind, skipped)
         used = {int(c) for boxes in found_set.annotations.values() for c in boxes.classes}
         names = _names(found_set.categories)
-        texts, mapping = self._mapped(choice, names, given, match_categories(found_set.categories, used, names, None))
+        texts, mapping = self._mapped(
+            choice, names, given, classes.match_categories(found_set.categories, used, names, None)
+        )
         truth = {path: boxes.renumbered(mapping.index) for path, boxes in found_set.annotations.items()}
         self.found = texts
         return FoundData(replace(found_set.split(**choice.numbers), classes=texts), found_set, truth, mapping)
 
     def _mapped(
-        self, choice: DataChoice, names: tuple[str, ...], given: tuple[str, ...] | None, own: ClassMap
-    ) -> tuple[tuple[str, ...], ClassMap]:
+        self, choice: DataChoice, names: tuple[str, ...], given: tuple[str, ...] | None, own: classes.ClassMap
+    ) -> tuple[tuple[str, ...], classes.ClassMap]:
         """The texts, and the text of each category."""
         written = texts_of(names, choice.template)
         texts = written if given is None else given
         place = places(names, written, texts, "categories")
         self.require_apart(texts)
         index = {category: place[position] for category, position in own.index.items()}
-        return texts, ClassMap("name", index, told_of("categories", written, choice))
+        return texts, classes.ClassMap("name", index, told_of("categories", written, choice))
 
     def load(self, choice: DataChoice, *, skip_bad: bool, progress: Progress) -> Data:
         data = DetectionAdapter.load(self, choice, skip_bad=skip_bad, progress=progress)
@@ -72,7 +70,7 @@ class OpenVocabularyAdapter(TextAdapter, DetectionAdapter):
 
     def calibration(self, choice: DataChoice, *, skip_bad: bool, progress: Progress) -> Calibration:
         found = ImageAdapter.calibration(self, choice, skip_bad=skip_bad, progress=progress)
-        given = read_texts(choice.texts) if choice.texts is not None else ()
+        given = label_file.read_texts(choice.texts) if choice.texts is not None else ()
         if not given and choice.annotations is not None:
             given = self.find(choice).parts.classes
         if not given:
@@ -99,5 +97,5 @@ def _no_texts(folder: Path) -> DataError:
     )
 
 
-def _names(categories: Sequence[Category]) -> tuple[str, ...]:
+def _names(categories: Sequence[annotations.Category]) -> tuple[str, ...]:
     return tuple(str(each.name).strip() for each in sorted(categories, key=lambda each: each.id))

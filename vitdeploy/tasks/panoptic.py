@@ -7,17 +7,14 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
+from vitdeploy.data import decoding, masks
 from vitdeploy.data.classes import match_categories
-from vitdeploy.data.decoding import Skipped
-from vitdeploy.data.masks import NO_SEGMENT, PanopticMap, read_panoptic
 from vitdeploy.errors import DataError
 from vitdeploy.runtime.postprocess import label_of
 from vitdeploy.runtime.tasks.panoptic import segment
 from vitdeploy.spec import PostprocessSpec
-from vitdeploy.tasks.adapter import Data, DataChoice, ImageAdapter, with_maps_of, worst_difference
+from vitdeploy.tasks import adapter, detection, images
 from vitdeploy.tasks.answers import Measure, Metric, Said
-from vitdeploy.tasks.detection import listed
-from vitdeploy.tasks.images import FoundData, OfTask
 from vitdeploy.verification.changes import Changes, map_changes
 from vitdeploy.verification.comparison import Comparison, Fields, resampled_accuracy, resampled_agreement
 from vitdeploy.verification.intervals import Floats, draws
@@ -60,14 +57,14 @@ class Segments:
     at: np.ndarray
 
 
-def segments_of(cut: PanopticMap, classes: int) -> Segments:
+def segments_of(cut: masks.PanopticMap, classes: int) -> Segments:
     """The segments of a map.
 
     Raises:
         ValueError: a segment without a class, or with one outside of 0..classes-1.
     """
     ids, at, area = np.unique(cut.ids.ravel(), return_inverse=True, return_counts=True)
-    kinds = [-1 if id == NO_SEGMENT else cut.classes.get(id, classes) for id in ids.tolist()]
+    kinds = [-1 if id == masks.NO_SEGMENT else cut.classes.get(id, classes) for id in ids.tolist()]
     if max(kinds) >= classes:
         raise ValueError(f"segments {ids.tolist()} are of classes {kinds}; there are {classes}")
     return Segments(area, np.array(kinds, np.int64), np.isin(ids, list(cut.crowd)), at.ravel())
@@ -159,9 +156,9 @@ class PanopticComparison(Comparison):
 
 
 def compare_panoptic(
-    artifact: Iterable[PanopticMap],
-    reference: Iterable[PanopticMap],
-    truth: Iterable[PanopticMap] | None,
+    artifact: Iterable[masks.PanopticMap],
+    reference: Iterable[masks.PanopticMap],
+    truth: Iterable[masks.PanopticMap] | None,
     *,
     classes: int,
     things: Collection[int],
@@ -240,7 +237,7 @@ def _accuracy(
 MAP, SEGMENTS = "map", "segments"
 
 
-class PanopticAdapter(ImageAdapter):
+class PanopticAdapter(adapter.ImageAdapter):
     kinds = ("panoptic", "none")
     compared = PanopticComparison
     metrics = (Metric("PQ", "PQ is the panoptic quality, the mean over the classes.", words="panoptic quality"),)
@@ -255,12 +252,14 @@ class PanopticAdapter(ImageAdapter):
     counts = "segments"
     head: PostprocessSpec
 
-    def find_annotated(self, choice: DataChoice, place: Path, skipped: Skipped | None) -> FoundData:
-        found = read_panoptic(choice.path, place, skipped)
+    def find_annotated(
+        self, choice: adapter.DataChoice, place: Path, skipped: decoding.Skipped | None
+    ) -> images.FoundData:
+        found = masks.read_panoptic(choice.path, place, skipped)
         used = {category for each in found.annotations.values() for category in each.segments.values()}
         mapping = match_categories(found.categories, used, self.setting.labels, self.setting.classes)
         truth = {path: (annotation, mapping.index) for path, annotation in found.annotations.items()}
-        return FoundData(found.split(**choice.numbers), found, truth, mapping)
+        return images.FoundData(found.split(**choice.numbers), found, truth, mapping)
 
     def keep(self, outputs: Mapping[str, np.ndarray], size: tuple[int, int]) -> Mapping[str, np.ndarray]:
         """The map and its segments as rows of (id, class); the masks themselves would fill the disk."""
@@ -268,7 +267,7 @@ class PanopticAdapter(ImageAdapter):
         rows = np.array([(each.id, each.index) for each in found.segments], np.int64).reshape(-1, 2)
         return {"logits": outputs["logits"], "boxes": outputs["boxes"], MAP: found.map, SEGMENTS: rows}
 
-    def compare(self, ours: Answers, reference: Answers, data: Data) -> Comparison:
+    def compare(self, ours: Answers, reference: Answers, data: adapter.Data) -> Comparison:
         assert self.setting.classes is not None
         known = data.truths()
         truth = None if known is None else (annotation.load(mapping) for annotation, mapping in known)
@@ -278,24 +277,24 @@ class PanopticAdapter(ImageAdapter):
             truth,
             classes=self.setting.classes,
             things=self.head.things,
-            max_difference=worst_difference(ours, reference, ["logits", "boxes"]),
+            max_difference=adapter.worst_difference(ours, reference, ["logits", "boxes"]),
         )
 
     def moved(self, answers: Answers, order: Sequence[int], reference: Answers) -> Answers:
-        return with_maps_of(super().moved(answers, order, reference), MAP, reference)
+        return adapter.with_maps_of(super().moved(answers, order, reference), MAP, reference)
 
     def show(self, answers: Answers, index: int, labels: Sequence[str] | None) -> Said:
         rows = answers.columns[SEGMENTS][index]
-        return Said(listed([label_of(int(c), labels) for _, c in rows]), None)
+        return Said(detection.listed([label_of(int(c), labels) for _, c in rows]), None)
 
-    def changes(self, ours: Answers, reference: Answers, data: Data) -> Changes:
+    def changes(self, ours: Answers, reference: Answers, data: adapter.Data) -> Changes:
         return map_changes(list(_maps(ours)), list(_maps(reference)))
 
-    def truth_line(self, truth: OfTask, labels: Sequence[str] | None) -> str:
+    def truth_line(self, truth: images.OfTask, labels: Sequence[str] | None) -> str:
         annotation, mapping = truth
-        return listed([label_of(mapping[category], labels) for category in annotation.segments.values()])
+        return detection.listed([label_of(mapping[category], labels) for category in annotation.segments.values()])
 
 
-def _maps(answers: Answers) -> Iterator[PanopticMap]:
+def _maps(answers: Answers) -> Iterator[masks.PanopticMap]:
     for ids, rows in zip(answers.columns[MAP], answers.columns[SEGMENTS], strict=True):
-        yield PanopticMap(ids, {int(i): int(c) for i, c in rows})
+        yield masks.PanopticMap(ids, {int(i): int(c) for i, c in rows})

@@ -10,16 +10,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from vitdeploy.data.annotations import AnnotatedSet, folder_images, frame_or_skip, located, other_names, upright_notes
-from vitdeploy.data.decoding import Skipped
-from vitdeploy.data.folder import Sample
-from vitdeploy.data.label_file import Repairs
+from vitdeploy.data import annotations, decoding, folder, label_file
 from vitdeploy.data.masks import read_map
 from vitdeploy.errors import DataError, EngineError, InputError, MissingFileError
 from vitdeploy.progress import Progress
-from vitdeploy.runtime.drawing import class_picture
-from vitdeploy.runtime.flow import FlowRunner, one_by_one, run_rows
-from vitdeploy.runtime.flows import IMAGE_ENCODER, PROMPT_DECODER
+from vitdeploy.runtime import drawing, flow, flows
 from vitdeploy.runtime.preprocess import Frame, load_image, to_input
 from vitdeploy.runtime.prompts import POINTS, Prompt, grid_prompts, prompt_arrays, read_prompts
 from vitdeploy.runtime.runner import Array, Runner
@@ -27,16 +22,7 @@ from vitdeploy.runtime.tasks.prompted import decode, embed, iou, read_masks
 from vitdeploy.spec import PreprocessSpec, PromptSpec
 from vitdeploy.spec.tasks import IOU_SCORES
 from vitdeploy.spec.tasks import MASKS as PROMPTED_MASKS
-from vitdeploy.tasks.adapter import (
-    Calibration,
-    Count,
-    Data,
-    DataChoice,
-    Drive,
-    ImageAdapter,
-    Panels,
-    thumbnail,
-)
+from vitdeploy.tasks import adapter
 from vitdeploy.tasks.answers import Measure, Metric, Said
 from vitdeploy.tasks.images import FoundData, drawn, nearest_pixels
 from vitdeploy.verification.changes import Changes, judged
@@ -151,7 +137,7 @@ WANTED = 'a list of {"file_name": ..., "instance": k, "point": [x, y], "box": [x
 
 
 @dataclass(frozen=True)
-class PromptedSample(Sample):
+class PromptedSample(folder.Sample):
     """An image with its prompts, each for the object of `instances` at its place."""
 
     prompts: tuple[Prompt, ...] = ()
@@ -190,10 +176,10 @@ class PromptedMap:
         return masks
 
 
-PromptedSet = AnnotatedSet[PromptedMap]
+PromptedSet = annotations.AnnotatedSet[PromptedMap]
 
 
-def read_prompted(images: Path, labels: Path, skipped: Skipped | None = None) -> PromptedSet:
+def read_prompted(images: Path, labels: Path, skipped: decoding.Skipped | None = None) -> PromptedSet:
     """The images below `images` that the file `labels` asks something of. Their PNGs are read by `load`.
 
     With `skipped` given, unreadable images are noted there and left out; without, they are an error.
@@ -203,12 +189,12 @@ def read_prompted(images: Path, labels: Path, skipped: Skipped | None = None) ->
         DataError: the file is of another form, a prompt is outside of its image, or it is of other images.
         ImageError: an unreadable image and `skipped` is None.
     """
-    paths, repairs = folder_images(images), Repairs()
+    paths, repairs = annotations.folder_images(images), label_file.Repairs()
     asked = _entries(labels, repairs)
-    places = located(images, paths, [*asked], repairs)
+    places = annotations.located(images, paths, [*asked], repairs)
     found: dict[Path, PromptedMap] = {}
     for name, path in sorted(places.items()):
-        frame = frame_or_skip(path, skipped)
+        frame = annotations.frame_or_skip(path, skipped)
         if frame is None:
             continue
         if path in found:
@@ -223,13 +209,15 @@ def read_prompted(images: Path, labels: Path, skipped: Skipped | None = None) ->
         )
         found[path] = PromptedMap(png, frame, PromptedSample(path, None, prompts=kept, instances=instances))
     if not found:
-        raise other_names(images, labels, paths, [*asked])
+        raise annotations.other_names(images, labels, paths, [*asked])
     samples = tuple(each.sample for each in found.values())
-    notes = upright_notes((each.frame for each in found.values()), "map")
-    return AnnotatedSet(images, samples, found, (), len(set(paths.values())) - len(found), (*notes, *repairs.notes))
+    notes = annotations.upright_notes((each.frame for each in found.values()), "map")
+    return annotations.AnnotatedSet(
+        images, samples, found, (), len(set(paths.values())) - len(found), (*notes, *repairs.notes)
+    )
 
 
-def _entries(labels: Path, repairs: Repairs) -> dict[str, list[tuple[int, Mapping[str, Any]]]]:
+def _entries(labels: Path, repairs: label_file.Repairs) -> dict[str, list[tuple[int, Mapping[str, Any]]]]:
     """The entries of each image by its name, each with its place in the file."""
     if not labels.is_file():
         raise MissingFileError(f"no file of prompts at {labels}", fix="check the path of --annotations")
@@ -275,10 +263,10 @@ KEPT = 1 << 12
 
 
 @dataclass(frozen=True)
-class Prompting(Drive):
+class Prompting(adapter.Drive):
     """Embeds the calibration images one at a time, and asks for the objects of each."""
 
-    samples: Sequence[Sample]
+    samples: Sequence[folder.Sample]
     preprocess: PreprocessSpec
     spec: PromptSpec
 
@@ -286,16 +274,16 @@ class Prompting(Drive):
     def distinct(self) -> int:
         return len({sample.path for sample in self.samples})
 
-    def __call__(self, runners: Mapping[str, Runner], progress: Count) -> None:
-        encoder, decoder = runners[IMAGE_ENCODER], runners[PROMPT_DECODER]
+    def __call__(self, runners: Mapping[str, Runner], progress: adapter.Count) -> None:
+        encoder, decoder = runners[flows.IMAGE_ENCODER], runners[flows.PROMPT_DECODER]
         tensor = encoder.inputs[0]
         for sample in self.samples:
             pixels, size = load_image(sample.path, self.preprocess)
-            embedded = run_rows(encoder, {tensor.name: to_input([pixels], self.preprocess, tensor)})
+            embedded = flow.run_rows(encoder, {tensor.name: to_input([pixels], self.preprocess, tensor)})
             asked = prompt_arrays(_calibrating(sample, size), size, self.preprocess, self.spec)
             count = len(asked[POINTS])
             repeated = {name: np.repeat(array, count, axis=0) for name, array in embedded.items()}
-            run_rows(decoder, {**repeated, **asked})
+            flow.run_rows(decoder, {**repeated, **asked})
             progress(1)
 
     def warnings(self) -> list[str]:
@@ -308,7 +296,7 @@ class Prompting(Drive):
         ]
 
 
-def _calibrating(sample: Sample, size: tuple[int, int]) -> Sequence[Prompt]:
+def _calibrating(sample: folder.Sample, size: tuple[int, int]) -> Sequence[Prompt]:
     """The sample's own prompts; else a grid of points, and a box."""
     if isinstance(sample, PromptedSample):
         return sample.prompts
@@ -316,7 +304,7 @@ def _calibrating(sample: Sample, size: tuple[int, int]) -> Sequence[Prompt]:
     return [*grid_prompts(size), Prompt(box=(width / 4, height / 4, 3 * width / 4, 3 * height / 4))]
 
 
-class PromptedAdapter(ImageAdapter):
+class PromptedAdapter(adapter.ImageAdapter):
     kinds = ("prompts", "none")
     compared = PromptComparison
     metrics = (
@@ -338,24 +326,26 @@ class PromptedAdapter(ImageAdapter):
     divisible = False
     calibrated_on = "prompts"
 
-    def find_annotated(self, choice: DataChoice, place: Path, skipped: Skipped | None) -> FoundData:
+    def find_annotated(self, choice: adapter.DataChoice, place: Path, skipped: decoding.Skipped | None) -> FoundData:
         found = read_prompted(choice.path, place, skipped)
         return FoundData(found.split(**choice.numbers), found, found.annotations)
 
-    def labelled(self, choice: DataChoice, count: int | None, skipped: Skipped | None) -> tuple[Sample, ...]:
+    def labelled(
+        self, choice: adapter.DataChoice, count: int | None, skipped: decoding.Skipped | None
+    ) -> tuple[folder.Sample, ...]:
         assert choice.annotations is not None
         return read_prompted(choice.path, choice.annotations, skipped).to_calibrate(count, choice.seed)
 
-    def load(self, choice: DataChoice, *, skip_bad: bool, progress: Progress) -> Data:
+    def load(self, choice: adapter.DataChoice, *, skip_bad: bool, progress: Progress) -> adapter.Data:
         data = super().load(choice, skip_bad=skip_bad, progress=progress)
         asked = [sample.prompts for sample in data.calibration if isinstance(sample, PromptedSample)]
         digest = hashlib.sha256(repr(asked).encode()).hexdigest()
         return replace(data, calibration_digest=data.calibration_digest + digest)
 
-    def drive(self, calibration: Calibration) -> Prompting:
+    def drive(self, calibration: adapter.Calibration) -> Prompting:
         return Prompting(calibration.samples, self.setting.images, self.head)
 
-    def answers(self, runner: Runner, data: Data, progress: Count) -> Answers:
+    def answers(self, runner: Runner, data: adapter.Data, progress: adapter.Count) -> Answers:
         columns: dict[str, list[Array]] = {}
         broken = 0
         with runner:
@@ -375,15 +365,15 @@ class PromptedAdapter(ImageAdapter):
         return Answers({name: tuple(column) for name, column in columns.items()})
 
     def _answer(
-        self, runner: Runner, sample: Sample, pixels: Array, size: tuple[int, int]
+        self, runner: Runner, sample: folder.Sample, pixels: Array, size: tuple[int, int]
     ) -> tuple[dict[str, Array], bool]:
         """What is kept of one image, and whether all outputs are finite."""
         spec, prompts = self.setting.images, prompts_of(sample, size)
         image, arrays = to_input([pixels], spec, runner.inputs[0]), prompt_arrays(prompts, size, spec, self.head)
-        if isinstance(runner, FlowRunner):
+        if isinstance(runner, flow.FlowRunner):
             outputs = decode(runner, embed(runner, image), arrays)
         else:
-            outputs = one_by_one(runner, {runner.inputs[0].name: image, **arrays})
+            outputs = flow.one_by_one(runner, {runner.inputs[0].name: image, **arrays})
         found = read_masks(outputs, prompts, size, spec, self.head)
         kept = {
             BITS: np.stack([np.packbits(each.mask) for each in found.prompts]),
@@ -394,7 +384,7 @@ class PromptedAdapter(ImageAdapter):
         }
         return kept, all(bool(np.isfinite(array).all()) for array in outputs.values())
 
-    def compare(self, ours: Answers, reference: Answers, data: Data) -> Comparison:
+    def compare(self, ours: Answers, reference: Answers, data: adapter.Data) -> Comparison:
         errors = None
         if data.truth is not None:
             errors = [self._errors(ours, reference, data, i) for i in range(len(data.evaluation))]
@@ -415,7 +405,7 @@ class PromptedAdapter(ImageAdapter):
         found = super().moved(answers, order, reference).columns
         return Answers({**found, **{name: [row[name] for row in rows] for name in rows[0]}})
 
-    def _errors(self, ours: Answers, reference: Answers, data: Data, index: int) -> PromptErrors:
+    def _errors(self, ours: Answers, reference: Answers, data: adapter.Data, index: int) -> PromptErrors:
         truth = self._truth(data, index).load()
         a, b = (
             np.array([iou(mask, true) for mask, true in zip(_masks(each, index), truth, strict=True)])
@@ -424,12 +414,12 @@ class PromptedAdapter(ImageAdapter):
         boxes = np.array([prompt.box is not None for prompt in data.evaluation[index].prompts])
         return PromptErrors(a, b, boxes)
 
-    def _truth(self, data: Data, index: int) -> PromptedMap:
+    def _truth(self, data: adapter.Data, index: int) -> PromptedMap:
         found = data.truth_at(index)
         assert isinstance(found, PromptedMap)
         return found
 
-    def changes(self, ours: Answers, reference: Answers, data: Data) -> Changes:
+    def changes(self, ours: Answers, reference: Answers, data: adapter.Data) -> Changes:
         return prompted_changes(_overlaps(ours, reference))
 
     def certainty(self, answers: Answers) -> np.ndarray:
@@ -442,20 +432,20 @@ class PromptedAdapter(ImageAdapter):
         said = f"{len(masks)} prompts, masks of {shares.min():.1f} to {shares.max():.1f} % of the image"
         return Said(said, float(np.clip(promised.mean(), 0, 1)))
 
-    def truth_of(self, data: Data, index: int, labels: Sequence[str] | None) -> str | None:
+    def truth_of(self, data: adapter.Data, index: int, labels: Sequence[str] | None) -> str | None:
         sample = data.evaluation[index]
         if not isinstance(sample, PromptedSample):
             return None
         return f"{len(set(sample.instances))} objects"
 
-    def panels(self, data: Data, index: int, answers: Mapping[str, Answers]) -> Panels:
+    def panels(self, data: adapter.Data, index: int, answers: Mapping[str, Answers]) -> adapter.Panels:
         """The masks of every artifact, and the labelled ones, small ones on top."""
         for name, each in answers.items():
             yield name, _picture(_masks(each, index))
         if data.truth is not None:
             yield "label", _picture(self._truth(data, index).load())
 
-    def shared_golden(self, data: Data) -> dict[str, Array]:
+    def shared_golden(self, data: adapter.Data) -> dict[str, Array]:
         """A point in the middle and a box around it, whatever the image shows."""
         width, height = size = self.setting.images.crop[1], self.setting.images.crop[0]
         box = Prompt(box=(width / 4, height / 4, 3 * width / 4, 3 * height / 4))
@@ -463,7 +453,7 @@ class PromptedAdapter(ImageAdapter):
         return prompt_arrays([*grid_prompts(size, 1), box], size, square, self.head)
 
 
-def prompts_of(sample: Sample, size: tuple[int, int]) -> Sequence[Prompt]:
+def prompts_of(sample: folder.Sample, size: tuple[int, int]) -> Sequence[Prompt]:
     """What an image of `size` (width, height) is asked: its own prompts, or a grid of points."""
     return sample.prompts if isinstance(sample, PromptedSample) else grid_prompts(size)
 
@@ -495,4 +485,4 @@ def _picture(masks: np.ndarray) -> bytes:
     found = np.full(masks.shape[1:], -1, np.int64)
     for index in np.argsort(-masks.sum(axis=(1, 2)), kind="stable"):
         found[masks[index]] = index
-    return thumbnail(np.asarray(class_picture(found)))
+    return adapter.thumbnail(np.asarray(drawing.class_picture(found)))

@@ -8,16 +8,13 @@ import numpy as np
 import numpy.typing as npt
 from scipy import sparse
 
-from vitdeploy.data.decoding import Skipped
-from vitdeploy.data.masks import read_masks, understood
+from vitdeploy.data import decoding, masks
 from vitdeploy.errors import DataError
-from vitdeploy.runtime.drawing import class_picture
-from vitdeploy.runtime.postprocess import label_of
+from vitdeploy.runtime import drawing, postprocess
 from vitdeploy.runtime.tasks.segmentation import NONE, areas, classes_of
 from vitdeploy.spec import SegmentationSpec
-from vitdeploy.tasks.adapter import Data, DataChoice, Panels, thumbnail, with_maps_of
+from vitdeploy.tasks import adapter, counted
 from vitdeploy.tasks.answers import Measure, Metric, Said
-from vitdeploy.tasks.counted import CountedAdapter
 from vitdeploy.tasks.images import FoundData, OfTask, drawn
 from vitdeploy.verification.changes import MOVED_PIXELS, Changes, Counts, judged
 from vitdeploy.verification.comparison import (
@@ -187,7 +184,7 @@ KEPT = 1 << 12
 SHOWN_CLASSES = 4
 
 
-class SegmentationAdapter(CountedAdapter):
+class SegmentationAdapter(counted.CountedAdapter):
     finer = 8
     kinds = ("masks", "none")
     compared = SegmentationComparison
@@ -200,11 +197,11 @@ class SegmentationAdapter(CountedAdapter):
     )
     head: SegmentationSpec
 
-    def find_annotated(self, choice: DataChoice, place: Path, skipped: Skipped | None) -> FoundData:
+    def find_annotated(self, choice: adapter.DataChoice, place: Path, skipped: decoding.Skipped | None) -> FoundData:
         assert self.setting.classes is not None
         labels, head = self.setting.labels, self.head
-        found = read_masks(choice.path, place, skipped)
-        found = understood(found, labels, self.setting.classes, head.ignore, head.reduce_labels)
+        found = masks.read_masks(choice.path, place, skipped)
+        found = masks.understood(found, labels, self.setting.classes, head.ignore, head.reduce_labels)
         return FoundData(found.split(**choice.numbers), found, found.annotations)
 
     def keep(self, outputs: Mapping[str, np.ndarray], size: tuple[int, int]) -> Mapping[str, np.ndarray]:
@@ -213,7 +210,7 @@ class SegmentationAdapter(CountedAdapter):
         few = {name: drawn(output, KEPT) for name, output in outputs.items()}
         return {**few, MAP: found.astype(np.int16 if (self.setting.classes or 0) > 127 else np.int8)}
 
-    def count(self, ours: Answers, reference: Answers, data: Data) -> Counts:
+    def count(self, ours: Answers, reference: Answers, data: adapter.Data) -> Counts:
         assert self.setting.classes is not None
         known = data.truths()
         truth = None if known is None else (self._load(each) for each in known)
@@ -227,13 +224,13 @@ class SegmentationAdapter(CountedAdapter):
         return segmentation_comparison(counts, classes=self.setting.classes, max_difference=worst)
 
     def moved(self, answers: Answers, order: Sequence[int], reference: Answers) -> Answers:
-        return with_maps_of(super().moved(answers, order, reference), MAP, reference)
+        return adapter.with_maps_of(super().moved(answers, order, reference), MAP, reference)
 
     def _load(self, annotation: OfTask) -> np.ndarray:
         assert self.setting.classes is not None
         return np.asarray(annotation.load(self.setting.classes, self.head.ignore, self.head.reduce_labels))
 
-    def changes(self, ours: Answers, reference: Answers, data: Data) -> Changes:
+    def changes(self, ours: Answers, reference: Answers, data: adapter.Data) -> Changes:
         return segmentation_changes(ours.columns[MAP], reference.columns[MAP])
 
     def show(self, answers: Answers, index: int, labels: Sequence[str] | None) -> Said:
@@ -245,12 +242,12 @@ class SegmentationAdapter(CountedAdapter):
 
     def truth_line(self, truth: OfTask, labels: Sequence[str] | None) -> str:
         known = np.unique(self._load(truth))
-        return ", ".join(label_of(int(each), labels) for each in known[known != NONE][:8])
+        return ", ".join(postprocess.label_of(int(each), labels) for each in known[known != NONE][:8])
 
-    def panels(self, data: Data, index: int, answers: Mapping[str, Answers]) -> Panels:
+    def panels(self, data: adapter.Data, index: int, answers: Mapping[str, Answers]) -> adapter.Panels:
         """The image, the map of every artifact and the labelled one, in the same colours."""
         maps = {name: found.columns[MAP][index] for name, found in answers.items()}
         if data.truth is not None:
             maps["label"] = self._load(data.truth_at(index))
         for name, found in maps.items():
-            yield name, thumbnail(np.asarray(class_picture(found.astype(np.int32))))
+            yield name, adapter.thumbnail(np.asarray(drawing.class_picture(found.astype(np.int32))))

@@ -11,12 +11,10 @@ from vitdeploy.runtime.postprocess import cosine, equal_share, signal_to_noise
 from vitdeploy.runtime.runner import Array
 from vitdeploy.runtime.tasks.tensors import line_of
 from vitdeploy.spec import TensorsSpec
-from vitdeploy.tasks.adapter import Data, ImageAdapter
+from vitdeploy.tasks import adapter, images
 from vitdeploy.tasks.answers import Measure, Said
-from vitdeploy.tasks.images import drawn
+from vitdeploy.verification import comparison, records
 from vitdeploy.verification.changes import Changes, judged
-from vitdeploy.verification.comparison import Comparison, counted_agreement
-from vitdeploy.verification.records import Answers
 
 # --- Compares outputs of which only the numbers are known with the original's -----------------------------------------
 
@@ -51,7 +49,7 @@ class OutputFacts:
 
 
 @dataclass(frozen=True, kw_only=True)
-class TensorComparison(Comparison):
+class TensorComparison(comparison.Comparison):
     """Tensors of no known task against the original's: there is no metric.
 
     agreement: percent of images of which every output has a signal-to-noise ratio of at least LEAST_SNR decibels and,
@@ -80,7 +78,7 @@ def compare_tensors(ours: Columns, theirs: Columns, exact: Sequence[str]) -> Ten
     return TensorComparison(
         n=n,
         metric=None,
-        **counted_agreement(alike, n),
+        **comparison.counted_agreement(alike, n),
         agreement_of=f"images whose outputs all have {LEAST_SNR:g} dB of signal to noise",
         max_difference=max((each.max_difference for each in facts if each.max_difference is not None), default=0.0),
         outputs=facts,
@@ -150,7 +148,7 @@ def _least(values: Sequence[float | None]) -> float | None:
 KEPT = 1 << 16
 
 
-class TensorsAdapter(ImageAdapter):
+class TensorsAdapter(adapter.ImageAdapter):
     kinds = ("none", "folders")
     compared = TensorComparison
     measures = (
@@ -163,15 +161,15 @@ class TensorsAdapter(ImageAdapter):
 
     def keep(self, outputs: Mapping[str, np.ndarray], size: tuple[int, int]) -> Mapping[str, np.ndarray]:
         """Every output; of a larger one KEPT of its numbers, the same of every image and artifact."""
-        return {name: drawn(output, KEPT) for name, output in outputs.items()}
+        return {name: images.drawn(output, KEPT) for name, output in outputs.items()}
 
-    def compare(self, ours: Answers, reference: Answers, data: Data) -> Comparison:
+    def compare(self, ours: records.Answers, reference: records.Answers, data: adapter.Data) -> comparison.Comparison:
         return compare_tensors(ours.columns, reference.columns, self.head.exact)
 
-    def changes(self, ours: Answers, reference: Answers, data: Data) -> Changes:
+    def changes(self, ours: records.Answers, reference: records.Answers, data: adapter.Data) -> Changes:
         return tensor_changes(ours.columns, reference.columns, self.head.exact)
 
-    def show(self, answers: Answers, index: int, labels: Sequence[str] | None) -> Said:
+    def show(self, answers: records.Answers, index: int, labels: Sequence[str] | None) -> Said:
         """The first output, in the numbers that describe it."""
         name, column = next(iter(answers.columns.items()))
         return Said(f"{name} {line_of(column[index])}", None)

@@ -9,23 +9,19 @@ from pathlib import Path
 
 import numpy as np
 
+from vitdeploy.data import decoding, label_file
 from vitdeploy.data.classes import ClassMap
 from vitdeploy.data.containers.listing import CLASSES_FILE, ClassKind
-from vitdeploy.data.decoding import Skipped, batches
 from vitdeploy.data.folder import DataSplit, Sample, list_split, split
-from vitdeploy.data.label_file import read_texts
 from vitdeploy.errors import DataError
 from vitdeploy.paths import name_bytes
 from vitdeploy.progress import Progress
 from vitdeploy.quantization.prepare import LEAST_IMAGES
-from vitdeploy.runtime.flow import FlowRunner
-from vitdeploy.runtime.flows import IMAGE_TOWER, TEXT_TOWER
+from vitdeploy.runtime import flow, flows, tokenizer
 from vitdeploy.runtime.postprocess import sigmoid
 from vitdeploy.runtime.preprocess import to_input
 from vitdeploy.runtime.runner import Array, Runner
-from vitdeploy.runtime.tasks.classification import classify
-from vitdeploy.runtime.tasks.zero_shot import TextsBound, TextsSent
-from vitdeploy.runtime.tokenizer import TextTokenizer, Tokens
+from vitdeploy.runtime.tasks import classification, zero_shot
 from vitdeploy.spec import OpenVocabularySpec, PreprocessSpec, ReadsTexts, ZeroShotSpec
 from vitdeploy.tasks.adapter import Calibration, Count, Data, DataChoice, Drive, Setting, TaskAdapter
 from vitdeploy.tasks.answers import Said
@@ -42,7 +38,7 @@ class Embedding(Drive):
     """Embeds the calibration images and texts, one at a time."""
 
     samples: Sequence[Sample]
-    tokens: Tokens
+    tokens: tokenizer.Tokens
     preprocess: PreprocessSpec
     cut: tuple[str, ...] = ()
     noun = "images and texts"
@@ -56,9 +52,9 @@ class Embedding(Drive):
         return len(self.samples) + len(np.unique(self.tokens, axis=0))
 
     def __call__(self, runners: Mapping[str, Runner], progress: Count) -> None:
-        image, text = runners[IMAGE_TOWER], runners[TEXT_TOWER]
+        image, text = runners[flows.IMAGE_TOWER], runners[flows.TEXT_TOWER]
         tensor = image.inputs[0]
-        for pixels in batches(self.samples, self.preprocess, 1):
+        for pixels in decoding.batches(self.samples, self.preprocess, 1):
             image.infer({tensor.name: to_input(list(pixels), self.preprocess, tensor)})
             progress(1)
         for row in self.tokens:
@@ -86,12 +82,12 @@ class TextAdapter(TaskAdapter):
         assert isinstance(setting.postprocess, ZeroShotSpec | OpenVocabularySpec)
         self.spec: ReadsTexts = setting.postprocess
 
-    def tokens(self, texts: Sequence[str]) -> tuple[Tokens, tuple[str, ...]]:
+    def tokens(self, texts: Sequence[str]) -> tuple[tokenizer.Tokens, tuple[str, ...]]:
         """int64 [texts, length] by the model's own tokenizer, and what is told of texts that are cut."""
         assert self.setting.tokenizer is not None
         with warnings.catch_warnings(record=True) as heard:
             warnings.simplefilter("always")
-            found = TextTokenizer(self.setting.tokenizer, self.spec).encode(texts)
+            found = tokenizer.TextTokenizer(self.setting.tokenizer, self.spec).encode(texts)
         return found, tuple(dict.fromkeys(str(each.message) for each in heard))
 
     def with_texts(self, data: Data) -> Data:
@@ -132,10 +128,10 @@ class ZeroShotAdapter(TextAdapter, ClassificationAdapter):
     def load(self, choice: DataChoice, *, skip_bad: bool, progress: Progress) -> Data:
         return self.with_texts(super().load(choice, skip_bad=skip_bad, progress=progress))
 
-    def find(self, choice: DataChoice, skipped: Skipped | None = None) -> FoundData:
+    def find(self, choice: DataChoice, skipped: decoding.Skipped | None = None) -> FoundData:
         """The images; their classes are the texts."""
         parts = split(choice.path, "folders" if choice.labels == "folders" else "none", **choice.numbers)
-        given = read_texts(choice.texts) if choice.texts is not None else None
+        given = label_file.read_texts(choice.texts) if choice.texts is not None else None
         if not parts.classes:
             if not given:
                 raise no_texts(choice.path)
@@ -156,7 +152,7 @@ class ZeroShotAdapter(TextAdapter, ClassificationAdapter):
 
     def calibration(self, choice: DataChoice, *, skip_bad: bool, progress: Progress) -> Calibration:
         found = super().calibration(choice, skip_bad=skip_bad, progress=progress)
-        given = read_texts(choice.texts) if choice.texts is not None else None
+        given = label_file.read_texts(choice.texts) if choice.texts is not None else None
         if given is None and labels_in(choice.path) == "folders":
             parts = list_split(choice.path, "folders", calibration=1, evaluation="all", seed=0)
             given = texts_of(_words(parts.classes, parts.kind), choice.template)
@@ -168,14 +164,14 @@ class ZeroShotAdapter(TextAdapter, ClassificationAdapter):
         """The texts of the data are the same for all images."""
         assert isinstance(self.spec, ZeroShotSpec)
         tokens = self.tokens(data.classes)[0]
-        if isinstance(runner, FlowRunner):
-            return TextsBound(runner, tokens, self.spec)
-        return TextsSent(runner, tokens, self.spec)
+        if isinstance(runner, flow.FlowRunner):
+            return zero_shot.TextsBound(runner, tokens, self.spec)
+        return zero_shot.TextsSent(runner, tokens, self.spec)
 
     def show(self, answers: Answers, index: int, labels: Sequence[str] | None) -> Said:
         """The best text; SigLIP's probability is of that text alone."""
         logits = answers.columns["logits"][index]
-        best = classify(logits, labels, 1)
+        best = classification.classify(logits, labels, 1)
         assert isinstance(self.spec, ZeroShotSpec)
         alone = self.spec.scores == "sigmoid"
         return Said(best.label, float(sigmoid(logits.max().astype(np.float64))) if alone else best.score)

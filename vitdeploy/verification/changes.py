@@ -10,8 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from vitdeploy.data.masks import PanopticMap
-from vitdeploy.verification.agreement import Tally
-from vitdeploy.verification.detection import Found, partners
+from vitdeploy.verification import agreement, detection
 from vitdeploy.verification.records import Ints, Records
 
 # --- The samples that an artifact answers differently from the original -----------------------------------------------
@@ -55,12 +54,12 @@ def judged(changed: Bools, size: Floats, right: Bools | None = None, was_right: 
     return Changes(changed, lost, gained, np.where(changed, np.maximum(rank + size, 1e-9), 0.0))
 
 
-def object_changes(artifact: Sequence[Found], reference: Sequence[Found]) -> Changes:
+def object_changes(artifact: Sequence[detection.Found], reference: Sequence[detection.Found]) -> Changes:
     """Changed images: those with a visible object that has no partner on the other side (`detection.pair`); more such
     objects, and higher scores, are worse."""
     lonely = np.zeros(len(reference))
     for i, (a, b) in enumerate(zip(artifact, reference, strict=True)):
-        both = partners(a, b)
+        both = detection.partners(a, b)
         lonely[i] = np.delete(a.scores, both[:, 0]).sum() + np.delete(b.scores, both[:, 1]).sum()
     return judged(lonely > 0, lonely / (1 + lonely))
 
@@ -85,7 +84,7 @@ def _classes(cut: PanopticMap) -> npt.NDArray[np.int64]:
 # --- What is counted of some images, and the same of all of them: exact sums, or a record of each image ---------------
 
 
-Counts: TypeAlias = Tally | Records
+Counts: TypeAlias = agreement.Tally | Records
 
 
 def joined(counts: Sequence[Counts], places: Sequence[Ints]) -> Counts:
@@ -97,4 +96,4 @@ def joined(counts: Sequence[Counts], places: Sequence[Ints]) -> Counts:
     records = [each for each in counts if isinstance(each, Records)]
     if records:
         return Records.joined(records, places)
-    return functools.reduce(operator.add, (each for each in counts if isinstance(each, Tally)))
+    return functools.reduce(operator.add, (each for each in counts if isinstance(each, agreement.Tally)))

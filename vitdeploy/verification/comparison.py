@@ -10,15 +10,7 @@ import numpy.typing as npt
 
 from vitdeploy.extensions import lazy
 from vitdeploy.spec import PreprocessSpec
-from vitdeploy.verification.intervals import (
-    Floats,
-    least_of_difference,
-    least_of_share,
-    paired_difference,
-    percentile_interval,
-    wilson,
-)
-from vitdeploy.verification.records import Answers, ImageRows
+from vitdeploy.verification import intervals, records
 
 # Measuring processes load this module, and need no order.
 optimize = lazy("scipy.optimize")
@@ -104,19 +96,22 @@ def least_to_prove(control: Control) -> float:
 
 def counted_agreement(same: int, n: int) -> Fields:
     """The agreement fields of a `Comparison`, of n answers of which so many are the same, with Wilson's interval."""
-    low, high = wilson(same, n)
+    low, high = intervals.wilson(same, n)
     return {"agreement": 100 * same / n, "agreement_ci95": (100 * low, 100 * high)}
 
 
-def resampled_agreement(agreement: float, drawn: Floats, trials: int) -> Fields:
+def resampled_agreement(agreement: float, drawn: intervals.Floats, trials: int) -> Fields:
     """The same of an agreement in percent, by those that are `drawn` from the images again; its interval is no narrower
     than that of so many independent trials."""
-    least = least_of_share(agreement / 100, trials)
-    return {"agreement": agreement, "agreement_ci95": percentile_interval(agreement, drawn, least, (0.0, 100.0))}
+    least = intervals.least_of_share(agreement / 100, trials)
+    return {
+        "agreement": agreement,
+        "agreement_ci95": intervals.percentile_interval(agreement, drawn, least, (0.0, 100.0)),
+    }
 
 
 def resampled_accuracy(
-    values: Sequence[float], drawn: Floats, right: Sequence[npt.NDArray[np.bool_]], drop: float | None = None
+    values: Sequence[float], drawn: intervals.Floats, right: Sequence[npt.NDArray[np.bool_]], drop: float | None = None
 ) -> Fields:
     """The accuracy fields of a `Comparison`, by the drops that are `drawn` from the images again.
 
@@ -125,7 +120,9 @@ def resampled_accuracy(
         right: of both, whether each answer to the same questions is: no interval is narrower than that of these.
     """
     lost = values[1] - values[0] if drop is None else drop
-    interval = percentile_interval(lost, drawn, least_of_difference(right[1], right[0]), (-100.0, 100.0))
+    interval = intervals.percentile_interval(
+        lost, drawn, intervals.least_of_difference(right[1], right[0]), (-100.0, 100.0)
+    )
     return {"value": values[0], "reference_value": values[1], "drop": lost, "drop_ci95": interval}
 
 
@@ -139,7 +136,7 @@ def paired_counts(ours: npt.NDArray[np.bool_], theirs: npt.NDArray[np.bool_]) ->
 def paired_accuracy(both: int, lost: int, gained: int, neither: int) -> Fields:
     """The accuracy fields of a `Comparison`, from `paired_counts`."""
     # The difference is original minus artifact, so that a loss is positive.
-    low, high = paired_difference(both, lost, gained, neither)
+    low, high = intervals.paired_difference(both, lost, gained, neither)
     n = both + lost + gained + neither
     return {
         "value": 100 * (both + gained) / n,
@@ -153,7 +150,7 @@ def paired_accuracy(both: int, lost: int, gained: int, neither: int) -> Fields:
 # the largest of all images is the largest of any pieces of them.
 
 
-def differences(ours: Answers, reference: Answers, names: Sequence[str]) -> ImageRows:
+def differences(ours: records.Answers, reference: records.Answers, names: Sequence[str]) -> records.ImageRows:
     """Of each image max|a - b| (`apart`) and max|b| (`largest`) of the named outputs, b the reference's: float64
     [images, names] each."""
     apart, largest = (np.zeros((len(reference), len(names))) for _ in range(2))
@@ -161,10 +158,10 @@ def differences(ours: Answers, reference: Answers, names: Sequence[str]) -> Imag
         for i, (a, b) in enumerate(zip(ours.columns[name], reference.columns[name], strict=True)):
             wide = b.astype(np.float64)
             apart[i, k], largest[i, k] = np.abs(a.astype(np.float64) - wide).max(), np.abs(wide).max()
-    return ImageRows.each(apart=apart, largest=largest)
+    return records.ImageRows.each(apart=apart, largest=largest)
 
 
-def worst_of(table: ImageRows) -> float:
+def worst_of(table: records.ImageRows) -> float:
     """max|a - b| / max|b| over all images, of the output where it is largest; 0.0 without any output."""
     apart, largest = table["apart"].max(axis=0), table["largest"].max(axis=0)
     return float((apart / np.maximum(largest, 1e-300)).max(initial=0.0))
@@ -210,7 +207,7 @@ def doubt_accuracy(answers: Indices, labels: Indices, classes: int, claim: Claim
     An interval decides, so that a few images prove nothing.
     """
     n, right = len(answers), int((answers == labels).sum())
-    share, high, least = right / n, wilson(right, n)[1], least_accuracy(classes)
+    share, high, least = right / n, intervals.wilson(right, n)[1], least_accuracy(classes)
     text = f"the original's top-1 is {100 * share:.2f} % of {n:,} images"
     if share < least and high < max(HALF, least):
         text += f", and chance is {100 / classes:.3g} %"
@@ -219,7 +216,7 @@ def doubt_accuracy(answers: Indices, labels: Indices, classes: int, claim: Claim
     else:
         return None
     ordered = accuracy_in_best_order(answers, labels, classes)
-    low = wilson(round(ordered * n), n)[0]
+    low = intervals.wilson(round(ordered * n), n)[0]
     if low > max(ORDERED, TIMES * high):
         return (
             f"{text}: the class order may be wrong; in another one, found on one half of the images, it is "

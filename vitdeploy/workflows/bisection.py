@@ -11,15 +11,12 @@ import onnx_ir as ir
 
 from vitdeploy.data.decoding import batches
 from vitdeploy.errors import InputError
-from vitdeploy.graph.io.admit import admit_graph
-from vitdeploy.graph.io.files import get_metadata, graph_spec, load_graph
+from vitdeploy.graph.io import admit, files
 from vitdeploy.pipeline.early import float_graph, open_bundle
 from vitdeploy.progress import Progress
-from vitdeploy.runtime.choice import select_engines
-from vitdeploy.runtime.ort import OnnxRuntimeRunner
+from vitdeploy.runtime import choice, ort
+from vitdeploy.search import frame, graphs
 from vitdeploy.search.bisect import STANDS_OUT, Bisection, Culprit, Fix, GraphPart, bisect, find_fix, fixed_bits
-from vitdeploy.search.frame import ReferenceOutputs
-from vitdeploy.search.graphs import OutlierFacts, Splice
 from vitdeploy.spec import EngineSpec
 from vitdeploy.stages.step import QUANTIZED, find_graph
 from vitdeploy.tasks.images import calibration_images
@@ -64,7 +61,7 @@ def bisect_artifact(
                 fix="vitdeploy run or vitdeploy compile makes one",
             )
         manifest, _ = open_bundle(bundle)
-        chosen = select_engines(manifest, target or "auto")
+        chosen = choice.select_engines(manifest, target or "auto")
         # Of several, one that has lost something: the recommended one may be in float.
         engine = next((each for each in chosen if each.precision in QUANTIZED), chosen[0])
         if manifest.preprocess is None:
@@ -83,16 +80,16 @@ def bisect_artifact(
                 wanted="the folder of `vitdeploy export` or `optimize` that it was quantized from",
                 fix="--against FOLDER",
             )
-        graph, placement = load_graph(file), admit_graph(bundle / looked_at.graph)
+        graph, placement = files.load_graph(file), admit.admit_graph(bundle / looked_at.graph)
         _check_same_model(graph, placement, str(file))
-        images = get_metadata(graph, str(file)).images
+        images = files.get_metadata(graph, str(file)).images
         samples, skipped = calibration_images(
             data, num_samples or IMAGES, seed, images, skip_bad=skip_bad, progress=progress
         )
         [pixels] = batches(samples, images, len(samples))
-        with OnnxRuntimeRunner(file, name="float") as runner:
-            reference_outputs = ReferenceOutputs(runner, pixels, images, manifest.task, batch=looked_at.batch)
-        splice = Splice(graph, placement, looked_at, reference_outputs)
+        with ort.OnnxRuntimeRunner(file, name="float") as runner:
+            reference_outputs = frame.ReferenceOutputs(runner, pixels, images, manifest.task, batch=looked_at.batch)
+        splice = graphs.Splice(graph, placement, looked_at, reference_outputs)
         splice.ran = lambda: progress(f"{TEXT} of {engine.artifact} in parts", splice.runs, _expected(splice))
         found = bisect(splice)
         fix = find_fix(found, splice)
@@ -117,13 +114,13 @@ def _of_image(engine: EngineSpec) -> EngineSpec:
     return engine.parts[0] if engine.parts else engine
 
 
-def _expected(splice: Splice) -> int:
+def _expected(splice: graphs.Splice) -> int:
     """The largest possible number of runs, for a progress bar."""
     return max(16, splice.runs + 1)
 
 
 def _check_same_model(graph: ir.Model, placement: ir.Model, name: str) -> None:
-    ours, theirs = (graph_spec(model, "") for model in (placement, graph))
+    ours, theirs = (files.graph_spec(model, "") for model in (placement, graph))
     if (ours.inputs, ours.outputs) != (theirs.inputs, theirs.outputs):
         raise InputError(
             f"{name} is the float graph of another model",
@@ -229,7 +226,7 @@ def _join(names: Sequence[str]) -> str:
     return " and ".join(filter(None, [", ".join(names[:-1]), names[-1]]))
 
 
-def _facts(facts: OutlierFacts) -> str:
+def _facts(facts: graphs.OutlierFacts) -> str:
     lost = f"{100 * (1 - facts.finite):.2g} % of it is not finite, " if facts.finite < 1 else ""
     outliers = ", ".join(f"channel {channel} reaches {reach:.3g}" for channel, reach in facts.outliers.items())
     return (

@@ -4,11 +4,9 @@ import dataclasses
 import functools
 from collections.abc import Callable, Sequence
 
+from vitdeploy.benchmark import results, run
 from vitdeploy.benchmark.protocol import Protocol
-from vitdeploy.benchmark.results import DEFAULT
-from vitdeploy.benchmark.run import against_last
-from vitdeploy.document.bench import BenchDocument
-from vitdeploy.document.report import VerifyDocument
+from vitdeploy.document import bench, report
 from vitdeploy.errors import AnswersError
 from vitdeploy.pipeline.measure import measure
 from vitdeploy.pipeline.verdict import bounds_answers, criterion_of, foresee
@@ -35,7 +33,7 @@ def verify_subjects(
     progress: Progress,
     note: Callable[[str], None] = lambda text: None,
     executor: Executor | None = None,
-) -> VerifyDocument:
+) -> report.VerifyDocument:
     """Compare `ours` with `theirs`, one runtime after the other; returns the result and its gate. Errors as in `Trial`.
     `note` is called with bounds of the budget that the data cannot prove, before `ours` runs. Many images for a
     classifier are evaluated in shards; with an `executor` any number of them, by its processes."""
@@ -96,7 +94,7 @@ class Trial:
         by_itself = runner.inputs[0].dtype == "uint8"
         return None if by_itself and not own.images.same_scale(other.images) else answers
 
-    def judge(self, ours: Subject, answers: Answers, budget: Budget) -> VerifyDocument:
+    def judge(self, ours: Subject, answers: Answers, budget: Budget) -> report.VerifyDocument:
         """Judge the answers of `ours`; returns the result and its gate."""
         preprocess = (self._own.preprocess, self._other.preprocess)
         found = judge(self._adapter, answers, self._reference, self.data, ours.precision, preprocess, self._same_tensor)
@@ -107,20 +105,20 @@ class Trial:
 
 
 def bench_subjects(
-    subjects: Sequence[Subject], protocol: Protocol, progress: Progress, percents: Sequence[float] = DEFAULT
-) -> BenchDocument:
+    subjects: Sequence[Subject], protocol: Protocol, progress: Progress, percents: Sequence[float] = results.DEFAULT
+) -> bench.BenchDocument:
     """All subjects in one benchmark run; each compared with the last. An artifact given twice is measured twice."""
     names = unique([subject.name for subject in subjects])
     bench_candidates = [subject.bench_candidate(name) for subject, name in zip(subjects, names, strict=True)]
     try:
-        found = measure(bench_candidates, protocol, against_last(names), progress, percents, context=True)
+        found = measure(bench_candidates, protocol, run.against_last(names), progress, percents, context=True)
     except AnswersError as error:  # a measuring process says it in words
         for name, subject in zip(names, subjects, strict=True):
             if subject.artifact and error.message.startswith(f"{name}: "):
                 error.engine, error.bundle = subject.artifact, subject.name.removesuffix(f":{subject.artifact}")
         raise
     remarks = dict.fromkeys(text for subject in subjects for text in subject.remarks)
-    return BenchDocument(**vars(found), remarks=tuple(remarks))
+    return bench.BenchDocument(**vars(found), remarks=tuple(remarks))
 
 
 def unique(names: Sequence[str]) -> list[str]:

@@ -16,12 +16,8 @@ from vitdeploy.graph.io.admit import admit
 from vitdeploy.graph.io.files import get_metadata
 from vitdeploy.publish import storage_errors, sync_folder, temporary_folder
 from vitdeploy.report.attention import MapPanel, attention_picture, picture_size
-from vitdeploy.runtime.preprocess import Pixels, load_image
-from vitdeploy.runtime.runner import Array
-from vitdeploy.runtime.tasks.classification import ClassScore, classify
-from vitdeploy.runtime.tasks.detection import Detection, detect
-from vitdeploy.runtime.tasks.registry import flow_of
-from vitdeploy.runtime.values import read_labels
+from vitdeploy.runtime import preprocess, runner, values
+from vitdeploy.runtime.tasks import classification, detection, registry
 from vitdeploy.spec import Manifest, PostprocessSpec, PreprocessSpec
 
 # How many detected objects are shown.
@@ -50,19 +46,19 @@ def explain(bundle: Path, image: Path, output: Path) -> Explanation:
             found=f"a bundle for the task {manifest.task}",
             wanted="a bundle of a model that takes images",
         )
-    pixels = load_image(image, manifest.preprocess)[0]
+    pixels = preprocess.load_image(image, manifest.preprocess)[0]
     model = _float_graph(bundle, manifest)
     head = manifest.postprocess
     objects = isinstance(head, PostprocessSpec)
     views = object_views(model, str(bundle)) if objects else token_views(model, str(bundle))
     [instrumented] = run_instrumented(model, views, [pixels], manifest.preprocess)
-    labels = read_labels(bundle, manifest)
+    labels = values.read_labels(bundle, manifest)
     if isinstance(head, PostprocessSpec):
         panels = _object_panels(views, instrumented, head, pixels, labels, image)
     else:
         panels = _token_panels(views, instrumented, labels)
     rows, columns = views.grid
-    read = f"{_image_graph(manifest)}, {views.reader}" if flow_of(manifest.task) else views.reader
+    read = f"{_image_graph(manifest)}, {views.reader}" if registry.flow_of(manifest.task) else views.reader
     subheading = f"{image.name}: {read}; {rows} × {columns} patches, {len(instrumented.heads)} heads"
     _write(output, attention_picture(pixels, panels, f"{manifest.name}: where it looks", subheading))
     return Explanation(
@@ -94,7 +90,7 @@ def _check_output(output: Path, image: Path) -> None:
 
 def _image_graph(manifest: Manifest) -> str:
     """Its name; of several graphs the first takes the image."""
-    flow = flow_of(manifest.task)
+    flow = registry.flow_of(manifest.task)
     return "model" if flow is None else flow.parts[0]
 
 
@@ -126,7 +122,7 @@ def _token_panels(
         **{f"Head {number}": head for number, head in enumerate(heads, start=1)},
     }
     logits = instrumented.outputs.get("logits")
-    note = _certain(classify(logits, labels, 1).top[0]) if logits is not None else ""
+    note = _certain(classification.classify(logits, labels, 1).top[0]) if logits is not None else ""
     panels = [MapPanel("What the model sees", note)]
     return panels + [
         _panel(title, to_grid(read_by(weights, views.rows), views.grid)) for title, weights in maps.items()
@@ -137,7 +133,7 @@ def _object_panels(
     views: AttentionViews,
     instrumented: InstrumentedOutputs,
     head: PostprocessSpec,
-    pixels: Pixels,
+    pixels: preprocess.Pixels,
     labels: Sequence[str] | None,
     image: Path,
 ) -> list[MapPanel]:
@@ -154,20 +150,24 @@ def _object_panels(
 
 
 def _best_objects(
-    outputs: Mapping[str, Array], queries: int, head: PostprocessSpec, pixels: Pixels, labels: Sequence[str] | None
-) -> dict[int, Detection]:
+    outputs: Mapping[str, runner.Array],
+    queries: int,
+    head: PostprocessSpec,
+    pixels: preprocess.Pixels,
+    labels: Sequence[str] | None,
+) -> dict[int, detection.Detection]:
     """The best objects by their query. Boxes are in pixels of what the model sees."""
     height, width, channels = pixels.shape
     seen = PreprocessSpec((height, width), (height, width), mean=(0.0,) * channels, std=(1.0,) * channels)
-    found: dict[int, Detection] = {}
+    found: dict[int, detection.Detection] = {}
     for query in range(queries):
         own = {name: outputs[name][query : query + 1] for name in ("logits", "boxes")}
-        for each in detect(own, (width, height), seen, head, labels).objects[:1]:
+        for each in detection.detect(own, (width, height), seen, head, labels).objects[:1]:
             found[query] = each
     return dict(sorted(found.items(), key=lambda item: -item[1].score)[:OBJECTS])
 
 
-def _certain(answer: ClassScore | Detection) -> str:
+def _certain(answer: classification.ClassScore | detection.Detection) -> str:
     return f"{answer.label}, {100 * answer.score:.1f} %"
 
 

@@ -14,25 +14,15 @@ from vitdeploy.backends import TARGETS
 from vitdeploy.bundle.write import write_bundle
 from vitdeploy.compilation.backend import BuildOptions
 from vitdeploy.errors import CapabilityError, TargetError, quoted
-from vitdeploy.graph.io.files import (
-    GraphMetadata,
-    admitted_metadata,
-    fixed_batch,
-    get_metadata,
-    graph_spec,
-    load_graph,
-    save_graph,
-    set_metadata,
-)
+from vitdeploy.graph.io import files
 from vitdeploy.graph.passes.folds import cast_pixels_first
 from vitdeploy.progress import Progress, silent
 from vitdeploy.runtime.monitor_reference import reference_beside
 from vitdeploy.runtime.tasks.registry import flow_of
 from vitdeploy.search.rows import PartsTable, in_parts, measure_row_parts
 from vitdeploy.spec import EngineSpec, GraphSpec, Manifest, Precision
+from vitdeploy.stages import rows, step
 from vitdeploy.stages.compile import CompileOptions, check_task, compile_graphs
-from vitdeploy.stages.rows import splits_rows
-from vitdeploy.stages.step import MODEL_FILE, TOKENIZER_FILE, check_precision, graphs_in, known_labels, read_engine
 
 
 @dataclass(frozen=True)
@@ -41,7 +31,7 @@ class PlacedGraphs:
     for `target` in `precision`, with that in their metadata. `batch` is what they are compiled at by default.
     `row_parts`: those in which the graph computes its rows, see `EngineSpec`."""
 
-    metadata: GraphMetadata
+    metadata: files.GraphMetadata
     target: str
     precision: Precision
     graphs: Mapping[str, tuple[Path, GraphSpec]]
@@ -50,12 +40,12 @@ class PlacedGraphs:
 
     def in_parts(self, parts: Sequence[int], folder: Path) -> PlacedGraphs:
         """The same with its rows in parts, in a new folder; raises GraphError if they cannot be split so."""
-        in_parts(self.folder / MODEL_FILE, parts, folder / MODEL_FILE)
+        in_parts(self.folder / step.MODEL_FILE, parts, folder / step.MODEL_FILE)
         return dataclasses.replace(self, folder=folder, row_parts=tuple(parts))
 
     @property
     def _fixed(self) -> int | None:
-        return fixed_batch(next(spec for _, spec in self.graphs.values()))
+        return files.fixed_batch(next(spec for _, spec in self.graphs.values()))
 
     @property
     def batch(self) -> int:
@@ -79,7 +69,7 @@ def place_graphs(file: Path, target: str, precision: str | None, folder: Path) -
         TargetError: the graph was placed for another target or precision.
         CapabilityError: the target cannot do the precision, or the task.
     """
-    metadata = admitted_metadata(file)
+    metadata = files.admitted_metadata(file)
     if precision is not None and metadata.precision not in (None, precision):
         raise TargetError(
             f"{file} is placed in {metadata.precision}",
@@ -95,7 +85,7 @@ def place_graphs(file: Path, target: str, precision: str | None, folder: Path) -
             wanted=target,
             fix=f"quantize the float graph for {target}, or compile with --target {metadata.target}",
         )
-    check_precision(target, chosen)
+    step.check_precision(target, chosen)
     check_task(metadata.task, target, chosen)
     typed = TARGETS[target].typed
     if typed and metadata.precision is None and chosen != "fp32":
@@ -106,14 +96,14 @@ def place_graphs(file: Path, target: str, precision: str | None, folder: Path) -
             fix=f"vitdeploy quantize {quoted(file)} --data IMAGES --target {target} --precision {chosen} -o DIR",
         )
     graphs = {}
-    for name, graph in (graphs_in(file.parent) if flow_of(metadata.task) else {"model": file}).items():
-        model = load_graph(graph)
-        graphs[name] = (graph, graph_spec(model, graph.name))
+    for name, graph in (step.graphs_in(file.parent) if flow_of(metadata.task) else {"model": file}).items():
+        model = files.load_graph(graph)
+        graphs[name] = (graph, files.graph_spec(model, graph.name))
         if typed and metadata.precision is None:
             cast_pixels_first(model)
-        own = get_metadata(model, str(graph))  # each graph of a flow has its own precision
-        set_metadata(model, dataclasses.replace(own, target=target, precision=own.precision or chosen))
-        save_graph(model, folder / f"{name}.onnx")
+        own = files.get_metadata(model, str(graph))  # each graph of a flow has its own precision
+        files.set_metadata(model, dataclasses.replace(own, target=target, precision=own.precision or chosen))
+        files.save_graph(model, folder / f"{name}.onnx")
     return PlacedGraphs(metadata, target, chosen, graphs, folder)
 
 
@@ -147,10 +137,10 @@ def compile_bundle(
         graphs = place_graphs(file, target, precision, placed)
         graphs.check_build(build)
         size = batch or graphs.batch
-        graph = placed / MODEL_FILE
+        graph = placed / step.MODEL_FILE
         parts = chosen_row_parts(graphs, split_rows, lambda: measure_row_parts(graph, target, size, progress=progress))
         compile_graphs(placed, target, size, made, progress, CompileOptions(build, accepted, parts))
-        return bundle_of(graphs, read_engine(made), made, out)
+        return bundle_of(graphs, step.read_engine(made), made, out)
 
 
 def chosen_row_parts(
@@ -161,7 +151,7 @@ def chosen_row_parts(
     Raises:
         CapabilityError: parts for a target, precision or task that has none. Errors of `measure` propagate.
     """
-    able = splits_rows(placed.target, placed.precision, placed.metadata.task)
+    able = rows.splits_rows(placed.target, placed.precision, placed.metadata.task)
     if wanted == "none" or (wanted == "auto" and not able):
         return None
     if not able:
@@ -187,8 +177,8 @@ def bundle_of(placed: PlacedGraphs, engine: EngineSpec, folder: Path, out: Path)
         graphs=placed.graphs,
         preprocess=metadata.preprocess,
         postprocess=metadata.postprocess,
-        tokenizer=home / TOKENIZER_FILE,
+        tokenizer=home / step.TOKENIZER_FILE,
         monitor=None if images is None else reference_beside(home, images.channels),
-        labels=known_labels(next(graph for graph, _ in placed.graphs.values()), metadata),
+        labels=step.known_labels(next(graph for graph, _ in placed.graphs.values()), metadata),
         engines=[(engine, folder)],
     )

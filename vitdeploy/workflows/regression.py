@@ -8,21 +8,12 @@ from pathlib import Path
 from vitdeploy.benchmark.evidence import PROCESS_FREEDOM, PROCESS_SPREAD, quantile
 from vitdeploy.benchmark.protocol import Protocol
 from vitdeploy.bundle.read import read_bundle
+from vitdeploy.document import comparison
 from vitdeploy.document.bench import Bench
-from vitdeploy.document.comparison import (
-    AccuracyChange,
-    Check,
-    ComparisonDocument,
-    ComparisonLimits,
-    DigestPair,
-    PairFacts,
-    TimeRatio,
-)
 from vitdeploy.document.report import Provenance, Report, read_report
 from vitdeploy.errors import InputError, TargetError
-from vitdeploy.pipeline.early import REPORT_FILE, is_report
+from vitdeploy.pipeline import early, outcome
 from vitdeploy.pipeline.measure import measure
-from vitdeploy.pipeline.outcome import now
 from vitdeploy.progress import Progress
 from vitdeploy.runtime.host import describe_host
 from vitdeploy.spec import Budget, DecodeError, EngineSpec, Manifest, bound_words, decode
@@ -38,17 +29,17 @@ from vitdeploy.workflows.subjects import Finder, Subject, opened
 
 def unjudged(
     name: str,
-    accuracy: AccuracyChange | None,
-    ratios: Sequence[TimeRatio] = (),
+    accuracy: comparison.AccuracyChange | None,
+    ratios: Sequence[comparison.TimeRatio] = (),
     flags: Sequence[str] = (),
     *,
     same_engine: bool = False,
-) -> PairFacts:
+) -> comparison.PairFacts:
     """What was found of a pair; `accuracy` is None if it was not compared."""
-    return PairFacts(name, accuracy, tuple(ratios), tuple(flags), same_engine, ())
+    return comparison.PairFacts(name, accuracy, tuple(ratios), tuple(flags), same_engine, ())
 
 
-def judge(pair: PairFacts, limits: ComparisonLimits) -> tuple[PairFacts, Gate]:
+def judge(pair: comparison.PairFacts, limits: comparison.ComparisonLimits) -> tuple[comparison.PairFacts, Gate]:
     """The pair with one check for accuracy and one for each time, and the gate of all."""
     gates = {"accuracy": _accuracy_gate(pair.accuracy, limits)}
     if limits.max_slowdown is not None and pair.same_engine:
@@ -60,12 +51,12 @@ def judge(pair: PairFacts, limits: ComparisonLimits) -> tuple[PairFacts, Gate]:
     judged = replace(
         pair,
         ratios=tuple(replace(ratio, difference=_difference(ratio)) for ratio in pair.ratios),
-        checks=tuple(Check(name, gate.status, gate.reasons) for name, gate in gates.items()),
+        checks=tuple(comparison.Check(name, gate.status, gate.reasons) for name, gate in gates.items()),
     )
     return judged, join([gate.named(pair.engine) for gate in gates.values()])
 
 
-def _difference(ratio: TimeRatio) -> str:
+def _difference(ratio: comparison.TimeRatio) -> str:
     """The meaning of the interval of candidate / baseline in words, or of its bounds if it is not reliable."""
     low, high = ratio.ci95 if ratio.decided else (ratio.bounds[0] or 0.0, ratio.bounds[1] or math.inf)
     if low <= 1 <= high:
@@ -73,7 +64,7 @@ def _difference(ratio: TimeRatio) -> str:
     return "faster" if (high < 1) == (ratio.metric == "latency") else "slower"
 
 
-def _accuracy_gate(facts: AccuracyChange | None, limits: ComparisonLimits) -> Gate:
+def _accuracy_gate(facts: comparison.AccuracyChange | None, limits: comparison.ComparisonLimits) -> Gate:
     if facts is None:
         unknown = Gate("undecided", ("max_drop needs images with labels (--data)",))
         return Gate("none") if limits.max_drop is None else unknown
@@ -97,7 +88,7 @@ def _accuracy_gate(facts: AccuracyChange | None, limits: ComparisonLimits) -> Ga
     return drop_gate(facts.n, facts.drop, facts.drop_ci95, limits.max_drop)
 
 
-def _time_gate(ratio: TimeRatio, flags: Sequence[str], limits: ComparisonLimits) -> Gate:
+def _time_gate(ratio: comparison.TimeRatio, flags: Sequence[str], limits: comparison.ComparisonLimits) -> Gate:
     """Throughput is judged as the time of an image."""
     if limits.max_slowdown is not None and not ratio.decided:
         return _bound_gate(ratio, limits.max_slowdown)
@@ -108,7 +99,7 @@ def _time_gate(ratio: TimeRatio, flags: Sequence[str], limits: ComparisonLimits)
     return slowdown_gate(what, value, (low, high), limits.max_slowdown, flags)
 
 
-def _bound_gate(ratio: TimeRatio, max_slowdown: float) -> Gate:
+def _bound_gate(ratio: comparison.TimeRatio, max_slowdown: float) -> Gate:
     """What the bounds of a ratio decide, which has no interval to rely on."""
     low, high = ratio.bounds if ratio.metric == "latency" else ratio.bounds[::-1]
     most = 1 + max_slowdown / 100 if ratio.metric == "latency" else 1 / (1 + max_slowdown / 100)
@@ -191,10 +182,10 @@ def _inputs(provenance: Provenance) -> dict[str, str]:
     return {**provenance.source.sha256, **{name: digest for name, digest in data.items() if digest}}
 
 
-def side_by_side(baseline: Mapping[str, str], candidate: Mapping[str, str]) -> tuple[DigestPair, ...]:
+def side_by_side(baseline: Mapping[str, str], candidate: Mapping[str, str]) -> tuple[comparison.DigestPair, ...]:
     """A row for each name, in the baseline's order."""
     names = dict.fromkeys([*baseline, *candidate])
-    return tuple(DigestPair(name, baseline.get(name), candidate.get(name)) for name in names)
+    return tuple(comparison.DigestPair(name, baseline.get(name), candidate.get(name)) for name in names)
 
 
 # --- Two reports compared by what they say; nothing is run ------------------------------------------------------------
@@ -211,7 +202,7 @@ NOT_IN_TURNS = "The two were measured in two runs: drift between them is not par
 
 def compare_reports(
     baseline: Report, candidate: Report, target: str | None
-) -> tuple[list[PairFacts], list[str], list[str]]:
+) -> tuple[list[comparison.PairFacts], list[str], list[str]]:
     """Compare each pair of engines by the reports; returns also remarks, and the targets that the candidate lacks.
 
     Raises:
@@ -228,7 +219,7 @@ def compare_reports(
     return facts, remarks, missing
 
 
-def _recorded(baseline: Report, candidate: Report, pair: Pair, hindered: str) -> PairFacts:
+def _recorded(baseline: Report, candidate: Report, pair: Pair, hindered: str) -> comparison.PairFacts:
     accuracy = _accuracy(baseline, candidate, pair)
     if not hindered and _same_engine(baseline, candidate, pair):
         # As of two bundles: one engine has one latency. What two runs of it differ by is the machine.
@@ -266,7 +257,7 @@ def _is_of(artifact: str, target: str | None) -> bool:
     return target is None or artifact.rpartition("-")[0] == target
 
 
-def _accuracy(baseline: Report, candidate: Report, pair: Pair) -> AccuracyChange | None:
+def _accuracy(baseline: Report, candidate: Report, pair: Pair) -> comparison.AccuracyChange | None:
     """Compared as if on different images, since a report has no single answers: the interval is wider than it could
     be."""
     old, new = baseline.engine(pair.baseline), candidate.engine(pair.candidate)
@@ -284,7 +275,7 @@ def _accuracy(baseline: Report, candidate: Report, pair: Pair) -> AccuracyChange
     same = _recorded_same_files(baseline, candidate, pair)
     if same:  # nothing can be lost
         interval = (0.0, 0.0)
-    return AccuracyChange(
+    return comparison.AccuracyChange(
         how="same files" if same else "recorded",
         n=a.n,
         metric=a.metric,
@@ -297,7 +288,7 @@ def _accuracy(baseline: Report, candidate: Report, pair: Pair) -> AccuracyChange
     )
 
 
-def _latency(baseline: Report, candidate: Report, pair: Pair, hindered: str) -> list[TimeRatio]:
+def _latency(baseline: Report, candidate: Report, pair: Pair, hindered: str) -> list[comparison.TimeRatio]:
     """The ratio by the rounds of both, where there are some; it is not decided where something hinders that."""
     if baseline.bench is None or candidate.bench is None:
         return []
@@ -308,7 +299,7 @@ def _latency(baseline: Report, candidate: Report, pair: Pair, hindered: str) -> 
     ratio, low, high = unpaired_log_ratio(new, old)
     # The blocks of a report do not say what its processes have in common.
     wider = math.exp(math.hypot(math.log(high / low) / 2, BETWEEN_PROCESSES))
-    return [TimeRatio("latency", ratio, (ratio / wider, ratio * wider), not hindered, hindered)]
+    return [comparison.TimeRatio("latency", ratio, (ratio / wider, ratio * wider), not hindered, hindered)]
 
 
 def _flags(baseline: Report, candidate: Report, pair: Pair) -> list[str]:
@@ -337,7 +328,7 @@ def _other_machine(baseline: Report, candidate: Report) -> str:
 
 
 # Nothing has to be asked of engines that are the same.
-SAME_FILES = AccuracyChange("same files", 1, None, None, None, 0.0, (0.0, 0.0), 100.0, (100.0, 100.0))
+SAME_FILES = comparison.AccuracyChange("same files", 1, None, None, None, 0.0, (0.0, 0.0), 100.0, (100.0, 100.0))
 # What is judged is the median.
 PERCENTILES = (50.0,)
 # Flags of a latency that say nothing of a ratio in the same rounds.
@@ -353,7 +344,7 @@ def compare_bundles(
     *,
     skip_bad: bool,
     progress: Progress,
-) -> tuple[list[PairFacts], Bench | None, list[str], list[str]]:
+) -> tuple[list[comparison.PairFacts], Bench | None, list[str], list[str]]:
     """Compare each pair of engines; also returns the `bench` of pairs with different files, remarks, and the targets
     that the candidate has no engine for.
 
@@ -389,12 +380,12 @@ def compare_bundles(
 
 def _verified(
     ours: Subject, theirs: Subject, choice: DataChoice, skip_bad: bool, progress: Progress
-) -> tuple[AccuracyChange, list[str]]:
+) -> tuple[comparison.AccuracyChange, list[str]]:
     """The accuracy of both sides, and remarks on the data and on the baseline's accuracy."""
     found = verify_subjects(ours, theirs, choice, skip_bad=skip_bad, budget=Budget(), progress=progress)
     facts = found.verified
     said = [*found.remarks, *(f"warning: {text}" for text in found.warnings)]
-    return AccuracyChange(
+    return comparison.AccuracyChange(
         how="measured",
         n=facts.n,
         metric=facts.metric,
@@ -443,9 +434,9 @@ def _names(pair: Pair) -> tuple[str, str]:
     return f"baseline {pair.baseline}", f"candidate {pair.candidate}"
 
 
-def _timed(facts: PairFacts, pair: Pair, bench: Bench) -> PairFacts:
+def _timed(facts: comparison.PairFacts, pair: Pair, bench: Bench) -> comparison.PairFacts:
     names = _names(pair)
-    ratios = [TimeRatio(**vars(ratio)) for ratio in bench.ratios if (ratio.b, ratio.a) == names]
+    ratios = [comparison.TimeRatio(**vars(ratio)) for ratio in bench.ratios if (ratio.b, ratio.a) == names]
     flags = _once([flag for row in bench.results if row.artifact in names for flag in row.flags])
     # What is judged is not how well each side is known but how well their ratio is, which says so itself.
     flags = [flag for flag in flags if flag not in OF_ONE_SIDE]
@@ -470,7 +461,7 @@ SENTENCES = {
 def compare(
     baseline: Path,
     candidate: Path,
-    limits: ComparisonLimits,
+    limits: comparison.ComparisonLimits,
     *,
     target: str | None,
     choice: DataChoice | None,
@@ -478,7 +469,7 @@ def compare(
     skip_bad: bool,
     trust: Path | None,
     progress: Progress,
-) -> ComparisonDocument:
+) -> comparison.ComparisonDocument:
     """The comparison of two bundles, which are run here, or of two reports, which are read. `protocol`: of the bench;
     None compares answers alone.
 
@@ -488,7 +479,7 @@ def compare(
         TargetError: the two have no engine in common. Errors of reading, data, engines and measuring propagate.
     """
     paths = baseline, candidate
-    if not any(map(is_report, paths)):
+    if not any(map(early.is_report, paths)):
         with opened(target=target, trust=trust) as finder:
             pairs, bench, remarks, missing = compare_bundles(
                 finder, baseline, candidate, choice, protocol, skip_bad=skip_bad, progress=progress
@@ -498,17 +489,17 @@ def compare(
         if choice is not None:
             raise InputError(
                 "reports answer no images",
-                found=f"--data beside {', '.join(map(str, filter(is_report, paths)))}",
+                found=f"--data beside {', '.join(map(str, filter(early.is_report, paths)))}",
                 wanted="two bundles, or no --data",
             )
-        reports = [read_report(path if path.is_file() else path / REPORT_FILE) for path in paths]
+        reports = [read_report(path if path.is_file() else path / early.REPORT_FILE) for path in paths]
         pairs, remarks, missing = compare_reports(reports[0], reports[1], target)
         bench, digests = None, [of_report(report) for report in reports]
     judged = [judge(each, limits) for each in pairs]
     gate = join([*(each for _, each in judged), _missing_gate(missing, limits)])
-    return ComparisonDocument(
+    return comparison.ComparisonDocument(
         format=1,
-        created=now(),
+        created=outcome.now(),
         baseline=str(baseline),
         candidate=str(candidate),
         measured=bench is not None or any(each.accuracy and each.accuracy.how == "measured" for each in pairs),
@@ -523,7 +514,7 @@ def compare(
     )
 
 
-def _missing_gate(missing: list[str], limits: ComparisonLimits) -> Gate:
+def _missing_gate(missing: list[str], limits: comparison.ComparisonLimits) -> Gate:
     """A target that has lost its engines keeps within no limit."""
     if not missing or (limits.max_drop, limits.max_slowdown) == (None, None):
         return Gate("none")

@@ -19,11 +19,10 @@ from vitdeploy.compilation.engine import examine, probe_target
 from vitdeploy.document.bench import Bench, ErrorFacts
 from vitdeploy.document.commands import SelftestDocument, SelftestEngine, SelftestModel, StepFacts, StepStatus
 from vitdeploy.errors import GateError, MissingFileError, VitdeployError
+from vitdeploy.pipeline import outcome, run
 from vitdeploy.pipeline.job import Job, prepare, tool_versions
 from vitdeploy.pipeline.measure import measure, original_candidate
-from vitdeploy.pipeline.outcome import TOOLS, engine_bytes, now, verified
 from vitdeploy.pipeline.plan import engine_plan, judge_plan
-from vitdeploy.pipeline.run import run_plan
 from vitdeploy.progress import Progress
 from vitdeploy.recipe.load import load_recipe, validate
 from vitdeploy.recipe.recipe import Recipe
@@ -189,14 +188,14 @@ def run_selftest(
     document = SelftestDocument(
         format=1,
         target=target,
-        created=now(),
+        created=outcome.now(),
         works=not missing,
         passed=not missing and not steps.count(FAILED),
         sentence=_sentence(target, why, steps),
         doctor=tuple(found),
         steps=tuple(steps.rows),
         models=tuple(models),
-        environment={**describe_host(), **tool_versions((*TOOLS, *GPU_TOOLS))},
+        environment={**describe_host(), **tool_versions((*outcome.TOOLS, *GPU_TOOLS))},
     )
     (out / "doctor.txt").write_text("".join(f"{line}\n" for line in finding_lines(found)), encoding="utf-8")
     (out / "selftest.json").write_text(json.dumps(encode(document), indent=1, allow_nan=False) + "\n", encoding="utf-8")
@@ -246,7 +245,7 @@ def _deploy(
         made = steps.attempt(
             name,
             candidate.artifact,
-            lambda plan=plan: run_plan(plan, store, resume=False, progress=progress, fresh=fresh),  # type: ignore[misc]
+            lambda plan=plan: run.run_plan(plan, store, resume=False, progress=progress, fresh=fresh),  # type: ignore[misc]
         )
         if made is not None:
             engines[candidate] = made
@@ -263,7 +262,7 @@ def _judge(steps: Steps, case: Case, job: Job, candidate: Candidate, made: dict[
         return
 
     def judge() -> None:
-        found = verified(made, candidate)
+        found = outcome.verified(made, candidate)
         gate = accuracy_gate(found, job.budget, guard=job.adapter.guard)
         # A seeded model may call all images the same, and its outputs still tell them apart.
         if gate.status != "pass" and not (proves_nothing(gate) and follows(found)):
@@ -285,8 +284,8 @@ def _engine_facts(artifacts: dict[str, Artifact], candidate: Candidate) -> Selft
         engine.kernels,
         engine.options,
         engine.device,
-        engine_bytes(artifacts, candidate),
-        verified(artifacts, candidate),
+        outcome.engine_bytes(artifacts, candidate),
+        outcome.verified(artifacts, candidate),
     )
 
 

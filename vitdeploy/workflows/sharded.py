@@ -20,34 +20,18 @@ from vitdeploy.data.folder import MOST, WINDOW, Ints, Samples, cut, first_of_cop
 from vitdeploy.document.report import VerifyDocument
 from vitdeploy.errors import DataError, HostError, StorageError, VitdeployError, error_with_code
 from vitdeploy.extensions import lazy
-from vitdeploy.pipeline.run import default_store
-from vitdeploy.pipeline.verdict import bounds_answers, criterion_by
+from vitdeploy.pipeline import run, verdict
 from vitdeploy.progress import Counter, Progress
 from vitdeploy.runtime.predictor import Predictor
 from vitdeploy.spec import Budget
-from vitdeploy.stages.answers import explained
-from vitdeploy.stages.shards import (
-    Answered,
-    Part,
-    ShardKind,
-    content_digest,
-    digests_of,
-    evaluate,
-    find_answers,
-    find_counts,
-    holds,
-    shard_digest,
-    shard_identity,
-)
-from vitdeploy.stages.workers import Executor
+from vitdeploy.stages import answers, shards, workers
 from vitdeploy.store.key import Identity
 from vitdeploy.store.store import store_folder
 from vitdeploy.tasks.adapter import Data, DataChoice, Setting
 from vitdeploy.tasks.counted import CountedAdapter, Truth
 from vitdeploy.tasks.images import copies_among, scratch_folder
 from vitdeploy.tasks.registry import counted_adapter
-from vitdeploy.verification.changes import Counts, joined
-from vitdeploy.verification.comparison import Comparison
+from vitdeploy.verification import changes, comparison
 from vitdeploy.verification.gate import Criterion, accuracy_gate, unprovable
 from vitdeploy.workflows.subjects import Portable, Subject, settings_of, verification
 
@@ -77,7 +61,7 @@ class _ShardTask:
     skip_bad: bool
     samples: Samples
     truth: Truth | None
-    parts: tuple[Part, ...]
+    parts: tuple[shards.Part, ...]
     threads: tuple[str | None, ...]
 
 
@@ -91,13 +75,13 @@ def do(work: _ShardTask) -> None:
 
     Errors as of `evaluate` and `Portable.runner`.
     """
-    store = default_store()
-    parts = [part for part in work.parts if not holds(store, part, work.skip_bad)]
+    store = run.default_store()
+    parts = [part for part in work.parts if not shards.holds(store, part, work.skip_bad)]
     if not parts:
         return
     adapter, answering = counted_adapter(work.setting), counted_adapter(work.answering)
     assert adapter is not None and answering is not None, "a piece of a task that is counted in shards"
-    evaluate(
+    shards.evaluate(
         *(_held.predictor(work), work.samples, work.truth, parts, adapter, answering.kept, store),
         skip_bad=work.skip_bad,
         processes=1,
@@ -123,7 +107,7 @@ class _Held:
                     os.environ.pop(name, None)
                 else:
                     os.environ[name] = value
-            runner = work.portable.runner(work.identity, default_store())
+            runner = work.portable.runner(work.identity, run.default_store())
             self._what, self._predictor = what, Predictor(runner, work.setting.images)
         return self._predictor
 
@@ -157,7 +141,7 @@ def verify_in_shards(
     budget: Budget,
     progress: Progress,
     note: Note,
-    executor: Executor | None = None,
+    executor: workers.Executor | None = None,
 ) -> VerifyDocument | None:
     """As `comparison.verify_subjects`, whose arguments and errors these are; unreadable images are found as they come.
 
@@ -187,14 +171,14 @@ def verify_in_shards(
     found = _Evaluation(adapter, listed, skip_bad, progress, note, executor)
     found.answer(theirs, counterpart)
     criterion: Criterion = "labels"
-    if bounds_answers(budget):
+    if verdict.bounds_answers(budget):
         perfect = found.itself()
-        criterion = criterion_by(perfect, budget)
+        criterion = verdict.criterion_by(perfect, budget)
         for text in unprovable(perfect, budget, adapter.noun):
             note(text)
     preprocess = (adapter.setting.preprocess, adapter.setting.preprocess)
     image = found.compare(ours)
-    verified = explained(image, image, ours.precision, preprocess)
+    verified = answers.explained(image, image, ours.precision, preprocess)
     gate = accuracy_gate(verified, budget, criterion, adapter.guard)
     data = dataclasses.replace(listed, skipped=(*listed.skipped, *found.skipped()))
     return verification(ours, theirs, verified, data, gate, found.doubt(image))
@@ -217,7 +201,7 @@ def _without_copies(listed: Data) -> Data:
     images = listed.evaluation
     assert isinstance(images, Samples)
     order = np.argsort(images.places)
-    with FileDigests(default_store().root / DIGESTS_FILE) as digests:
+    with FileDigests(run.default_store().root / DIGESTS_FILE) as digests:
         chunks = (images.pick(order[start : start + MOST]) for start in range(0, len(order), MOST))
         first = first_of_copies(images, order, (digest for chunk in chunks for digest in digests.of(chunk)))
     kept, copies, (notes, doubts) = copies_among(images, first, listed.truth)
@@ -240,7 +224,7 @@ class _Evaluation:
         skip_bad: bool,
         progress: Progress,
         note: Note,
-        executor: Executor | None,
+        executor: workers.Executor | None,
     ) -> None:
         self._adapter, self._skip_bad, self._progress, self._note = adapter, skip_bad, progress, note
         self._executor, self._listed = executor, listed
@@ -250,10 +234,10 @@ class _Evaluation:
         self._samples = listed.evaluation.pick(self._order)
         cuts = cut(self._samples.names, WINDOW // adapter.finer, MOST // adapter.finer)
         self._shards = [np.arange(shard.start, shard.stop) for shard in cuts]
-        self._store = default_store()
+        self._store = run.default_store()
         # Of each shard: the digest in its keys, and what its images are known again by.
         self._digests: list[tuple[str, str]] = self._read_digests()
-        self.answered: list[Answered] = []
+        self.answered: list[shards.Answered] = []
 
     def _read_digests(self) -> list[tuple[str, str]]:
         count = Counter(self._progress, "digests of the images", len(self._samples))
@@ -261,8 +245,8 @@ class _Evaluation:
         with FileDigests(self._store.root / DIGESTS_FILE) as digests:
             for shard in self._shards:
                 samples = self._samples.pick(shard)
-                of_images = digests_of(samples, self._listed.truth, digests)
-                found.append((shard_digest(samples, of_images), content_digest(samples, of_images)))
+                of_images = shards.digests_of(samples, self._listed.truth, digests)
+                found.append((shards.shard_digest(samples, of_images), shards.content_digest(samples, of_images)))
                 count(len(shard))
         return found
 
@@ -271,27 +255,27 @@ class _Evaluation:
         missing."""
         none = np.zeros(0, np.int64)
         parts = [
-            Part(shard, none, content, self._identity("shard-answers", original, answering, samples=digest))
+            shards.Part(shard, none, content, self._identity("shard-answers", original, answering, samples=digest))
             for shard, (digest, content) in zip(self._shards, self._digests, strict=True)
         ]
         self.answered = self._all(original, answering, parts, self._usable)
 
-    def _usable(self, by: Identity) -> Answered | None:
-        found = find_answers(self._store, by)
+    def _usable(self, by: Identity) -> shards.Answered | None:
+        found = shards.find_answers(self._store, by)
         if found is not None and len(found.unreadable) and not self._skip_bad:
             self._store.remove(by.key)  # an unreadable image is an error, which reading it again gives
             return None
         return found
 
-    def itself(self) -> Comparison:
+    def itself(self) -> comparison.Comparison:
         """The original compared with itself. DataError: not one image could be read."""
         return self._total([each.itself() for each in self.answered if each.count])
 
-    def compare(self, ours: Subject) -> Comparison:
+    def compare(self, ours: Subject) -> comparison.Comparison:
         """An artifact compared with the original; it runs for the shards whose counts are missing. Errors as
         `itself`."""
         parts = [
-            Part(
+            shards.Part(
                 shard,
                 each.unreadable,
                 content,
@@ -301,14 +285,20 @@ class _Evaluation:
             for shard, each, (digest, content) in zip(self._shards, self.answered, self._digests, strict=True)
             if each.count
         ]
-        return self._total(self._all(ours, self._adapter, parts, functools.partial(find_counts, self._store)))
+        return self._total(self._all(ours, self._adapter, parts, functools.partial(shards.find_counts, self._store)))
 
-    def _identity(self, kind: ShardKind, subject: Subject, answering: CountedAdapter, **digests: str) -> Identity:
+    def _identity(
+        self, kind: shards.ShardKind, subject: Subject, answering: CountedAdapter, **digests: str
+    ) -> Identity:
         assert subject.identity is not None
-        return shard_identity(kind, subject.identity(), self._adapter, answering, **digests)
+        return shards.shard_identity(kind, subject.identity(), self._adapter, answering, **digests)
 
     def _all(
-        self, subject: Subject, answering: CountedAdapter, parts: list[Part], find: Callable[[Identity], F | None]
+        self,
+        subject: Subject,
+        answering: CountedAdapter,
+        parts: list[shards.Part],
+        find: Callable[[Identity], F | None],
     ) -> list[F]:
         """What an artifact left of some shards; it runs for those of which nothing is stored."""
         found = self._store.side_by_side(find, [part.by for part in parts])
@@ -327,7 +317,7 @@ class _Evaluation:
             )
         return here
 
-    def _run(self, subject: Subject, answering: CountedAdapter, parts: list[Part]) -> None:
+    def _run(self, subject: Subject, answering: CountedAdapter, parts: list[shards.Part]) -> None:
         """Evaluate some shards."""
         count = Counter(self._progress, subject.name, sum(len(part.readable) for part in parts))
         if self._executor is not None:
@@ -335,7 +325,7 @@ class _Evaluation:
             return
         begun = time.perf_counter()
         with Predictor(subject.runner(), self._adapter.setting.images) as predictor:
-            evaluate(
+            shards.evaluate(
                 *(predictor, self._samples, self._listed.truth, parts, self._adapter, answering.kept, self._store),
                 skip_bad=self._skip_bad,
                 progress=count,
@@ -345,7 +335,7 @@ class _Evaluation:
         self._note(f"{subject.name} computed for {share:.0f} % of {seconds:.0f} s; the rest waited for its images")
 
     def _share_out(
-        self, executor: Executor, subject: Subject, answering: Setting, parts: list[Part], count: Counter
+        self, executor: workers.Executor, subject: Subject, answering: Setting, parts: list[shards.Part], count: Counter
     ) -> None:
         """Evaluate some shards by an executor, and say which were not."""
         assert subject.identity is not None and subject.portable is not None
@@ -379,11 +369,11 @@ class _Evaluation:
         both = zip(self._shards, self.answered, strict=True)
         return [self._order[np.delete(shard, each.unreadable)] for shard, each in both]
 
-    def _total(self, counts: list[Counts]) -> Comparison:
+    def _total(self, counts: list[changes.Counts]) -> comparison.Comparison:
         """The comparison that the counts of all shards with answers are of."""
         if not counts:
             raise DataError("not one image could be read", found=f"{len(self._samples)} unreadable files")
-        return self._adapter.verified(joined(counts, [places for places in self._places() if len(places)]))
+        return self._adapter.verified(changes.joined(counts, [places for places in self._places() if len(places)]))
 
     def skipped(self) -> tuple[str, ...]:
         """The images that could not be read, in the order of the evaluation."""
@@ -391,7 +381,7 @@ class _Evaluation:
         found = [int(i) for shard, each in both for i in shard[each.unreadable]]
         return tuple(self._samples[i].shown for i in sorted(found, key=lambda i: int(self._order[i])))
 
-    def doubt(self, found: Comparison) -> str | None:
+    def doubt(self, found: comparison.Comparison) -> str | None:
         """As `TaskAdapter.doubt`."""
         facts = [each.facts for each in self.answered if each.count]
         places = [each for each in self._places() if len(each)]

@@ -17,8 +17,7 @@ from vitdeploy.benchmark.run import BenchCandidate, engine_candidate
 from vitdeploy.bundle.read import read_bundle
 from vitdeploy.bundle.sign import signed_digests
 from vitdeploy.data.classes import differing
-from vitdeploy.document.report import VerifyDocument
-from vitdeploy.document.verified import Verified
+from vitdeploy.document import report, verified
 from vitdeploy.errors import CapabilityError, EngineError, InputError, MissingPackageError, StorageError, WorkerError
 from vitdeploy.graph.half.half import emulate
 from vitdeploy.graph.io.files import (
@@ -37,14 +36,11 @@ from vitdeploy.models.source import Source
 from vitdeploy.pipeline.early import default_target, form_of, kind_of, new_folder, open_bundle
 from vitdeploy.pipeline.measure import original_candidate
 from vitdeploy.pipeline.setting import engine_setting, fitted, graph_setting, reference_setting
-from vitdeploy.runtime.backend import engine_is_code, loads_here
-from vitdeploy.runtime.choice import select_engines
+from vitdeploy.runtime import backend, choice, ort, values
 from vitdeploy.runtime.engine import make_runner
 from vitdeploy.runtime.host import describe_host
-from vitdeploy.runtime.ort import OnnxRuntimeRunner
 from vitdeploy.runtime.runner import Runner
 from vitdeploy.runtime.tasks.registry import flow_of
-from vitdeploy.runtime.values import weight_remarks
 from vitdeploy.spec import EngineSpec, Manifest, encode
 from vitdeploy.stages.reference_model import ReferenceModel, find_reference_model, reference_runner
 from vitdeploy.stages.step import MODEL_FILE, find_graph, is_ours, package_versions, target_tools
@@ -52,8 +48,7 @@ from vitdeploy.store.key import Identity, code_version
 from vitdeploy.store.store import Store
 from vitdeploy.tasks.adapter import Data, Setting
 from vitdeploy.verification.gate import Gate
-from vitdeploy.workflows.placement import compile_bundle
-from vitdeploy.workflows.seeded import require_seeded, seeded_answers
+from vitdeploy.workflows import placement, seeded
 
 # --- What the answers of an artifact depend on beside its images: the part of a key that is the artifact's ------------
 
@@ -243,20 +238,20 @@ class Finder:
             return None
         compiled, file = new_folder(self.work, "graph"), find_graph(path)
         target = self.target or default_target(file)
-        manifest = compile_bundle(file, target, None, None, compiled, accepted=self.accepted)
+        manifest = placement.compile_bundle(file, target, None, None, compiled, accepted=self.accepted)
         if self.proven:
             engine = manifest.engines[0]
-            require_seeded(seeded_answers(compiled / engine.graph, engine.target), engine, compiled)
+            seeded.require_seeded(seeded.seeded_answers(compiled / engine.graph, engine.target), engine, compiled)
         return compiled
 
     def _engines(self, folder: Path, trust: Path | None, *, compiled: bool) -> list[Subject]:
         manifest, labels = open_bundle(folder, trust)
-        chosen = select_engines(manifest, self.target or "auto")
-        signed = signed_digests(folder, trust) if any(map(engine_is_code, chosen)) else frozenset()
+        chosen = choice.select_engines(manifest, self.target or "auto")
+        signed = signed_digests(folder, trust) if any(map(backend.engine_is_code, chosen)) else frozenset()
         subjects = []
         for engine in chosen:
             subject = _engine_subject(folder, manifest, engine, labels, trust, folder, compiled=compiled)
-            if not loads_here(folder, engine, signed):
+            if not backend.loads_here(folder, engine, signed):
                 subject = self._rebuilt(subject, folder, engine, labels)
             subjects.append(subject)
         return subjects
@@ -264,7 +259,7 @@ class Finder:
     def _rebuilt(self, subject: Subject, folder: Path, engine: EngineSpec, labels: tuple[str, ...]) -> Subject:
         """The subject of an engine that is built here, of the graph in the bundle."""
         out, accepted = new_folder(self.work, "engine"), engine.accepted or ()
-        manifest = compile_bundle(
+        manifest = placement.compile_bundle(
             folder / engine.graph, engine.target, engine.batch, engine.precision, out, accepted=accepted
         )
         built = _engine_subject(out, manifest, manifest.engines[0], labels, None, folder, compiled=True)
@@ -307,7 +302,7 @@ def _typed_graph(text: str, target: str | None) -> Path | None:
     """The graph that an argument names, where precision is typed in it; of a bundle, that of the engine to verify."""
     path = Path(text)
     if form_of(text) == "bundle":
-        file = path / select_engines(read_bundle(path), target or "auto")[0].graph
+        file = path / choice.select_engines(read_bundle(path), target or "auto")[0].graph
     else:
         file = path / MODEL_FILE if path.is_dir() else path
     if file.suffix != ".onnx" or not file.is_file() or not is_ours(file):
@@ -325,7 +320,7 @@ def _emulated_subject(text: str, file: Path, trust: Path | None) -> Subject:
 
     def runner() -> Runner:
         data = serialised(emulate(model))
-        return OnnxRuntimeRunner(data, name=name, batch=fixed_batch(spec) or 1, as_written=True)
+        return ort.OnnxRuntimeRunner(data, name=name, batch=fixed_batch(spec) or 1, as_written=True)
 
     def bench_candidate(name: str) -> BenchCandidate:
         raise AssertionError("an emulated graph has no latency")
@@ -385,7 +380,7 @@ def _engine_subject(
         True,
         lambda: make_runner(folder, engine, trust=trust, spinning=False),
         lambda name: engine_candidate(engine, folder, name, trust, image_request(setting), golden),
-        (*weight_remarks(engine, describe_host()["isa"]), *in_spite(engine.artifact, engine.accepted or ())),
+        (*values.weight_remarks(engine, describe_host()["isa"]), *in_spite(engine.artifact, engine.accepted or ())),
         engine.artifact,
         functools.cache(lambda: engine_identity(manifest, engine, compiled=compiled)),
         _PortableEngine(folder, engine, trust, compiled),
@@ -451,10 +446,10 @@ def _taken(name: str, setting: Setting, other: Setting) -> Setting:
 
 
 def verification(
-    ours: Subject, theirs: Subject, found: Verified, data: Data, gate: Gate, doubt: str | None
-) -> VerifyDocument:
+    ours: Subject, theirs: Subject, found: verified.Verified, data: Data, gate: Gate, doubt: str | None
+) -> report.VerifyDocument:
     """The document of what was found."""
-    return VerifyDocument(
+    return report.VerifyDocument(
         artifact=ours.name,
         against=theirs.name,
         verified=found,

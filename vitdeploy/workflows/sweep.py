@@ -18,25 +18,13 @@ from typing import cast
 from vitdeploy.benchmark.protocol import Protocol
 from vitdeploy.benchmark.run import BenchCandidate, ExpectedTime, expected
 from vitdeploy.bundle.read import file_sha256
+from vitdeploy.document import sweep
 from vitdeploy.document.bench import ErrorFacts
 from vitdeploy.document.report import Report, read_report
-from vitdeploy.document.sweep import (
-    Estimate,
-    PlannedRecipe,
-    PlannedStage,
-    PlanTotal,
-    Running,
-    StageCounts,
-    SweepDocument,
-    SweepPlanDocument,
-    SweptRecipe,
-)
 from vitdeploy.errors import VitdeployError, WorkerError
-from vitdeploy.pipeline.assemble import run_pipeline
+from vitdeploy.pipeline import assemble, outcome, schedule
 from vitdeploy.pipeline.job import Job
-from vitdeploy.pipeline.outcome import TOOLS, now
 from vitdeploy.pipeline.plan import make_plan
-from vitdeploy.pipeline.schedule import LoadedRecipe, PlanProgress, Scheduler, at_size, pooled
 from vitdeploy.progress import Progress, silent
 from vitdeploy.publish import replacing, storage_errors
 from vitdeploy.runtime.host import describe_host
@@ -59,7 +47,7 @@ from vitdeploy.store.store import (
 
 
 @dataclass(frozen=True)
-class Entry(LoadedRecipe):
+class Entry(schedule.LoadedRecipe):
     """One recipe of a sweep; `file` and `choices` as of `ListedRecipe`."""
 
     file: Path = Path()
@@ -89,7 +77,7 @@ def outline(entry: Entry, jobs: Sequence[Job]) -> _Outlined:
     """What the `jobs` of an entry, which `prepare` gives, would make."""
     plans = tuple(tuple(step.outline() for step in make_plan(job)) for job in jobs)
     steps = [planned_keys(plan) for plan in plans]
-    tools = {"code": code_version(everything=True), **package_versions(TOOLS)}
+    tools = {"code": code_version(everything=True), **package_versions(outcome.TOOLS)}
     parts = {"recipe": entry.recipe.model_dump(mode="json"), "steps": steps, "tools": tools}
     return _Outlined(entry, plans, hashlib.sha256(canonical_json(parts).encode()).hexdigest())
 
@@ -134,7 +122,7 @@ class _Costs:
             if anywhere or (line.made.cpu, line.made.cores) == (cpu, cores):
                 self._seen[line.made.name].append(line)
 
-    def of(self, step: Step) -> tuple[Estimate | None, Estimate | None, int]:
+    def of(self, step: Step) -> tuple[sweep.Estimate | None, sweep.Estimate | None, int]:
         """The seconds and the bytes of a stage, and of how many such ones; None where there was none."""
         found = [line for line in self._seen[step.name] if _alike(line.made.about, step.about)][-LAST:]
         if not found:
@@ -148,15 +136,15 @@ def _alike(one: Mapping[str, int], other: Mapping[str, int]) -> bool:
     )
 
 
-def _estimate(values: Sequence[float]) -> Estimate:
-    return Estimate(min(values), statistics.median(values), max(values))
+def _estimate(values: Sequence[float]) -> sweep.Estimate:
+    return sweep.Estimate(min(values), statistics.median(values), max(values))
 
 
-def added(estimates: Sequence[Estimate]) -> Estimate | None:
+def added(estimates: Sequence[sweep.Estimate]) -> sweep.Estimate | None:
     """Of several stages one after the other; None of none."""
     if not estimates:
         return None
-    return Estimate(
+    return sweep.Estimate(
         sum(each.least for each in estimates),
         sum(each.median for each in estimates),
         sum(each.most for each in estimates),
@@ -252,7 +240,7 @@ class _Stage:
 
 def plan_sweep(
     entries: Sequence[Entry], out: Path, store: Store, progress: Progress, *, resume: bool, anywhere: bool
-) -> SweepPlanDocument:
+) -> sweep.SweepPlanDocument:
     """What `sweep` would do with these arguments. A recipe that would fail is in the plan with its error.
 
     Args:
@@ -261,12 +249,12 @@ def plan_sweep(
     Errors of a shared store propagate.
     """
     finished, costs = _FinishedRecipes(out), _Costs(read_log(store.root), anywhere=anywhere)
-    rows: list[PlannedRecipe] = []
+    rows: list[sweep.PlannedRecipe] = []
     stages: dict[str, _Stage] = {}
     asked = 0
     for done, entry in enumerate(entries):
         progress("plan", done, len(entries))
-        row = PlannedRecipe(entry.name, str(entry.file), False, None, None, None, dict(entry.choices) or None)
+        row = sweep.PlannedRecipe(entry.name, str(entry.file), False, None, None, None, dict(entry.choices) or None)
         try:
             outlined = outline(entry, entry.prepare())
         except VitdeployError as error:
@@ -282,7 +270,9 @@ def plan_sweep(
             _look(outlined, plan, stages, store)
     progress("plan", len(entries), len(entries))
     planned = tuple(_planned(stage, costs) for stage in stages.values())
-    return SweepPlanDocument(1, now(), tuple(rows), planned, _total(asked, planned, rows), describe_host())
+    return sweep.SweepPlanDocument(
+        1, outcome.now(), tuple(rows), planned, _total(asked, planned, rows), describe_host()
+    )
 
 
 def _look(outlined: _Outlined, plan: Sequence[Step], stages: dict[str, _Stage], store: Store) -> None:
@@ -299,14 +289,14 @@ def _look(outlined: _Outlined, plan: Sequence[Step], stages: dict[str, _Stage], 
         stages.setdefault(key, _Stage(step, there)).recipes[outlined.name] = None
 
 
-def _planned(stage: _Stage, costs: _Costs) -> PlannedStage:
+def _planned(stage: _Stage, costs: _Costs) -> sweep.PlannedStage:
     seconds, size, seen = (None, None, 0) if stage.there else costs.of(stage.step)
-    return PlannedStage(stage.step.name, tuple(stage.recipes), stage.there, seconds, size, seen)
+    return sweep.PlannedStage(stage.step.name, tuple(stage.recipes), stage.there, seconds, size, seen)
 
 
-def _total(asked: int, stages: Sequence[PlannedStage], recipes: Sequence[PlannedRecipe]) -> PlanTotal:
+def _total(asked: int, stages: Sequence[sweep.PlannedStage], recipes: Sequence[sweep.PlannedRecipe]) -> sweep.PlanTotal:
     to_make = [stage for stage in stages if not stage.there]
-    return PlanTotal(
+    return sweep.PlanTotal(
         asked=asked,
         distinct=len(stages),
         there=len(stages) - len(to_make),
@@ -336,7 +326,7 @@ def measure(entry: Entry, jobs: tuple[Job, ...], out: Path, told: Callable[[str]
 
     for note in dict.fromkeys(note for job in jobs for note in (*job.data.notes, *job.data.warnings)):
         told(f"{entry.name}: {note}")
-    report, _ = run_pipeline(
+    report, _ = assemble.run_pipeline(
         entry,
         jobs,
         out,
@@ -424,26 +414,26 @@ class RecipeSweep:
     executor: Executor | None = None
     seconds: float | None = None
     resume: bool = True
-    page: Callable[[SweepDocument], None] | None = None
-    _rows: dict[str, SweptRecipe] = field(default_factory=dict, init=False)
+    page: Callable[[sweep.SweepDocument], None] | None = None
+    _rows: dict[str, sweep.SweptRecipe] = field(default_factory=dict, init=False)
     _begun: float = field(default_factory=time.monotonic, init=False)
     _page_at: float = field(default=0.0, init=False)
     _measured: int = field(default=0, init=False)
-    _scheduler: Scheduler | None = field(default=None, init=False)
+    _scheduler: schedule.Scheduler | None = field(default=None, init=False)
 
     def __post_init__(self) -> None:
         self._store = Store(self.entries[0].store, shared_store())
         self._finished = _FinishedRecipes(self.out)
         self._phase = ("begin", 0, len(self.entries))
 
-    def run(self) -> SweepDocument:
+    def run(self) -> sweep.SweepDocument:
         """Run all recipes, and return sweep.json; errors of the executor propagate.
 
         A recipe that fails does not end the others. What measures runs alone: on the nodes of the executor that are for
         it, or, where there are none, one recipe after the other in this process and its children.
         """
         self._show(at_once=True)
-        with pooled(Workers(self.executor)) as (_, pool):
+        with schedule.pooled(Workers(self.executor)) as (_, pool):
             for some in self._parts(pool):
                 looked = [found for entry in some if (found := self._look(entry, keep=pool is None)) is not None]
                 if pool is not None:
@@ -490,9 +480,11 @@ class RecipeSweep:
     def _make(self, pool: Pool, looked: Sequence[_Outlined]) -> list[_Outlined]:
         """Make what these need; returns those that have not failed."""
         if self._scheduler is None:
-            self._scheduler = Scheduler(pool, self._store, self._made, "make", self.told)
+            self._scheduler = schedule.Scheduler(pool, self._store, self._made, "make", self.told)
         plans = [
-            PlanProgress(outlined.name, at_size(outlined.entry, size), outlined.name, unmeasured(plan))
+            schedule.PlanProgress(
+                outlined.name, schedule.at_size(outlined.entry, size), outlined.name, unmeasured(plan)
+            )
             for outlined in looked
             for size, plan in enumerate(outlined.plans)
         ]
@@ -564,7 +556,7 @@ class RecipeSweep:
         self._row(entry, None, None, ErrorFacts.of(error))
 
     def _row(self, entry: Entry, report: Report | None, host: str | None, error: ErrorFacts | None = None) -> None:
-        row = SweptRecipe(entry.name, str(entry.file), report, error, dict(entry.choices) or None, host)
+        row = sweep.SweptRecipe(entry.name, str(entry.file), report, error, dict(entry.choices) or None, host)
         self._rows[entry.name] = row
         self.progress("measure", len(self._rows), len(self.entries))
         self._show(at_once=True)
@@ -576,7 +568,7 @@ class RecipeSweep:
     def _show(self, *, at_once: bool) -> None:
         """Write the page, where one is asked for; to draw it takes a second, so not at every step."""
         if self.page is not None and (at_once or time.monotonic() > self._page_at + PAGE_SECONDS):
-            self.page(self._document(Running(*self._phase, now(), self._seconds_left())))
+            self.page(self._document(sweep.Running(*self._phase, outcome.now(), self._seconds_left())))
             self._page_at = time.monotonic()
 
     def _seconds_left(self) -> float | None:
@@ -585,12 +577,12 @@ class RecipeSweep:
             return None
         return (len(self.entries) - len(self._rows)) * (time.monotonic() - self._begun) / self._measured
 
-    def _document(self, running: Running | None) -> SweepDocument:
+    def _document(self, running: sweep.Running | None) -> sweep.SweepDocument:
         rows = tuple(self._rows.get(entry.name) or _not_begun(entry, running) for entry in self.entries)
-        stages = StageCounts(*self._scheduler.counts) if self._scheduler is not None else None
-        return SweepDocument(1, now(), rows, describe_host(), stages, running)
+        stages = sweep.StageCounts(*self._scheduler.counts) if self._scheduler is not None else None
+        return sweep.SweepDocument(1, outcome.now(), rows, describe_host(), stages, running)
 
 
-def _not_begun(entry: Entry, running: Running | None) -> SweptRecipe:
+def _not_begun(entry: Entry, running: sweep.Running | None) -> sweep.SweptRecipe:
     why = OVER if running is None else "not measured yet"
-    return SweptRecipe(entry.name, str(entry.file), None, None, dict(entry.choices) or None, None, why)
+    return sweep.SweptRecipe(entry.name, str(entry.file), None, None, dict(entry.choices) or None, None, why)

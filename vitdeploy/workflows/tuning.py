@@ -18,16 +18,14 @@ from vitdeploy.benchmark.protocol import Protocol
 from vitdeploy.benchmark.run import engine_candidate
 from vitdeploy.document.sweep import MergingTrial
 from vitdeploy.errors import CapabilityError, GraphError, VitdeployError
+from vitdeploy.pipeline import outcome, verdict
 from vitdeploy.pipeline.job import Job
 from vitdeploy.pipeline.measure import measure, original_candidate
-from vitdeploy.pipeline.outcome import verified
 from vitdeploy.pipeline.plan import engine_plan, original_step
 from vitdeploy.pipeline.run import run_plan
 from vitdeploy.pipeline.schedule import LoadedRecipe, PlanProgress, Scheduler, pooled
-from vitdeploy.pipeline.verdict import criterion_of, engine_gate, foresee
 from vitdeploy.progress import Progress
-from vitdeploy.search.frame import Expected, pareto_front, undominated
-from vitdeploy.search.pruning import Pruning
+from vitdeploy.search import frame, pruning
 from vitdeploy.search.pruning import select as select_prunings
 from vitdeploy.search.rows import RowTable, Schedule, select
 from vitdeploy.spec import Budget
@@ -96,7 +94,7 @@ class Tuner:
     left_out: list[tuple[str, str]] = field(default_factory=list)
     rows: dict[str, RowTable] = field(default_factory=dict)
     merging: dict[str, MergingTrial] = field(default_factory=dict)
-    prunings: tuple[Pruning, ...] = ()
+    prunings: tuple[pruning.Pruning, ...] = ()
     _fresh: set[str] = field(default_factory=set)
     _begun: float = field(default_factory=time.monotonic)
     _waited: float = field(default_factory=lambda: MACHINE.waited)
@@ -109,7 +107,7 @@ class Tuner:
     def foresee(self) -> list[str]:
         """Bounds of the budget that the data cannot prove, whatever is found. Runs the original."""
         answers = read_answers(self._run([original_step(self.job)])[REFERENCE].path)
-        return foresee(self.job.adapter, answers, self.job.data, self.job.budget)
+        return verdict.foresee(self.job.adapter, answers, self.job.data, self.job.budget)
 
     def run(self) -> SearchResult:
         """All of it. Errors of any stage propagate."""
@@ -306,16 +304,16 @@ class Tuner:
         """The error that a worker had, if one had."""
         return None if self._scheduler is None else self._scheduler.errors.get(owner)
 
-    def _acceptable(self, trial: Schedule | Pruning, plain: Score) -> bool:
+    def _acceptable(self, trial: Schedule | pruning.Pruning, plain: Score) -> bool:
         """Acceptable by the budget if it bounds answers; else a trial may change as much as INT8 does."""
         if self._bounded(trial.expected):
             return self._meets(trial.expected)
         return trial.distance <= plain.distance
 
-    def _bounded(self, expected: Expected | None) -> bool:
+    def _bounded(self, expected: frame.Expected | None) -> bool:
         return expected is not None and (self.budget.min_agreement, self.budget.max_drop) != (None, None)
 
-    def _meets(self, expected: Expected | None) -> bool:
+    def _meets(self, expected: frame.Expected | None) -> bool:
         """Whether answers are expected to be within the budget; True if there is no evidence."""
         return expected is None or expected.meets(self.budget)
 
@@ -389,13 +387,13 @@ class Tuner:
         protocol = Protocol(scenarios=bench.scenarios, batch=bench.batch, duration=bench.duration, max_extension=1)
         measured = measure(bench_candidates, protocol, pairs, self.progress)
         reference = read_answers(finals[0].artifacts[REFERENCE].path)
-        criterion = criterion_of(self.job.adapter, reference, self.job.data, self.job.budget)
+        criterion = verdict.criterion_of(self.job.adapter, reference, self.job.data, self.job.budget)
         finalists = []
         for made in finals:
             name = made.variant.name
-            facts = verified(made.artifacts, made.variant.candidate)
+            facts = outcome.verified(made.artifacts, made.variant.candidate)
             accuracy = accuracy_gate(facts, self.job.budget, criterion, self.job.adapter.guard)
-            gate = engine_gate(accuracy, self.job.budget, made.bytes, measured.row(name))
+            gate = verdict.engine_gate(accuracy, self.job.budget, made.bytes, measured.row(name))
             finalists.append(Finalist(made, facts, accuracy, gate, guards(self.budget)))
         return SearchResult(
             self.job,
@@ -422,5 +420,5 @@ def _front(
         return max(item.score.distance, SAME_DISTANCE)
 
     if faster is not None:
-        return undominated(made, distance, lambda a, b: b.variant.name in faster[a.variant.name])
-    return pareto_front(made, lambda item: (distance(item), float(np.median(medians[item.variant.name]))))
+        return frame.undominated(made, distance, lambda a, b: b.variant.name in faster[a.variant.name])
+    return frame.pareto_front(made, lambda item: (distance(item), float(np.median(medians[item.variant.name]))))

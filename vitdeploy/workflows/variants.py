@@ -13,24 +13,12 @@ from typing import TypeAlias
 import numpy as np
 
 from vitdeploy.backends import TARGETS
-from vitdeploy.benchmark.evidence import ratio_of_medians
-from vitdeploy.benchmark.summary import Ratio
+from vitdeploy.benchmark import evidence, summary
+from vitdeploy.document import report, sweep
 from vitdeploy.document.bench import Bench, Omission
-from vitdeploy.document.report import FORMAT
-from vitdeploy.document.sweep import MergingTrial, TuneDocument, TuneVerdict, VariantFacts
 from vitdeploy.errors import CapabilityError, GraphError, InputError, RecipeError, VitdeployError, WorkerError
+from vitdeploy.pipeline import outcome, plan, schedule
 from vitdeploy.pipeline.job import Job, tool_versions
-from vitdeploy.pipeline.outcome import (
-    TOOLS,
-    data_facts,
-    engine_bytes,
-    engine_facts,
-    now,
-    said_of_weights,
-    warnings_of,
-)
-from vitdeploy.pipeline.plan import engine_plan, judge_plan
-from vitdeploy.pipeline.schedule import LoadedRecipe, StepSource
 from vitdeploy.pipeline.verdict import beats, between, find_ratio, keeps_answers, kept, relative_times, sentence
 from vitdeploy.progress import Progress
 from vitdeploy.publish import replacing
@@ -126,22 +114,22 @@ def scored_plan(job: Job, variant: Variant, workers: Workers = HERE) -> list[Ste
     where its answers are others even in float. `job`: of the search."""
     own, candidate = job_of(job, variant), variant.candidate
     reference = UNCHANGED if variant.changes_answers else OPTIMIZE
-    return [*engine_plan(own, [candidate], workers), score_step(candidate, reference, job.data)]
+    return [*plan.engine_plan(own, [candidate], workers), score_step(candidate, reference, job.data)]
 
 
 def judged_plan(job: Job, variant: Variant) -> list[Step]:
     """The answers of the original, and of a variant's engine, to the evaluation samples. `job`: of the search."""
-    return judge_plan(job_of(job, variant), [variant.candidate])
+    return plan.judge_plan(job_of(job, variant), [variant.candidate])
 
 
 def pruning_plan(job: Job) -> list[Step]:
     """What can be pruned of the graph of a search."""
-    return [*engine_plan(job, ()), pruning_step(job.data)]
+    return [*plan.engine_plan(job, ()), pruning_step(job.data)]
 
 
-def steps_of(search: LoadedRecipe, variant: Variant | None) -> StepSource:
+def steps_of(search: schedule.LoadedRecipe, variant: Variant | None) -> schedule.StepSource:
     """The steps of a variant of a search; None: what can be pruned of its graph."""
-    return StepSource(search, functools.partial(_plan_of, variant))
+    return schedule.StepSource(search, functools.partial(_plan_of, variant))
 
 
 def _plan_of(variant: Variant | None, jobs: tuple[Job, ...]) -> list[Step]:
@@ -160,7 +148,7 @@ def begin_search(
     skip_bad: bool,
     function: str | None = None,
     module: Path | None = None,
-) -> LoadedRecipe:
+) -> schedule.LoadedRecipe:
     """What is searched: the recipe in FP32 for all targets, without anything that the search is to choose; its
     `high_precision` bounds what may be raised.
 
@@ -179,10 +167,10 @@ def begin_search(
     base = Variant(chosen[0], "fp32").recipe(recipe).model_copy(update=kept)
     code = function or (module.stem if module else None)
     checked = validate(base.model_dump(exclude_unset=True), "the recipe", code)
-    return LoadedRecipe(checked, store, skip_bad, function, module)
+    return schedule.LoadedRecipe(checked, store, skip_bad, function, module)
 
 
-def prepare_search(search: LoadedRecipe, progress: Progress) -> Job:
+def prepare_search(search: schedule.LoadedRecipe, progress: Progress) -> Job:
     """The job of a search.
 
     Raises:
@@ -233,7 +221,7 @@ class MadeVariant:
     @property
     def bytes(self) -> int:
         """Of what the runtime loads."""
-        return engine_bytes(self.artifacts, self.variant.candidate)
+        return outcome.engine_bytes(self.artifacts, self.variant.candidate)
 
 
 @dataclass(frozen=True)
@@ -339,7 +327,7 @@ def _fastest(among: Sequence[Finalist], bench: Bench) -> Finalist:
     return min(as_fast, key=lambda each: (each.variant != each.variant.plain, each.distance))
 
 
-def _slower(a: str, b: str, ratios: Sequence[Ratio]) -> bool:
+def _slower(a: str, b: str, ratios: Sequence[summary.Ratio]) -> bool:
     """Whether `a` is provably slower than `b`; if undecided, whether it seems so."""
     ratio = find_ratio(ratios, a, b)
     if ratio is None:
@@ -384,7 +372,7 @@ class SearchResult:
     bench: Bench
     choice: TuneChoice
     rows: dict[str, RowTable]
-    merging: dict[str, MergingTrial]
+    merging: dict[str, sweep.MergingTrial]
     prunings: tuple[Pruning, ...]
     left_out: tuple[tuple[str, str], ...]
 
@@ -422,7 +410,7 @@ def _int8(variant: Variant, variants: Sequence[Variant], medians: Medians) -> li
     if not floats:
         return []
     best = min(floats, key=lambda each: sorted(medians[each.name])[len(medians[each.name]) // 2])
-    ratio, low, high = ratio_of_medians(medians[variant.name], medians[best.name]).interval
+    ratio, low, high = evidence.ratio_of_medians(medians[variant.name], medians[best.name]).interval
     name, shown = best.precision.upper(), f"latency ratio {ratio:.2f} [{low:.2f}, {high:.2f}]"
     if low > 1:
         return [f"{name} is faster than INT8 on {variant.target} ({shown}): ship {name} there."]
@@ -433,7 +421,7 @@ def _int8(variant: Variant, variants: Sequence[Variant], medians: Medians) -> li
 
 def _changed(variant: Variant, medians: Medians) -> str:
     """Say whether a change of the graph pays, compared with the same variant without it."""
-    ratio, low, high = ratio_of_medians(medians[variant.name], medians[variant.plain.name]).interval
+    ratio, low, high = evidence.ratio_of_medians(medians[variant.name], medians[variant.plain.name]).interval
     word = "pays" if high < 1 else "does not pay" if low > 1 else "is not provably faster"
     merges = ", then ".join(f"to {count} tokens in block {block}" for block, count in variant.merges)
     what = f"Merging {merges}" if variant.merges else f"Computing {variant.rows} rows"
@@ -441,7 +429,7 @@ def _changed(variant: Variant, medians: Medians) -> str:
     return f"{what} {word} on {variant.target}: latency ratio {ratio:.2f} [{low:.2f}, {high:.2f}] to without."
 
 
-def four_bits_remarks(variants: Sequence[VariantFacts], unit: str, disturbed: str = "") -> list[str]:
+def four_bits_remarks(variants: Sequence[sweep.VariantFacts], unit: str, disturbed: str = "") -> list[str]:
     """A sentence on INT4 weights for each target: what they save and cost against plain INT8. `unit`: of distances;
     `disturbed`: as in `remarks`."""
     plain = {each.target: each for each in variants if each.name == Variant(each.target, "int8").name}
@@ -452,7 +440,7 @@ def four_bits_remarks(variants: Sequence[VariantFacts], unit: str, disturbed: st
         int8 = plain[four.target]
         times = "times not decided"
         if not disturbed:
-            ratio, low, high = ratio_of_medians(four.rounds_ms, int8.rounds_ms).interval
+            ratio, low, high = evidence.ratio_of_medians(four.rounds_ms, int8.rounds_ms).interval
             times = f"latency ratio {ratio:.2f} [{low:.2f}, {high:.2f}]"
         end = "a finalist" if four.finalist else "no finalist, as another one is nearer to the original and as fast"
         sentences.append(
@@ -468,7 +456,7 @@ def four_bits_remarks(variants: Sequence[VariantFacts], unit: str, disturbed: st
 UNITS = {"classification": "KL, nats"}
 
 
-def write_tuned(tuned: SearchResult, out: Path) -> TuneDocument:
+def write_tuned(tuned: SearchResult, out: Path) -> sweep.TuneDocument:
     """Publish a search at `out`. Returns tune.json.
 
     Raises:
@@ -495,7 +483,7 @@ def _comment(tuned: SearchResult) -> str:
     return "Chosen by vitdeploy tune." + (f" Not decided: whether {open_names} is as fast." if open_names else "")
 
 
-def _document(tuned: SearchResult) -> TuneDocument:
+def _document(tuned: SearchResult) -> sweep.TuneDocument:
     """The parts that report.json has too have its names there, for the same tables and plots show them."""
     job, choice = tuned.job, tuned.choice
     finalists = {each.variant for each in tuned.front}
@@ -504,13 +492,13 @@ def _document(tuned: SearchResult) -> TuneDocument:
     sentences = remarks([each.variant for each in tuned.made], tuned.medians_ms, tuned.disturbed)
     sentences += four_bits_remarks(variants, unit, tuned.disturbed)
     for each in tuned.front:
-        sentences += said_of_weights(each.made.artifacts, each.variant.candidate)
-    return TuneDocument(
-        format=FORMAT,
+        sentences += outcome.said_of_weights(each.made.artifacts, each.variant.candidate)
+    return sweep.TuneDocument(
+        format=report.FORMAT,
         name=job.recipe.name,
         task=job.reference_model.task,
-        created=now(),
-        verdict=TuneVerdict(
+        created=outcome.now(),
+        verdict=sweep.TuneVerdict(
             sentence=choice.sentence,
             remarks=(*choice.remarks, *job.data.remarks, *dict.fromkeys(sentences)),
             recommended=choice.best.name,
@@ -521,28 +509,28 @@ def _document(tuned: SearchResult) -> TuneDocument:
             grade=choice.grade,
             rivals=tuple(each.name for each in choice.rivals),
         ),
-        warnings=warnings_of(job, tuned.front[0].made.artifacts, tuned.front[0].variant.candidate),
+        warnings=outcome.warnings_of(job, tuned.front[0].made.artifacts, tuned.front[0].variant.candidate),
         budget=job.recipe.to_budget(),
-        data=data_facts(job),
+        data=outcome.data_facts(job),
         unit=unit,
         variants=variants,
         engines=tuple(
-            replace(engine_facts(each.made.artifacts, each.variant.candidate, each.gate), artifact=each.name)
+            replace(outcome.engine_facts(each.made.artifacts, each.variant.candidate, each.gate), artifact=each.name)
             for each in tuned.front
         ),
         bench=tuned.bench,
         rows=dict(tuned.rows),
         merging=dict(tuned.merging),
         left_out=tuple(Omission(what, why) for what, why in tuned.left_out),
-        environment={**describe_host(), **tool_versions(TOOLS)},
+        environment={**describe_host(), **tool_versions(outcome.TOOLS)},
         recipe=_recipe(tuned).model_dump(mode="json"),
         pruning=tuned.prunings or None,
     )
 
 
-def _variant(made: MadeVariant, tuned: SearchResult, finalist: bool) -> VariantFacts:
+def _variant(made: MadeVariant, tuned: SearchResult, finalist: bool) -> sweep.VariantFacts:
     variant = made.variant
-    return VariantFacts(
+    return sweep.VariantFacts(
         name=variant.name,
         target=variant.target,
         precision=variant.precision,

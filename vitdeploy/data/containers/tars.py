@@ -15,19 +15,7 @@ from typing import IO
 
 import numpy as np
 
-from vitdeploy.data.containers.held import Container, FilePart
-from vitdeploy.data.containers.listing import (
-    NO_LABELS,
-    LabelColumn,
-    Listing,
-    NameColumn,
-    Places,
-    first_repeated,
-    label_in_json,
-    listed_names,
-    read_label,
-    same_label,
-)
+from vitdeploy.data.containers import held, listing
 from vitdeploy.errors import DataError
 from vitdeploy.limits import bounded
 from vitdeploy.publish import storage_errors
@@ -52,7 +40,7 @@ class _Sample:
     files: dict[str, tuple[int, int]] = field(default_factory=dict)
 
 
-def list_tars(paths: Sequence[Path], root: Path, labelled: bool) -> Listing:
+def list_tars(paths: Sequence[Path], root: Path, labelled: bool) -> listing.Listing:
     """The images of some tars, in the order of their members.
 
     Args:
@@ -64,12 +52,12 @@ def list_tars(paths: Sequence[Path], root: Path, labelled: bool) -> Listing:
             or with several; without a label; two samples of one key.
         LimitError: reading takes more than it may.
     """
-    names, labels = NameColumn(), LabelColumn(root if len(paths) > 1 else paths[0])
-    containers, which, offsets, sizes = list[Container](), array("i"), array("q"), array("q")
+    names, labels = listing.NameColumn(), listing.LabelColumn(root if len(paths) > 1 else paths[0])
+    containers, which, offsets, sizes = list[held.Container](), array("i"), array("q"), array("q")
     for number, path in enumerate(paths):
         first, below = len(names), path.relative_to(root).as_posix()
         with storage_errors(path), bounded(f"read {path.name}", min(path.stat().st_size, BOUND_BYTES)):
-            container = Container.of(path)
+            container = held.Container.of(path)
             containers.append(container)
             with container.open() as file:
                 for sample in _samples(file, container.size, path):
@@ -81,16 +69,16 @@ def list_tars(paths: Sequence[Path], root: Path, labelled: bool) -> Listing:
                     if labelled:
                         labels.add(_label(file, sample, path), f"{path}/{sample.key}")
         _check_once(names, first, path)
-    places = Places(
-        containers, np.array(which, np.int32), np.array(offsets, np.int64), np.array(sizes, np.int64), FilePart
+    places = listing.Places(
+        containers, np.array(which, np.int32), np.array(offsets, np.int64), np.array(sizes, np.int64), held.FilePart
     )
-    return Listing(root, names, *labels.finish(lambda: listed_names(root)), places)
+    return listing.Listing(root, names, *labels.finish(lambda: listing.listed_names(root)), places)
 
 
 def has_labels(path: Path) -> bool:
     """Whether the first sample of a tar has a label; errors as `list_tars`."""
     with storage_errors(path):
-        container = Container.of(path)
+        container = held.Container.of(path)
         with container.open() as file:
             first = next(_samples(file, container.size, path), None)
             if first is None:
@@ -120,21 +108,21 @@ def _label(file: IO[bytes], sample: _Sample, path: Path) -> int | str:
             f"the sample {sample.key!r} of {path} has no label",
             found=", ".join(f".{suffix}" for suffix in sample.files)[:200],
             wanted='a number or a name in .cls, or in .json as "label"',
-            fix=f"write it beside each image; or {NO_LABELS}",
+            fix=f"write it beside each image; or {listing.NO_LABELS}",
         )
-    if found is not None and other is not None and not same_label(found, other):
+    if found is not None and other is not None and not listing.same_label(found, other):
         raise DataError(
             f"the sample {sample.key!r} of {path} has two labels",
             found=f"{found!r} in .cls, {other!r} in .json",
             wanted="one of them",
-            fix=f"write the shards again with the one that is meant; or {NO_LABELS}",
+            fix=f"write the shards again with the one that is meant; or {listing.NO_LABELS}",
         )
     return label
 
 
 def _text_label(content: bytes, name: str) -> int | str:
     try:
-        found = read_label(content.decode("utf-8"))
+        found = listing.read_label(content.decode("utf-8"))
     except UnicodeDecodeError:
         found = ""
     if found == "":
@@ -144,7 +132,7 @@ def _text_label(content: bytes, name: str) -> int | str:
 
 def _in_json(file: IO[bytes], sample: _Sample, path: Path) -> int | str | None:
     content = _content(file, sample, DOCUMENT, MAX_JSON, path)
-    return None if content is None else label_in_json(content, f"{path}/{sample.key}.{DOCUMENT}")
+    return None if content is None else listing.label_in_json(content, f"{path}/{sample.key}.{DOCUMENT}")
 
 
 def _content(file: IO[bytes], sample: _Sample, suffix: str, most: int, path: Path) -> bytes | None:
@@ -162,9 +150,9 @@ def _content(file: IO[bytes], sample: _Sample, suffix: str, most: int, path: Pat
     return content
 
 
-def _check_once(names: NameColumn, first: int, path: Path) -> None:
+def _check_once(names: listing.NameColumn, first: int, path: Path) -> None:
     """Raise DataError if two samples of a tar, whose names are those from `first` on, have one key."""
-    twice = first_repeated(_key(names, index) for index in range(first, len(names)))
+    twice = listing.first_repeated(_key(names, index) for index in range(first, len(names)))
     if twice is not None:
         raise DataError(
             f"two samples of {path} have one key",
@@ -174,7 +162,7 @@ def _check_once(names: NameColumn, first: int, path: Path) -> None:
         )
 
 
-def _key(names: NameColumn, index: int) -> bytes:
+def _key(names: listing.NameColumn, index: int) -> bytes:
     return names.encoded(index).rpartition(b".")[0]
 
 

@@ -19,19 +19,8 @@ from urllib.parse import unquote, urlsplit
 import numpy as np
 import numpy.typing as npt
 
+from vitdeploy.data.containers import listing
 from vitdeploy.data.containers.held import Container, FilePart, HeldImage, too_large
-from vitdeploy.data.containers.listing import (
-    LABEL_COLUMNS,
-    NO_LABELS,
-    LabelColumn,
-    Listing,
-    NameColumn,
-    TableRow,
-    column_of,
-    first_repeated,
-    listed_names,
-    read_label,
-)
 from vitdeploy.data.label_file import Repairs, read_text
 from vitdeploy.errors import DataError, ImageError, StorageError
 from vitdeploy.limits import bounded
@@ -169,7 +158,7 @@ def read_written(document: Any) -> HeldImage | None:
     if document is None:
         return None
     kind, *facts = document
-    made: dict[str, Any] = {each.__name__: each for each in (FilePart, TableRow, Uri)}
+    made: dict[str, Any] = {each.__name__: each for each in (FilePart, listing.TableRow, Uri)}
     held: HeldImage = made[kind](*(Container(*fact) if isinstance(fact, list) else fact for fact in facts))
     return held
 
@@ -185,7 +174,7 @@ def is_uri(text: str) -> bool:
     return re.match(r"[A-Za-z][A-Za-z0-9+.-]*(::|://)", text) is not None
 
 
-def list_uris(path: Path, root: Path, labelled: bool) -> Listing:
+def list_uris(path: Path, root: Path, labelled: bool) -> listing.Listing:
     """The images that a file names, in its order: a URI or a path a line, and behind it, if there is one, the label: as
     columns, with or without a header; in a .txt file behind a tab. A line that is there again counts once.
 
@@ -202,20 +191,20 @@ def list_uris(path: Path, root: Path, labelled: bool) -> Listing:
         keys = (
             hidden[i].encode("utf-8", "surrogateescape") if i in hidden else names.encoded(i) for i in range(len(names))
         )
-        if first_repeated(keys) is not None:
+        if listing.first_repeated(keys) is not None:
             names, labels, hidden = _read(path, labelled, {})
-    return Listing(root, names, *labels.finish(lambda: listed_names(root)), UriHolder(hidden))
+    return listing.Listing(root, names, *labels.finish(lambda: listing.listed_names(root)), UriHolder(hidden))
 
 
 def _read(
     path: Path, labelled: bool, seen: dict[str, str | None] | None
-) -> tuple[NameColumn, LabelColumn, dict[int, str]]:
+) -> tuple[listing.NameColumn, listing.LabelColumn, dict[int, str]]:
     """The names, the labels, and the addresses that are no names. With `seen`, what is there again is left out.
 
     Raises:
         DataError: as `list_uris`.
     """
-    names, labels, hidden = NameColumn(), LabelColumn(path), dict[int, str]()
+    names, labels, hidden = listing.NameColumn(), listing.LabelColumn(path), dict[int, str]()
     for line, address, label in _lines(path, labels.repairs, labelled):
         if labelled and not label:
             raise _unlabelled(path, line)
@@ -233,7 +222,7 @@ def _read(
         if seen is not None:
             seen[real] = label
         if labelled and label:
-            labels.add(read_label(label), f"line {line}")
+            labels.add(listing.read_label(label), f"line {line}")
         if name != real:
             hidden[len(names)] = real
         names.add(name)
@@ -253,7 +242,7 @@ def beside(folder: Path) -> Path | None:
             with storage_errors(path):
                 rows = _Table.of(path, Repairs()).rows()
                 header, cells = (next(rows, (0, list[str]()))[1] for _ in range(2))
-            image, label = (column_of(header, names) for names in (URI_COLUMNS, LABEL_COLUMNS))
+            image, label = (listing.column_of(header, names) for names in (URI_COLUMNS, listing.LABEL_COLUMNS))
             if image is None:
                 continue
             # Columns of an image that are not understood are refused, not left out. Captions and the like are none of
@@ -401,7 +390,7 @@ def _header(table: _Table, row: list[str], labelled: bool) -> tuple[int, ...]:
     Raises:
         DataError: a header in which one of them is not known.
     """
-    image, label = column_of(row, URI_COLUMNS), column_of(row, LABEL_COLUMNS)
+    image, label = listing.column_of(row, URI_COLUMNS), listing.column_of(row, listing.LABEL_COLUMNS)
     if image is None or any(map(_is_image, row)):
         later = next((cells for _, cells in itertools.islice(table.rows(), 1, 2)), [])
         if not any(map(_is_image, row)) and any(map(_is_image, later)):
@@ -411,7 +400,7 @@ def _header(table: _Table, row: list[str], labelled: bool) -> tuple[int, ...]:
     if not labelled or (label is None and not others):
         return (image,)
     if label is None:
-        raise table.unknown(row, "the labels", LABEL_COLUMNS, f"rename it to label; or {NO_LABELS}")
+        raise table.unknown(row, "the labels", listing.LABEL_COLUMNS, f"rename it to label; or {listing.NO_LABELS}")
     if others:
         table.repairs.add(f"columns beside {row[image]!r} and {row[label]!r}, not read", others[0], len(others))
     return image, label
@@ -421,7 +410,9 @@ def _separator(first: str, suffix: str) -> str | None:
     """What is between the columns of a table, by its first line; None of plain lines of text."""
     there = [separator for separator in SEPARATORS[suffix] if separator in first]
     cells = {separator: [cell.strip().strip('"') for cell in first.split(separator)] for separator in there}
-    header = next((separator for separator in there if column_of(cells[separator], URI_COLUMNS) is not None), None)
+    header = next(
+        (separator for separator in there if listing.column_of(cells[separator], URI_COLUMNS) is not None), None
+    )
     if header is not None or suffix == ".txt":
         return header
     shown = [separator for separator in there if any(map(_is_image, cells[separator]))]
@@ -437,5 +428,5 @@ def _unlabelled(path: Path, line: int) -> DataError:
         f"line {line} of {path} has no label",
         found="a URI alone",
         wanted="a label on each line",
-        fix=f"write one behind it; or {NO_LABELS}",
+        fix=f"write one behind it; or {listing.NO_LABELS}",
     )

@@ -9,10 +9,9 @@ import math
 from collections.abc import Iterator
 from pathlib import Path
 
+from vitdeploy.benchmark import results, tail
 from vitdeploy.benchmark.protocol import Protocol
-from vitdeploy.benchmark.results import BenchRun
 from vitdeploy.benchmark.run import BenchCandidate, engine_candidate, run_benchmark
-from vitdeploy.benchmark.tail import tail_of
 from vitdeploy.bundle.read import read_bundle
 from vitdeploy.devices.agent.documents import FORMAT, DeviceJob, GoldenResult, JobResult, Tried, explained
 from vitdeploy.devices.agent.releases import DeploymentFolder
@@ -69,7 +68,9 @@ def switch(job: DeviceJob, folder: Path, products: Path, progress: Progress) -> 
         with place.moved(options.release, options.expected, options.counter) as (link, before):
             tried, bench_run = _tried(link, before, options.target, job.protocol, progress)
             if not tried.golden.ok or (
-                bench_run is not None and not tried.alone and tail_of(bench_run, NEW, CURRENT).slower(options.worse)
+                bench_run is not None
+                and not tried.alone
+                and tail.tail_of(bench_run, NEW, CURRENT).slower(options.worse)
             ):
                 raise _NotKept
         tried = Tried(tried.engine, tried.golden, True, tried.alone)
@@ -77,14 +78,14 @@ def switch(job: DeviceJob, folder: Path, products: Path, progress: Progress) -> 
     return _result(job, tried, bench_run)
 
 
-def _result(job: DeviceJob, tried: Tried, bench_run: BenchRun | None) -> JobResult:
+def _result(job: DeviceJob, tried: Tried, bench_run: results.BenchRun | None) -> JobResult:
     run = None if bench_run is None else encode(bench_run)
     return JobResult(FORMAT, job.digest, describe_host(), bench_run=run, tried=tried)
 
 
 def _tried(
     new: Path, before: Path | None, target: str, protocol: Protocol | None, progress: Progress
-) -> tuple[Tried, BenchRun | None]:
+) -> tuple[Tried, results.BenchRun | None]:
     """How the release in `new` answers, and, where it does so rightly and there is a protocol, how fast it is."""
     progress("golden answers", 1, 3)
     manifest = read_bundle(new)

@@ -8,6 +8,7 @@ import numpy.typing as npt
 import onnx_ir as ir
 
 from vitdeploy.errors import GraphError
+from vitdeploy.graph import values
 from vitdeploy.graph.analysis.rows import (
     Linear,
     Rows,
@@ -16,16 +17,6 @@ from vitdeploy.graph.analysis.rows import (
     rows_of_inputs,
     selected_rows,
     slice_bounds,
-)
-from vitdeploy.graph.values import (
-    ancestors,
-    depends_on_input,
-    dim,
-    floats_of,
-    integers_of,
-    is_constant,
-    only_user,
-    scalar_of,
 )
 
 # --- Find attention: softmax over the keys of a product of two computed tensors, then its product with the values -----
@@ -90,10 +81,10 @@ def over_last_axis(node: ir.Node) -> bool:
 def _to_scores(value: ir.Value) -> list[ir.Node] | None:
     """The nodes from MatMul(Q, K^T) to `value`, in graph order; None if there is no such way."""
     node = value.producer()
-    if node is None or only_user(value) is None:
+    if node is None or values.only_user(value) is None:
         return None
     if node.op_type == "MatMul":
-        return [node] if floats_of(node.inputs[1]) is None else None
+        return [node] if values.floats_of(node.inputs[1]) is None else None
     for operand in _row_operands(node):
         way = _to_scores(operand)
         if way is not None:
@@ -105,7 +96,7 @@ def _row_operands(node: ir.Node) -> list[ir.Value]:
     """The inputs to which a number could be added along a row, with the same effect as adding one to the output."""
     inputs = [value for value in node.inputs if value is not None]
     if node.op_type == "Add":
-        return [value for value in inputs if floats_of(value) is None]
+        return [value for value in inputs if values.floats_of(value) is None]
     if node.op_type in ("Mul", "Div"):
         [left, right] = inputs
         if _equal_along_rows(right):
@@ -123,12 +114,12 @@ def _row_operands(node: ir.Node) -> list[ir.Value]:
 
 def _minus_infinity(value: ir.Value) -> bool:
     """The value that a boolean mask substitutes for a score; a finite one would not follow a shift of its row."""
-    array = floats_of(value)
+    array = values.floats_of(value)
     return array is not None and bool(np.isneginf(array).all())
 
 
 def _equal_along_rows(value: ir.Value) -> bool:
-    array = floats_of(value)
+    array = values.floats_of(value)
     return array is not None and (array.ndim == 0 or array.shape[-1] == 1)
 
 
@@ -169,14 +160,14 @@ def find_weights(model: ir.Model) -> list[Weights]:
             continue
         # [batch, heads, queries, keys], or with batch and heads in one axis; windows are a factor of the first one.
         windowed = len(shape) > 4 or (len(shape) == 4 and shape[0] != batch)
-        learned = next(ancestors(attention.query, past_sizes=False), None) is None
+        learned = next(values.ancestors(attention.query, past_sizes=False), None) is None
         found.append(Weights(attention, queries, keys, windowed, learned))
     return found
 
 
 def patch_grid(weights: Weights) -> tuple[int, int] | None:
     """(rows, columns) of the patches that the keys come from: the size of what the nearest convolution above gives."""
-    for node in ancestors(weights.attention.key):
+    for node in values.ancestors(weights.attention.key):
         shape = node.outputs[0].shape if node.op_type == "Conv" else None
         if shape is not None and len(shape) == 4:
             rows, columns = shape[2], shape[3]
@@ -345,12 +336,12 @@ def merge_points(model: ir.Model) -> MergePoints:
     attentions = find_attentions(model)
     streams = {block: (each, residual(each)) for block, each in enumerate(attentions)}
     found = {i: (each, *stream) for i, (each, stream) in streams.items() if stream is not None}
-    counts = dict.fromkeys(dim(each.softmax.outputs[0], -1) for each in attentions)
+    counts = dict.fromkeys(values.dim(each.softmax.outputs[0], -1) for each in attentions)
     if not found or len(counts) > 1:
         over = f"attention to {' and '.join(map(str, counts))} tokens" if counts else "no attention"
         raise _refused(over, "self-attention to the same tokens in every block")
     _, before, after = next(iter(found.values()))
-    count = dim(after, TOKENS)
+    count = values.dim(after, TOKENS)
     assert count is not None
     of_image = _of_image(before, TOKENS, count)
     prefix = int(of_image.argmax())
@@ -378,7 +369,7 @@ def follow(model: ir.Model, stream: ir.Value, prefix: int) -> TokenFlow:
     """
     flow, attentions = TokenFlow({stream: {TOKENS}}, []), find_attentions(model)
     by_node = {node: each for each in attentions for node in (each.scores, each.softmax, each.mix)}
-    size = dim(stream, TOKENS)
+    size = values.dim(stream, TOKENS)
     assert size is not None
     for node in model.graph:
         axes = {
@@ -416,7 +407,7 @@ def _behind(
     if index == 0 and reads_first(node, axis, prefix):
         return None
     for out in range(len(node.outputs[0].shape or ())):
-        rows = rows_of_inputs(node, out, size) if dim(node.outputs[0], out) == size else None
+        rows = rows_of_inputs(node, out, size) if values.dim(node.outputs[0], out) == size else None
         if rows is not None and rows.get(index) == axis:
             for i, own in rows.items():
                 other = node.inputs[i]
@@ -440,18 +431,18 @@ def reads_first(node: ir.Node, axis: int, count: int) -> bool:
         return False
     if node.op_type == "Slice":
         return all(0 <= end <= count for _, cut in slice_bounds(node) or () for end in (cut.start, cut.stop))
-    return node.op_type == "Gather" and min(integers_of(node.inputs[1]) or [0]) >= 0
+    return node.op_type == "Gather" and min(values.integers_of(node.inputs[1]) or [0]) >= 0
 
 
 def residual(attention: Attention) -> tuple[ir.Value, ir.Value] | None:
     """(before, after): the operands [batch, tokens, channels] of the sum that adds the result of self-attention."""
     weights = attention.softmax.outputs[0]
-    count, value = dim(weights, -1), attention.mix.outputs[0]
-    if count is None or dim(weights, -2) != count:
+    count, value = values.dim(weights, -1), attention.mix.outputs[0]
+    if count is None or values.dim(weights, -2) != count:
         return None
-    while (node := only_user(value)) is not None:
+    while (node := values.only_user(value)) is not None:
         others = [other for other in node.inputs if other is not value and other is not None]
-        if node.op_type == "Add" and len(others) == 1 and not is_constant(others[0], overridable=True):
+        if node.op_type == "Add" and len(others) == 1 and not values.is_constant(others[0], overridable=True):
             after = node.outputs[0]
             shapes = [list(each.shape or ()) for each in (others[0], after)]
             fits = shapes[0][1:] == shapes[1][1:] and len(shapes[1]) == TOKENS + 2 and shapes[1][TOKENS] == count
@@ -463,14 +454,16 @@ def residual(attention: Attention) -> tuple[ir.Value, ir.Value] | None:
 def _of_image(value: ir.Value, axis: int, size: int) -> Mask:
     """Which rows along an axis of `size` depend on the content of a graph input, [size]. In a residual stream in front
     of any attention these are the patches."""
-    if not depends_on_input(value):
+    if not values.depends_on_input(value):
         return np.zeros(size, bool)
     node = value.producer()
     if node is None:
         return np.ones(size, bool)
     if node.op_type == "Concat" and node.attributes.get_int("axis", 0) in (axis, axis - len(value.shape or ())):
-        return np.concatenate([_of_image(each, axis, dim(each, axis) or 0) for each in node.inputs if each is not None])
-    pads = integers_of(node.inputs[1]) if node.op_type == "Pad" and len(node.inputs) < 4 else None
+        return np.concatenate(
+            [_of_image(each, axis, values.dim(each, axis) or 0) for each in node.inputs if each is not None]
+        )
+    pads = values.integers_of(node.inputs[1]) if node.op_type == "Pad" and len(node.inputs) < 4 else None
     if pads is not None and node.inputs[0] is not None:
         before, behind = pads[axis], pads[axis + len(pads) // 2]
         return np.pad(_of_image(node.inputs[0], axis, size - before - behind), (before, behind))
@@ -480,7 +473,7 @@ def _of_image(value: ir.Value, axis: int, size: int) -> Mask:
     found = np.zeros(size, bool)
     for i, each in enumerate(node.inputs):
         if each is not None:
-            found |= _of_image(each, axis=rows[i], size=size) if i in rows else depends_on_input(each)
+            found |= _of_image(each, axis=rows[i], size=size) if i in rows else values.depends_on_input(each)
     return found
 
 
@@ -519,7 +512,7 @@ def find_stream(linears: Sequence[Linear], model: ir.Model) -> ResidualStream | 
     or anything but linears, convolutions and constants writes it (norms behind the sum, or in front of the first
     block)."""
     start = next((found[0] for each in find_attentions(model) if (found := residual(each)) is not None), None)
-    width = dim(start, -1)
+    width = values.dim(start, -1)
     if start is None or width is None:
         return None
     try:
@@ -568,9 +561,9 @@ def _written(stream: ResidualStream, value: ir.Value, axis: int) -> list[tuple[i
     for index, own in rows.items():
         operand = node.inputs[index]
         assert operand is not None
-        if not is_constant(operand, overridable=True):
+        if not values.is_constant(operand, overridable=True):
             operands.append((operand, own))
-        elif floats_of(operand) is not None and dim(operand, own) == stream.width:
+        elif values.floats_of(operand) is not None and values.dim(operand, own) == stream.width:
             stream.constants[node, index] = own
         else:
             raise Stopped
@@ -584,7 +577,7 @@ def behind(node: ir.Node, index: int, axis: int, width: int) -> list[tuple[ir.Va
         Stopped: it does not.
     """
     for out in range(len(node.outputs[0].shape or ())):
-        rows = _commutes(node, out, width) if dim(node.outputs[0], out) == width else None
+        rows = _commutes(node, out, width) if values.dim(node.outputs[0], out) == width else None
         if rows is not None and rows.get(index) == axis:
             return [(output, out) for output in node.outputs]
     raise Stopped
@@ -597,10 +590,10 @@ def _commutes(node: ir.Node, axis: int, width: int) -> Rows | None:
     if node.op_type == "Expand":
         ranks = [len(value.shape or ()) if value is not None else 0 for value in (node.inputs[0], node.outputs[0])]
         own = axis + ranks[0] - ranks[1]
-        return {0: own} if dim(node.inputs[0], own) == width and own >= 0 else None
+        return {0: own} if values.dim(node.inputs[0], own) == width and own >= 0 else None
     if node.op_type == "Pad":
-        pads = integers_of(node.inputs[1]) if len(node.inputs) < 4 else None
-        filled = len(node.inputs) > 2 and node.inputs[2] is not None and scalar_of(node.inputs[2]) != 0
+        pads = values.integers_of(node.inputs[1]) if len(node.inputs) < 4 else None
+        filled = len(node.inputs) > 2 and node.inputs[2] is not None and values.scalar_of(node.inputs[2]) != 0
         inside = pads is not None and pads[axis] == pads[axis + len(pads) // 2] == 0
         return {0: axis} if inside and not filled else None
     rows = rows_of_inputs(node, axis, width)

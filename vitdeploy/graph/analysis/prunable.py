@@ -8,22 +8,8 @@ import numpy as np
 import onnx_ir as ir
 from onnx_ir.convenience import create_value_mapping, extract
 
+from vitdeploy.graph.analysis import rows, work
 from vitdeploy.graph.analysis.attention import Attention, find_attentions
-from vitdeploy.graph.analysis.rows import (
-    Indices,
-    Linear,
-    find_linears,
-    is_layout,
-    layer_name,
-    leaves,
-    move,
-    origin,
-    reshape_sizes,
-    scaled_input,
-    slice_bounds,
-    static_shape,
-)
-from vitdeploy.graph.analysis.work import layer_macs, node_macs
 from vitdeploy.graph.values import array_of, dim, is_constant, only_user, scalar_of
 
 # --- Find what structured pruning can remove whole: hidden channels between linears, and heads of attention -----------
@@ -49,9 +35,9 @@ class Prunable:
     """
 
     kind: Literal["channels", "heads"]
-    reader: Linear
-    inputs: Indices
-    columns: tuple[tuple[Linear, Indices], ...]
+    reader: rows.Linear
+    inputs: rows.Indices
+    columns: tuple[tuple[rows.Linear, rows.Indices], ...]
     axes: Mapping[ir.Value, int]
     splits: tuple[ir.Node, ...] = ()
     products: tuple[ir.Node, ...] = ()
@@ -66,9 +52,9 @@ class Prunable:
 
     def macs(self, model: ir.Model) -> int | None:
         """The MACs that go with each structure, at batch 1; None if a size is not known."""
-        shares = [(layer_macs(model, each), own.shape[1], each.weight.shape[1]) for each, own in self.columns]
-        shares.append((layer_macs(model, self.reader), self.inputs.shape[1], len(self.reader.weight)))
-        shares += [(node_macs(model, node), 1, self.count) for node in self.products]
+        shares = [(work.layer_macs(model, each), own.shape[1], each.weight.shape[1]) for each, own in self.columns]
+        shares.append((work.layer_macs(model, self.reader), self.inputs.shape[1], len(self.reader.weight)))
+        shares += [(work.node_macs(model, node), 1, self.count) for node in self.products]
         if any(macs is None for macs, _, _ in shares):
             return None
         return sum((macs or 0) * part // whole for macs, part, whole in shares)
@@ -76,7 +62,7 @@ class Prunable:
 
 def find_prunable(model: ir.Model) -> list[Prunable]:
     """All structures of a graph as `normalise` leaves it, in graph order. No linear takes part in two of them."""
-    linears = [linear for linear in find_linears(model) if linear.kind == "matmul"]
+    linears = [linear for linear in rows.find_linears(model) if linear.kind == "matmul"]
     by_output = {linear.output: linear for linear in linears}
     by_node = {linear.node: linear for linear in linears}
     found = [_heads(attention, by_output, by_node) for attention in find_attentions(model)]
@@ -94,13 +80,13 @@ def find_prunable(model: ir.Model) -> list[Prunable]:
 class _Climb:
     """What lies between a reader and the linears in front of it, found on the way up."""
 
-    by_output: Mapping[ir.Value, Linear]
+    by_output: Mapping[ir.Value, rows.Linear]
     nodes: set[ir.Node] = field(default_factory=set)
-    values: dict[ir.Value, Indices] = field(default_factory=dict)
+    values: dict[ir.Value, rows.Indices] = field(default_factory=dict)
     splits: dict[ir.Node, None] = field(default_factory=dict)
-    columns: dict[ir.Node, tuple[Linear, list[Indices]]] = field(default_factory=dict)
+    columns: dict[ir.Node, tuple[rows.Linear, list[rows.Indices]]] = field(default_factory=dict)
 
-    def up(self, value: ir.Value, channels: Indices, width: int) -> bool:
+    def up(self, value: ir.Value, channels: rows.Indices, width: int) -> bool:
         """Whether `value`, whose `channels` of its last axis of `width` are those of the reader, comes from linears by
         work on each channel alone."""
         if dim(value, -1) != width:
@@ -121,21 +107,21 @@ class _Climb:
         self.values[value] = channels
         self.nodes.add(node)
         first = node.inputs[0]
-        rows_alone = node.op_type == "Reshape" and reshape_sizes(node) is not None and dim(first, -1) == width
+        rows_alone = node.op_type == "Reshape" and rows.reshape_sizes(node) is not None and dim(first, -1) == width
         if (node.op_type in _UNARY or rows_alone) and first is not None:
             return self.up(first, channels, width)
         if node.op_type in _BINARY:
             return self._operands(node, value, channels, width)
         return node.op_type == "Split" and first is not None and self._split(node, first, value, channels, width)
 
-    def _operands(self, node: ir.Node, value: ir.Value, channels: Indices, width: int) -> bool:
+    def _operands(self, node: ir.Node, value: ir.Value, channels: rows.Indices, width: int) -> bool:
         computed = [each for each in node.inputs if each is not None and scalar_of(each) is None]
         shapes = [list(each.shape or ()) for each in computed]
         if not computed or any(shape != list(value.shape or ()) for shape in shapes) or any(map(is_constant, computed)):
             return False
         return all(self.up(each, channels, width) for each in computed)
 
-    def _split(self, node: ir.Node, first: ir.Value, value: ir.Value, channels: Indices, width: int) -> bool:
+    def _split(self, node: ir.Node, first: ir.Value, value: ir.Value, channels: rows.Indices, width: int) -> bool:
         rank, count = len(first.shape or ()), len(node.outputs)
         along_last = node.attributes.get_int("axis", 0) in (-1, rank - 1)
         if not along_last or any(dim(each, -1) != width for each in node.outputs):
@@ -144,7 +130,7 @@ class _Climb:
         return self.up(first, list(node.outputs).index(value) * width + channels, count * width)
 
 
-def _channels(reader: Linear, by_output: Mapping[ir.Value, Linear]) -> Prunable | None:
+def _channels(reader: rows.Linear, by_output: Mapping[ir.Value, rows.Linear]) -> Prunable | None:
     """The hidden channels in front of a linear: those of an MLP, or of both halves of a gated one (GLU)."""
     width, climb = len(reader.weight), _Climb(by_output)
     if not _may_read(reader) or not climb.up(reader.input, np.arange(width), width):
@@ -163,13 +149,13 @@ def _channels(reader: Linear, by_output: Mapping[ir.Value, Linear]) -> Prunable 
     return Prunable("channels", reader, np.arange(width)[:, None], columns, axes, tuple(climb.splits))
 
 
-def _may_read(reader: Linear) -> bool:
+def _may_read(reader: rows.Linear) -> bool:
     """Whether the bias of a linear can be changed: an output of the graph keeps its name."""
     return reader.bias is not None or not reader.node.outputs[0].is_graph_output()
 
 
 def _heads(
-    attention: Attention, by_output: Mapping[ir.Value, Linear], by_node: Mapping[ir.Node, Linear]
+    attention: Attention, by_output: Mapping[ir.Value, rows.Linear], by_node: Mapping[ir.Node, rows.Linear]
 ) -> Prunable | None:
     """The heads of an attention [batch, heads, tokens, channels], with a linear for each of its operands or for all."""
     mix, axes, splits = attention.mix.outputs[0], dict[ir.Value, int](), dict[ir.Node, None]()
@@ -178,11 +164,11 @@ def _heads(
         return None
     computed = (*(node.outputs[0] for node in (attention.scores, *attention.between, attention.softmax)), mix)
     axes.update(dict.fromkeys(computed, 1))
-    shape = static_shape(mix)
+    shape = rows.static_shape(mix)
     assert shape is not None
     value, held = mix, np.broadcast_to(np.arange(heads)[:, None, None], shape)
-    while (node := only_user(value)) is not None and is_layout(node) and len(node.outputs) == 1:
-        moved = move(node, held)
+    while (node := only_user(value)) is not None and rows.is_layout(node) and len(node.outputs) == 1:
+        moved = rows.move(node, held)
         if moved is None or not _keeps(node, held):
             return None
         value, held = node.outputs[0], moved[0]
@@ -212,17 +198,17 @@ def _alike(attention: Attention, heads: int) -> bool:
 
 def _operand_columns(
     attention: Attention,
-    by_output: Mapping[ir.Value, Linear],
+    by_output: Mapping[ir.Value, rows.Linear],
     heads: int,
     axes: dict[ir.Value, int],
     splits: dict[ir.Node, None],
-) -> tuple[tuple[Linear, Indices], ...] | None:
+) -> tuple[tuple[rows.Linear, rows.Indices], ...] | None:
     """The columns of each head in the linears behind query, key and value; the tensors on the way go to `axes`."""
-    of_column: dict[ir.Value, Indices] = {}
+    of_column: dict[ir.Value, rows.Indices] = {}
     for operand in (attention.query, attention.key, attention.value):
-        source = origin(operand, through_scales=True)
+        source = rows.origin(operand, through_scales=True)
         linear = by_output.get(source)
-        found = leaves(source, through_scales=True) if linear is not None else None
+        found = rows.leaves(source, through_scales=True) if linear is not None else None
         leaf = next((each for each in found or () if each.value is operand), None)
         if linear is None or leaf is None or leaf.source.ndim != 4 or leaf.source.shape[1] != heads:
             return None
@@ -239,7 +225,7 @@ def _operand_columns(
     ends = {attention.scores, attention.mix}
     for source, owner in of_column.items():
         counts, linear = np.bincount(owner[owner >= 0], minlength=heads), by_output[source]
-        shape = static_shape(source)
+        shape = rows.static_shape(source)
         if shape is None or (owner < 0).any() or len(set(counts.tolist())) != 1:
             return None
         axes[linear.node.outputs[0]] = len(shape) - 1
@@ -250,7 +236,7 @@ def _operand_columns(
 
 
 def _follow(
-    value: ir.Value, held: Indices, ends: set[ir.Node], axes: dict[ir.Value, int], splits: dict[ir.Node, None]
+    value: ir.Value, held: rows.Indices, ends: set[ir.Node], axes: dict[ir.Value, int], splits: dict[ir.Node, None]
 ) -> bool:
     """Whether `value`, which holds something of the head `held` in each place, reaches nothing but `ends`."""
     if value.is_graph_output() or not _note(axes, value, held):
@@ -258,8 +244,8 @@ def _follow(
     for node, index in value.uses():
         if node in ends or node.op_type == "Shape":
             continue
-        scaled = scaled_input(node) is not None
-        moved = [held] if scaled else move(node, held) if index == 0 else None
+        scaled = rows.scaled_input(node) is not None
+        moved = [held] if scaled else rows.move(node, held) if index == 0 else None
         if moved is None or not (scaled or _keeps(node, held)):
             return False
         if node.op_type == "Split" and _varies(held) == [node.attributes.get_int("axis", 0) % held.ndim]:
@@ -269,7 +255,7 @@ def _follow(
     return True
 
 
-def _note(axes: dict[ir.Value, int], value: ir.Value, held: Indices) -> bool:
+def _note(axes: dict[ir.Value, int], value: ir.Value, held: rows.Indices) -> bool:
     """Note the axis of `value` that holds the heads; False unless it is one of a static size."""
     varies = _varies(held)
     if len(varies) != 1 or dim(value, varies[0]) != held.shape[varies[0]]:
@@ -278,11 +264,11 @@ def _note(axes: dict[ir.Value, int], value: ir.Value, held: Indices) -> bool:
     return True
 
 
-def _varies(held: Indices) -> list[int]:
+def _varies(held: rows.Indices) -> list[int]:
     return [axis for axis in range(held.ndim) if (held != held.take([0], axis)).any()]
 
 
-def _keeps(node: ir.Node, held: Indices) -> bool:
+def _keeps(node: ir.Node, held: rows.Indices) -> bool:
     """Whether a layout operation takes nothing out of the axis that holds the heads by numbers that would be others."""
     return all(axis not in _varies(held) for axis in _taken(node, held.ndim))
 
@@ -292,7 +278,7 @@ def _taken(node: ir.Node, rank: int) -> Iterator[int]:
     if node.op_type == "Gather":
         yield node.attributes.get_int("axis", 0) % rank
     elif node.op_type == "Slice":
-        yield from (axis % rank for axis, _ in slice_bounds(node) or [(axis, slice(0)) for axis in range(rank)])
+        yield from (axis % rank for axis, _ in rows.slice_bounds(node) or [(axis, slice(0)) for axis in range(rank)])
 
 
 # --- Find tensors at which a graph can be cut in two, and the part of a graph between two sets of tensors -------------
@@ -363,8 +349,8 @@ def changed_tensors(placement: ir.Model, model: ir.Model) -> set[str]:
     (Factors in the columns of a linear, which the next one takes back, are not seen here.)
     """
     theirs = create_value_mapping(placement.graph)
-    layers = {layer_name(node): node for node in placement.graph if node.op_type in LAYERS}
-    linears = {linear.output: linear.name for linear in find_linears(model)}
+    layers = {rows.layer_name(node): node for node in placement.graph if node.op_type in LAYERS}
+    linears = {linear.output: linear.name for linear in rows.find_linears(model)}
     renamed: dict[str, str] = {}
     moved, changed = set[str](), set[str]()
     for node in model.graph:

@@ -13,14 +13,7 @@ from onnxscript import optimizer
 
 from vitdeploy.errors import GraphError
 from vitdeploy.graph.analysis.rows import name_apart
-from vitdeploy.graph.canonical.norms import fuse_gelu, fuse_layer_norm, norm_before_heads
-from vitdeploy.graph.canonical.products import (
-    canonical_attention,
-    einsum_to_matmul,
-    flatten_gathers,
-    fold_into_convolutions,
-    gemm_to_matmul,
-)
+from vitdeploy.graph.canonical import norms, products
 from vitdeploy.graph.canonical.shapes import (
     BROADCASTING,
     FOLD_ELEMENTS,
@@ -414,35 +407,35 @@ PASSES = (
         settle_views,
         "the bias of a product is added to it before any view; a product of heads has an axis of theirs",
     ),
-    Pass("layer_norm", fuse_layer_norm, "layer normalisation is one LayerNormalization"),
+    Pass("layer_norm", norms.fuse_layer_norm, "layer normalisation is one LayerNormalization"),
     Pass(
         "moments",
-        lambda model: fuse_layer_norm(model, moments=True),
+        lambda model: norms.fuse_layer_norm(model, moments=True),
         "so is that of TensorFlow, a scale and a shift made of moments",
     ),
     Pass(
         "head_norm",
-        lambda model: norm_before_heads(model.graph),
+        lambda model: norms.norm_before_heads(model.graph),
         "queries and keys are normalised before their heads are moved to the front",
     ),
     Pass("log_softmax", _log_softmax, "the logarithm of a softmax is LogSoftmax, at most bounded below"),
-    Pass("gelu", fuse_gelu, "GELU is one Gelu from opset 20 on (below, what its exporter wrote)"),
-    Pass("einsum", einsum_to_matmul, "a product of two tensors is MatMul, no Einsum"),
-    Pass("gather", flatten_gathers, "a Gather takes a list of indices, no grid"),
+    Pass("gelu", norms.fuse_gelu, "GELU is one Gelu from opset 20 on (below, what its exporter wrote)"),
+    Pass("einsum", products.einsum_to_matmul, "a product of two tensors is MatMul, no Einsum"),
+    Pass("gather", products.flatten_gathers, "a Gather takes a list of indices, no grid"),
     Pass(
         "attention",
-        canonical_attention,
+        products.canonical_attention,
         "attention is MatMul(scale * q, Transpose(k)), the Add of a mask where there is one, Softmax(axis=-1), "
         "MatMul(v)",
     ),
     Pass(
         "convolution",
-        fold_into_convolutions,
+        products.fold_into_convolutions,
         "a convolution holds the batch normalisation, scale and shift that followed it",
     ),
     Pass(
         "gemm",
-        gemm_to_matmul,
+        products.gemm_to_matmul,
         "a linear is MatMul(x, W) with W a constant [in, out], and an Add of its bias [out]; no Gemm, no Transpose of "
         "a weight",
     ),

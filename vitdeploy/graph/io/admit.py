@@ -16,8 +16,7 @@ import onnx
 import onnx_ir as ir
 
 from vitdeploy.errors import GraphError, MissingFileError, UnsafeGraphError, VitdeployError
-from vitdeploy.graph.analysis.demand import check_demand
-from vitdeploy.graph.analysis.work import factor
+from vitdeploy.graph.analysis import demand, work
 from vitdeploy.graph.io.stored import check_tensors, graphs, plausible, shown, subgraphs
 from vitdeploy.limits import bounded, size_of
 from vitdeploy.runtime.trust import is_private, private_folder, user_cache, write_atomic
@@ -255,11 +254,11 @@ def drop_shapes(proto: onnx.ModelProto) -> None:
 def _count(bare: onnx.ModelProto, weights: set[str], name: str, image_size: tuple[int, int] | None) -> None:
     """Refuse a graph that asks for too much; once for graphs that differ in their large weights alone."""
     graph = _digest(bare)
-    key = hashlib.sha256(f"{graph} {image_size} {factor()} {sorted(weights)}".encode()).digest()
+    key = hashlib.sha256(f"{graph} {image_size} {work.factor()} {sorted(weights)}".encode()).digest()
     if key in COUNTED:
         return
     try:
-        check_demand(ir.from_proto(bare), weights, name, image_size)
+        demand.check_demand(ir.from_proto(bare), weights, name, image_size)
     except UnsafeGraphError:
         if not _is_written(graph):
             raise

@@ -12,7 +12,7 @@ import onnx_ir as ir
 
 from vitdeploy.bundle.read import check_preprocess
 from vitdeploy.errors import GraphError, quoted
-from vitdeploy.graph.edit import drop_unused, rename
+from vitdeploy.graph import edit, values
 from vitdeploy.graph.io.admit import admit, admit_graph, drop_shapes, invalid, no_file, note_written
 from vitdeploy.graph.io.bound import bound_notes
 from vitdeploy.graph.io.inputs import (
@@ -25,7 +25,6 @@ from vitdeploy.graph.io.inputs import (
     widened,
 )
 from vitdeploy.graph.io.outputs import task_of
-from vitdeploy.graph.values import weight_bytes
 from vitdeploy.paths import is_file
 from vitdeploy.runtime.flows import PARTS
 from vitdeploy.runtime.tasks.registry import flow_of
@@ -120,7 +119,7 @@ def save_graph(model: ir.Model, path: Path) -> None:
         GraphError: the graph breaks a rule of the ONNX checker.
     """
     _lower_ir_version(model)
-    if weight_bytes(model) > MAX_WEIGHT_BYTES:
+    if values.weight_bytes(model) > MAX_WEIGHT_BYTES:
         ir.save(model, path, external_data=f"{path.name}.data")
         _check(str(path))
         note_written(onnx.load(path, load_external_data=False))
@@ -138,7 +137,7 @@ def serialised(model: ir.Model) -> bytes:
     Raises:
         GraphError: it is too large for one file.
     """
-    size = weight_bytes(model)
+    size = values.weight_bytes(model)
     if size > MAX_WEIGHT_BYTES:
         raise GraphError("the graph does not fit into memory whole", found=f"{size:,} bytes of weights")
     _lower_ir_version(model)
@@ -328,7 +327,7 @@ def import_graph(
             fix="leave the task out, or export the model with outputs of that task",
         )
     _batch(model, batch)
-    drop_unused(model)
+    edit.drop_unused(model)
     size = sum(value.const_value.size for value in model.graph.initializers.values() if value.const_value is not None)
     notes.append(f"imported from {path.name}: {found}, opset {model.opset_imports.get('')}")
     return ForeignGraph(model, found, postprocess, int(size), tuple(notes), metadata)
@@ -351,7 +350,7 @@ def _rename_input(model: ir.Model, path: Path) -> None:
             wanted="one input, float32 [batch, channels, height, width]",
             fix=_BIND if any(map(_is_image, inputs)) else "export it with one image input",
         )
-    rename(model, inputs[0], IMAGE)
+    edit.rename(model, inputs[0], IMAGE)
 
 
 def _is_image(value: ir.Value) -> bool:

@@ -9,17 +9,7 @@ import onnx_ir as ir
 
 from vitdeploy.errors import GraphError
 from vitdeploy.graph.edit import rename
-from vitdeploy.graph.io.endings import as_logits, computed_of, ending_of, independent_scores, joined, ranked_in_pixels
-from vitdeploy.graph.io.meanings import (
-    OUTPUTS,
-    PROBABILITIES,
-    all_kept,
-    called,
-    left_out,
-    may_be_logits,
-    meaning_of,
-    of_training,
-)
+from vitdeploy.graph.io import endings, meanings
 from vitdeploy.runtime.values import last_resort
 from vitdeploy.spec import (
     HEATMAPS,
@@ -93,14 +83,18 @@ def task_of(model: ir.Model, path: Path, asked: Task | None = None) -> tuple[Tas
             kept = {"logits" if task == "classification" else "features": value}
         answer, left = list(kept.values()), [value for value in outputs.values() if value not in kept.values()]
         if task in ("classification", "features") and asked != task:
-            own = [value for value in left if not of_training(str(value.name)) and not computed_of(value, answer[0])]
+            own = [
+                value
+                for value in left
+                if not meanings.of_training(str(value.name)) and not endings.computed_of(value, answer[0])
+            ]
             if own:
-                reason = all_kept(task, _names(answer), _names(own))
+                reason = meanings.all_kept(task, _names(answer), _names(own))
                 continue
         if task == "tensors" != asked:
             others = [each.task for each in ROWS if each is not row and each.find(outputs, True)]
             told = reason or last_resort(tuple(dict.fromkeys(others)))
-        notes = (*filter(None, [told]), *([left_out(_names(left))] if left else []))
+        notes = (*filter(None, [told]), *([meanings.left_out(_names(left))] if left else []))
         return task, _put(model, kept, postprocess, task), notes
     raise GraphError(
         f"the outputs of {path} are of no task that vitdeploy has",
@@ -114,17 +108,19 @@ def _meaning(path: Path, value: ir.Value, asked: Task | None) -> tuple[Task, str
     """The task of the one output [batch, width], and a note where something is assumed, or is no logits."""
     assert value.shape is not None
     width = value.shape[1]
-    task, told = meaning_of(str(value.name), width if isinstance(width, int) else str(width), ending_of(value))
+    task, told = meanings.meaning_of(
+        str(value.name), width if isinstance(width, int) else str(width), endings.ending_of(value)
+    )
     if asked != "classification":
         return task, told
-    if task == "tensors" and not may_be_logits(told):
+    if task == "tensors" and not meanings.may_be_logits(told):
         raise GraphError(
             f"{path} gives no answers of the task that is asked for",
-            found=told.removeprefix(OUTPUTS),
+            found=told.removeprefix(meanings.OUTPUTS),
             wanted="logits [batch, classes] of classes that compete",
             fix="leave the task out: the outputs are compared as numbers then",
         )
-    return "classification", told if told == PROBABILITIES else ""
+    return "classification", told if told == meanings.PROBABILITIES else ""
 
 
 def _names(values: Iterable[ir.Value]) -> list[str]:
@@ -137,7 +133,7 @@ def _put(model: ir.Model, kept: dict[str, ir.Value], postprocess: Postprocess | 
     objects = isinstance(postprocess, PostprocessSpec) and postprocess.scores != "given"
     for name, value in kept.items():
         if name == "logits" and (task == "classification" or objects):
-            value, scores = as_logits(model, value)
+            value, scores = endings.as_logits(model, value)
             if scores is not None and isinstance(postprocess, PostprocessSpec):
                 postprocess = replace(postprocess, scores=scores)
         rename(model, value, name)
@@ -215,20 +211,20 @@ def _ranked(outputs: Values, asked: bool) -> Found | None:
     names = ("labels", "boxes", "scores")
     if not set(names) <= set(outputs):
         return None
-    ranked_in_pixels(outputs["boxes"])
+    endings.ranked_in_pixels(outputs["boxes"])
     return {name: outputs[name] for name in names}, PostprocessSpec(scores="given", boxes="xyxy")
 
 
 def _joined(outputs: Values, asked: bool) -> Found | None:
     """Boxes, scores and perhaps classes in one tensor."""
     found = _floats(outputs, 3)
-    return joined(next(iter(found.values()))) if len(found) == len(outputs) == 1 else None
+    return endings.joined(next(iter(found.values()))) if len(found) == len(outputs) == 1 else None
 
 
 def _objects(outputs: Values, asked: bool) -> Found | None:
     if not {"logits", "boxes"} <= set(outputs):
         return None
-    independent = independent_scores(outputs["boxes"])
+    independent = endings.independent_scores(outputs["boxes"])
     postprocess = PostprocessSpec("sigmoid" if independent else "softmax")
     return {name: outputs[name] for name in ("logits", "boxes")}, postprocess
 
@@ -250,7 +246,7 @@ def _instances(outputs: Values, asked: bool) -> Found | None:
         return None
     for boxes, classes, masks in (RF_DETR, DETECTOR):
         if {boxes, classes, masks} <= set(found):
-            independent = boxes == RF_DETR[0] or independent_scores(found[boxes])
+            independent = boxes == RF_DETR[0] or endings.independent_scores(found[boxes])
             kept = {"class_logits": found[classes], "masks": found[masks]}
             return (kept, InstanceSpec("sigmoid", enlarge="bilinear")) if independent else None
     names = next((pair for pair in QUERIES if set(pair) <= set(found)), None)
@@ -273,7 +269,7 @@ def _classes(outputs: Values, asked: bool) -> Found | None:
 
 def _one(flat: Values, word: str) -> ir.Value | None:
     """The only output; of several the only one whose name says this."""
-    found = [value for name, value in flat.items() if len(flat) == 1 or called(name) == word]
+    found = [value for name, value in flat.items() if len(flat) == 1 or meanings.called(name) == word]
     return found[0] if len(found) == 1 else None
 
 

@@ -7,11 +7,10 @@ from dataclasses import dataclass
 import numpy as np
 import onnx_ir as ir
 
+from vitdeploy.graph import edit, values
 from vitdeploy.graph.analysis.attention import Attention, find_attentions
 from vitdeploy.graph.analysis.rows import Indices, Leaf, Linear, leaves, origin, static_shape
 from vitdeploy.graph.canonical.norms import norm_before_heads
-from vitdeploy.graph.edit import Editor, drop_unused
-from vitdeploy.graph.values import dim
 
 
 def merge_qkv(model: ir.Model) -> int:
@@ -24,7 +23,7 @@ def merge_qkv(model: ir.Model) -> int:
     Left alone: linears whose result reaches the attention through another linear.
     Returns the number of attentions changed.
     """
-    editor, count = Editor(model), 0
+    editor, count = edit.Editor(model), 0
     for attention in find_attentions(model):
         groups: dict[ir.Value, list[Linear]] = {}
         for linear in editor.linears:
@@ -35,7 +34,7 @@ def merge_qkv(model: ir.Model) -> int:
             merge(editor, group)
         count += bool(shared)
     if count:
-        drop_unused(model)
+        edit.drop_unused(model)
     return count
 
 
@@ -47,17 +46,17 @@ def split_qkv(model: ir.Model, wanted: Callable[[Attention, Linear], bool] = lam
     channels] in some order of the axes, or are read elsewhere in another form; and linears that are not `wanted`.
     Returns the number of linears that were split.
     """
-    editor, count = Editor(model), 0
+    editor, count = edit.Editor(model), 0
     for attention in find_attentions(model):
         merged = editor.linear_behind(origin(attention.value))
         if merged is not None and wanted(attention, merged):
             count += bool(separate(editor, merged, attention))
     if count:
-        drop_unused(model)
+        edit.drop_unused(model)
     return count
 
 
-def merge(editor: Editor, linears: list[Linear]) -> None:
+def merge(editor: edit.Editor, linears: list[Linear]) -> None:
     """Replace MatMuls of the same input by one; their Adds, where any has a bias, by one. The order is kept."""
     widths = [linear.weight.shape[1] for linear in linears]
     name, first = "_".join([linears[0].name, *(one.name.rpartition(".")[2] for one in linears[1:])]), linears[0]
@@ -90,7 +89,7 @@ class _Part:
     first: int | None
 
 
-def separate(editor: Editor, linear: Linear, attention: Attention) -> dict[str, Linear]:
+def separate(editor: edit.Editor, linear: Linear, attention: Attention) -> dict[str, Linear]:
     """Give query, key and value of an attention, the leaves of a merged linear, a linear each.
 
     Returns: the new linears by "query", "key", "value"; empty, and nothing changed, where it cannot be done.
@@ -103,7 +102,7 @@ def separate(editor: Editor, linear: Linear, attention: Attention) -> dict[str, 
         part, read_as = _part(leaf, shape), roles(leaf.value, attention)
         if part is None or len(read_as) != 1 or read_as[0] in parts:
             return {}
-        if part.first is not None and dim(linear.output, 1) is None:
+        if part.first is not None and values.dim(linear.output, 1) is None:
             return {}
         parts[read_as[0]] = part
     columns = np.concatenate([part.columns.ravel() for part in parts.values()])
@@ -132,7 +131,7 @@ def _part(leaf: Leaf, shape: tuple[int, ...]) -> _Part | None:
     return min(matches, key=lambda part: int((np.diff(part.columns.ravel()) != 1).sum()), default=None)
 
 
-def _linear_of_part(editor: Editor, linear: Linear, part: _Part, name: str) -> Linear:
+def _linear_of_part(editor: edit.Editor, linear: Linear, part: _Part, name: str) -> Linear:
     heads, channels = part.columns.shape
     rows = list(linear.output.shape or ())[:2]
     columns = part.columns.ravel()
@@ -178,7 +177,7 @@ def _producer(value: ir.Value) -> ir.Node:
     return node
 
 
-def _remove(editor: Editor, linear: Linear) -> None:
+def _remove(editor: edit.Editor, linear: Linear) -> None:
     if linear.bias_add is not None:
         editor.graph.remove(linear.bias_add, safe=True)
     editor.graph.remove(linear.node, safe=True)

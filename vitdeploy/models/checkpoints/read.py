@@ -23,8 +23,7 @@ from torch import Tensor
 
 from vitdeploy.errors import CheckpointError, MissingFileError, PickleError, quoted
 from vitdeploy.limits import bounded, size_of
-from vitdeploy.models.checkpoints import mismatch
-from vitdeploy.models.checkpoints.fit import below, unwrap
+from vitdeploy.models.checkpoints import fit, mismatch
 from vitdeploy.models.checkpoints.mismatch import ALONE, FLOAT_FIX, listed
 from vitdeploy.models.json_file import files_of, require_checkpoint
 from vitdeploy.paths import is_dir, is_file, not_utf8
@@ -316,7 +315,7 @@ def read_tensors(path: Path, *shards: Path) -> tuple[dict[str, Tensor], tuple[st
             parts = [loaded, *map(_loaded, shards)]
             loaded = {key: value for part in parts if isinstance(part, Mapping) for key, value in part.items()}
         try:
-            return unwrap(loaded, str(path))
+            return fit.unwrap(loaded, str(path))
         except CheckpointError as error:
             said = f"{path}: {error.message}"
             raise CheckpointError(said, found=error.found, wanted=error.wanted, fix=error.fix) from None
@@ -394,7 +393,7 @@ def save_part(path: str, prefix: str, out: str) -> None:
 
     For a checkpoint that holds several models, or a model among other tensors: the way to say which is meant.
     """
-    part = below(read_checkpoint(Path(path))[0], prefix)
+    part = fit.below(read_checkpoint(Path(path))[0], prefix)
     if not part:
         raise CheckpointError(f"{path} has nothing below {prefix!r}", fix="check the prefix")
     save_file({key: tensor.clone().contiguous() for key, tensor in part.items()}, out)

@@ -17,6 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from vitdeploy.errors import CheckpointError
 from vitdeploy.graph.io import meanings
+from vitdeploy.models import family, pixel_range, source
 from vitdeploy.models.external.outputs import (
     ROWS,
     OutputWatch,
@@ -28,10 +29,7 @@ from vitdeploy.models.external.outputs import (
     sizes_of_patches,
     watched,
 )
-from vitdeploy.models.family import LoadedModel, Signature, few_tokens
 from vitdeploy.models.model_folder.folder import backbone_size, sides
-from vitdeploy.models.pixel_range import Floats, scaling_of, settled
-from vitdeploy.models.source import where
 from vitdeploy.runtime.values import last_resort
 from vitdeploy.spec import INVERSE_ASSUMED, Task, TensorSpec
 
@@ -97,7 +95,7 @@ def adapt(
     arguments: Mapping[str, Any] | None = None,
     *,
     task: Task | None = None,
-) -> tuple[nn.Module, Signature]:
+) -> tuple[nn.Module, family.Signature]:
     """Wrap the module in `Adapted`; also returns what one run on two images of noise shows about its outputs.
 
     Raises:
@@ -113,11 +111,11 @@ def adapt(
     except _FewTokens as error:
         tokens, queries = error.args
         smallest = smallest_size(module, image_size, channels, queries / tokens)
-        raise few_tokens(what, image_size, tokens, queries, smallest) from None
+        raise family.few_tokens(what, image_size, tokens, queries, smallest) from None
     except Exception as error:
         raise CheckpointError(
             f"{what} does not run on an image of {image_size[0]}x{image_size[1]} with {channels} channels",
-            found=where(error),
+            found=source.where(error),
             wanted=f"a model that takes float32 [batch, {channels}, height, width] and nothing else",
             fix=_fix(module, image_size, channels),
         ) from None
@@ -155,7 +153,7 @@ def adapt(
         notes = (last_resort(other_tasks(returned, row.task)),)
     if row.task == "depth" and getattr(model, "config", None) is None:
         notes = (*notes, INVERSE_ASSUMED)
-    return module, Signature(row.task, image_size, channels, specs, row.postprocess(model, specs), notes=notes)
+    return module, family.Signature(row.task, image_size, channels, specs, row.postprocess(model, specs), notes=notes)
 
 
 def _fix(module: Adapted, size: tuple[int, int], channels: int) -> str:
@@ -281,7 +279,7 @@ def _tensors(values: Any) -> list[Tensor]:
     return [leaf for leaf in leaves if isinstance(leaf, Tensor)]
 
 
-def first_values(module: nn.Module, images: Floats) -> list[Floats]:
+def first_values(module: nn.Module, images: pixel_range.Floats) -> list[pixel_range.Floats]:
     """What the first layer of a module reads of images; [] where the module does not come so far."""
     image = torch.from_numpy(images.copy())  # which the module may change
     following = _Following(image)
@@ -295,12 +293,14 @@ def first_values(module: nn.Module, images: Floats) -> list[Floats]:
     return [value.numpy() for value in following.values]
 
 
-def with_own_scaling(original: LoadedModel, assumed: str | None) -> LoadedModel:
+def with_own_scaling(original: family.LoadedModel, assumed: str | None) -> family.LoadedModel:
     """The model with the pixels that its own scaling asks for, and notes on it; `assumed` as of `settled`."""
     signature, spec = original.signature, original.preprocess
     assert spec is not None
-    scaling = scaling_of(lambda images: first_values(original.module, images), spec.channels, signature.image_size)
-    spec, notes = settled(spec, scaling, assumed)
+    scaling = pixel_range.scaling_of(
+        lambda images: first_values(original.module, images), spec.channels, signature.image_size
+    )
+    spec, notes = pixel_range.settled(spec, scaling, assumed)
     return dataclasses.replace(original, preprocess=spec, notes=(*original.notes, *notes))
 
 

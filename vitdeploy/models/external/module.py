@@ -25,9 +25,7 @@ from torch import Tensor, nn
 
 import vitdeploy
 from vitdeploy.errors import CheckpointError, UserCodeError
-from vitdeploy.models.checkpoints.fit import load_state
-from vitdeploy.models.checkpoints.mismatch import refuse_state
-from vitdeploy.models.checkpoints.read import read_tensors
+from vitdeploy.models.checkpoints import fit, mismatch, read
 from vitdeploy.models.external.adapted import IMAGE_SIZE, SEED, adapt, size_of, size_within, with_own_scaling
 from vitdeploy.models.family import LoadedModel
 from vitdeploy.models.model_folder.image_processor import timm_preprocess
@@ -305,11 +303,11 @@ def from_function(
     model = _call(_function(reference), reference)
     notes = [f"{reference} returned a {type(model).__name__}"]
     if checkpoint is not None:
-        state, remarks = read_tensors(checkpoint)
+        state, remarks = read.read_tensors(checkpoint)
         try:
-            told = load_state(model, state, str(checkpoint))
+            told = fit.load_state(model, state, str(checkpoint))
         except CheckpointError:
-            refuse_state(str(checkpoint), state)  # which says what it is, where that is known
+            mismatch.refuse_state(str(checkpoint), state)  # which says what it is, where that is known
             raise
         notes += [*remarks, *told, f"its weights are those of {checkpoint.name}"]
     return described(model, reference, image_size, preprocess=preprocess, task=task, notes=notes)

@@ -15,8 +15,7 @@ from torch import Tensor, nn
 from vitdeploy.errors import CheckpointError, UnknownModelError
 from vitdeploy.models.checkpoints.fit import load_state
 from vitdeploy.models.checkpoints.mismatch import COMPUTED, Mismatch, listed, of_training, patterns
-from vitdeploy.models.external.adapted import IMAGE_SIZE, SEED, adapt, size_of
-from vitdeploy.models.external.outputs import RF_DETR
+from vitdeploy.models.external import adapted, outputs
 from vitdeploy.models.external.prompted import as_prompted
 from vitdeploy.models.family import LoadedModel
 from vitdeploy.models.model_folder.folder import reading_rule, timm_config
@@ -109,7 +108,7 @@ def from_transformers(
         CheckpointError: it cannot load the folder; or the weights are not all and only those of the class.
     """
     model, name, notes = library_model(folder, config, state)
-    own = size_of(model, {})
+    own = adapted.size_of(model, {})
     resized = own is not None and image_size != own
     takes = inspect.signature(model.forward).parameters
     arguments = {"interpolate_pos_encoding": True} if resized and "interpolate_pos_encoding" in takes else {}
@@ -118,8 +117,10 @@ def from_transformers(
     prompted = as_prompted(model, image_size)
     if prompted is not None:
         return LoadedModel(folder.name, "transformers", *prompted, preprocess=preprocess, notes=tuple(notes))
-    task = task or ("instance-segmentation" if name == RF_DETR else None)
-    module, signature = adapt(model, image_size, preprocess.channels, f"transformers' {name}", arguments, task=task)
+    task = task or ("instance-segmentation" if name == outputs.RF_DETR else None)
+    module, signature = adapted.adapt(
+        model, image_size, preprocess.channels, f"transformers' {name}", arguments, task=task
+    )
     if signature.task == "segmentation" != task and signature.outputs[0].name == "class_logits":
         notes.append(QUERIES_ASSUMED)
     if signature.task == "instance-segmentation" and name.endswith("DetrForSegmentation"):
@@ -170,7 +171,8 @@ def _instances(name: str) -> CheckpointError:
     return CheckpointError(
         f"transformers' {name} returns masks that vitdeploy has no task for",
         found="logits, boxes and masks that its processor does not read so",
-        wanted=f'a panoptic map of masks of a softmax over classes and "no object" (DETR), or instances of {RF_DETR}',
+        wanted='a panoptic map of masks of a softmax over classes and "no object" (DETR), or instances of '
+        f"{outputs.RF_DETR}",
         fix="save it as its class ...ForObjectDetection, for boxes alone",
     )
 
@@ -291,7 +293,7 @@ def from_timm(
     arguments, notes = _arguments(timm, name, config, state)
     notes += converted
     with torch.random.fork_rng(devices=()):
-        torch.manual_seed(SEED)
+        torch.manual_seed(adapted.SEED)
         try:
             model = timm.create_model(name, pretrained=False, **arguments)
         except Exception as error:
@@ -303,7 +305,7 @@ def from_timm(
     own = {**model.pretrained_cfg, **(timm_config(config) or {})}
     if state is not None:
         notes += load_state(model, state, name, file)
-    size = size_of(model, own) or IMAGE_SIZE
+    size = adapted.size_of(model, own) or adapted.IMAGE_SIZE
     if image_size is not None and image_size != size:
         model = _resized(model, image_size, lambda: timm.create_model(name, **arguments | {"img_size": image_size}))
         notes.append(f"resized from {size[0]}x{size[1]} to {image_size[0]}x{image_size[1]} pixels")
@@ -312,7 +314,7 @@ def from_timm(
     return LoadedModel(
         name,
         "timm",
-        *adapt(model, size, channels, f"timm's {name}", task=task),
+        *adapted.adapt(model, size, channels, f"timm's {name}", task=task),
         preprocess=preprocess or timm_preprocess(own, channels, size),
         notes=(f"exported from timm {timm.__version__}'s own module", *notes),
     )

@@ -14,11 +14,10 @@ from typing import Any
 from torch import Tensor
 
 from vitdeploy.errors import CheckpointError
+from vitdeploy.models import family, names
 from vitdeploy.models.families.library_detector import Kind, LibraryDetector, checked, describe, resize, told_unknown
-from vitdeploy.models.family import Family, Hints, Recognised
 from vitdeploy.models.keys.rules import apply, count_below, rules
 from vitdeploy.models.model_folder.image_processor import IMAGENET_MEAN, IMAGENET_STD
-from vitdeploy.models.names import NAMES
 from vitdeploy.spec import PreprocessSpec
 
 _HEAD = 64  # channels of a head of DINOv2
@@ -135,7 +134,7 @@ RULES = rules(
 )
 
 
-def _recognise(state: Mapping[str, Tensor], hints: Hints) -> Recognised | None:
+def _recognise(state: Mapping[str, Tensor], hints: family.Hints) -> family.Recognised | None:
     """A checkpoint of the original repository, by its keys; its shape by its tensors.
 
     Tensors do not show windows, the layers that are taken, nor heads: they are those of the published models, of which
@@ -151,14 +150,14 @@ def _recognise(state: Mapping[str, Tensor], hints: Hints) -> Recognised | None:
         raise CheckpointError(
             "the state dict is that of an RF-DETR which vitdeploy does not have",
             found=told_unknown(unknown, state),
-            wanted=f"{', '.join(NAMES['rfdetr'])}, with any number of classes",
+            wanted=f"{', '.join(names.NAMES['rfdetr'])}, with any number of classes",
             fix="export it where it was trained (model.export() in the repository), and bring the ONNX file",
         )
     config = checked("RF-DETR", partial(_config, state), "")
     mapped = {f"model.{name}": tensor for tensors in renamed.values() for name, tensor in (tensors or {}).items()}
     taken = ", ".join(map(str, config.taken))
     note = f"{config.windows}x{config.windows} windows, layers {taken} taken: as published with patches of "
-    return Recognised("rfdetr", "original", config, mapped, (f"{note}{config.patch_size} pixels",))
+    return family.Recognised("rfdetr", "original", config, mapped, (f"{note}{config.patch_size} pixels",))
 
 
 def _config(state: Mapping[str, Tensor]) -> RFDETRConfig:
@@ -188,10 +187,10 @@ def _config(state: Mapping[str, Tensor]) -> RFDETRConfig:
     )
 
 
-FAMILY = Family(
+FAMILY = family.Family(
     name="rfdetr",
     paper="arXiv 2511.09554",
-    names=dict(zip(NAMES["rfdetr"], _VARIANTS, strict=True)),
+    names=dict(zip(names.NAMES["rfdetr"], _VARIANTS, strict=True)),
     parse=lambda name: None,
     build=LibraryDetector,
     describe=describe,
@@ -216,5 +215,5 @@ FAMILY = Family(
         "points": "points",
         "queries": "queries",
     },
-    parameters=dict(zip(NAMES["rfdetr"], _PARAMETERS, strict=True)),
+    parameters=dict(zip(names.NAMES["rfdetr"], _PARAMETERS, strict=True)),
 )

@@ -30,8 +30,7 @@ from vitdeploy.errors import CheckpointError, UnknownModelError
 from vitdeploy.models.architectures.swin import Border, SwinConfig, SwinTransformer
 from vitdeploy.models.family import Family, Hints, Recognised, Signature, refuse_channels
 from vitdeploy.models.keys.rules import Rule, renamed, rules
-from vitdeploy.models.model_folder.folder import stated_size
-from vitdeploy.models.model_folder.image_processor import timm_preprocess
+from vitdeploy.models.model_folder import folder, image_processor
 from vitdeploy.models.names import NAMES
 from vitdeploy.spec import PreprocessSpec, TensorSpec
 
@@ -117,7 +116,7 @@ def preprocess(config: SwinConfig) -> PreprocessSpec:
     """
     refuse_channels(config.in_channels)
     share = 1.0 if min(config.image_size) >= 384 else 0.9
-    return timm_preprocess({"crop_pct": share}, config.in_channels, config.image_size)
+    return image_processor.timm_preprocess({"crop_pct": share}, config.in_channels, config.image_size)
 
 
 def recognise(state: Mapping[str, Tensor], hints: Hints) -> Recognised | None:
@@ -140,7 +139,7 @@ def recognise(state: Mapping[str, Tensor], hints: Hints) -> Recognised | None:
     width, channels, patch, across = patches.shape
     if patch != across:
         raise CheckpointError("the patches are not square", found=f"{patch}x{across}", wanted="square patches")
-    image_size = hints.image_size or stated_size(hints.config) or _masked_size(state, patch)
+    image_size = hints.image_size or folder.stated_size(hints.config) or _masked_size(state, patch)
     if image_size is None:
         # Like every published model's: the last stage is one window.
         side = 2 ** (len(tables) - 1) * patch * _square_side(len(tables[-1][0]))

@@ -10,8 +10,7 @@ from vitdeploy.errors import CheckpointError
 from vitdeploy.models.architectures.layers import resize_positions
 from vitdeploy.models.architectures.vit import DistilledVisionTransformer, Preset, VisionTransformer, ViTConfig
 from vitdeploy.models.family import Family, Hints, Recognised, Signature, refuse_channels
-from vitdeploy.models.keys import vit_others, vit_timm, vit_transformers
-from vitdeploy.models.keys.vit import parse_deit, parse_vit
+from vitdeploy.models.keys import vit, vit_others, vit_timm, vit_transformers
 from vitdeploy.models.keys.vit_transformers import MODEL_TYPES
 from vitdeploy.models.model_folder import image_processor
 from vitdeploy.models.names import NAMES
@@ -168,8 +167,8 @@ TIMM_ARGUMENTS = {
 FAMILY = Family(
     name="vit",
     paper="arXiv 2010.11929",
-    names={name: parse_vit(name) for name in NAMES["vit"]},
-    parse=parse_vit,
+    names={name: vit.parse_vit(name) for name in NAMES["vit"]},
+    parse=vit.parse_vit,
     build=VisionTransformer,
     describe=describe,
     recognise=recognise_vit,
@@ -188,8 +187,8 @@ DEIT_FAMILY = replace(
     FAMILY,
     name="deit",
     paper="arXiv 2012.12877",
-    names={name: parse_deit(name) for name in NAMES["deit"]},
-    parse=parse_deit,
+    names={name: vit.parse_deit(name) for name in NAMES["deit"]},
+    parse=vit.parse_deit,
     build=DistilledVisionTransformer,
     recognise=recognise_deit,
 )

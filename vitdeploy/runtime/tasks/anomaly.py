@@ -13,11 +13,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from vitdeploy.runtime.drawing import LINE, OPACITY, legend, npy_bytes
-from vitdeploy.runtime.masks import png_bytes
+from vitdeploy.runtime import drawing, masks, upsample
 from vitdeploy.runtime.postprocess import softmax
 from vitdeploy.runtime.tasks.task import DeviceTask, Files, OutputReading, Outputs
-from vitdeploy.runtime.upsample import bands, enlarged
 from vitdeploy.spec import AnomalySpec, PreprocessSpec
 from vitdeploy.spec.tasks import ANOMALY_MAP, DISTANCES, NEIGHBOURS, PREDICTED_SCORE
 
@@ -110,7 +108,7 @@ def anomaly_map(
     if head.sigma > 0:
         plane = smoothed(plane, preprocess.crop, head.sigma)
     found = np.full((size[1], size[0]), np.nan, np.float32)
-    for rows, columns, band in bands(plane[None], size, preprocess):
+    for rows, columns, band in upsample.bands(plane[None], size, preprocess):
         found[rows, columns] = band[0]
     return found
 
@@ -131,7 +129,7 @@ def smoothed(plane: Array, size: tuple[int, int], sigma: float) -> npt.NDArray[n
 @functools.lru_cache(maxsize=8)
 def _weights(count: int, length: int, sigma: float) -> npt.NDArray[np.float64]:
     """float64 [length, count]: what each of `count` cells gives to each pixel."""
-    cells = enlarged(np.eye(count)[None], (length, count))[0]
+    cells = upsample.enlarged(np.eye(count)[None], (length, count))[0]
     return gaussian(cells, sigma) if sigma > 0 else cells
 
 
@@ -170,7 +168,7 @@ def heat_picture(anomaly_map: Array, limits: tuple[float, float]) -> tuple[Image
     share = (np.nan_to_num(anomaly_map, nan=low).astype(np.float64) - low) / ((high - low) or 1.0)
     share = share.clip(0, 1)
     channels = [np.interp(share, np.linspace(0, 1, len(HEAT)), HEAT[:, channel]) for channel in range(3)]
-    return Image.fromarray(np.stack(channels, axis=-1).round().astype(np.uint8)), OPACITY * share
+    return Image.fromarray(np.stack(channels, axis=-1).round().astype(np.uint8)), drawing.OPACITY * share
 
 
 def heat_limits(pixel_threshold: float) -> tuple[float, float]:
@@ -190,8 +188,8 @@ def _draw(image: Image.Image, result: Anomaly) -> Files:
     """The map as heat over the image, with the verdict; and the numbers of the map."""
     drawn = draw_heat(image, result.map, heat_limits(result.pixel_threshold))
     verdict = "anomalous" if result.anomalous else "normal"
-    legend(drawn, [(verdict, ALARM if result.anomalous else LINE)])
-    return {".png": png_bytes(drawn), ".npy": npy_bytes(result.map)}
+    drawing.legend(drawn, [(verdict, ALARM if result.anomalous else drawing.LINE)])
+    return {".png": masks.png_bytes(drawn), ".npy": drawing.npy_bytes(result.map)}
 
 
 ANOMALY = DeviceTask(_answer, _same, draw=_draw)

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from vitdeploy.runtime.drawing import npy_bytes
-from vitdeploy.runtime.masks import png_bytes
+from vitdeploy.runtime import drawing, masks
 from vitdeploy.runtime.tasks.task import DeviceTask, Files, OutputReading, Outputs
 from vitdeploy.runtime.upsample import bands, bicubic
 from vitdeploy.spec import DepthSpec, DepthValues, PreprocessSpec
@@ -61,7 +60,7 @@ class Depth:
         low, _, high = self.range
         scaled = 1000 * self.map if self.values == "metric" else (self.map - low) * (LARGEST / ((high - low) or 1.0))
         whole = np.nan_to_num(scaled, nan=0.0).clip(0, LARGEST).round().astype(np.uint16)
-        return png_bytes(Image.fromarray(whole))
+        return masks.png_bytes(Image.fromarray(whole))
 
     def to_dict(self) -> dict[str, Any]:
         """Everything but the pixels of the map."""
@@ -137,8 +136,8 @@ def depth_picture(nearness: Array, limits: tuple[float, float] | None = None) ->
 def _draw(image: Image.Image, result: Depth) -> Files:
     """The depth in colours, light is near; the numbers, and as a PNG of 16 bits."""
     return {
-        ".png": png_bytes(depth_picture(result.nearness)),
-        ".npy": npy_bytes(result.map),
+        ".png": masks.png_bytes(depth_picture(result.nearness)),
+        ".npy": drawing.npy_bytes(result.map),
         ".depth.png": result.png(),
     }
 

@@ -9,9 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from vitdeploy.runtime.drawing import colours, draw_label
-from vitdeploy.runtime.geometry import input_window
-from vitdeploy.runtime.masks import png_bytes
+from vitdeploy.runtime import drawing, geometry, masks
 from vitdeploy.runtime.postprocess import label_of, shortened, sigmoid, softmax
 from vitdeploy.runtime.tasks.task import DeviceTask, Files, OutputReading, Outputs
 from vitdeploy.spec import PostprocessSpec, PreprocessSpec
@@ -118,7 +116,7 @@ def to_pixels(
     if postprocess.boxes == "cxcywh":
         centre, half = corners[:, :2], corners[:, 2:] / 2
         corners = np.concatenate([centre - half, centre + half], axis=1)
-    window = input_window(size, preprocess)
+    window = geometry.input_window(size, preprocess)
     start = np.array([window.left, window.top] * 2)
     extent = np.array([window.right - window.left, window.bottom - window.top] * 2)
     width, height = size
@@ -158,13 +156,13 @@ def draw_boxes(image: Image.Image, result: Detections) -> Files:
     """Boxes with label and score, the surest on top."""
     from PIL import ImageDraw
 
-    drawn, palette = image.copy(), colours(max((each.index for each in result.objects), default=0) + 1)
+    drawn, palette = image.copy(), drawing.colours(max((each.index for each in result.objects), default=0) + 1)
     pen = ImageDraw.Draw(drawn)
     for each in reversed(result.objects):
         colour = tuple(palette[each.index].tolist())
         pen.rectangle(each.box, outline=colour, width=max(2, min(image.size) // 200))
-        draw_label(pen, each.box[:2], f"{each.label} {100 * each.score:.0f} %", colour)
-    return {".png": png_bytes(drawn)}
+        drawing.draw_label(pen, each.box[:2], f"{each.label} {100 * each.score:.0f} %", colour)
+    return {".png": masks.png_bytes(drawn)}
 
 
 DETECTION = DeviceTask(_answer, _same, draw=draw_boxes)

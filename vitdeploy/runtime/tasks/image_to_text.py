@@ -6,11 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from vitdeploy.runtime.flows import ENCODER_DECODER
-from vitdeploy.runtime.runner import Array
+from vitdeploy.runtime import flows, runner, text_decoder, tokenizer
 from vitdeploy.runtime.tasks.task import DeviceTask, OutputReading, Outputs
-from vitdeploy.runtime.text_decoder import SCORES, TOKENS
-from vitdeploy.runtime.tokenizer import TextWriter
 from vitdeploy.spec import SequenceSpec
 
 
@@ -39,7 +36,7 @@ class Text:
         return f"<Text of {len(self.tokens)} tokens, score {self.score:.3f}: {self}>"
 
 
-def written(tokens: Array, spec: SequenceSpec) -> tuple[Array, bool]:
+def written(tokens: runner.Array, spec: SequenceSpec) -> tuple[runner.Array, bool]:
     """Of int64 [length], padded, the tokens before the end; and whether there is no end."""
     ends = np.flatnonzero(tokens == spec.end)
     if len(ends):
@@ -48,10 +45,10 @@ def written(tokens: Array, spec: SequenceSpec) -> tuple[Array, bool]:
     return tokens[: kept[-1] + 1] if len(kept) else tokens[:0], True
 
 
-def to_text(outputs: Mapping[str, Array], spec: SequenceSpec, writer: TextWriter) -> Text:
+def to_text(outputs: Mapping[str, runner.Array], spec: SequenceSpec, writer: tokenizer.TextWriter) -> Text:
     """The answer for one image; outputs by name, without the batch axis."""
-    tokens, cut = written(outputs[TOKENS], spec)
-    score = float(outputs[SCORES].astype(np.float64).sum())
+    tokens, cut = written(outputs[text_decoder.TOKENS], spec)
+    score = float(outputs[text_decoder.SCORES].astype(np.float64).sum())
     return Text(writer.text(tokens.tolist()), tuple(int(token) for token in tokens), score, cut)
 
 
@@ -61,9 +58,11 @@ def _answer(outputs: Outputs, reading: OutputReading) -> Text:
 
 def _same(ours: Outputs, theirs: Outputs, reading: OutputReading) -> bool:
     """Whether both wrote the same tokens."""
-    return bool(np.array_equal(ours[TOKENS], theirs[TOKENS]))
+    return bool(np.array_equal(ours[text_decoder.TOKENS], theirs[text_decoder.TOKENS]))
 
 
-IMAGE_TO_TEXT = DeviceTask(_answer, _same, predictor="vitdeploy.runtime.predictors:TextPredictor", flow=ENCODER_DECODER)
+IMAGE_TO_TEXT = DeviceTask(
+    _answer, _same, predictor="vitdeploy.runtime.predictors:TextPredictor", flow=flows.ENCODER_DECODER
+)
 # Tokens in, tokens out: `sequence_predictor` answers.
-SEQUENCE = DeviceTask(_answer, _same, takes="tokens", flow=ENCODER_DECODER)
+SEQUENCE = DeviceTask(_answer, _same, takes="tokens", flow=flows.ENCODER_DECODER)

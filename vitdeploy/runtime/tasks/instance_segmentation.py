@@ -12,8 +12,7 @@ import numpy.typing as npt
 from vitdeploy.runtime.drawing import colours, draw_label, over
 from vitdeploy.runtime.masks import RunLengths, png_bytes
 from vitdeploy.runtime.postprocess import label_of, shortened, sigmoid, softmax
-from vitdeploy.runtime.tasks.detection import mostly_paired
-from vitdeploy.runtime.tasks.task import DeviceTask, Files, OutputReading, Outputs
+from vitdeploy.runtime.tasks import detection, task
 from vitdeploy.runtime.upsample import bands, enlarged, nearest
 from vitdeploy.spec import InstanceSpec, PreprocessSpec
 
@@ -190,14 +189,14 @@ def overlaps(a: Sequence[RunLengths], b: Sequence[RunLengths]) -> npt.NDArray[np
     return np.asarray(common / np.maximum(areas[0][:, None] + areas[1] - common, 1.0))
 
 
-def _answer(outputs: Outputs, reading: OutputReading) -> Instances:
+def _answer(outputs: task.Outputs, reading: task.OutputReading) -> Instances:
     return segment_instances(outputs, reading.size, reading.images, reading.head(InstanceSpec), reading.labels)
 
 
-def _same(ours: Outputs, theirs: Outputs, reading: OutputReading) -> bool:
+def _same(ours: task.Outputs, theirs: task.Outputs, reading: task.OutputReading) -> bool:
     a, b = (_answer(side, reading).objects for side in (ours, theirs))
     shared = overlaps([each.runs for each in a], [each.runs for each in b]).tolist()
-    return mostly_paired([each.index for each in a], [each.index for each in b], shared)
+    return detection.mostly_paired([each.index for each in a], [each.index for each in b], shared)
 
 
 def instance_picture(masks: Array, classes: Array) -> Image.Image:
@@ -219,7 +218,7 @@ def _core(mask: Array) -> Array:
     return np.asarray(mask & padded[:-2, 1:-1] & padded[2:, 1:-1] & padded[1:-1, :-2] & padded[1:-1, 2:])
 
 
-def _draw(image: Image.Image, result: Instances) -> Files:
+def _draw(image: Image.Image, result: Instances) -> task.Files:
     """Masks over the image, the surest on top, with label and score at the upper left corner of each."""
     from PIL import ImageDraw
 
@@ -232,4 +231,4 @@ def _draw(image: Image.Image, result: Instances) -> Files:
     return {".png": png_bytes(drawn)}
 
 
-INSTANCES = DeviceTask(_answer, _same, draw=_draw)
+INSTANCES = task.DeviceTask(_answer, _same, draw=_draw)

@@ -9,12 +9,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from vitdeploy.runtime.drawing import draw_keypoints
-from vitdeploy.runtime.geometry import input_window
-from vitdeploy.runtime.masks import png_bytes
-from vitdeploy.runtime.postprocess import label_of, shortened
+from vitdeploy.runtime import drawing, geometry, masks, postprocess, topdown
 from vitdeploy.runtime.tasks.task import DeviceTask, Files, OutputReading, Outputs
-from vitdeploy.runtime.topdown import Box, cutout, to_image
 from vitdeploy.spec import HEATMAPS, KeypointSpec, PreprocessSpec
 
 if TYPE_CHECKING:
@@ -56,7 +52,7 @@ class Keypoints:
     """
 
     size: tuple[int, int]
-    box: Box
+    box: topdown.Box
     points: tuple[Keypoint, ...]
     threshold: float = 0.0
     skeleton: tuple[tuple[int, int], ...] = ()
@@ -77,7 +73,7 @@ class Keypoints:
         return "\n".join(lines) or "nothing above the threshold"
 
     def __repr__(self) -> str:
-        text = shortened(str(self))
+        text = postprocess.shortened(str(self))
         return f"<Keypoints: {len(self.shown)} of {len(self.points)} in {self.size[0]}x{self.size[1]}: {text}>"
 
 
@@ -135,7 +131,7 @@ def _smoothed(heatmaps: Array, kernel: int) -> npt.NDArray[np.float32]:
 
 
 def in_image(
-    places: Array, grid: tuple[int, int], size: tuple[int, int], preprocess: PreprocessSpec, box: Box
+    places: Array, grid: tuple[int, int], size: tuple[int, int], preprocess: PreprocessSpec, box: topdown.Box
 ) -> npt.NDArray[np.float64]:
     """float64 [n, 2]: places [n, 2] in pixels of maps of `grid` (width, height), now in pixels of an image of `size`
     (width, height), of which a top-down model saw the `box`. The centre of the first pixel is 0 in both.
@@ -144,8 +140,8 @@ def in_image(
     input shows into equal cells, as pooling and strides do.
     """
     if preprocess.fit == "topdown":
-        return to_image(places, grid, cutout(box, (preprocess.crop[1], preprocess.crop[0])))
-    window = input_window(size, preprocess)
+        return topdown.to_image(places, grid, topdown.cutout(box, (preprocess.crop[1], preprocess.crop[0])))
+    window = geometry.input_window(size, preprocess)
     cells = np.array([window.right - window.left, window.bottom - window.top]) / np.array(grid)
     return np.asarray((places + 0.5) * cells + (window.left, window.top) - 0.5)
 
@@ -157,7 +153,7 @@ def _answer(outputs: Outputs, reading: OutputReading) -> Keypoints:
     places, scores = locate(maps, spec)
     points = in_image(places, (maps.shape[2], maps.shape[1]), reading.size, reading.images, box)
     named = (
-        Keypoint(index, label_of(index, reading.labels), float(x), float(y), float(score))
+        Keypoint(index, postprocess.label_of(index, reading.labels), float(x), float(y), float(score))
         for index, ((x, y), score) in enumerate(zip(points, scores, strict=True))
     )
     return Keypoints(reading.size, box, tuple(named), spec.threshold, spec.skeleton)
@@ -172,7 +168,9 @@ def _same(ours: Outputs, theirs: Outputs, reading: OutputReading) -> bool:
 
 
 def _draw(image: Image.Image, result: Keypoints | Sequence[Keypoints]) -> Files:
-    return {".png": png_bytes(draw_keypoints(image, [result] if isinstance(result, Keypoints) else result))}
+    return {
+        ".png": masks.png_bytes(drawing.draw_keypoints(image, [result] if isinstance(result, Keypoints) else result))
+    }
 
 
 KEYPOINTS = DeviceTask(_answer, _same, draw=_draw)

@@ -10,12 +10,9 @@ from functools import partial
 
 import numpy as np
 
-from vitdeploy.runtime.flows import TOWERS
+from vitdeploy.runtime import flows, runner
 from vitdeploy.runtime.postprocess import sigmoid
-from vitdeploy.runtime.runner import Array
-from vitdeploy.runtime.tasks.detection import DETECTION, Detections, detect, draw_boxes
-from vitdeploy.runtime.tasks.task import DeviceTask, OutputReading, Outputs
-from vitdeploy.runtime.tasks.zero_shot import TextsBound, bind_texts, unanswered, unit
+from vitdeploy.runtime.tasks import detection, task, zero_shot
 from vitdeploy.spec import OpenVocabularySpec, PostprocessSpec, PreprocessSpec, TensorSpec
 
 CLASS_FEATURES, SHIFT, SCALE, BOXES = "class_features", "shift", "scale", "boxes"
@@ -29,7 +26,7 @@ def head_of(spec: OpenVocabularySpec) -> PostprocessSpec:
     return PostprocessSpec(scores="given", threshold=spec.threshold)
 
 
-def candidates(outputs: Outputs, texts: Array) -> dict[str, Array]:
+def candidates(outputs: task.Outputs, texts: runner.Array) -> dict[str, runner.Array]:
     """float32 "scores" [..., boxes], int64 "labels" [..., boxes], "boxes" [..., boxes, 4]: of each box the best text.
 
     Args:
@@ -37,25 +34,25 @@ def candidates(outputs: Outputs, texts: Array) -> dict[str, Array]:
             "boxes" [..., boxes, 4].
         texts: the features of the texts, [texts, width].
     """
-    similar = outputs[CLASS_FEATURES].astype(np.float64) @ (unit(texts) / (1 + EPSILON)).T
+    similar = outputs[CLASS_FEATURES].astype(np.float64) @ (zero_shot.unit(texts) / (1 + EPSILON)).T
     logits = (similar + outputs[SHIFT][..., None]) * outputs[SCALE][..., None]
     scores = np.asarray(sigmoid(logits.max(axis=-1)), np.float32)
     return {"scores": scores, "labels": logits.argmax(axis=-1).astype(np.int64), "boxes": outputs[BOXES]}
 
 
 def find_texts(
-    outputs: Outputs,
-    texts: Array,
+    outputs: task.Outputs,
+    texts: runner.Array,
     labels: Sequence[str],
     size: tuple[int, int],
     preprocess: PreprocessSpec,
     spec: OpenVocabularySpec,
-) -> Detections:
+) -> detection.Detections:
     """The objects in one image of `size` (width, height); outputs without the batch axis, texts [texts, width]."""
-    return within(detect(candidates(outputs, texts), size, preprocess, head_of(spec), labels))
+    return within(detection.detect(candidates(outputs, texts), size, preprocess, head_of(spec), labels))
 
 
-def within(found: Detections) -> Detections:
+def within(found: detection.Detections) -> detection.Detections:
     """Those with an area in the image: a box may lie in what an image was padded with. transformers gives these, too,
     beside the image."""
     boxes = ((each, each.box) for each in found.objects)
@@ -63,7 +60,7 @@ def within(found: Detections) -> Detections:
     return dataclasses.replace(found, objects=kept)
 
 
-class TextsFound(TextsBound):
+class TextsFound(zero_shot.TextsBound):
     """As `TextsBound`, with "scores", "labels" and "boxes" as of a detector whose graph ranks its objects itself."""
 
     tower = OF_IMAGES
@@ -76,22 +73,22 @@ class TextsFound(TextsBound):
             TensorSpec("boxes", "float32", (batch, count, 4)),
         )
 
-    def _read(self, outputs: Outputs) -> dict[str, Array]:
+    def _read(self, outputs: task.Outputs) -> dict[str, runner.Array]:
         return candidates(outputs, self._texts)
 
 
-def _same(ours: Outputs, theirs: Outputs, reading: OutputReading) -> bool:
+def _same(ours: task.Outputs, theirs: task.Outputs, reading: task.OutputReading) -> bool:
     """As of detectors."""
     spec = reading.head(OpenVocabularySpec)
-    return DETECTION.same(ours, theirs, dataclasses.replace(reading, postprocess=head_of(spec)))
+    return detection.DETECTION.same(ours, theirs, dataclasses.replace(reading, postprocess=head_of(spec)))
 
 
-OPEN_VOCABULARY = DeviceTask(
-    unanswered,
+OPEN_VOCABULARY = task.DeviceTask(
+    zero_shot.unanswered,
     _same,
-    partial(bind_texts, kind=TextsFound),
-    draw_boxes,
+    partial(zero_shot.bind_texts, kind=TextsFound),
+    detection.draw_boxes,
     "vitdeploy.runtime.predictors:OpenVocabularyPredictor",
     "texts",
-    TOWERS,
+    flows.TOWERS,
 )

@@ -9,11 +9,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from vitdeploy.runtime.drawing import class_picture, colours, legend, over
+from vitdeploy.runtime import drawing, upsample
 from vitdeploy.runtime.masks import png_bytes
 from vitdeploy.runtime.postprocess import label_of, shortened, sigmoid, softmax
 from vitdeploy.runtime.tasks.task import DeviceTask, Files, OutputReading, Outputs
-from vitdeploy.runtime.upsample import bands
 from vitdeploy.spec import PostprocessSpec, PreprocessSpec
 
 if TYPE_CHECKING:
@@ -96,7 +95,7 @@ def segment(
         return Panoptic(winners + 1, ())
     areas, reached = np.zeros(len(kept), np.int64), np.zeros(len(kept), np.int64)
     masks = sigmoid(outputs["masks"][kept])
-    for rows, columns, band in bands(masks, size, preprocess):
+    for rows, columns, band in upsample.bands(masks, size, preprocess):
         band *= scores[:, None, None].astype(band.dtype)
         best = band.argmax(axis=0)
         winners[rows, columns] = best
@@ -140,10 +139,10 @@ def _classes(found: Panoptic) -> Array:
 
 def _draw(image: Image.Image, result: Panoptic) -> Files:
     """Each segment in a colour of its own, with a legend."""
-    drawn = over(image, class_picture(result.map - 1), result.map > 0)
-    palette = colours(max((each.id for each in result.segments), default=0))
+    drawn = drawing.over(image, drawing.class_picture(result.map - 1), result.map > 0)
+    palette = drawing.colours(max((each.id for each in result.segments), default=0))
     largest = sorted(result.segments, key=lambda each: -each.area)[:12]
-    legend(drawn, [(each.label, tuple(palette[each.id - 1].tolist())) for each in largest])
+    drawing.legend(drawn, [(each.label, tuple(palette[each.id - 1].tolist())) for each in largest])
     return {".png": png_bytes(drawn)}
 
 

@@ -14,15 +14,12 @@ import numpy as np
 import numpy.typing as npt
 
 from vitdeploy.errors import InputError, ManifestError
-from vitdeploy.runtime.drawing import class_picture, colours, over
-from vitdeploy.runtime.flow import FlowRunner, run_rows
-from vitdeploy.runtime.flows import IMAGE_ENCODER, PROMPT_DECODER, PROMPTED_GRAPHS
+from vitdeploy.runtime import drawing, flow, flows, upsample
 from vitdeploy.runtime.masks import RunLengths, png_bytes
 from vitdeploy.runtime.preprocess import resized_size
 from vitdeploy.runtime.prompts import LABELS, POINTS, Prompt
 from vitdeploy.runtime.runner import Array, Runner
 from vitdeploy.runtime.tasks.task import DeviceTask, Files, OutputReading, Outputs
-from vitdeploy.runtime.upsample import bands, enlarged, enlarged_bands
 from vitdeploy.spec import Postprocess, PreprocessSpec, PromptSpec, TensorSpec
 from vitdeploy.spec.tasks import INSIDE, IOU_SCORES, MASKS
 
@@ -168,11 +165,11 @@ def full_size(masks: Array, size: tuple[int, int], preprocess: PreprocessSpec, t
     for i, mask in enumerate(masks):
         if preprocess.fit == "longest-pad":
             width, height = resized_size(*size, preprocess)
-            inside = enlarged(mask[None], preprocess.crop)[:, :height, :width]
-            for rows, band in enlarged_bands(inside, (size[1], size[0])):
+            inside = upsample.enlarged(mask[None], preprocess.crop)[:, :height, :width]
+            for rows, band in upsample.enlarged_bands(inside, (size[1], size[0])):
                 found[i, rows] = band[0] > threshold
         else:
-            for rows, columns, band in bands(mask[None], size, preprocess):
+            for rows, columns, band in upsample.bands(mask[None], size, preprocess):
                 found[i, rows, columns] = band[0] > threshold
     return found
 
@@ -234,27 +231,27 @@ def tell_best(
     return found
 
 
-def embed(runner: FlowRunner, tensor: Array) -> dict[str, Array]:
+def embed(runner: flow.FlowRunner, tensor: Array) -> dict[str, Array]:
     """What the encoder gives for images [n, ...], by the names of the decoder's inputs."""
     feeds = runner.flow.parts[-1].feeds
-    passed = {name: source for name, source in feeds.items() if source.startswith(f"{IMAGE_ENCODER}.")}
+    passed = {name: source for name, source in feeds.items() if source.startswith(f"{flows.IMAGE_ENCODER}.")}
     found = runner.linked.values({runner.inputs[0].name: tensor}, list(passed.values()))
     return {name: found[source] for name, source in passed.items()}
 
 
-def decode(runner: FlowRunner, embedding: Mapping[str, Array], prompts: Mapping[str, Array]) -> dict[str, Array]:
+def decode(runner: flow.FlowRunner, embedding: Mapping[str, Array], prompts: Mapping[str, Array]) -> dict[str, Array]:
     """The decoder's outputs, [prompts, ...], for one image's embedding [1, ...] and the arrays of prompts.
 
     The embedding is repeated for as many prompts as run together: for 1,000 of SAM at once it would take 4 GB.
     """
-    decoder = runner.linked.runners[PROMPT_DECODER]
+    decoder = runner.linked.runners[flows.PROMPT_DECODER]
     size = decoder.inputs[0].shape[0]
     step = size if isinstance(size, int) else TOGETHER
     runs = []
     for start in range(0, len(prompts[POINTS]), step):
         rows = {name: array[start : start + step] for name, array in prompts.items()}
         repeated = {name: np.repeat(array, len(rows[POINTS]), axis=0) for name, array in embedding.items()}
-        runs.append(run_rows(decoder, {**repeated, **rows}))
+        runs.append(flow.run_rows(decoder, {**repeated, **rows}))
     return {name: np.concatenate([run[name] for run in runs]) for name in runs[0]}
 
 
@@ -262,7 +259,7 @@ class PromptsBound(Runner):
     """A flow of encoder and decoder with its prompts given: it takes images, and gives "masks" [n, prompts, 4, h, w]
     and "iou_scores" [n, prompts, 4]."""
 
-    def __init__(self, whole: FlowRunner, prompts: Mapping[str, Array]) -> None:
+    def __init__(self, whole: flow.FlowRunner, prompts: Mapping[str, Array]) -> None:
         super().__init__(whole.name)
         self.whole, self.prompts = whole, dict(prompts)
 
@@ -316,7 +313,7 @@ def _same(ours: Outputs, theirs: Outputs, reading: OutputReading) -> bool:
 def bind_prompts(runner: Runner, given: Mapping[str, Array], postprocess: Postprocess | None) -> PromptsBound:
     """Encoder and decoder with the prompts of `given`; raises ManifestError for another model or other arrays."""
     if (
-        not isinstance(runner, FlowRunner)
+        not isinstance(runner, flow.FlowRunner)
         or not isinstance(postprocess, PromptSpec)
         or {name: (array.dtype.kind, array.shape[1:]) for name, array in given.items()}
         != {POINTS: ("f", (postprocess.slots, 2)), LABELS: ("i", (postprocess.slots,))}
@@ -330,9 +327,9 @@ def _draw(image: Image.Image, result: PromptedMasks) -> Files:
     outside as crosses. The masks themselves, one file a prompt."""
     from PIL import ImageDraw
 
-    drawn, palette = image, colours(len(result.prompts))
+    drawn, palette = image, drawing.colours(len(result.prompts))
     for place, each in enumerate(result.prompts):
-        drawn = over(drawn, class_picture(np.where(each.mask, place, -1)), each.mask)
+        drawn = drawing.over(drawn, drawing.class_picture(np.where(each.mask, place, -1)), each.mask)
     pen, radius = ImageDraw.Draw(drawn), max(2, min(image.size) // 100)
     for each, colour in zip(result.prompts, palette.tolist(), strict=True):
         if each.prompt.box is not None:
@@ -361,5 +358,5 @@ PROMPTED = DeviceTask(
     _draw,
     "vitdeploy.runtime.predictors:PromptedPredictor",
     "prompts",
-    PROMPTED_GRAPHS,
+    flows.PROMPTED_GRAPHS,
 )

@@ -10,11 +10,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from vitdeploy.runtime.drawing import class_picture, colours, legend, over
+from vitdeploy.runtime import drawing, upsample
 from vitdeploy.runtime.masks import png_bytes
 from vitdeploy.runtime.postprocess import label_of, shortened, sigmoid, softmax
 from vitdeploy.runtime.tasks.task import DeviceTask, Files, OutputReading, Outputs
-from vitdeploy.runtime.upsample import bands, enlarged
 from vitdeploy.spec import PreprocessSpec, SegmentationSpec
 
 if TYPE_CHECKING:
@@ -90,7 +89,7 @@ def classes_of(
         size: (width, height) of the original image, upright.
     """
     found = np.full((size[1], size[0]), NONE, np.int32)
-    for rows, columns, band in bands(_scores(outputs, postprocess), size, preprocess):
+    for rows, columns, band in upsample.bands(_scores(outputs, postprocess), size, preprocess):
         found[rows, columns] = band.argmax(axis=0)
     return found
 
@@ -101,7 +100,7 @@ def _scores(outputs: Mapping[str, Array], postprocess: SegmentationSpec) -> Arra
         return outputs["logits"]
     masks = outputs["masks"]
     if postprocess.mask_size is not None:
-        masks = enlarged(masks, postprocess.mask_size)
+        masks = upsample.enlarged(masks, postprocess.mask_size)
     weights = softmax(outputs["class_logits"])[:, :-1].astype(masks.dtype)
     return np.asarray(np.tensordot(weights.T, sigmoid(masks), axes=1))
 
@@ -128,9 +127,9 @@ def _same(ours: Outputs, theirs: Outputs, reading: OutputReading) -> bool:
 
 def _draw(image: Image.Image, result: Segmentation) -> Files:
     """The classes over the image with a legend, and the map itself."""
-    drawn = over(image, class_picture(result.map), result.map != NONE)
-    palette = colours(max((each.index for each in result.classes), default=0) + 1)
-    legend(drawn, [(each.label, tuple(palette[each.index].tolist())) for each in result.classes[:12]])
+    drawn = drawing.over(image, drawing.class_picture(result.map), result.map != NONE)
+    palette = drawing.colours(max((each.index for each in result.classes), default=0) + 1)
+    drawing.legend(drawn, [(each.label, tuple(palette[each.index].tolist())) for each in result.classes[:12]])
     return {".png": png_bytes(drawn), ".classes.png": result.png()}
 
 

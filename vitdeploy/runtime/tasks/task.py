@@ -8,9 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar
 
 import numpy.typing as npt
 
-from vitdeploy.runtime.flows import FlowRow
-from vitdeploy.runtime.runner import Runner
-from vitdeploy.runtime.topdown import Box
+from vitdeploy.runtime import flows, runner, topdown
 from vitdeploy.spec import OutputSpec, Postprocess, PreprocessSpec
 
 if TYPE_CHECKING:
@@ -41,7 +39,7 @@ class OutputReading:
     postprocess: Postprocess | None = None
     labels: Sequence[str] | None = None
     top: int = 5
-    box: Box | None = None
+    box: topdown.Box | None = None
 
     @property
     def images(self) -> PreprocessSpec:
@@ -75,9 +73,9 @@ class DeviceTask:
 
     answer: Callable[[Outputs, OutputReading], Result]
     same: Callable[[Outputs, Outputs, OutputReading], bool]
-    bind: Callable[[Runner, Outputs, Postprocess | None], Runner] | None = None
+    bind: Callable[[runner.Runner, Outputs, Postprocess | None], runner.Runner] | None = None
     draw: Callable[[Image.Image, Any], Files] | None = None
     predictor: str = "vitdeploy.runtime.predictor:Predictor"
     takes: Literal["images", "texts", "prompts", "tokens"] = "images"
-    flow: FlowRow | None = None
+    flow: flows.FlowRow | None = None
     postprocess: type[OutputSpec] | None = None

@@ -6,8 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from vitdeploy.runtime.postprocess import cosine, equal_share
-from vitdeploy.runtime.runner import Array
+from vitdeploy.runtime import postprocess, runner
 from vitdeploy.runtime.tasks.task import COSINE, DeviceTask, OutputReading, Outputs
 from vitdeploy.spec import TensorsSpec
 
@@ -21,7 +20,7 @@ EQUAL_SHARE = 0.9
 class Tensors:
     """The answer for one image: every output as the engine gives it, without the batch axis, by name."""
 
-    outputs: Mapping[str, Array]
+    outputs: Mapping[str, runner.Array]
 
     def to_dict(self) -> dict[str, Any]:
         """What describes each output, and its numbers where they are at most WHOLE."""
@@ -35,7 +34,7 @@ class Tensors:
         return f"<Tensors: {', '.join(f'{name} {list(each.shape)}' for name, each in self.outputs.items())}>"
 
 
-def line_of(array: Array) -> str:
+def line_of(array: runner.Array) -> str:
     """dtype, shape and range of an array."""
     if not array.size:
         return f"{array.dtype}{list(array.shape)}, empty"
@@ -43,7 +42,7 @@ def line_of(array: Array) -> str:
     return f"{array.dtype}{list(array.shape)} from {low:.4g} to {high:.4g}, mean {mean:.4g}"
 
 
-def _described(array: Array) -> dict[str, Any]:
+def _described(array: runner.Array) -> dict[str, Any]:
     found: dict[str, Any] = {"dtype": str(array.dtype), "shape": list(array.shape)}
     if array.size:
         numbers = array.astype(np.float64)
@@ -61,8 +60,8 @@ def _answer(outputs: Outputs, reading: OutputReading) -> Tensors:
 def _same(ours: Outputs, theirs: Outputs, reading: OutputReading) -> bool:
     floats = reading.head(TensorsSpec).comparable(theirs)
     exact = [name for name in theirs if name not in floats]
-    alike = all(cosine(ours[name], theirs[name]) >= COSINE or not np.any(theirs[name]) for name in floats)
-    return alike and all(equal_share(ours[name], theirs[name]) >= EQUAL_SHARE for name in exact)
+    alike = all(postprocess.cosine(ours[name], theirs[name]) >= COSINE or not np.any(theirs[name]) for name in floats)
+    return alike and all(postprocess.equal_share(ours[name], theirs[name]) >= EQUAL_SHARE for name in exact)
 
 
 TENSORS = DeviceTask(_answer, _same)

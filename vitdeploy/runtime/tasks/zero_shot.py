@@ -10,13 +10,11 @@ import numpy as np
 import numpy.typing as npt
 
 from vitdeploy.errors import ManifestError
-from vitdeploy.runtime.flow import FlowRunner, FlowView, one_by_one
-from vitdeploy.runtime.flows import IMAGE_FEATURES, TEXT_FEATURES, TOWERS
+from vitdeploy.runtime import flow, flows, tokenizer
 from vitdeploy.runtime.postprocess import best_classes, sigmoid, softmax
 from vitdeploy.runtime.runner import Array, Runner
 from vitdeploy.runtime.tasks.classification import ClassScore, Ranking
 from vitdeploy.runtime.tasks.task import DeviceTask, OutputReading, Outputs, Result
-from vitdeploy.runtime.tokenizer import Tokens
 from vitdeploy.spec import OpenVocabularySpec, Postprocess, ReadsTexts, TensorSpec, ZeroShotSpec
 
 
@@ -58,10 +56,10 @@ def compare_texts(image: Array, texts: Array, labels: Sequence[str], spec: ZeroS
     return ZeroShot(tuple(TextScore(i, labels[i], float(scores[i]), float(similar[i])) for i in best))
 
 
-def text_features(whole: FlowRunner, tokens: Tokens) -> Array:
+def text_features(whole: flow.FlowRunner, tokens: tokenizer.Tokens) -> Array:
     """float32 [texts, width]: what the text tower of a loaded flow of two gives for these tokens."""
-    texts = FlowView(whole, [TEXT_FEATURES]).load()
-    return texts.infer({texts.inputs[0].name: tokens})[TEXT_FEATURES]
+    texts = flow.FlowView(whole, [flows.TEXT_FEATURES]).load()
+    return texts.infer({texts.inputs[0].name: tokens})[flows.TEXT_FEATURES]
 
 
 class TextsBound(Runner):
@@ -69,12 +67,12 @@ class TextsBound(Runner):
     as a classifier does. Of another task `tower` names the outputs of the image tower, and `_outputs` and `_read` say
     what is made of these."""
 
-    tower: Sequence[str] = (IMAGE_FEATURES,)
+    tower: Sequence[str] = (flows.IMAGE_FEATURES,)
 
-    def __init__(self, whole: FlowRunner, tokens: Tokens, spec: ReadsTexts) -> None:
+    def __init__(self, whole: flow.FlowRunner, tokens: tokenizer.Tokens, spec: ReadsTexts) -> None:
         super().__init__(whole.name)
         self.whole, self.tokens, self.spec = whole, tokens, spec
-        self._images = FlowView(whole, self.tower)
+        self._images = flow.FlowView(whole, self.tower)
         self._texts: Array = np.zeros(0, np.float32)
 
     def _load(self) -> None:
@@ -91,7 +89,7 @@ class TextsBound(Runner):
 
     def _read(self, outputs: Outputs) -> dict[str, Array]:
         assert isinstance(self.spec, ZeroShotSpec)
-        return {"logits": logits(outputs[IMAGE_FEATURES], self._texts, self.spec)}
+        return {"logits": logits(outputs[flows.IMAGE_FEATURES], self._texts, self.spec)}
 
     def _close(self) -> None:
         self._images.close()
@@ -100,7 +98,7 @@ class TextsBound(Runner):
 class TextsSent(Runner):
     """As `TextsBound`, of a runner of both towers whose towers cannot be reached, such as that of a device."""
 
-    def __init__(self, whole: Runner, tokens: Tokens, spec: ZeroShotSpec) -> None:
+    def __init__(self, whole: Runner, tokens: tokenizer.Tokens, spec: ZeroShotSpec) -> None:
         super().__init__(whole.name)
         self.whole, self.tokens, self.spec = whole, tokens, spec
         self._features: Array = np.zeros(0, np.float32)
@@ -109,14 +107,14 @@ class TextsSent(Runner):
         self.whole.load()
         image, text = self.whole.inputs
         blank = np.zeros((1, *(size if isinstance(size, int) else 1 for size in image.shape[1:])), image.dtype)
-        self._features = one_by_one(self.whole, {image.name: blank, text.name: self.tokens})[TEXT_FEATURES]
+        self._features = flow.one_by_one(self.whole, {image.name: blank, text.name: self.tokens})[flows.TEXT_FEATURES]
         self.inputs, self.provider = (image,), self.whole.provider
         self.outputs = (TensorSpec("logits", "float32", (image.shape[0], len(self.tokens))),)
 
     def _infer(self, feeds: Mapping[str, Array]) -> dict[str, Array]:
         text = self.whole.inputs[1].name
-        found = one_by_one(self.whole, {**feeds, text: self.tokens[:1]})
-        return {"logits": logits(found[IMAGE_FEATURES], self._features, self.spec)}
+        found = flow.one_by_one(self.whole, {**feeds, text: self.tokens[:1]})
+        return {"logits": logits(found[flows.IMAGE_FEATURES], self._features, self.spec)}
 
     def _close(self) -> None:
         self.whole.close()
@@ -136,7 +134,7 @@ def bind_texts(
 ) -> TextsBound:
     """Two towers with the texts of `given`, one array of tokens; raises ManifestError for other towers or tokens."""
     tokens, spec = list(given.values()), ZeroShotSpec if kind is TextsBound else OpenVocabularySpec
-    if not isinstance(runner, FlowRunner) or not isinstance(postprocess, spec) or len(tokens) != 1:
+    if not isinstance(runner, flow.FlowRunner) or not isinstance(postprocess, spec) or len(tokens) != 1:
         raise ManifestError("no two towers and tokens of texts", found=", ".join(given), wanted="text")
     return kind(runner, tokens[0], postprocess)
 
@@ -147,5 +145,5 @@ ZERO_SHOT = DeviceTask(
     bind_texts,
     predictor="vitdeploy.runtime.predictors:ZeroShotPredictor",
     takes="texts",
-    flow=TOWERS,
+    flow=flows.TOWERS,
 )
