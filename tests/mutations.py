@@ -115,16 +115,23 @@ def passes(checkout: Path, tests: list[str], limit: float) -> bool:
         sys.path[0] = os.environ["PYTHONPATH"] = str(checkout)
         for name in [name for name in sys.modules if name.partition(".")[0] in ("vitdeploy", "tests")]:
             del sys.modules[name]
-        # A slow draw of a busy machine is no fault that was noticed.
-        hypothesis.settings.register_profile("busy", deadline=None, suppress_health_check=list(hypothesis.HealthCheck))
-        hypothesis.settings.load_profile("busy")
-        options = ["-x", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", f"--basetemp={checkout.parent / 'tests'}"]
-        os._exit(int(pytest.main([*options, *(f"tests/{name}" for name in tests)])))
+        quiet = ["-p", "no:cacheprovider", "-p", "no:xdist", "-W", "ignore::pytest.PytestAssertRewriteWarning"]
+        status = 3
+        try:
+            # A slow draw of a busy machine is no fault that was noticed.
+            hypothesis.settings.register_profile(
+                "busy", deadline=None, suppress_health_check=list(hypothesis.HealthCheck)
+            )
+            hypothesis.settings.load_profile("busy")
+            base = f"--basetemp={checkout.parent / 'tests'}"
+            status = int(pytest.main(["-x", "-q", *quiet, base, *(f"tests/{name}" for name in tests)]))
+        finally:
+            os._exit(status)  # the copy and the libraries are those of the process that forked this one
     end = time.monotonic() + limit
     try:
         while time.monotonic() < end:
-            if (status := os.waitpid(child, os.WNOHANG))[0]:
-                return status[1] == 0
+            if (ended := os.waitpid(child, os.WNOHANG))[0]:
+                return ended[1] == 0
             time.sleep(0.05)
         return False
     finally:
