@@ -38,15 +38,17 @@ class Done:
 Command = Callable[..., Done]
 
 
-def _short(protocol: Callable[..., Any]) -> Callable[..., Any]:
-    """The protocol as it is asked for, but with 3 to 5 rounds of blocks that are over at once."""
+def _short(protocol: type[Any]) -> type[Any]:
+    """The protocol as it is asked for, but with 3 to 5 rounds of blocks that are over at once. It is a class: modules
+    that are imported meanwhile may name it as a type."""
 
-    def short(*, duration: float, **fields: Any) -> Any:
-        shorter = {"duration": min(duration, 0.1), "block_seconds": 0.02, "min_rounds": 3, "warmup": 0, "processes": 1}
-        shorter |= {"max_extension": 1}  # nothing is measured again because it is not clear
-        return protocol(**{**fields, **shorter})
+    class Short(protocol):
+        def __new__(cls, *, duration: float, **fields: Any) -> Any:
+            shorter = {"duration": min(duration, 0.1), "block_seconds": 0.02, "min_rounds": 3, "warmup": 0}
+            shorter |= {"processes": 1, "max_extension": 1}  # nothing is measured again because it is not clear
+            return protocol(**{**fields, **shorter})
 
-    return short
+    return Short
 
 
 @contextlib.contextmanager

@@ -7,7 +7,8 @@ from typing import Any
 
 from vitdeploy.bundle.checked import Verify, open_checked, retry_if_replaced
 from vitdeploy.errors import TargetError
-from vitdeploy.runtime import choice, load, sequence
+from vitdeploy.runtime import choice, sequence
+from vitdeploy.runtime.load import bundle_folder
 from vitdeploy.runtime.runner import Reloaded
 
 
@@ -50,7 +51,7 @@ def load_sequence(
     Raises:
         TargetError: a bundle for another task. Else as `load`.
     """
-    folder = load.bundle_folder(path)
+    folder = bundle_folder(path)
     how: dict[str, Any] = {
         "trust": trust,
         "allow_failed": allow_failed,
