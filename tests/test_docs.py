@@ -25,7 +25,7 @@ LINKED = {
     "load": "vitdeploy.runtime.load",
     "Monitor": "vitdeploy.runtime.Monitor",
     "Preprocess": "vitdeploy.spec.PreprocessSpec",
-    "Postprocess": "vitdeploy.spec.PostprocessSpec",
+    "Postprocess": "vitdeploy.runtime.tasks.detection.PostprocessSpec",
 }
 
 

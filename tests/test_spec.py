@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from vitdeploy.runtime.tasks.detection import PostprocessSpec
 from vitdeploy.spec import (
     SPARSE,
     Budget,
@@ -17,7 +18,6 @@ from vitdeploy.spec import (
     GoldenSpec,
     GraphSpec,
     Manifest,
-    PostprocessSpec,
     PreprocessSpec,
     SequenceSpec,
     TensorSpec,

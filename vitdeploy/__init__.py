@@ -28,7 +28,7 @@ _HOMES = {
     "load": "runtime.load",
     "Monitor": "runtime.monitor",
     "Preprocess": "spec",
-    "Postprocess": "spec",
+    "Postprocess": "runtime.tasks.detection",
     # Of wings.
     **dict.fromkeys(("History", "Reported", "read_history", "record", "report_to"), "history.api"),
     **dict.fromkeys(("Versions", "versions"), "releases.api"),

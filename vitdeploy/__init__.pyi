@@ -40,7 +40,8 @@ from vitdeploy.releases.api import versions as versions
 from vitdeploy.runtime.load import load as load
 from vitdeploy.runtime.monitor import Monitor as Monitor
 from vitdeploy.runtime.predictor import Predictor as Predictor
-from vitdeploy.spec import PostprocessSpec, PreprocessSpec
+from vitdeploy.runtime.tasks.detection import PostprocessSpec
+from vitdeploy.spec import PreprocessSpec
 
 Preprocess = PreprocessSpec
 Postprocess = PostprocessSpec

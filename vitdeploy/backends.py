@@ -10,13 +10,12 @@ A package from outside adds a back end by entry points: its targets in the group
 """
 
 import difflib
-import importlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 from vitdeploy.errors import TargetError
-from vitdeploy.extensions import RowTable, entry_points_of, load_row
+from vitdeploy.extensions import RowTable, entry_points_of, load_row, row_at
 from vitdeploy.spec import Precision
 
 
@@ -175,8 +174,7 @@ class BackendTable(Generic[Row]):
         """
         backend = TARGETS[target].backend
         if backend in self.rows:
-            module, _, attribute = self.rows[backend].partition(":")
-            row = getattr(importlib.import_module(module), attribute)
+            row = row_at(self.rows[backend])
             assert isinstance(row, self.kind)
             return row
         entry = entry_points_of(f"vitdeploy.{self.layer}").get(backend)

@@ -98,15 +98,22 @@ def load_row(entry: EntryPoint, kind: type[Any]) -> Any:
     return row
 
 
+def row_at(place: str) -> Any:
+    """One of our rows by its place, as "module:attribute"."""
+    module, _, attribute = place.partition(":")
+    return getattr(importlib.import_module(module), attribute)
+
+
 class RowTable(Mapping[str, Row]):
     """Rows by name: ours, then those of other packages, each loaded when it is asked for.
 
     Args:
         group: of the entry points that add to the table, by the names of their rows.
         kind: the class of a row; rows that are classes are below it.
+        ours: our rows, or where they stand, as "module:attribute".
     """
 
-    def __init__(self, group: str, kind: type[Any], ours: Mapping[str, Row]) -> None:
+    def __init__(self, group: str, kind: type[Any], ours: Mapping[str, Row | str]) -> None:
         self.group, self.kind, self.ours = group, kind, ours
 
     def added(self) -> list[str]:
@@ -116,7 +123,7 @@ class RowTable(Mapping[str, Row]):
     def __getitem__(self, name: str) -> Row:
         """Raises: HostError: the row of another package cannot be loaded."""
         if (row := self.ours.get(name)) is not None:
-            return row
+            return row_at(row) if isinstance(row, str) else row
         if (entry := entry_points_of(self.group).get(name)) is not None:
             return cast(Row, load_row(entry, self.kind))
         raise self.unknown(name)

@@ -13,7 +13,8 @@ from tests.compatibility_page import Page
 from tests.data.made import sample, table, write_tar
 from vitdeploy.errors import VitdeployError
 from vitdeploy.progress import silent
-from vitdeploy.spec import PostprocessSpec, PreprocessSpec
+from vitdeploy.runtime.tasks.detection import PostprocessSpec
+from vitdeploy.spec import PreprocessSpec
 from vitdeploy.tasks.adapter import DataChoice, Setting
 from vitdeploy.tasks.registry import make_adapter
 

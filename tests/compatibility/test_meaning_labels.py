@@ -24,7 +24,9 @@ from tests.data.made import write_tar
 from vitdeploy.data.containers.uris import BESIDE
 from vitdeploy.errors import VitdeployError
 from vitdeploy.graph.io.files import GraphMetadata, save_graph, set_metadata
-from vitdeploy.spec import PostprocessSpec, PreprocessSpec, SegmentationSpec
+from vitdeploy.runtime.tasks.detection import PostprocessSpec
+from vitdeploy.runtime.tasks.segmentation import SegmentationSpec
+from vitdeploy.spec import PreprocessSpec
 
 CLASSES = 12
 # The numbers 1 to 12 in the order in which tools sort folders of these names, and two other spellings of them.

@@ -25,7 +25,8 @@ from vitdeploy.models.torch_runner import torch_runner
 from vitdeploy.pipeline.outcome import said_of_placement
 from vitdeploy.runtime.engine import make_runner
 from vitdeploy.runtime.ort import OnnxRuntimeRunner
-from vitdeploy.spec import EngineSpec, PreprocessSpec, TensorSpec, TensorsSpec
+from vitdeploy.runtime.tasks.tensors import TensorsSpec
+from vitdeploy.spec import EngineSpec, PreprocessSpec, TensorSpec
 from vitdeploy.stages.calibrate import calibrate
 from vitdeploy.stages.compile import compile_graph, compile_graphs
 from vitdeploy.stages.export import ExportConfig, export

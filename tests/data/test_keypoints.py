@@ -9,7 +9,8 @@ from PIL import Image
 from vitdeploy.data.keypoints import COCO_POINTS, COCO_SIGMAS, read_keypoints
 from vitdeploy.errors import DataError, ImageError
 from vitdeploy.progress import silent
-from vitdeploy.spec import KeypointSpec, PreprocessSpec
+from vitdeploy.runtime.tasks.keypoints import KeypointSpec
+from vitdeploy.spec import PreprocessSpec
 from vitdeploy.tasks.adapter import DataChoice, Setting
 from vitdeploy.tasks.registry import make_adapter
 

@@ -11,7 +11,8 @@ from vitdeploy.data.decoding import Skipped
 from vitdeploy.data.masks import NO_SEGMENT, read_panoptic
 from vitdeploy.errors import DataError, ImageError, MissingFileError
 from vitdeploy.progress import silent
-from vitdeploy.spec import PostprocessSpec, PreprocessSpec
+from vitdeploy.runtime.tasks.detection import PostprocessSpec
+from vitdeploy.spec import PreprocessSpec
 from vitdeploy.tasks.adapter import DataChoice, Setting
 from vitdeploy.tasks.registry import make_adapter
 

@@ -22,7 +22,11 @@ from vitdeploy.graph.io.files import graph_spec, load_graph
 from vitdeploy.runtime import load
 from vitdeploy.runtime.engine import make_runner
 from vitdeploy.runtime.golden import engine_outputs
-from vitdeploy.spec import DepthSpec, ImageSpec, KeypointSpec, PreprocessSpec, SegmentationSpec
+from vitdeploy.runtime.tasks.depth import DepthSpec
+from vitdeploy.runtime.tasks.image_to_image import ImageSpec
+from vitdeploy.runtime.tasks.keypoints import KeypointSpec
+from vitdeploy.runtime.tasks.segmentation import SegmentationSpec
+from vitdeploy.spec import PreprocessSpec
 
 QUERIES, CLASSES = 7, 5
 MAPS = {

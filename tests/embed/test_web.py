@@ -38,13 +38,13 @@ from vitdeploy.runtime.drawing import LINE, POINT, colours
 from vitdeploy.runtime.geometry import input_window
 from vitdeploy.runtime.preprocess import load_pixels, normalise
 from vitdeploy.runtime.tasks.classification import classify
-from vitdeploy.runtime.tasks.depth import Depth, depth_of
-from vitdeploy.runtime.tasks.detection import detect
-from vitdeploy.runtime.tasks.image_to_image import to_pixels
-from vitdeploy.runtime.tasks.keypoints import KEYPOINTS
-from vitdeploy.runtime.tasks.segmentation import areas, classes_of
+from vitdeploy.runtime.tasks.depth import Depth, DepthSpec, depth_of
+from vitdeploy.runtime.tasks.detection import PostprocessSpec, detect
+from vitdeploy.runtime.tasks.image_to_image import ImageSpec, to_pixels
+from vitdeploy.runtime.tasks.keypoints import KEYPOINTS, KeypointSpec
+from vitdeploy.runtime.tasks.segmentation import SegmentationSpec, areas, classes_of
 from vitdeploy.runtime.tasks.task import OutputReading
-from vitdeploy.spec import DepthSpec, ImageSpec, KeypointSpec, PostprocessSpec, PreprocessSpec, SegmentationSpec, encode
+from vitdeploy.spec import PreprocessSpec, encode
 
 DIGITS = PreprocessSpec(32, (32, 32), "bicubic", (0.5,), (0.5,))
 LABELS = ["<b>zero</b>", *"123456789"]

@@ -18,9 +18,9 @@ from tests.references import reference
 from vitdeploy.errors import CheckpointError
 from vitdeploy.models.source import Source
 from vitdeploy.runtime.preprocess import normalise
-from vitdeploy.runtime.tasks.depth import depth_of
-from vitdeploy.runtime.tasks.segmentation import classes_of
-from vitdeploy.spec import DepthSpec, PreprocessSpec, SegmentationSpec
+from vitdeploy.runtime.tasks.depth import DepthSpec, depth_of
+from vitdeploy.runtime.tasks.segmentation import SegmentationSpec, classes_of
+from vitdeploy.spec import PreprocessSpec
 from vitdeploy.stages.export import ExportConfig, export
 from vitdeploy.stages.reference_model import Overrides, find_reference_model, reference_runner
 

@@ -30,7 +30,8 @@ from vitdeploy.models.torch_runner import TorchRunner
 from vitdeploy.progress import silent
 from vitdeploy.runtime.ort import OnnxRuntimeRunner
 from vitdeploy.runtime.preprocess import normalise
-from vitdeploy.spec import PostprocessSpec, PreprocessSpec, TensorSpec
+from vitdeploy.runtime.tasks.detection import PostprocessSpec
+from vitdeploy.spec import PreprocessSpec, TensorSpec
 from vitdeploy.stages.export import ExportConfig, export
 from vitdeploy.stages.reference_model import Overrides, find_reference_model
 

@@ -20,8 +20,7 @@ from tests.references import reference
 from vitdeploy.models.source import Source
 from vitdeploy.runtime.masks import RunLengths
 from vitdeploy.runtime.preprocess import normalise
-from vitdeploy.runtime.tasks.instance_segmentation import overlaps, segment_instances
-from vitdeploy.spec import QUERIES_ASSUMED, InstanceSpec
+from vitdeploy.runtime.tasks.instance_segmentation import QUERIES_ASSUMED, InstanceSpec, overlaps, segment_instances
 from vitdeploy.stages.export import ExportConfig, export
 from vitdeploy.stages.reference_model import find_reference_model, reference_runner
 

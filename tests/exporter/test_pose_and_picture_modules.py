@@ -23,7 +23,8 @@ from vitdeploy.progress import silent
 from vitdeploy.runtime.ort import OnnxRuntimeRunner
 from vitdeploy.runtime.predictor import Predictor
 from vitdeploy.runtime.preprocess import normalise
-from vitdeploy.spec import ImageSpec, PostprocessSpec
+from vitdeploy.runtime.tasks.detection import PostprocessSpec
+from vitdeploy.runtime.tasks.image_to_image import ImageSpec
 from vitdeploy.stages.export import ExportConfig, export
 from vitdeploy.stages.reference_model import Overrides, ReferenceModel, find_reference_model, reference_runner
 from vitdeploy.tasks.adapter import DataChoice, Setting

@@ -14,7 +14,8 @@ from vitdeploy.graph.io.files import GraphMetadata, graph_spec, save_graph, set_
 from vitdeploy.pipeline.assemble import TOLERANCE
 from vitdeploy.runtime.engine import make_runner
 from vitdeploy.runtime.golden import engine_outputs
-from vitdeploy.spec import PreprocessSpec, TensorsSpec
+from vitdeploy.runtime.tasks.tensors import TensorsSpec
+from vitdeploy.spec import PreprocessSpec
 from vitdeploy.stages.compile import compile_graph
 
 SAMPLES = 4

@@ -19,7 +19,8 @@ from vitdeploy.errors import InputError, KnownBadError, RecipeError
 from vitdeploy.graph.io.files import GraphMetadata, save_graph, set_metadata
 from vitdeploy.known_bad.find import accepted_of
 from vitdeploy.recipe.load import load_recipe
-from vitdeploy.spec import PreprocessSpec, TensorsSpec
+from vitdeploy.runtime.tasks.tensors import TensorsSpec
+from vitdeploy.spec import PreprocessSpec
 from vitdeploy.stages.compile import compile_step
 from vitdeploy.stages.step import Candidate
 

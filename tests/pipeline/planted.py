@@ -14,7 +14,8 @@ from PIL import Image
 
 from vitdeploy.bundle.write import write_bundle
 from vitdeploy.graph.io.files import GraphMetadata, graph_spec, save_graph, set_metadata
-from vitdeploy.spec import PostprocessSpec, PreprocessSpec
+from vitdeploy.runtime.tasks.detection import PostprocessSpec
+from vitdeploy.spec import PreprocessSpec
 
 SIDE, PATCH, GRID = 32, 8, 4
 PREPROCESS = PreprocessSpec((SIDE, SIDE), (SIDE, SIDE), "bilinear", (0.0,), (1.0,))

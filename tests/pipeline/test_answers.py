@@ -15,7 +15,8 @@ from vitdeploy.data.masks import PanopticMap
 from vitdeploy.pipeline.plan import answer_facts
 from vitdeploy.report.summary import class_headline
 from vitdeploy.runtime.postprocess import softmax
-from vitdeploy.spec import PostprocessSpec, PreprocessSpec, SequenceSpec, encode
+from vitdeploy.runtime.tasks.detection import PostprocessSpec
+from vitdeploy.spec import PreprocessSpec, SequenceSpec, encode
 from vitdeploy.tasks.adapter import CHANGED, UNSURE, USUAL, Chosen, Data, Setting, choose, example, thumbnail
 from vitdeploy.tasks.answers import ChangedCounts, Marks
 from vitdeploy.tasks.registry import make_adapter

@@ -17,8 +17,9 @@ from vitdeploy.models.source import Source
 from vitdeploy.pipeline.job import prepare, source_of
 from vitdeploy.progress import silent
 from vitdeploy.recipe.load import load_recipe, recipe_text
+from vitdeploy.runtime.tasks.detection import PostprocessSpec
 from vitdeploy.runtime.values import read_labels
-from vitdeploy.spec import PostprocessSpec, PreprocessSpec
+from vitdeploy.spec import PreprocessSpec
 from vitdeploy.stages.export import ExportConfig, export
 from vitdeploy.stages.reference_model import ASSUMED, Overrides, find_reference_model, reference_runner
 from vitdeploy.workflows.placement import compile_bundle

@@ -13,14 +13,15 @@ from vitdeploy.compilation.backend import BuildOptions
 from vitdeploy.graph.passes.optimize import OptimizeOptions
 from vitdeploy.pipeline.job import rewrites_of
 from vitdeploy.recipe.recipe import (
+    SECTIONS,
     BenchSection,
     BudgetSection,
     OptimizeSection,
-    PostprocessSection,
     PreprocessSection,
     TensorRtSection,
 )
-from vitdeploy.spec import Budget, PostprocessSpec, PreprocessSpec
+from vitdeploy.runtime.tasks.detection import PostprocessSpec
+from vitdeploy.spec import Budget, PreprocessSpec
 
 ROOT = Path(__file__).parents[2]
 HEAVY = ("torch", "onnx", "onnx_ir", "onnxruntime", "openvino", "tensorrt", "scipy", "matplotlib", "PIL")
@@ -43,14 +44,14 @@ print(json.dumps([recipe.name, *(name for name in {HEAVY!r} if name in sys.modul
 
 @pytest.mark.parametrize(
     ("section", "value"),
-    [(BudgetSection, Budget), (PostprocessSection, PostprocessSpec), (PreprocessSection, PreprocessSpec)],
+    [(BudgetSection, Budget), (SECTIONS["of-PostprocessSpec"], PostprocessSpec), (PreprocessSection, PreprocessSpec)],
 )
 def test_a_section_has_the_fields_of_its_value(section, value):
     assert list(section.model_fields) == [field.name for field in dataclasses.fields(value)]
 
 
 def test_what_is_left_out_is_what_the_value_has_without_it():
-    assert PostprocessSection().to_spec() == PostprocessSpec()
+    assert SECTIONS["of-PostprocessSpec"]().to_spec() == PostprocessSpec()
     assert Budget(**BudgetSection().model_dump()) == Budget()
     assert PreprocessSection(resize=8, crop=4, mean=(0.5,), std=(0.5,)).to_spec() == PreprocessSpec(
         8, (4, 4), mean=(0.5,), std=(0.5,)

@@ -15,16 +15,13 @@ from vitdeploy.graph.passes.optimize import OptimizeOptions
 from vitdeploy.models.source import Source
 from vitdeploy.pipeline.job import at_sizes, choice_of, export_config_of, overrides_of, rewrites_of, source_of
 from vitdeploy.recipe.load import MAX_BYTES, MAX_PROBLEMS, given_recipe, load_recipe, validate
-from vitdeploy.spec import (
-    Budget,
-    DepthSpec,
-    ImageSpec,
-    InstanceSpec,
-    KeypointSpec,
-    PostprocessSpec,
-    PreprocessSpec,
-    SegmentationSpec,
-)
+from vitdeploy.runtime.tasks.depth import DepthSpec
+from vitdeploy.runtime.tasks.detection import PostprocessSpec
+from vitdeploy.runtime.tasks.image_to_image import ImageSpec
+from vitdeploy.runtime.tasks.instance_segmentation import InstanceSpec
+from vitdeploy.runtime.tasks.keypoints import KeypointSpec
+from vitdeploy.runtime.tasks.segmentation import SegmentationSpec
+from vitdeploy.spec import Budget, PreprocessSpec
 from vitdeploy.stages.reference_model import Overrides
 from vitdeploy.tasks.adapter import DataChoice
 from vitdeploy.yaml_values import MAX_DEPTH, MAX_VALUES
@@ -320,11 +317,11 @@ def test_key_points_and_pictures_have_sections_of_their_own(load, problems):
     points = "\n".join([*lines, "postprocess: {decoding: argmax, threshold: 0.2, skeleton: [[0, 1], [1, 2]]}"])
     assert load(points).postprocess.to_spec() == KeypointSpec("argmax", 11, 0.2, ((0, 1), (1, 2)))
     [even] = problems(points, "postprocess.kernel=4")
-    assert even == "$.postprocess.kernel: wanted an odd number of pixels (found '4')"
+    assert even.startswith("$.postprocess: kernel 4: wanted an odd number of pixels")
     pictures = points.replace("{decoding: argmax, threshold: 0.2, skeleton: [[0, 1], [1, 2]]}", "{black: -1, white: 1}")
     assert load(pictures).postprocess.to_spec() == ImageSpec(-1.0, 1.0)
     [none] = problems(pictures, "postprocess.white=-2")
-    assert none.startswith("$.postprocess: wanted white above black")
+    assert none.startswith("$.postprocess: black -1.0 and white -2.0: wanted white above black")
     [unknown] = problems(points, "postprocess.skeletn=[]")
     assert unknown == "$.postprocess.skeletn: unknown field; did you mean skeleton?"
     head = "postprocess: {candidates: queries, mask_size: [64, 96], enlarge: bilinear}"

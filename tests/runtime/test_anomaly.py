@@ -6,11 +6,19 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from vitdeploy.runtime.tasks.anomaly import ANOMALY, anomaly_map, draw_heat, gaussian, image_score, smoothed
+from vitdeploy.runtime.tasks.anomaly import (
+    ANOMALY,
+    GIVEN,
+    AnomalySpec,
+    anomaly_map,
+    draw_heat,
+    gaussian,
+    image_score,
+    smoothed,
+)
 from vitdeploy.runtime.tasks.registry import TASKS
 from vitdeploy.runtime.tasks.task import OutputReading
-from vitdeploy.spec import AnomalySpec, DecodeError, PreprocessSpec, decode
-from vitdeploy.spec.tasks import GIVEN
+from vitdeploy.spec import DecodeError, PreprocessSpec, decode
 
 HEAD = AnomalySpec(threshold=2.0, pixel_threshold=1.5, sigma=1.0)
 WHOLE = PreprocessSpec((12, 16), (12, 16), "bilinear", (0.5,) * 3, (0.5,) * 3)

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from tests.references import reference
-from vitdeploy.runtime.tasks.detection import Detection, Detections, detect
-from vitdeploy.spec import PostprocessSpec, PreprocessSpec
+from vitdeploy.runtime.tasks.detection import Detection, Detections, PostprocessSpec, detect
+from vitdeploy.spec import PreprocessSpec
 
 SQUASH = PreprocessSpec((64, 96), (64, 96), "bilinear")
 GIVEN = PostprocessSpec("given", "xyxy")

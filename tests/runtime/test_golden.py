@@ -17,7 +17,7 @@ from vitdeploy.errors import DigestError, InputError, ManifestError, TargetError
 from vitdeploy.runtime import load
 from vitdeploy.runtime.engine import make_runner
 from vitdeploy.runtime.golden import check_golden, comparable
-from vitdeploy.spec import PostprocessSpec
+from vitdeploy.runtime.tasks.detection import PostprocessSpec
 
 TARGET = "onnxruntime-cpu"
 

@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from vitdeploy.runtime.tasks.image_to_image import IMAGE_TO_IMAGE, MOST, psnr, to_pixels
+from vitdeploy.runtime.tasks.image_to_image import IMAGE_TO_IMAGE, MOST, ImageSpec, psnr, to_pixels
 from vitdeploy.runtime.tasks.registry import TASKS
 from vitdeploy.runtime.tasks.task import OutputReading
-from vitdeploy.spec import DecodeError, ImageSpec, PreprocessSpec, decode, encode
+from vitdeploy.spec import DecodeError, PreprocessSpec, decode, encode
 
 READING = OutputReading((9, 7), PreprocessSpec((4, 4), (4, 4)), ImageSpec())
 

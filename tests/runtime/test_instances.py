@@ -9,10 +9,10 @@ import torch
 
 from tests.references import reference
 from vitdeploy.runtime.masks import RunLengths
-from vitdeploy.runtime.tasks.instance_segmentation import candidates, overlaps, segment_instances
+from vitdeploy.runtime.tasks.instance_segmentation import InstanceSpec, candidates, overlaps, segment_instances
 from vitdeploy.runtime.tasks.registry import count_same
 from vitdeploy.runtime.upsample import nearest
-from vitdeploy.spec import InstanceSpec, PreprocessSpec, decode, encode
+from vitdeploy.spec import PreprocessSpec, decode, encode
 from vitdeploy.spec.tasks import Postprocess
 
 WHOLE = PreprocessSpec((64, 64), (64, 64))

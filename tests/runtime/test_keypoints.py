@@ -13,10 +13,10 @@ from vitdeploy.errors import InputError
 from vitdeploy.runtime.drawing import LINE, POINT, draw_keypoints
 from vitdeploy.runtime.geometry import input_window
 from vitdeploy.runtime.preprocess import resize_and_crop
-from vitdeploy.runtime.tasks.keypoints import KEYPOINTS, Keypoint, Keypoints, locate
+from vitdeploy.runtime.tasks.keypoints import KEYPOINTS, Keypoint, Keypoints, KeypointSpec, locate
 from vitdeploy.runtime.tasks.registry import TASKS
 from vitdeploy.runtime.tasks.task import OutputReading
-from vitdeploy.spec import DecodeError, KeypointSpec, PreprocessSpec, decode, encode
+from vitdeploy.spec import DecodeError, PreprocessSpec, decode, encode
 
 SPEC = PreprocessSpec((64, 48), (64, 48), "bilinear", fit="topdown")
 POINTS = 5

@@ -10,8 +10,9 @@ import torch.nn.functional as F
 
 from tests.references import reference
 from vitdeploy.runtime import upsample
+from vitdeploy.runtime.tasks.detection import PostprocessSpec
 from vitdeploy.runtime.tasks.panoptic import Segment, segment
-from vitdeploy.spec import PostprocessSpec, PreprocessSpec
+from vitdeploy.spec import PreprocessSpec
 
 SQUASH = PreprocessSpec((64, 96), (64, 96), "bilinear")
 CLASSES, THINGS = 6, (0, 1, 2)

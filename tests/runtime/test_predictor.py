@@ -30,11 +30,11 @@ from vitdeploy.runtime.postprocess import best_classes, softmax
 from vitdeploy.runtime.preprocess import load_pixels
 from vitdeploy.runtime.runner import Runner
 from vitdeploy.runtime.tasks.classification import classify
-from vitdeploy.runtime.tasks.detection import Detections
+from vitdeploy.runtime.tasks.detection import Detections, PostprocessSpec
 from vitdeploy.runtime.tasks.features import Features
 from vitdeploy.runtime.tasks.panoptic import Panoptic
 from vitdeploy.runtime.values import number_of_classes
-from vitdeploy.spec import GraphSpec, PostprocessSpec, PreprocessSpec, TensorSpec
+from vitdeploy.spec import GraphSpec, PreprocessSpec, TensorSpec
 
 PREPROCESS = PreprocessSpec(32, (32, 32), "bicubic", (0.5,), (0.5,))
 # Label 3 holds characters that some take for the end of a line.

@@ -10,9 +10,9 @@ from tests.references import reference
 from vitdeploy.errors import InputError
 from vitdeploy.runtime.geometry import input_window
 from vitdeploy.runtime.preprocess import load_pixels, normalise
-from vitdeploy.runtime.prompts import Prompt, grid_prompts, prompt_arrays, read_prompts
+from vitdeploy.runtime.prompts import Prompt, PromptSpec, grid_prompts, prompt_arrays, read_prompts
 from vitdeploy.runtime.tasks.prompted import PromptedMasks, PromptMasks, chosen, full_size, iou
-from vitdeploy.spec import PreprocessSpec, PromptSpec
+from vitdeploy.spec import PreprocessSpec
 
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 SAM = PreprocessSpec((48, 48), (48, 48), "bilinear", MEAN, STD, "longest-pad")

@@ -8,8 +8,7 @@ import pytest
 from vitdeploy.errors import InputError, ManifestError, MissingFileError, MissingPackageError
 from vitdeploy.runtime import tokenizer as module
 from vitdeploy.runtime.tasks.zero_shot import bind_texts, compare_texts
-from vitdeploy.runtime.tokenizer import TextTokenizer, require_texts
-from vitdeploy.spec import ZeroShotSpec
+from vitdeploy.runtime.tokenizer import TextTokenizer, ZeroShotSpec, require_texts
 
 tokenizers = pytest.importorskip("tokenizers", reason="pip install 'vitdeploy[text]'")
 

@@ -12,7 +12,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from vitdeploy.spec import GraphSpec, PreprocessSpec, PromptSpec, TensorSpec
+from vitdeploy.runtime.prompts import PromptSpec
+from vitdeploy.spec import GraphSpec, PreprocessSpec, TensorSpec
 
 SIDE, CELLS, SLOTS = 48, 12, 4
 RADII = (8, 4, 6, 16)

@@ -4,7 +4,8 @@ import json
 
 import pytest
 
-from vitdeploy.spec import PostprocessSpec, TensorSpec
+from vitdeploy.runtime.tasks.detection import PostprocessSpec
+from vitdeploy.spec import TensorSpec
 from vitdeploy.stages.reference_model import SOFTMAX, settled_scores
 
 OUTPUTS = (TensorSpec("logits", "float32", ("batch", 6, 5)), TensorSpec("boxes", "float32", ("batch", 6, 4)))

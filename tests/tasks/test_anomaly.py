@@ -9,8 +9,8 @@ from PIL import Image
 from calibration.scenes.write import render
 from vitdeploy.errors import DataError
 from vitdeploy.progress import silent
-from vitdeploy.runtime.tasks.anomaly import anomaly_map
-from vitdeploy.spec import AnomalySpec, PreprocessSpec
+from vitdeploy.runtime.tasks.anomaly import AnomalySpec, anomaly_map
+from vitdeploy.spec import PreprocessSpec
 from vitdeploy.tasks.adapter import DataChoice, Setting
 from vitdeploy.tasks.registry import make_adapter
 from vitdeploy.verification.records import Answers

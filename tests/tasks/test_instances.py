@@ -20,8 +20,7 @@ from tests.references import reference
 from vitdeploy.bundle.read import read_bundle
 from vitdeploy.runtime import load
 from vitdeploy.runtime.masks import RunLengths
-from vitdeploy.runtime.tasks.instance_segmentation import overlaps
-from vitdeploy.spec import InstanceSpec
+from vitdeploy.runtime.tasks.instance_segmentation import InstanceSpec, overlaps
 
 SIZE, QUERIES, CLASSES, IMAGES, CALIBRATION = (80, 48), 6, 3, 16, 6
 HEAD = InstanceSpec(candidates="pairs", threshold=0.4)

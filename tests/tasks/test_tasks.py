@@ -24,8 +24,9 @@ from tests.command_line import ROOT, Command, command_line
 from tests.tasks.lively_detr import CLASSES, MEAN, SIDE, STD, lively, save
 from vitdeploy.bundle.read import read_bundle, verify_files
 from vitdeploy.models.catalog import find_or_raise
+from vitdeploy.runtime.tasks.detection import PostprocessSpec
 from vitdeploy.runtime.tasks.panoptic import segment
-from vitdeploy.spec import PostprocessSpec, PreprocessSpec
+from vitdeploy.spec import PreprocessSpec
 
 IMAGES, CALIBRATION = 12, 4
 SIZE = (80, 48)

@@ -12,17 +12,15 @@ from onnx import TensorProto, helper
 from PIL import Image
 
 from vitdeploy.graph.io.files import GraphMetadata, save_graph, set_metadata
-from vitdeploy.spec import (
-    AnomalySpec,
-    DepthSpec,
-    ImageSpec,
-    InstanceSpec,
-    KeypointSpec,
-    PostprocessSpec,
-    PreprocessSpec,
-    SegmentationSpec,
-    TensorsSpec,
-)
+from vitdeploy.runtime.tasks.anomaly import AnomalySpec
+from vitdeploy.runtime.tasks.depth import DepthSpec
+from vitdeploy.runtime.tasks.detection import PostprocessSpec
+from vitdeploy.runtime.tasks.image_to_image import ImageSpec
+from vitdeploy.runtime.tasks.instance_segmentation import InstanceSpec
+from vitdeploy.runtime.tasks.keypoints import KeypointSpec
+from vitdeploy.runtime.tasks.segmentation import SegmentationSpec
+from vitdeploy.runtime.tasks.tensors import TensorsSpec
+from vitdeploy.spec import PreprocessSpec
 
 SIDE, QUERIES, CLASSES = 32, 6, 3
 PREPROCESS = PreprocessSpec((SIDE, SIDE), (SIDE, SIDE), "bilinear", (0.5,) * 3, (0.5,) * 3)

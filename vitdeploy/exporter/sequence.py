@@ -34,7 +34,8 @@ from vitdeploy.graph.io.files import BATCH, GraphMetadata, set_metadata
 from vitdeploy.runtime import ort, runner, text_decoder
 from vitdeploy.runtime.preprocess import normalise
 from vitdeploy.runtime.sequence import SequenceRunner
-from vitdeploy.spec import PreprocessSpec, SequenceSpec, TextSpec
+from vitdeploy.runtime.tokenizer import TextSpec
+from vitdeploy.spec import PreprocessSpec, SequenceSpec
 
 ENCODER, DECODER_STEP = "encoder", "decoder_step"
 SOURCE_LENGTH, PAST_LENGTH = "source_length", "past_length"

@@ -31,8 +31,10 @@ from vitdeploy.models.family import Family, Hints, LoadedModel, Recognised, refu
 from vitdeploy.models.model_folder import folder as configs
 from vitdeploy.models.model_folder import hub, image_processor
 from vitdeploy.models.source import Source
+from vitdeploy.runtime.tasks.segmentation import SegmentationSpec
+from vitdeploy.runtime.tasks.tensors import TensorsSpec
 from vitdeploy.runtime.values import number_of_classes
-from vitdeploy.spec import PreprocessSpec, SegmentationSpec, Task, TensorsSpec
+from vitdeploy.spec import PreprocessSpec, Task
 
 SEED = 0
 SEEDED = "no checkpoint given: the weights are seeded random numbers, and so is every accuracy"

@@ -20,8 +20,8 @@ from vitdeploy.models.external.adapted import Adapted
 from vitdeploy.models.family import LoadedModel
 from vitdeploy.models.model_folder.folder import sides
 from vitdeploy.runtime.geometry import input_window
-from vitdeploy.spec import AnomalySpec, PreprocessSpec, TensorSpec
-from vitdeploy.spec.tasks import DISTANCES, NEIGHBOURS
+from vitdeploy.runtime.tasks.anomaly import DISTANCES, NEIGHBOURS, AnomalySpec
+from vitdeploy.spec import PreprocessSpec, TensorSpec
 from vitdeploy.zip_members import DAMAGED
 
 # --- The patch tokens of a model of features, as a module that gives them alone: a row for each kind of module --------

@@ -27,7 +27,8 @@ from vitdeploy.models.model_folder.folder import OPEN_CLIP, ModelFolder, sides
 from vitdeploy.models.model_folder.image_processor import CLIP_MEAN, CLIP_STD
 from vitdeploy.models.model_folder.tokenizer import TOKENIZER, byte_pairs_of, tokenizer_of, tokens_of
 from vitdeploy.models.source import Source
-from vitdeploy.spec import CLEANINGS, Clean, Interpolation, PreprocessSpec, TensorSpec
+from vitdeploy.runtime.tokenizer import CLEANINGS, Clean
+from vitdeploy.spec import Interpolation, PreprocessSpec, TensorSpec
 
 # --- What the config says ---------------------------------------------------------------------------------------------
 # Source: `CLIPVisionCfg`, `CLIPTextCfg` and `PreprocessCfg` of open_clip_torch 3.3, whose defaults stand for what the

@@ -12,8 +12,10 @@ from vitdeploy.models import family, towers
 from vitdeploy.models.architectures.transformer import Transformer
 from vitdeploy.models.external import image_text, prompted
 from vitdeploy.runtime import flow, flows, host, prompts, runner, text_decoder
+from vitdeploy.runtime.prompts import PromptSpec
 from vitdeploy.runtime.sequence import SEQUENCE_INPUTS, SEQUENCE_OUTPUTS, example_source
-from vitdeploy.spec import OpenVocabularySpec, PromptSpec, SequenceSpec, TensorSpec, ZeroShotSpec
+from vitdeploy.runtime.tokenizer import OpenVocabularySpec, ZeroShotSpec
+from vitdeploy.spec import SequenceSpec, TensorSpec
 
 EAGER, COMPILED = "PyTorch eager", "PyTorch torch.compile, float16"
 

@@ -26,7 +26,8 @@ from vitdeploy.models.model_folder.tokenizer import TOKENIZER, tokenizer_of
 from vitdeploy.paths import is_file
 from vitdeploy.runtime.flows import TEXT_FEATURES
 from vitdeploy.runtime.tasks.open_vocabulary import BOXES, CLASS_FEATURES, EPSILON, OF_IMAGES, SCALE, SHIFT
-from vitdeploy.spec import OpenVocabularySpec, PreprocessSpec, Task, TensorSpec, ZeroShotSpec
+from vitdeploy.runtime.tokenizer import OpenVocabularySpec, ZeroShotSpec
+from vitdeploy.spec import PreprocessSpec, Task, TensorSpec
 from vitdeploy.zip_members import DAMAGED
 
 # --- The text tower in the files of transformers' CLIPModel and SiglipModel, and how its features are compared --------

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from typing import Annotated, Any, Literal
+import operator
+import types
+import typing
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, TypeAlias
 
 from pydantic import (
     BaseModel,
@@ -15,6 +19,7 @@ from pydantic import (
     ValidationInfo,
     ValidatorFunctionWrapHandler,
     WrapValidator,
+    create_model,
     field_validator,
     model_validator,
 )
@@ -133,21 +138,6 @@ class PreprocessSection(Section):
         return spec.PreprocessSpec(**{**self.model_dump(), "crop": height_width(self.crop)})
 
 
-class PostprocessSection(Section):
-    """See `spec.PostprocessSpec`; for detectors and panoptic models."""
-
-    scores: spec.Scores = spec.PostprocessSpec.scores
-    boxes: spec.Boxes = spec.PostprocessSpec.boxes
-    threshold: Share = spec.PostprocessSpec.threshold
-    things: Annotated[tuple[Annotated[int, Field(ge=0)], ...], Field(strict=False)] = spec.PostprocessSpec.things
-    mask_threshold: Share = spec.PostprocessSpec.mask_threshold
-    overlap: Share = spec.PostprocessSpec.overlap
-    top_k: Annotated[int, Field(gt=0)] | None = spec.PostprocessSpec.top_k
-
-    def to_spec(self) -> spec.PostprocessSpec:
-        return spec.PostprocessSpec(**self.model_dump())
-
-
 class CalibrationSection(Section):
     images: Positive | Literal["auto"] = "auto"
 
@@ -263,110 +253,50 @@ class BundleSection(Section):
     include_failed: bool = False
 
 
-# --- What a recipe may say of the outputs of models with an answer for every pixel ------------------------------------
-
-
-class SegmentationSection(Section):
-    """See `spec.SegmentationSpec`; for semantic segmentation."""
-
-    maps: spec.SegmentationMaps = spec.SegmentationSpec.maps
-    mask_size: Annotated[tuple[Positive, Positive], Field(strict=False)] | None = None
-    ignore: Annotated[int, Field(ge=0, le=65535)] = spec.SegmentationSpec.ignore
-    reduce_labels: bool = spec.SegmentationSpec.reduce_labels
-
-    def to_spec(self) -> spec.SegmentationSpec:
-        return spec.SegmentationSpec(**self.model_dump())
-
-
-class DepthSection(Section):
-    """See `spec.DepthSpec`; for depth."""
-
-    values: spec.DepthValues = spec.DepthSpec.values
-    resize: spec.DepthResize = spec.DepthSpec.resize
-    max_depth: Annotated[float, Field(gt=0)] | None = None
-
-    def to_spec(self) -> spec.DepthSpec:
-        return spec.DepthSpec(**self.model_dump())
-
-
-class AnomalySection(Section):
-    """See `spec.AnomalySpec`; for anomalies. `pixel_threshold` tells it from other sections."""
-
-    threshold: float
-    pixel_threshold: float
-    sigma: Annotated[float, Field(ge=0)] = spec.AnomalySpec.sigma
-
-    def to_spec(self) -> spec.AnomalySpec:
-        return spec.AnomalySpec(**self.model_dump())
-
-
-# --- What a recipe may say of the outputs of models of key points or instances, and of image-to-image models ----------
-
-
-Index = Annotated[int, Field(ge=0)]
-Line = Annotated[tuple[Index, Index], Field(strict=False)]
-
-
-class KeypointSection(Section):
-    """See `spec.KeypointSpec`; for models of key points. `decoding` tells it from other sections."""
-
-    decoding: spec.Decoding
-    kernel: Annotated[int, Field(ge=1)] = spec.KeypointSpec.kernel
-    threshold: float = spec.KeypointSpec.threshold
-    skeleton: Annotated[tuple[Line, ...], Field(strict=False)] = spec.KeypointSpec.skeleton
-
-    @field_validator("kernel")
-    @classmethod
-    def _odd(cls, kernel: int) -> int:
-        if kernel % 2 == 0:
-            raise ValueError("wanted an odd number of pixels")
-        return kernel
-
-    def to_spec(self) -> spec.KeypointSpec:
-        return spec.KeypointSpec(**self.model_dump())
-
-
-class InstanceSection(Section):
-    """See `spec.InstanceSpec`; for instance segmentation. `candidates` tells it from other sections."""
-
-    candidates: spec.Candidates
-    class_scores: spec.ClassScores = spec.InstanceSpec.class_scores
-    mask_size: Annotated[tuple[Positive, Positive], Field(strict=False)] | None = None
-    enlarge: spec.Enlarging = spec.InstanceSpec.enlarge
-    threshold: Annotated[float, Field(ge=0, le=1)] = spec.InstanceSpec.threshold
-
-    def to_spec(self) -> spec.InstanceSpec:
-        return spec.InstanceSpec(**self.model_dump())
-
-
-class ImageSection(Section):
-    """See `spec.ImageSpec`; for image-to-image models."""
-
-    black: float = spec.ImageSpec.black
-    white: float = spec.ImageSpec.white
-
-    @model_validator(mode="after")
-    def _above(self) -> ImageSection:
-        if self.white <= self.black:
-            raise ValueError("wanted white above black")
-        return self
-
-    def to_spec(self) -> spec.ImageSpec:
-        return spec.ImageSpec(**self.model_dump())
-
-
 # --- What a recipe may say of a model's outputs: a section for each class of `spec.Postprocess` that has a choice -----
 
 
+class PostprocessSection(Section):
+    """What the outputs of a task mean: the fields of `outputs`, and its bounds."""
+
+    outputs: ClassVar[type[spec.OutputSpec]]
+
+    @model_validator(mode="after")
+    def _checked(self) -> PostprocessSection:
+        self.to_spec()
+        return self
+
+    def to_spec(self) -> spec.OutputSpec:
+        return self.outputs(**self.model_dump())
+
+
+def _section(outputs: type[Any]) -> type[PostprocessSection]:
+    hints = typing.get_type_hints(outputs)
+    fields: dict[str, Any] = {}
+    for f in dataclasses.fields(outputs):
+        required = f.name in outputs.in_recipes or f.default is dataclasses.MISSING
+        fields[f.name] = (_bounded(hints[f.name], f.metadata.get("within", {})), ... if required else f.default)
+    section = create_model(f"{outputs.__name__}Section", __base__=PostprocessSection, __doc__=outputs.__doc__, **fields)
+    section.outputs = outputs
+    return section
+
+
+def _bounded(kind: Any, bounds: Mapping[str, Any]) -> Any:
+    """The type with bounds for every number inside; lists stand for tuples."""
+    origin, args = typing.get_origin(kind), typing.get_args(kind)
+    if origin in (typing.Union, types.UnionType):
+        return operator.getitem(typing.Union, tuple(_bounded(each, bounds) for each in args))
+    if origin is tuple:
+        items = [each if each is Ellipsis else _bounded(each, bounds) for each in args]
+        return Annotated[types.GenericAlias(tuple, tuple(items)), Field(strict=False)]
+    return Annotated[kind, Field(**bounds)] if kind in (int, float) and bounds else kind
+
+
 # By tags that are no names of fields: an error's path leaves them out.
-SECTIONS: dict[str, type[Section]] = {
-    "of-objects": PostprocessSection,
-    "of-classes": SegmentationSection,
-    "of-instances": InstanceSection,
-    "of-depth": DepthSection,
-    "of-anomalies": AnomalySection,
-    "of-points": KeypointSection,
-    "of-images": ImageSection,
+SECTIONS: dict[str, type[PostprocessSection]] = {
+    f"of-{outputs.__name__}": _section(outputs)
+    for outputs in spec.postprocess_classes(spec.DEVICE_ROWS)
+    if outputs.in_recipes is not None
 }
 
 
@@ -376,16 +306,13 @@ def _tag(value: Any) -> str:
     return max(SECTIONS, key=lambda tag: len(fields & set(SECTIONS[tag].model_fields)))
 
 
-AnyPostprocess = Annotated[
-    Annotated[PostprocessSection, Tag("of-objects")]
-    | Annotated[SegmentationSection, Tag("of-classes")]
-    | Annotated[InstanceSection, Tag("of-instances")]
-    | Annotated[DepthSection, Tag("of-depth")]
-    | Annotated[AnomalySection, Tag("of-anomalies")]
-    | Annotated[KeypointSection, Tag("of-points")]
-    | Annotated[ImageSection, Tag("of-images")],
-    Discriminator(_tag),
-]
+if TYPE_CHECKING:
+    AnyPostprocess: TypeAlias = PostprocessSection
+else:
+    AnyPostprocess = Annotated[
+        operator.getitem(typing.Union, tuple(Annotated[section, Tag(tag)] for tag, section in SECTIONS.items())),
+        Discriminator(_tag),
+    ]
 
 
 # --- TensorRT's build options in recipes and `vitdeploy compile`. The names are those of trtexec and Polygraphy -------

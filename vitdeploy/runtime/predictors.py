@@ -18,21 +18,19 @@ from vitdeploy.errors import InputError
 from vitdeploy.runtime import flow, flows, text_decoder, topdown
 from vitdeploy.runtime.predictor import OpenedBundle, Predictor, require_several, require_top
 from vitdeploy.runtime.preprocess import ImageSource, in_rgb
-from vitdeploy.runtime.prompts import Given, Prompt, prompt_arrays, read_prompts, require_slots
+from vitdeploy.runtime.prompts import Given, Prompt, PromptSpec, prompt_arrays, read_prompts, require_slots
 from vitdeploy.runtime.runner import Array, Runner, forkable_lock
 from vitdeploy.runtime.tasks import detection, image_to_text, open_vocabulary, prompted, task, zero_shot
-from vitdeploy.runtime.tokenizer import TextTokenizer, TextWriter, require_texts
-from vitdeploy.spec import (
-    BeamSpec,
-    ChannelOrder,
+from vitdeploy.runtime.tokenizer import (
     OpenVocabularySpec,
-    PreprocessSpec,
-    PromptSpec,
     ReadsTexts,
-    Task,
     TextSpec,
+    TextTokenizer,
+    TextWriter,
     ZeroShotSpec,
+    require_texts,
 )
+from vitdeploy.spec import BeamSpec, ChannelOrder, PreprocessSpec, Task
 
 
 @dataclass(frozen=True, eq=False, repr=False)

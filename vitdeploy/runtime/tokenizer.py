@@ -6,15 +6,82 @@ import importlib
 import string
 import warnings
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, TypeAlias, get_args
 
 import numpy as np
 import numpy.typing as npt
 
 from vitdeploy.errors import InputError, ManifestError, MissingFileError, MissingPackageError
 from vitdeploy.runtime.runner import type_name
-from vitdeploy.spec import Clean, ReadsTexts, TextSpec
+from vitdeploy.spec import SPARSE, OutputSpec
+
+# What OpenCLIP's tokenizers do to a text first: nothing but white space; small letters; no punctuation either.
+Clean = Literal["whitespace", "lower", "canonicalize"]
+CLEANINGS: tuple[Clean, ...] = get_args(Clean)
+
+
+@dataclass(frozen=True)
+class ZeroShotSpec(OutputSpec):
+    """How texts become tokens, and how the features of images and texts are compared.
+
+    A text is `length` tokens, padded with the token `pad` on the side `padding`; `tokenizer` is the file of the bundle
+    that makes them, `lowercase` whether texts become small letters first, `clean` how they are changed before all that
+    (`runtime.tokenizer.cleaned`; OpenCLIP's checkpoints). The logit of an image and a text is scale * cosine + bias;
+    `scores` says what its probability is: "softmax" over the texts that are given (CLIP, arXiv 2103.00020, section
+    2.3), or "sigmoid" of each (SigLIP, arXiv 2303.15343, section 3.2).
+    """
+
+    length: int
+    pad: int
+    scale: float
+    bias: float = 0.0
+    scores: Literal["softmax", "sigmoid"] = "softmax"
+    padding: Literal["left", "right"] = "right"
+    lowercase: bool = False
+    tokenizer: str = "tokenizer.json"
+    clean: Clean | None = field(default=None, metadata=SPARSE)
+
+
+@dataclass(frozen=True)
+class OpenVocabularySpec(OutputSpec):
+    """How texts become tokens, and how a detector finds what they say (OWL-ViT, arXiv 2205.06230; OWLv2, 2306.09683).
+
+    `length`, `pad`, `padding`, `tokenizer`, `lowercase` and `clean` are as in `ZeroShotSpec`. The logit of a box and a
+    text is (cosine + shift) * scale, with the box's own shift and scale; of each box the best text is a candidate, with
+    its sigmoid as the score, and it is shown from `threshold` on. Boxes are cx cy w h relative to the model's input.
+    """
+
+    length: int
+    pad: int
+    threshold: float = 0.1
+    padding: Literal["left", "right"] = "right"
+    lowercase: bool = False
+    tokenizer: str = "tokenizer.json"
+    clean: Clean | None = field(default=None, metadata=SPARSE)
+
+    def comparable(self, outputs: Iterable[str]) -> list[str]:
+        """Of "scores", "labels" and "boxes" the scores: boxes of nearly equal scores for two texts may change these."""
+        return [name for name in outputs if name == "scores"]
+
+
+@dataclass(frozen=True)
+class TextSpec(OutputSpec):
+    """How tokens become a text: by the file `tokenizer` of the bundle, without the tokens `left_out`, such as those
+    that begin, end and fill up."""
+
+    left_out: tuple[int, ...]
+    tokenizer: str = "tokenizer.json"
+
+    def comparable(self, outputs: Iterable[str]) -> list[str]:
+        """None of the outputs: the scores behind the first token that differs are of other texts."""
+        return []
+
+
+# What says how texts become tokens.
+ReadsTexts: TypeAlias = "ZeroShotSpec | OpenVocabularySpec"
+
 
 Tokens = npt.NDArray[np.int64]
 

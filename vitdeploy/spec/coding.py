@@ -21,9 +21,11 @@ DEEPEST = 64
 
 @dataclasses.dataclass(frozen=True)
 class Extensible:
-    """The metadata in `Annotated` of a type that other packages add to; `whole`: the type with all that they add."""
+    """The metadata in `Annotated` of a type that other packages add to; `whole`: the type with all that they add;
+    `ours`: that of this package, where it takes imports to know it."""
 
     whole: Callable[[], Any]
+    ours: Callable[[], Any] | None = None
 
 
 def encode(value: Any) -> Any:
@@ -73,9 +75,9 @@ def _decode(kind: Any, data: Any, path: str, problems: list[str]) -> Any:
     if dataclasses.is_dataclass(kind) and isinstance(kind, type):
         return _decode_dataclass(kind, data, path, problems)
     if origin is Annotated:
-        ours: list[str] = []
-        value = _decode(args[0], data, path, ours)
-        return _decode(kind.__metadata__[0].whole(), data, path, problems) if ours else value
+        extensible, misfits = kind.__metadata__[0], list[str]()
+        value = _decode(extensible.ours() if extensible.ours else args[0], data, path, misfits)
+        return _decode(extensible.whole(), data, path, problems) if misfits else value
     if origin is Literal:
         return _expect(data in args, data, path, f"one of {', '.join(map(str, args))}", problems)
     if origin in (typing.Union, types.UnionType):

@@ -42,10 +42,10 @@ from vitdeploy.progress import Progress, silent
 from vitdeploy.quantization.placement_reader import reject_quantized
 from vitdeploy.runtime import flow, preprocess
 from vitdeploy.runtime.flows import IMAGE_ENCODER, IMAGE_FEATURES, IMAGE_TOWER, PROMPT_DECODER, TEXT_TOWER
-from vitdeploy.runtime.prompts import prompt_tensors
+from vitdeploy.runtime.prompts import BOTTOM_RIGHT, EMPTY, PromptSpec, prompt_tensors
 from vitdeploy.runtime.runner import Array
-from vitdeploy.spec import OpenVocabularySpec, PromptSpec, ReadsTexts, Task, TextSpec, ZeroShotSpec, encode
-from vitdeploy.spec.tasks import BOTTOM_RIGHT, EMPTY
+from vitdeploy.runtime.tokenizer import OpenVocabularySpec, ReadsTexts, TextSpec, ZeroShotSpec
+from vitdeploy.spec import Task, encode
 from vitdeploy.stages.reference_model import ReferenceModel, find_reference_model, graph_of, is_onnx, reference_runner
 from vitdeploy.stages.step import (
     EXPORT,

@@ -20,9 +20,8 @@ from vitdeploy.models import load, memory_bank
 from vitdeploy.models.source import Source
 from vitdeploy.progress import Counter, Progress
 from vitdeploy.runtime.preprocess import normalise
-from vitdeploy.runtime.tasks.anomaly import image_score, smoothed
-from vitdeploy.spec import AnomalySpec, PreprocessSpec, encode
-from vitdeploy.spec.tasks import DISTANCES, NEIGHBOURS
+from vitdeploy.runtime.tasks.anomaly import DISTANCES, NEIGHBOURS, AnomalySpec, image_score, smoothed
+from vitdeploy.spec import PreprocessSpec, encode
 from vitdeploy.stages import reference_model, step
 
 FIT, MEMORY_FILE = "fit", "memory.npz"

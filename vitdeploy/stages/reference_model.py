@@ -24,9 +24,9 @@ from vitdeploy.models.model_folder.folder import FILE as GENERATION
 from vitdeploy.models.names import LIBRARIES, NAMES, ONNX_FILE, graph_folder
 from vitdeploy.models.source import Source
 from vitdeploy.runtime import ort, runner, values
+from vitdeploy.runtime.tasks.detection import PostprocessSpec
 from vitdeploy.spec import (
     Postprocess,
-    PostprocessSpec,
     PreprocessSpec,
     SequenceSpec,
     Task,

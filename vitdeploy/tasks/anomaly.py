@@ -11,9 +11,17 @@ from scipy.stats import rankdata
 
 from vitdeploy.data import decoding, masks
 from vitdeploy.progress import Progress
-from vitdeploy.runtime.tasks.anomaly import anomaly_map, draw_heat, heat_limits, image_score, plane_of, smoothed
-from vitdeploy.spec import AnomalySpec
-from vitdeploy.spec.tasks import ANOMALY_MAP, DISTANCES
+from vitdeploy.runtime.tasks.anomaly import (
+    ANOMALY_MAP,
+    DISTANCES,
+    AnomalySpec,
+    anomaly_map,
+    draw_heat,
+    heat_limits,
+    image_score,
+    plane_of,
+    smoothed,
+)
 from vitdeploy.tasks import adapter, images
 from vitdeploy.tasks.answers import Measure, Metric, Said
 from vitdeploy.verification import comparison, intervals, records

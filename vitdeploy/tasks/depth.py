@@ -11,8 +11,7 @@ import numpy.typing as npt
 from vitdeploy.data import annotations, decoding, folder, masks
 from vitdeploy.errors import DataError, ImageError
 from vitdeploy.runtime.preprocess import Frame
-from vitdeploy.runtime.tasks.depth import ALIKE, Depth, alike_share, depth_of, depth_picture
-from vitdeploy.spec import DepthSpec, DepthValues
+from vitdeploy.runtime.tasks.depth import ALIKE, Depth, DepthSpec, DepthValues, alike_share, depth_of, depth_picture
 from vitdeploy.tasks.adapter import Data, DataChoice, Panels, thumbnail
 from vitdeploy.tasks.answers import Measure, Metric, Said
 from vitdeploy.tasks.counted import CountedAdapter

@@ -10,8 +10,7 @@ import numpy as np
 
 from vitdeploy.data import annotations, classes, decoding, detection
 from vitdeploy.runtime import geometry, postprocess
-from vitdeploy.runtime.tasks.detection import Detections, detect
-from vitdeploy.spec import PostprocessSpec
+from vitdeploy.runtime.tasks.detection import Detections, PostprocessSpec, detect
 from vitdeploy.tasks import adapter, counted
 from vitdeploy.tasks.answers import Marks, Measure, Metric, Said
 from vitdeploy.tasks.images import FoundData, OfTask

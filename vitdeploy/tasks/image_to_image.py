@@ -14,8 +14,7 @@ from vitdeploy.data import annotations, decoding
 from vitdeploy.data.folder import Sample, scan
 from vitdeploy.errors import DataError, MissingFileError
 from vitdeploy.runtime.preprocess import SUFFIXES, decode, image_frame
-from vitdeploy.runtime.tasks.image_to_image import MOST, psnr, to_pixels
-from vitdeploy.spec import RECONSTRUCTION, ImageSpec
+from vitdeploy.runtime.tasks.image_to_image import MOST, RECONSTRUCTION, ImageSpec, psnr, to_pixels
 from vitdeploy.tasks.adapter import Data, DataChoice, ImageAdapter, Panels, thumbnail
 from vitdeploy.tasks.answers import Measure, Metric, Said
 from vitdeploy.tasks.images import FoundData

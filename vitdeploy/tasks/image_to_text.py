@@ -13,7 +13,8 @@ from vitdeploy.errors import DataError
 from vitdeploy.runtime import flows, runner, text_decoder, tokenizer
 from vitdeploy.runtime.preprocess import to_input
 from vitdeploy.runtime.tasks.image_to_text import Text, to_text
-from vitdeploy.spec import PreprocessSpec, SequenceSpec, TextSpec
+from vitdeploy.runtime.tokenizer import TextSpec
+from vitdeploy.spec import PreprocessSpec, SequenceSpec
 from vitdeploy.tasks.adapter import Calibration, Count, Data, DataChoice, Drive, ImageAdapter, thumbnail
 from vitdeploy.tasks.answers import Measure, Metric, Said
 from vitdeploy.tasks.images import FoundData

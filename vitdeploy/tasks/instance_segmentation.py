@@ -14,8 +14,7 @@ from vitdeploy.data import decoding, detection
 from vitdeploy.data.annotations import AnnotatedSet
 from vitdeploy.runtime.masks import RunLengths
 from vitdeploy.runtime.postprocess import label_of
-from vitdeploy.runtime.tasks.instance_segmentation import instance_picture, overlaps, segment_instances
-from vitdeploy.spec import InstanceSpec
+from vitdeploy.runtime.tasks.instance_segmentation import InstanceSpec, instance_picture, overlaps, segment_instances
 from vitdeploy.tasks.adapter import Data, DataChoice, Panels, thumbnail
 from vitdeploy.tasks.answers import Measure, Metric, Said
 from vitdeploy.tasks.detection import PRECISIONS, SCORE_DIFFERENCE, ObjectAdapter, listed

@@ -8,8 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from vitdeploy.data import decoding, folder, keypoints
-from vitdeploy.runtime.tasks.keypoints import in_image, locate
-from vitdeploy.spec import HEATMAPS, KeypointSpec
+from vitdeploy.runtime.tasks.keypoints import HEATMAPS, KeypointSpec, in_image, locate
 from vitdeploy.tasks.adapter import Data, DataChoice, ImageAdapter, thumbnail
 from vitdeploy.tasks.answers import Marks, Measure, Metric, Said
 from vitdeploy.tasks.images import FoundData

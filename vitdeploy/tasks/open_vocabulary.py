@@ -12,7 +12,7 @@ from vitdeploy.runtime.flow import FlowRunner
 from vitdeploy.runtime.runner import Runner
 from vitdeploy.runtime.tasks.detection import Detections
 from vitdeploy.runtime.tasks.open_vocabulary import TextsFound, head_of, within
-from vitdeploy.spec import OpenVocabularySpec
+from vitdeploy.runtime.tokenizer import OpenVocabularySpec
 from vitdeploy.tasks.adapter import Calibration, Data, DataChoice, ImageAdapter, Setting
 from vitdeploy.tasks.detection import DetectionAdapter
 from vitdeploy.tasks.images import FoundData

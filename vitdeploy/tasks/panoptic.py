@@ -11,8 +11,8 @@ from vitdeploy.data import decoding, masks
 from vitdeploy.data.classes import match_categories
 from vitdeploy.errors import DataError
 from vitdeploy.runtime.postprocess import label_of
+from vitdeploy.runtime.tasks.detection import PostprocessSpec
 from vitdeploy.runtime.tasks.panoptic import segment
-from vitdeploy.spec import PostprocessSpec
 from vitdeploy.tasks import adapter, detection, images
 from vitdeploy.tasks.answers import Measure, Metric, Said
 from vitdeploy.verification.changes import Changes, map_changes

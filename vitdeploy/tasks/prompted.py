@@ -16,12 +16,11 @@ from vitdeploy.errors import DataError, EngineError, InputError, MissingFileErro
 from vitdeploy.progress import Progress
 from vitdeploy.runtime import drawing, flow, flows
 from vitdeploy.runtime.preprocess import Frame, load_image, to_input
-from vitdeploy.runtime.prompts import POINTS, Prompt, grid_prompts, prompt_arrays, read_prompts
+from vitdeploy.runtime.prompts import IOU_SCORES, POINTS, Prompt, PromptSpec, grid_prompts, prompt_arrays, read_prompts
+from vitdeploy.runtime.prompts import MASKS as PROMPTED_MASKS
 from vitdeploy.runtime.runner import Array, Runner
 from vitdeploy.runtime.tasks.prompted import decode, embed, iou, read_masks
-from vitdeploy.spec import PreprocessSpec, PromptSpec
-from vitdeploy.spec.tasks import IOU_SCORES
-from vitdeploy.spec.tasks import MASKS as PROMPTED_MASKS
+from vitdeploy.spec import PreprocessSpec
 from vitdeploy.tasks import adapter
 from vitdeploy.tasks.answers import Measure, Metric, Said
 from vitdeploy.tasks.images import FoundData, drawn, nearest_pixels

@@ -11,8 +11,7 @@ from scipy import sparse
 from vitdeploy.data import decoding, masks
 from vitdeploy.errors import DataError
 from vitdeploy.runtime import drawing, postprocess
-from vitdeploy.runtime.tasks.segmentation import NONE, areas, classes_of
-from vitdeploy.spec import SegmentationSpec
+from vitdeploy.runtime.tasks.segmentation import NONE, SegmentationSpec, areas, classes_of
 from vitdeploy.tasks import adapter, counted
 from vitdeploy.tasks.answers import Measure, Metric, Said
 from vitdeploy.tasks.images import FoundData, OfTask, drawn

@@ -9,8 +9,7 @@ import numpy.typing as npt
 
 from vitdeploy.runtime.postprocess import cosine, equal_share, signal_to_noise
 from vitdeploy.runtime.runner import Array
-from vitdeploy.runtime.tasks.tensors import line_of
-from vitdeploy.spec import TensorsSpec
+from vitdeploy.runtime.tasks.tensors import TensorsSpec, line_of
 from vitdeploy.tasks import adapter, images
 from vitdeploy.tasks.answers import Measure, Said
 from vitdeploy.verification import comparison, records

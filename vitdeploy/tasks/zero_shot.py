@@ -22,7 +22,8 @@ from vitdeploy.runtime.postprocess import sigmoid
 from vitdeploy.runtime.preprocess import to_input
 from vitdeploy.runtime.runner import Array, Runner
 from vitdeploy.runtime.tasks import classification, zero_shot
-from vitdeploy.spec import OpenVocabularySpec, PreprocessSpec, ReadsTexts, ZeroShotSpec
+from vitdeploy.runtime.tokenizer import OpenVocabularySpec, ReadsTexts, ZeroShotSpec
+from vitdeploy.spec import PreprocessSpec
 from vitdeploy.tasks.adapter import Calibration, Count, Data, DataChoice, Drive, Setting, TaskAdapter
 from vitdeploy.tasks.answers import Said
 from vitdeploy.tasks.classification import ClassificationAdapter

@@ -18,7 +18,8 @@ from vitdeploy.publish import storage_errors, sync_folder, temporary_folder
 from vitdeploy.report.attention import MapPanel, attention_picture, picture_size
 from vitdeploy.runtime import preprocess, runner, values
 from vitdeploy.runtime.tasks import classification, detection, registry
-from vitdeploy.spec import Manifest, PostprocessSpec, PreprocessSpec
+from vitdeploy.runtime.tasks.detection import PostprocessSpec
+from vitdeploy.spec import Manifest, PreprocessSpec
 
 # How many detected objects are shown.
 OBJECTS = 3

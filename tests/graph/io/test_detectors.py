@@ -8,7 +8,7 @@ from onnx import TensorProto
 from tests.graph.builder import Builder, difference, run, values
 from vitdeploy.errors import GraphError
 from vitdeploy.graph.io.files import import_graph, serialised
-from vitdeploy.spec import PostprocessSpec
+from vitdeploy.runtime.tasks.detection import PostprocessSpec
 
 QUERIES, CLASSES, SIDE = 4, 3, 8
 

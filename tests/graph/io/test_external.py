@@ -9,16 +9,12 @@ from vitdeploy.errors import GraphError, MissingFileError
 from vitdeploy.graph.canonical.normalise import normalise
 from vitdeploy.graph.io.files import graph_spec, import_graph, serialised
 from vitdeploy.runtime.ort import OnnxRuntimeRunner
-from vitdeploy.spec import (
-    PAIRS_ASSUMED,
-    QUERIES_ASSUMED,
-    DepthSpec,
-    InstanceSpec,
-    PostprocessSpec,
-    SegmentationSpec,
-    TensorSpec,
-    TensorsSpec,
-)
+from vitdeploy.runtime.tasks.depth import DepthSpec
+from vitdeploy.runtime.tasks.detection import PostprocessSpec
+from vitdeploy.runtime.tasks.instance_segmentation import PAIRS_ASSUMED, QUERIES_ASSUMED, InstanceSpec
+from vitdeploy.runtime.tasks.segmentation import SegmentationSpec
+from vitdeploy.runtime.tasks.tensors import TensorsSpec
+from vitdeploy.spec import TensorSpec
 
 FLOAT, INT64 = TensorProto.FLOAT, TensorProto.INT64
 SHAPES = {

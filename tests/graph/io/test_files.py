@@ -26,7 +26,8 @@ from vitdeploy.graph.io.files import (
 )
 from vitdeploy.graph.values import weight_bytes
 from vitdeploy.runtime.ort import OnnxRuntimeRunner
-from vitdeploy.spec import GraphSpec, PostprocessSpec, PreprocessSpec, SequenceSpec, TensorSpec
+from vitdeploy.runtime.tasks.detection import PostprocessSpec
+from vitdeploy.spec import GraphSpec, PreprocessSpec, SequenceSpec, TensorSpec
 
 
 @pytest.fixture

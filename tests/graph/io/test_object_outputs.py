@@ -7,8 +7,9 @@ from onnx import TensorProto, helper
 
 from vitdeploy.errors import GraphError
 from vitdeploy.graph.io.files import import_graph
-from vitdeploy.spec import ImageSpec, KeypointSpec
-from vitdeploy.spec.tasks import GIVEN
+from vitdeploy.runtime.tasks.anomaly import GIVEN
+from vitdeploy.runtime.tasks.image_to_image import ImageSpec
+from vitdeploy.runtime.tasks.keypoints import KeypointSpec
 
 FLOAT = TensorProto.FLOAT
 

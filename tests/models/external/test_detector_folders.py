@@ -18,7 +18,9 @@ from vitdeploy.graph.io.files import load_graph, save_graph
 from vitdeploy.models.external.module import described
 from vitdeploy.models.load import load_model
 from vitdeploy.models.source import Source
-from vitdeploy.spec import InstanceSpec, PostprocessSpec, PreprocessSpec
+from vitdeploy.runtime.tasks.detection import PostprocessSpec
+from vitdeploy.runtime.tasks.instance_segmentation import InstanceSpec
+from vitdeploy.spec import PreprocessSpec
 from vitdeploy.stages.export import ExportConfig, export
 from vitdeploy.stages.reference_model import Overrides, find_reference_model, reference_runner
 

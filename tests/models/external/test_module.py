@@ -14,7 +14,9 @@ from vitdeploy.exporter.torch_onnx import export_graph
 from vitdeploy.graph.io.files import serialised
 from vitdeploy.models.external.module import from_module, identity_in_memory
 from vitdeploy.runtime.ort import OnnxRuntimeRunner
-from vitdeploy.spec import DepthSpec, PreprocessSpec, SegmentationSpec
+from vitdeploy.runtime.tasks.depth import DepthSpec
+from vitdeploy.runtime.tasks.segmentation import SegmentationSpec
+from vitdeploy.spec import PreprocessSpec
 
 SIZE = (32, 48)
 

@@ -11,7 +11,8 @@ from vitdeploy.errors import CheckpointError, UnknownModelError
 from vitdeploy.models.architectures.detr import DETRConfig, ResNetConfig
 from vitdeploy.models.families.detr import FAMILY, build, describe, parse, preprocess, recognise, resize
 from vitdeploy.models.family import Hints
-from vitdeploy.spec import PostprocessSpec, PreprocessSpec
+from vitdeploy.runtime.tasks.detection import PostprocessSpec
+from vitdeploy.spec import PreprocessSpec
 
 
 def refused(state, hints):

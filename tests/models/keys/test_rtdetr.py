@@ -36,7 +36,7 @@ from vitdeploy.models.family import Hints
 from vitdeploy.models.keys.rules import apply
 from vitdeploy.models.load import load_model
 from vitdeploy.models.source import Source
-from vitdeploy.spec import PostprocessSpec
+from vitdeploy.runtime.tasks.detection import PostprocessSpec
 
 NAMES = FAMILY.names
 ANSWERS = ("rtdetr_r18vd", "rtdetrv2_r18vd", "dfine_n")

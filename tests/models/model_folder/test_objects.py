@@ -13,8 +13,8 @@ from tests.references import reference
 from vitdeploy.errors import CheckpointError
 from vitdeploy.models.model_folder.folder import PROCESSOR_OF, RULES, detector_size, reading_rule
 from vitdeploy.models.model_folder.image_processor import PROCESSORS
-from vitdeploy.runtime.tasks.detection import detect
-from vitdeploy.spec import PostprocessSpec, PreprocessSpec
+from vitdeploy.runtime.tasks.detection import PostprocessSpec, detect
+from vitdeploy.spec import PreprocessSpec
 
 QUERIES, CLASSES = 150, 4
 SIZE = (640, 480)

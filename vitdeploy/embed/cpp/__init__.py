@@ -8,7 +8,12 @@ from pathlib import Path
 from vitdeploy import __version__
 from vitdeploy.embed.source import Embedded, find_embedded, refuse_fit, render, require_pixels, write_golden
 from vitdeploy.runtime.openvino import HALVES, PRECISION_HINTS
-from vitdeploy.spec import DepthSpec, ImageSpec, KeypointSpec, Postprocess, PostprocessSpec, SegmentationSpec
+from vitdeploy.runtime.tasks.depth import DepthSpec
+from vitdeploy.runtime.tasks.detection import PostprocessSpec
+from vitdeploy.runtime.tasks.image_to_image import ImageSpec
+from vitdeploy.runtime.tasks.keypoints import KeypointSpec
+from vitdeploy.runtime.tasks.segmentation import SegmentationSpec
+from vitdeploy.spec import Postprocess
 
 TARGETS = ("openvino-cpu",)
 TOP = 5

@@ -22,8 +22,8 @@ from vitdeploy.embed.source import Embedded, find_embedded, render
 from vitdeploy.errors import ManifestError
 from vitdeploy.runtime.openvino import PRECISION_HINTS
 from vitdeploy.runtime.preprocess import to_input
-from vitdeploy.runtime.tasks.registry import TASKS as ALL_TASKS
-from vitdeploy.spec import TensorSpec
+from vitdeploy.runtime.tasks.registry import flow_of
+from vitdeploy.spec import DEVICE_ROWS, TensorSpec
 
 TEMPLATES = Path(__file__).parent
 REPORT_FILE = "report.json"
@@ -31,7 +31,7 @@ MANIFEST = "inference-service.yaml"
 VERSION = "1"  # of the model, in the server's sense
 PORT = 8000
 # A server gives tensors for tensors, whatever they mean; a model of several graphs is not one of its models.
-TASKS = tuple(task for task, row in ALL_TASKS.ours.items() if row.flow is None)
+TASKS = tuple(task for task in DEVICE_ROWS if flow_of(task) is None)
 TYPES = {
     **{"bool": "TYPE_BOOL", "float16": "TYPE_FP16", "float32": "TYPE_FP32", "float64": "TYPE_FP64"},
     **{f"int{bits}": f"TYPE_INT{bits}" for bits in (8, 16, 32, 64)},

@@ -11,7 +11,7 @@ from vitdeploy.errors import GraphError
 from vitdeploy.graph.edit import Names
 from vitdeploy.graph.io.meanings import Ending
 from vitdeploy.graph.values import ancestors, array_of, operands, producer
-from vitdeploy.spec import PostprocessSpec
+from vitdeploy.runtime.tasks.detection import PostprocessSpec
 
 # --- How an output of somebody else's graph ends: in probabilities, in what only embeddings end in, or in logits ------
 

@@ -27,20 +27,17 @@ from vitdeploy.graph.io.inputs import (
 from vitdeploy.graph.io.outputs import task_of
 from vitdeploy.paths import is_file
 from vitdeploy.runtime.flows import PARTS
+from vitdeploy.runtime.tasks.depth import INVERSE_ASSUMED
+from vitdeploy.runtime.tasks.detection import PostprocessSpec
+from vitdeploy.runtime.tasks.instance_segmentation import PAIRS_ASSUMED, QUERIES_ASSUMED, InstanceSpec
 from vitdeploy.runtime.tasks.registry import flow_of
+from vitdeploy.runtime.tasks.segmentation import MASKS_ASSUMED, SegmentationSpec
 from vitdeploy.spec import (
-    INVERSE_ASSUMED,
-    MASKS_ASSUMED,
-    PAIRS_ASSUMED,
-    QUERIES_ASSUMED,
     DecodeError,
     GraphSpec,
-    InstanceSpec,
     Postprocess,
-    PostprocessSpec,
     Precision,
     PreprocessSpec,
-    SegmentationSpec,
     SequenceSpec,
     Task,
     TensorSpec,

@@ -10,22 +10,16 @@ import onnx_ir as ir
 from vitdeploy.errors import GraphError
 from vitdeploy.graph.edit import rename
 from vitdeploy.graph.io import endings, meanings
+from vitdeploy.runtime.tasks.anomaly import ANOMALY_MAP, GIVEN, PREDICTED_SCORE
+from vitdeploy.runtime.tasks.depth import DepthSpec
+from vitdeploy.runtime.tasks.detection import PostprocessSpec
+from vitdeploy.runtime.tasks.image_to_image import RECONSTRUCTION, ImageSpec
+from vitdeploy.runtime.tasks.instance_segmentation import InstanceSpec
+from vitdeploy.runtime.tasks.keypoints import HEATMAPS, KeypointSpec
+from vitdeploy.runtime.tasks.segmentation import SegmentationSpec
+from vitdeploy.runtime.tasks.tensors import TensorsSpec
 from vitdeploy.runtime.values import last_resort
-from vitdeploy.spec import (
-    HEATMAPS,
-    RECONSTRUCTION,
-    DepthSpec,
-    ImageSpec,
-    InstanceSpec,
-    KeypointSpec,
-    Postprocess,
-    PostprocessSpec,
-    SegmentationSpec,
-    Task,
-    TensorsSpec,
-    postprocess_of,
-)
-from vitdeploy.spec.tasks import ANOMALY_MAP, GIVEN, PREDICTED_SCORE
+from vitdeploy.spec import Postprocess, Task, postprocess_of
 
 # Exporters differ in what they call their outputs and in whether post-processing is part of the graph. What is known:
 #

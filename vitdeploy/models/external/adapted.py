@@ -30,8 +30,9 @@ from vitdeploy.models.external.outputs import (
     watched,
 )
 from vitdeploy.models.model_folder.folder import backbone_size, sides
+from vitdeploy.runtime.tasks.depth import INVERSE_ASSUMED
 from vitdeploy.runtime.values import last_resort
-from vitdeploy.spec import INVERSE_ASSUMED, Task, TensorSpec
+from vitdeploy.spec import Task, TensorSpec
 
 IMAGE_SIZE = (224, 224)
 SEED = 0

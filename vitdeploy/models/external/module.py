@@ -30,8 +30,9 @@ from vitdeploy.models.external.adapted import IMAGE_SIZE, SEED, adapt, size_of, 
 from vitdeploy.models.family import LoadedModel
 from vitdeploy.models.model_folder.image_processor import timm_preprocess
 from vitdeploy.models.source import last_line, where
+from vitdeploy.runtime.tasks.detection import PostprocessSpec
 from vitdeploy.runtime.values import number_of_classes
-from vitdeploy.spec import PostprocessSpec, PreprocessSpec, Task
+from vitdeploy.spec import PreprocessSpec, Task
 
 # --- A module of the user's own, with what has to be known of it ------------------------------------------------------
 # what a function returned, or one that is in memory.

@@ -13,21 +13,14 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from vitdeploy.graph.io.meanings import OUTPUTS, Ending
 from vitdeploy.models.model_folder.folder import reading_rule, sides
-from vitdeploy.spec import (
-    HEATMAPS,
-    RECONSTRUCTION,
-    DepthSpec,
-    ImageSpec,
-    InstanceSpec,
-    KeypointSpec,
-    Postprocess,
-    PostprocessSpec,
-    SegmentationSpec,
-    Task,
-    TensorSpec,
-    TensorsSpec,
-    postprocess_of,
-)
+from vitdeploy.runtime.tasks.depth import DepthSpec
+from vitdeploy.runtime.tasks.detection import PostprocessSpec
+from vitdeploy.runtime.tasks.image_to_image import RECONSTRUCTION, ImageSpec
+from vitdeploy.runtime.tasks.instance_segmentation import InstanceSpec
+from vitdeploy.runtime.tasks.keypoints import HEATMAPS, KeypointSpec
+from vitdeploy.runtime.tasks.segmentation import SegmentationSpec
+from vitdeploy.runtime.tasks.tensors import TensorsSpec
+from vitdeploy.spec import Postprocess, Task, TensorSpec, postprocess_of
 
 # --- The row of a task among those that recognise what a module returned, and what such rows share --------------------
 

@@ -18,8 +18,8 @@ from torch import Tensor, nn
 from vitdeploy.errors import CheckpointError
 from vitdeploy.models.family import Signature
 from vitdeploy.models.model_folder.folder import sides
-from vitdeploy.spec import PromptSpec, TensorSpec
-from vitdeploy.spec.tasks import EMPTY, IOU_SCORES, MASKS, NO_POINT
+from vitdeploy.runtime.prompts import EMPTY, IOU_SCORES, MASKS, NO_POINT, PromptSpec
+from vitdeploy.spec import TensorSpec
 
 # Points and corners of a prompt: they cost little next to the image's thousands of tokens.
 SLOTS = 10

@@ -21,7 +21,8 @@ from vitdeploy.models.family import LoadedModel
 from vitdeploy.models.model_folder.folder import reading_rule, timm_config
 from vitdeploy.models.model_folder.image_processor import timm_preprocess, transformers_processor
 from vitdeploy.models.source import cannot_import, last_line, library
-from vitdeploy.spec import QUERIES_ASSUMED, PreprocessSpec, Task
+from vitdeploy.runtime.tasks.instance_segmentation import QUERIES_ASSUMED
+from vitdeploy.spec import PreprocessSpec, Task
 
 # --- transformers' own module of a model folder, for architectures that are not ours ----------------------------------
 

@@ -30,7 +30,8 @@ from vitdeploy.models.family import Family, Hints, Recognised, Signature, refuse
 from vitdeploy.models.keys.rules import count_below, renamed, rules
 from vitdeploy.models.model_folder.image_processor import IMAGENET_MEAN, IMAGENET_STD
 from vitdeploy.models.names import NAMES
-from vitdeploy.spec import PostprocessSpec, PreprocessSpec, TensorSpec
+from vitdeploy.runtime.tasks.detection import PostprocessSpec
+from vitdeploy.spec import PreprocessSpec, TensorSpec
 
 RESNETS = {"resnet50": ResNetConfig(), "resnet101": ResNetConfig(depths=(3, 4, 23, 3))}
 # COCO's panoptic labels: ids up to 90 are things, higher ones stuff, 250 columns (hubconf.py of the released code).

@@ -11,7 +11,8 @@ from vitdeploy.errors import CapabilityError, CheckpointError
 from vitdeploy.models.checkpoints.mismatch import listed, patterns
 from vitdeploy.models.family import Signature, refuse_few_tokens
 from vitdeploy.models.source import cannot_import, last_line, library
-from vitdeploy.spec import PostprocessSpec, TensorSpec
+from vitdeploy.runtime.tasks.detection import PostprocessSpec
+from vitdeploy.spec import TensorSpec
 
 Kind: TypeAlias = Literal["rt_detr", "rt_detr_v2", "d_fine", "rf_detr"]
 # The classes of transformers, and a module that they have under the names of today, and not under earlier ones.

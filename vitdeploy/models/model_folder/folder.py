@@ -13,7 +13,8 @@ from vitdeploy.models.checkpoints.mismatch import listed, refuse_folder
 from vitdeploy.models.json_file import INDEX, any_json, files_of, read_json
 from vitdeploy.models.model_folder.image_processor import fixed_size, processor_name, short_side
 from vitdeploy.paths import is_file
-from vitdeploy.spec import BeamSpec, PostprocessSpec, SequenceSpec
+from vitdeploy.runtime.tasks.detection import PostprocessSpec
+from vitdeploy.spec import BeamSpec, SequenceSpec
 
 # --- A model's folder: config.json and weights, as timm and transformers save them ------------------------------------
 

@@ -11,8 +11,8 @@ import numpy as np
 
 from vitdeploy.errors import CheckpointError, python_command
 from vitdeploy.models.json_file import read_json
-from vitdeploy.runtime.tokenizer import TextTokenizer, TextWriter, cleaned
-from vitdeploy.spec import ReadsTexts, SequenceSpec, TextSpec
+from vitdeploy.runtime.tokenizer import ReadsTexts, TextSpec, TextTokenizer, TextWriter, cleaned
+from vitdeploy.spec import SequenceSpec
 
 # --- What a model folder says of its tokenizer, as far as `tokenizer.json` alone does not -----------------------------
 

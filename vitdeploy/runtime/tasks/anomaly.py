@@ -7,8 +7,9 @@ section 3.3 and equation 7 for the score, section 4.2 for the map.
 from __future__ import annotations
 
 import functools
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -16,11 +17,46 @@ import numpy.typing as npt
 from vitdeploy.runtime import drawing, masks, upsample
 from vitdeploy.runtime.postprocess import softmax
 from vitdeploy.runtime.tasks.task import DeviceTask, Files, OutputReading, Outputs
-from vitdeploy.spec import AnomalySpec, PreprocessSpec
-from vitdeploy.spec.tasks import ANOMALY_MAP, DISTANCES, NEIGHBOURS, PREDICTED_SCORE
+from vitdeploy.spec import OutputSpec, PreprocessSpec, within
 
 if TYPE_CHECKING:
     from PIL import Image
+
+DISTANCES, NEIGHBOURS = "distances", "neighbours"
+# The names that anomalib gives its outputs.
+ANOMALY_MAP, PREDICTED_SCORE = "anomaly_map", "pred_score"
+
+
+@dataclass(frozen=True)
+class AnomalySpec(OutputSpec):
+    """From a model's outputs to the anomaly score of an image and of every pixel.
+
+    Of a memory bank: "distances" [height, width] of the patches to normal ones, and "neighbours" [b], the distances of
+    the patch with the largest one to the entry nearest to it (first) and to those around that entry (PatchCore, arXiv
+    2106.08265, equation 7). Of other models: "anomaly_map" [1, height, width] and "pred_score" [], map and score.
+
+    `threshold`: an image whose score is above it is anomalous; `pixel_threshold`: the same of a pixel. `sigma`: of the
+    Gaussian that smooths the map, in pixels of the model's input (section 4.2 of the paper); 0 smooths nothing.
+    """
+
+    threshold: float
+    pixel_threshold: float
+    sigma: float = field(default=4.0, metadata=within(ge=0))
+    in_recipes: ClassVar[tuple[str, ...] | None] = ()
+
+    def __post_init__(self) -> None:
+        if self.sigma < 0:
+            raise ValueError(f"sigma {self.sigma:g}: wanted 0 or more pixels")
+
+    def comparable(self, outputs: Iterable[str]) -> list[str]:
+        """Of these outputs those that can be compared number by number: all but the neighbours, which are those of one
+        patch, and another patch's where two are about as far."""
+        return [name for name in outputs if name != NEIGHBOURS]
+
+
+# What anomalib's exported graphs mean: their scores are scaled so that its own threshold is at 0.5.
+GIVEN = AnomalySpec(threshold=0.5, pixel_threshold=0.5, sigma=0.0)
+
 
 Array = npt.NDArray[Any]
 
@@ -192,4 +228,4 @@ def _draw(image: Image.Image, result: Anomaly) -> Files:
     return {".png": masks.png_bytes(drawn), ".npy": drawing.npy_bytes(result.map)}
 
 
-ANOMALY = DeviceTask(_answer, _same, draw=_draw)
+ANOMALY = DeviceTask(_answer, _same, draw=_draw, postprocess=AnomalySpec)

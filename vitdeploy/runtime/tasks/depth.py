@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -12,10 +12,31 @@ import numpy.typing as npt
 from vitdeploy.runtime import drawing, masks
 from vitdeploy.runtime.tasks.task import DeviceTask, Files, OutputReading, Outputs
 from vitdeploy.runtime.upsample import bands, bicubic
-from vitdeploy.spec import DepthSpec, DepthValues, PreprocessSpec
+from vitdeploy.spec import OutputSpec, PreprocessSpec, within
 
 if TYPE_CHECKING:
     from PIL import Image
+
+DepthValues = Literal["inverse", "metric"]
+DepthResize = Literal["bilinear", "bicubic"]
+# What is said where a graph or a module does not say it.
+INVERSE_ASSUMED = "the depth is taken for relative inverse depth (postprocess: {values: metric} says otherwise)"
+
+
+@dataclass(frozen=True)
+class DepthSpec(OutputSpec):
+    """From "depth" [height, width] of a model to a value for every pixel of the image.
+
+    `values` "inverse": disparity, larger is nearer, known up to a scale and a shift (arXiv 1907.01341); "metric":
+    metres. `resize`: how the library's own post-processing enlarges it, without antialiasing. `max_depth`: the largest
+    depth that the model can say, in metres; None where it says none.
+    """
+
+    values: DepthValues = "inverse"
+    resize: DepthResize = "bicubic"
+    max_depth: float | None = field(default=None, metadata=within(gt=0))
+    in_recipes: ClassVar[tuple[str, ...] | None] = ()
+
 
 Array = npt.NDArray[Any]
 
@@ -142,4 +163,4 @@ def _draw(image: Image.Image, result: Depth) -> Files:
     }
 
 
-DEPTH = DeviceTask(_answer, _same, draw=_draw)
+DEPTH = DeviceTask(_answer, _same, draw=_draw, postprocess=DepthSpec)

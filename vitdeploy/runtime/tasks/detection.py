@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -12,10 +12,47 @@ import numpy.typing as npt
 from vitdeploy.runtime import drawing, geometry, masks
 from vitdeploy.runtime.postprocess import label_of, shortened, sigmoid, softmax
 from vitdeploy.runtime.tasks.task import DeviceTask, Files, OutputReading, Outputs
-from vitdeploy.spec import PostprocessSpec, PreprocessSpec
+from vitdeploy.spec import SHARE, SPARSE, OutputSpec, PreprocessSpec, TensorSpec, last_axis, within
 
 if TYPE_CHECKING:
     from PIL import Image
+
+Scores = Literal["softmax", "sigmoid", "given"]
+Boxes = Literal["cxcywh", "xyxy"]
+
+
+@dataclass(frozen=True)
+class PostprocessSpec(OutputSpec):
+    """From the outputs of a detector to objects: what its tensors mean.
+
+    `scores` "softmax": "logits" [queries, classes + 1], whose last column is "no object"; "sigmoid": "logits"
+    [queries, classes], independent; "given": the graph itself gives "scores" and "labels" [queries].
+    `boxes`: how "boxes" [queries, 4] is written, relative to the model's input: 0..1 in x and in y.
+    `threshold`: the score from which an object is shown. `top_k`, of "sigmoid": how many pairs of query and class are
+    candidates, the best ones; None for as many as there are queries. Panoptic: `things` are the classes with instances
+    (all others are stuff), `mask_threshold` and `overlap` as in DETR's panoptic post-processing (arXiv 2005.12872,
+    section 4.4).
+    """
+
+    scores: Scores = "softmax"
+    boxes: Boxes = "cxcywh"
+    threshold: float = field(default=0.5, metadata=SHARE)
+    things: tuple[int, ...] = field(default=(), metadata=within(ge=0))
+    mask_threshold: float = field(default=0.5, metadata=SHARE)
+    overlap: float = field(default=0.8, metadata=SHARE)
+    top_k: int | None = field(default=None, metadata={**SPARSE, **within(gt=0)})
+    in_recipes: ClassVar[tuple[str, ...] | None] = ()
+
+    def comparable(self, outputs: Iterable[str]) -> list[str]:
+        """Of these outputs those that can be compared number by number. Where the graph itself ranks what it finds, two
+        objects of nearly equal scores may change places, with their labels and boxes: only the scores are."""
+        return [name for name in outputs if self.scores != "given" or name == "scores"]
+
+    def number_of_classes(self, outputs: Iterable[TensorSpec]) -> int | None:
+        """How many classes "logits" are of, without "no object"; None if the outputs do not say."""
+        count = last_axis(outputs, "logits")
+        return count - 1 if count is not None and self.scores == "softmax" else count
+
 
 Array = npt.NDArray[Any]
 
@@ -165,4 +202,4 @@ def draw_boxes(image: Image.Image, result: Detections) -> Files:
     return {".png": masks.png_bytes(drawn)}
 
 
-DETECTION = DeviceTask(_answer, _same, draw=draw_boxes)
+DETECTION = DeviceTask(_answer, _same, draw=draw_boxes, postprocess=PostprocessSpec)

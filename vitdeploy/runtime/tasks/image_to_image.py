@@ -4,17 +4,34 @@ from __future__ import annotations
 
 import base64
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
 
 from vitdeploy.runtime.masks import png_bytes
 from vitdeploy.runtime.tasks.task import DeviceTask, Files, OutputReading, Outputs
-from vitdeploy.spec import RECONSTRUCTION, ImageSpec
+from vitdeploy.spec import OutputSpec
 
 if TYPE_CHECKING:
     from PIL import Image
+
+RECONSTRUCTION = "reconstruction"
+
+
+@dataclass(frozen=True)
+class ImageSpec(OutputSpec):
+    """From "reconstruction" [channels, height, width] to a picture of 8 bits: the value that is black, and the one that
+    is white; what is beyond them is clipped."""
+
+    black: float = 0.0
+    white: float = 1.0
+    in_recipes: ClassVar[tuple[str, ...] | None] = ()
+
+    def __post_init__(self) -> None:
+        if not self.black < self.white:
+            raise ValueError(f"black {self.black} and white {self.white}: wanted white above black")
+
 
 # Two models agree on a sample if their pictures are at least this near, in decibels of PSNR: a wrong one is far off.
 NEAR = 25.0
@@ -78,4 +95,4 @@ def _draw(image: Image.Image, result: Picture) -> Files:
     return {".png": png_bytes(result.image)}
 
 
-IMAGE_TO_IMAGE = DeviceTask(_answer, _same, draw=_draw)
+IMAGE_TO_IMAGE = DeviceTask(_answer, _same, draw=_draw, postprocess=ImageSpec)

@@ -62,7 +62,11 @@ def _same(ours: Outputs, theirs: Outputs, reading: OutputReading) -> bool:
 
 
 IMAGE_TO_TEXT = DeviceTask(
-    _answer, _same, predictor="vitdeploy.runtime.predictors:TextPredictor", flow=flows.ENCODER_DECODER
+    _answer,
+    _same,
+    predictor="vitdeploy.runtime.predictors:TextPredictor",
+    flow=flows.ENCODER_DECODER,
+    postprocess=tokenizer.TextSpec,
 )
 # Tokens in, tokens out: `sequence_predictor` answers.
 SEQUENCE = DeviceTask(_answer, _same, takes="tokens", flow=flows.ENCODER_DECODER)

@@ -2,19 +2,48 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
 import numpy.typing as npt
 
 from vitdeploy.runtime import drawing, geometry, masks, postprocess, topdown
 from vitdeploy.runtime.tasks.task import DeviceTask, Files, OutputReading, Outputs
-from vitdeploy.spec import HEATMAPS, KeypointSpec, PreprocessSpec
+from vitdeploy.spec import OutputSpec, PreprocessSpec, TensorSpec, within
 
 if TYPE_CHECKING:
     from PIL import Image
+
+HEATMAPS = "heatmaps"
+Decoding = Literal["dark", "argmax"]
+
+
+@dataclass(frozen=True)
+class KeypointSpec(OutputSpec):
+    """From "heatmaps" [points, height, width] to points.
+
+    `decoding` "argmax": the largest value of a map; "dark": moved from there to the peak of the parabola through the
+    logarithm of the map, which a Gaussian of `kernel` pixels smooths first (DARK, arXiv 1910.06278, equations 7 to 9).
+    `threshold`: the score from which a point is shown. `skeleton`: the pairs of points that a line joins in drawings.
+    """
+
+    decoding: Decoding = "dark"
+    kernel: int = field(default=11, metadata=within(ge=1))
+    threshold: float = 0.3
+    skeleton: tuple[tuple[int, int], ...] = field(default=(), metadata=within(ge=0))
+    in_recipes: ClassVar[tuple[str, ...] | None] = ("decoding",)
+
+    def __post_init__(self) -> None:
+        if self.kernel < 1 or self.kernel % 2 == 0:
+            raise ValueError(f"kernel {self.kernel}: wanted an odd number of pixels")
+
+    def number_of_classes(self, outputs: Iterable[TensorSpec]) -> int | None:
+        """How many points there are, which is what labels name; None if the outputs do not say."""
+        size = next((tensor.shape[1] for tensor in outputs if tensor.name == HEATMAPS), None)
+        return size if isinstance(size, int) else None
+
 
 Array = npt.NDArray[Any]
 
@@ -173,4 +202,4 @@ def _draw(image: Image.Image, result: Keypoints | Sequence[Keypoints]) -> Files:
     }
 
 
-KEYPOINTS = DeviceTask(_answer, _same, draw=_draw)
+KEYPOINTS = DeviceTask(_answer, _same, draw=_draw, postprocess=KeypointSpec)

@@ -13,7 +13,9 @@ import numpy as np
 from vitdeploy.runtime import flows, runner
 from vitdeploy.runtime.postprocess import sigmoid
 from vitdeploy.runtime.tasks import detection, task, zero_shot
-from vitdeploy.spec import OpenVocabularySpec, PostprocessSpec, PreprocessSpec, TensorSpec
+from vitdeploy.runtime.tasks.detection import PostprocessSpec
+from vitdeploy.runtime.tokenizer import OpenVocabularySpec
+from vitdeploy.spec import PreprocessSpec, TensorSpec
 
 CLASS_FEATURES, SHIFT, SCALE, BOXES = "class_features", "shift", "scale", "boxes"
 OF_IMAGES = (CLASS_FEATURES, SHIFT, SCALE, BOXES)
@@ -91,4 +93,5 @@ OPEN_VOCABULARY = task.DeviceTask(
     "vitdeploy.runtime.predictors:OpenVocabularyPredictor",
     "texts",
     flows.TOWERS,
+    OpenVocabularySpec,
 )

@@ -12,8 +12,9 @@ import numpy.typing as npt
 from vitdeploy.runtime import drawing, upsample
 from vitdeploy.runtime.masks import png_bytes
 from vitdeploy.runtime.postprocess import label_of, shortened, sigmoid, softmax
+from vitdeploy.runtime.tasks.detection import PostprocessSpec
 from vitdeploy.runtime.tasks.task import DeviceTask, Files, OutputReading, Outputs
-from vitdeploy.spec import PostprocessSpec, PreprocessSpec
+from vitdeploy.spec import PreprocessSpec
 
 if TYPE_CHECKING:
     from PIL import Image
@@ -146,4 +147,4 @@ def _draw(image: Image.Image, result: Panoptic) -> Files:
     return {".png": png_bytes(drawn)}
 
 
-PANOPTIC = DeviceTask(_answer, _same, draw=_draw)
+PANOPTIC = DeviceTask(_answer, _same, draw=_draw, postprocess=PostprocessSpec)

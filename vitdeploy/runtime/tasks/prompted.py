@@ -17,11 +17,10 @@ from vitdeploy.errors import InputError, ManifestError
 from vitdeploy.runtime import drawing, flow, flows, upsample
 from vitdeploy.runtime.masks import RunLengths, png_bytes
 from vitdeploy.runtime.preprocess import resized_size
-from vitdeploy.runtime.prompts import LABELS, POINTS, Prompt
+from vitdeploy.runtime.prompts import INSIDE, IOU_SCORES, LABELS, MASKS, POINTS, Prompt, PromptSpec
 from vitdeploy.runtime.runner import Array, Runner
 from vitdeploy.runtime.tasks.task import DeviceTask, Files, OutputReading, Outputs
-from vitdeploy.spec import Postprocess, PreprocessSpec, PromptSpec, TensorSpec
-from vitdeploy.spec.tasks import INSIDE, IOU_SCORES, MASKS
+from vitdeploy.spec import Postprocess, PreprocessSpec, TensorSpec
 
 if TYPE_CHECKING:
     from PIL import Image, ImageDraw
@@ -359,4 +358,5 @@ PROMPTED = DeviceTask(
     "vitdeploy.runtime.predictors:PromptedPredictor",
     "prompts",
     flows.PROMPTED_GRAPHS,
+    PromptSpec,
 )

@@ -9,48 +9,11 @@ from vitdeploy.errors import ManifestError
 from vitdeploy.extensions import RowTable
 from vitdeploy.runtime.flows import FlowRow
 from vitdeploy.runtime.runner import Array, Runner
-from vitdeploy.runtime.tasks.anomaly import ANOMALY
-from vitdeploy.runtime.tasks.classification import CLASSIFICATION
-from vitdeploy.runtime.tasks.depth import DEPTH
-from vitdeploy.runtime.tasks.detection import DETECTION
-from vitdeploy.runtime.tasks.features import FEATURES
-from vitdeploy.runtime.tasks.image_to_image import IMAGE_TO_IMAGE
-from vitdeploy.runtime.tasks.image_to_text import IMAGE_TO_TEXT, SEQUENCE
-from vitdeploy.runtime.tasks.instance_segmentation import INSTANCES
-from vitdeploy.runtime.tasks.keypoints import KEYPOINTS
-from vitdeploy.runtime.tasks.open_vocabulary import OPEN_VOCABULARY
-from vitdeploy.runtime.tasks.panoptic import PANOPTIC
-from vitdeploy.runtime.tasks.prompted import PROMPTED
-from vitdeploy.runtime.tasks.segmentation import SEGMENTATION
 from vitdeploy.runtime.tasks.task import DeviceTask, OutputReading, Outputs, Result
-from vitdeploy.runtime.tasks.tensors import TENSORS
-from vitdeploy.runtime.tasks.zero_shot import ZERO_SHOT
 from vitdeploy.spec import Postprocess, PreprocessSpec, Task
-from vitdeploy.spec.tasks import TASKS_GROUP
+from vitdeploy.spec.tasks import DEVICE_ROWS, TASKS_GROUP
 
-# A row per task.
-TASKS: RowTable[DeviceTask] = RowTable(
-    TASKS_GROUP,
-    DeviceTask,
-    {
-        "classification": CLASSIFICATION,
-        "features": FEATURES,
-        "detection": DETECTION,
-        "panoptic": PANOPTIC,
-        "segmentation": SEGMENTATION,
-        "instance-segmentation": INSTANCES,
-        "depth": DEPTH,
-        "anomaly": ANOMALY,
-        "zero-shot": ZERO_SHOT,
-        "open-vocabulary-detection": OPEN_VOCABULARY,
-        "tensors": TENSORS,
-        "keypoints": KEYPOINTS,
-        "image-to-image": IMAGE_TO_IMAGE,
-        "promptable-segmentation": PROMPTED,
-        "image-to-text": IMAGE_TO_TEXT,
-        "sequence": SEQUENCE,
-    },
-)
+TASKS: RowTable[DeviceTask] = RowTable(TASKS_GROUP, DeviceTask, DEVICE_ROWS)
 
 
 def flow_of(task: str) -> FlowRow | None:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import base64
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -14,10 +14,45 @@ from vitdeploy.runtime import drawing, upsample
 from vitdeploy.runtime.masks import png_bytes
 from vitdeploy.runtime.postprocess import label_of, shortened, sigmoid, softmax
 from vitdeploy.runtime.tasks.task import DeviceTask, Files, OutputReading, Outputs
-from vitdeploy.spec import PreprocessSpec, SegmentationSpec
+from vitdeploy.spec import OutputSpec, PreprocessSpec, TensorSpec, within
 
 if TYPE_CHECKING:
     from PIL import Image
+
+# Segmentation: "logits" of every pixel, or masks of queries and the classes of these.
+SegmentationMaps = Literal["logits", "queries"]
+MASKS_ASSUMED = (
+    "masks are not enlarged before their sigmoid, as Mask2Former's are to 384x384 (postprocess: {mask_size: ...})"
+)
+
+
+@dataclass(frozen=True)
+class SegmentationSpec(OutputSpec):
+    """From the outputs of a semantic segmentation model to the class of every pixel.
+
+    `maps` "logits": "logits" [classes, height, width]. "queries": "class_logits" [queries, classes + 1], whose last
+    column is "no object", and "masks" [queries, height, width], logits; the score of a class at a pixel is the sum over
+    the queries of softmax times sigmoid (arXiv 2107.06278, section 3.4). `mask_size`: (height, width) to which the
+    masks are enlarged before their sigmoid; None leaves them as they are.
+
+    Of labelled maps: the value `ignore` has no class; with `reduce_labels` 0 has none either, and 1 is class 0.
+    """
+
+    maps: SegmentationMaps = "logits"
+    mask_size: tuple[int, int] | None = field(default=None, metadata=within(ge=1))
+    ignore: int = field(default=255, metadata=within(ge=0, le=65535))
+    reduce_labels: bool = False
+    in_recipes: ClassVar[tuple[str, ...] | None] = ()
+
+    def number_of_classes(self, outputs: Iterable[TensorSpec]) -> int | None:
+        """How many classes there are, without "no object"; None if the outputs do not say."""
+        shapes = {tensor.name: tensor.shape for tensor in outputs}
+        if self.maps == "queries":
+            size = shapes["class_logits"][-1] if "class_logits" in shapes else None
+            return size - 1 if isinstance(size, int) else None
+        size = shapes["logits"][-3] if len(shapes.get("logits", ())) >= 3 else None
+        return size if isinstance(size, int) else None
+
 
 Array = npt.NDArray[Any]
 
@@ -133,4 +168,4 @@ def _draw(image: Image.Image, result: Segmentation) -> Files:
     return {".png": png_bytes(drawn), ".classes.png": result.png()}
 
 
-SEGMENTATION = DeviceTask(_answer, _same, draw=_draw)
+SEGMENTATION = DeviceTask(_answer, _same, draw=_draw, postprocess=SegmentationSpec)

@@ -67,8 +67,7 @@ class DeviceTask:
     predictor: "module:class" of the predictor of its bundles, imported at first use.
     takes: what a request brings besides images, or in their place.
     flow: the graphs of its models; None of a task with one graph.
-    postprocess: what the outputs mean, of a task of another package: a frozen dataclass, some field of which no other
-        task has (`spec.tasks.POSTPROCESS` has those of ours); None where that goes without saying.
+    postprocess: what the outputs mean; None where that goes without saying.
     """
 
     answer: Callable[[Outputs, OutputReading], Result]

@@ -1,6 +1,6 @@
 """Outputs of no task that vitdeploy knows: numbers with their names, and how far two of them lie apart."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -8,7 +8,20 @@ import numpy as np
 
 from vitdeploy.runtime import postprocess, runner
 from vitdeploy.runtime.tasks.task import COSINE, DeviceTask, OutputReading, Outputs
-from vitdeploy.spec import TensorsSpec
+from vitdeploy.spec import OutputSpec
+
+
+@dataclass(frozen=True)
+class TensorsSpec(OutputSpec):
+    """Outputs of no task. `exact` are those that are no floats (indices, counts, masks of booleans): they are equal or
+    not, and have no distance."""
+
+    exact: tuple[str, ...] = ()
+
+    def comparable(self, outputs: Iterable[str]) -> list[str]:
+        """Of these outputs those that can be compared number by number."""
+        return [name for name in outputs if name not in self.exact]
+
 
 # Numbers of one output that `to_dict` has whole; of more it has what describes them.
 WHOLE = 1024
@@ -64,4 +77,4 @@ def _same(ours: Outputs, theirs: Outputs, reading: OutputReading) -> bool:
     return alike and all(postprocess.equal_share(ours[name], theirs[name]) >= EQUAL_SHARE for name in exact)
 
 
-TENSORS = DeviceTask(_answer, _same)
+TENSORS = DeviceTask(_answer, _same, postprocess=TensorsSpec)

@@ -15,7 +15,8 @@ from vitdeploy.runtime.postprocess import best_classes, sigmoid, softmax
 from vitdeploy.runtime.runner import Array, Runner
 from vitdeploy.runtime.tasks.classification import ClassScore, Ranking
 from vitdeploy.runtime.tasks.task import DeviceTask, OutputReading, Outputs, Result
-from vitdeploy.spec import OpenVocabularySpec, Postprocess, ReadsTexts, TensorSpec, ZeroShotSpec
+from vitdeploy.runtime.tokenizer import OpenVocabularySpec, ReadsTexts, ZeroShotSpec
+from vitdeploy.spec import Postprocess, TensorSpec
 
 
 @dataclass(frozen=True)
@@ -146,4 +147,5 @@ ZERO_SHOT = DeviceTask(
     predictor="vitdeploy.runtime.predictors:ZeroShotPredictor",
     takes="texts",
     flow=flows.TOWERS,
+    postprocess=ZeroShotSpec,
 )
