@@ -82,7 +82,8 @@ class Labelled(Options):
         None, "Where labels come from. Default: class folders, or what tars, tables and lists bring."
     )
     annotations: Path | None = option(
-        None, "YOLO's folder, COCO's JSON file, the folder of maps, or the JSON list of texts or prompts."
+        None,
+        "YOLO's folder, COCO's JSON file, the folder of maps, the JSON list of texts or prompts, or a table.",
     )
 
 

@@ -32,7 +32,7 @@ DEVICE_ROWS: Mapping[str, str] = {
 TASKS_GROUP = "vitdeploy.runtime.tasks"
 # Where the labels of images come from: `data/` says what each is.
 LabelKind = Literal[
-    "folders", "none", "yolo", "coco", "panoptic", "masks", "depth", "targets", "prompts", "texts", "mvtec"
+    "folders", "none", "yolo", "coco", "panoptic", "masks", "depth", "targets", "prompts", "texts", "mvtec", "columns"
 ]
 
 

@@ -47,6 +47,7 @@ PLACES = {
     "targets": "the folder of target pictures, by the names of the images",
     "prompts": "the JSON file of prompts, beside the folder masks",
     "texts": "the JSON list of file_name and text",
+    "columns": "the CSV, TSV or Parquet file with a row per image",
 }
 
 

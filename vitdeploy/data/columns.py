@@ -1,0 +1,240 @@
+"""Labels in the columns of a table: a CSV, TSV or Parquet file with one row per image.
+
+image,age,quality               one column names the images, all others are labels
+a.png,31,0.8
+train/b.png,27,0.4              by path below the folder of images, by file name, or by file name without its suffix
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from vitdeploy.data.annotations import AnnotatedSet, folder_images, located, nothing_annotated
+from vitdeploy.data.containers.listing import require_pyarrow, whole
+from vitdeploy.data.folder import Sample
+from vitdeploy.data.label_file import Repairs
+from vitdeploy.errors import DataError, MissingFileError
+from vitdeploy.extensions import lazy
+from vitdeploy.limits import bounded
+from vitdeploy.paths import is_file, name_bytes
+
+if TYPE_CHECKING:
+    import pyarrow.parquet as parquet
+else:
+    parquet = lazy("pyarrow.parquet")
+
+# A cell: a text of a CSV file; of a Parquet file also a number, a boolean or a list. None where it is empty.
+Cell: TypeAlias = Any
+# Usual names of the column that names the images, the surest first.
+IMAGE_COLUMNS = (
+    *("image", "file_name", "filename", "file", "path", "image_path", "filepath", "image_id", "img"),
+    *("name", "id", "index"),
+)
+EXAMPLE = "a CSV, TSV or Parquet file with a column `image` and a column for each label"
+MAX_BYTES = 1 << 30
+_DELIMITERS = (",", ";", "\t")
+_FLAGS = {"1": True, "1.0": True, "true": True, "0": False, "0.0": False, "false": False}
+
+
+@dataclass(frozen=True)
+class Row:
+    """The labels of one image: a cell for each column but that of the images. `line`: where messages find it."""
+
+    cells: Mapping[str, Cell]
+    line: str
+
+    def content(self) -> bytes:
+        """Bytes that differ where two rows differ."""
+        return name_bytes(repr(list(self.cells.items())))
+
+    def number(self, column: str) -> float | None:
+        """The number in a column; None where the cell is empty.
+
+        Raises:
+            DataError: a text, NaN or infinity.
+        """
+        cell = self.cells[column]
+        if cell is None:
+            return None
+        try:
+            value = float(cell)
+        except (TypeError, ValueError):
+            value = math.nan
+        if not math.isfinite(value):
+            comma = isinstance(cell, str) and cell.count(",") == 1
+            raise DataError(
+                f"{self.line}: the column {column!r} has no number",
+                found=repr(cell)[:60],
+                wanted="a finite number",
+                fix="write a decimal point, not a comma" if comma else "correct the cell, or leave the row out",
+            )
+        return value
+
+    def flag(self, column: str) -> bool | None:
+        """The yes or no in a column: 1 and 0, or true and false; None where the cell is empty.
+
+        Raises:
+            DataError: anything else.
+        """
+        cell = self.cells[column]
+        if cell is None:
+            return None
+        flag = _FLAGS.get(str(cell).strip().lower())
+        if flag is None:
+            raise DataError(
+                f"{self.line}: the column {column!r} has no yes or no",
+                found=repr(cell)[:60],
+                wanted="0 or 1, or true or false",
+                fix="correct the cell, or leave the row out",
+            )
+        return flag
+
+
+RowSet: TypeAlias = AnnotatedSet[Row]
+
+
+def read_columns(images: Path, file: Path) -> RowSet:
+    """The images below `images` that a table has a row for, with their rows. A row for an image that is not there is
+    left out; a note says how many.
+
+    Raises:
+        MissingFileError: no such folder or file.
+        MissingPackageError: a Parquet file, and no pyarrow.
+        DataError: no table; no column, or several, that name images of the folder; an image with two different rows.
+    """
+    table, paths, repairs = read_table(file), folder_images(images), Repairs()
+    column, places = _image_column(table, images, paths, file, repairs)
+    rows: dict[Path, Row] = {}
+    missing = list[str]()
+    for number, name in enumerate(table[column]):
+        path = places.get(str(name))
+        row = Row({key: cells[number] for key, cells in table.items() if key != column}, f"{file}, row {number + 1}")
+        if path is None:
+            missing.append(str(name))
+            continue
+        if (first := rows.setdefault(path, row)) is not row:
+            if first.cells != row.cells:
+                raise DataError(
+                    f"{file} has two different rows for one image",
+                    found=f"{path.name}: {first.line.rpartition(', ')[2]} and row {number + 1}",
+                    wanted="one row per image",
+                    fix="remove the wrong row",
+                )
+            repairs.add("repeated rows, counted once", path.name)
+    if missing:
+        repairs.add("rows of images that are not in the folder, left out", missing[0], len(missing))
+    annotations = {path: rows[path] for path in sorted(rows)}
+    samples = tuple(Sample(path, None) for path in annotations)
+    unannotated = len(set(paths.values())) - len(annotations)
+    return AnnotatedSet(images, samples, annotations, (), unannotated, repairs.notes)
+
+
+def read_table(file: Path) -> dict[str, list[Cell]]:
+    """The columns of a table by name, in their order, all of one length above 0. White space around a cell of a CSV
+    file does not count, and an empty cell is None.
+
+    Raises: as `read_columns`.
+    """
+    if not is_file(file):
+        raise MissingFileError(f"no table of labels at {file}", wanted=EXAMPLE, fix="check the path of --annotations")
+    if (size := file.stat().st_size) > MAX_BYTES:
+        raise DataError(f"{file} is too large for a table of labels", found=f"{size >> 20} MiB", wanted="at most 1 GiB")
+    suffix = file.suffix.lower()
+    if suffix not in (".csv", ".tsv", ".txt", ".parquet"):
+        raise DataError(f"{file} is no table of labels", found=f"the suffix {suffix!r}", wanted=EXAMPLE)
+    with bounded(f"read {file.name}", size):
+        table = _parquet(file) if suffix == ".parquet" else _csv(file)
+    if not table or not next(iter(table.values())):
+        raise DataError(f"{file} has no rows", found=", ".join(table) or "an empty file", wanted=EXAMPLE)
+    return table
+
+
+def _parquet(file: Path) -> dict[str, list[Cell]]:
+    require_pyarrow()
+    with whole(file):
+        table = parquet.read_table(file)
+    _once(file, table.column_names)
+    return {name: [_cell(value) for value in table.column(name).to_pylist()] for name in table.column_names}
+
+
+def _csv(file: Path) -> dict[str, list[Cell]]:
+    try:
+        text = file.read_bytes().decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise DataError(f"{file} is not UTF-8", found=str(error)[:100], fix="save it as UTF-8") from None
+    head = text.partition("\n")[0]
+    delimiter = max(_DELIMITERS, key=head.count)
+    try:
+        header, *lines = [row for row in csv.reader(io.StringIO(text), delimiter=delimiter, strict=True) if row] or [[]]
+    except csv.Error as error:
+        raise DataError(f"{file} is no CSV file", found=str(error), wanted=EXAMPLE) from None
+    header = [name.strip() for name in header]
+    for number, row in enumerate(lines, 1):
+        if len(row) != len(header):
+            raise DataError(
+                f"{file}, row {number} does not fit its header",
+                found=f"{len(row)} cells: {delimiter.join(row)[:60]!r}",
+                wanted=f"{len(header)}: {', '.join(header)[:100]}",
+                fix="quote cells that contain the delimiter",
+            )
+    # The index that pandas writes has no name: row numbers say nothing, and anything else may name the images.
+    if header and not header[0] and [row[0] for row in lines] != [str(number) for number in range(len(lines))]:
+        header[0] = "index"
+    _once(file, [name for name in header if name])
+    return {name: [_cell(row[place]) for row in lines] for place, name in enumerate(header) if name}
+
+
+def _cell(value: Cell) -> Cell:
+    if isinstance(value, str):
+        return value.strip() or None
+    return None if isinstance(value, float) and math.isnan(value) else value
+
+
+def _once(file: Path, names: Sequence[str]) -> None:
+    repeated = [name for name, count in Counter(names).items() if count > 1]
+    if repeated:
+        raise DataError(f"{file} has a column twice", found=", ".join(repeated), wanted="each name once")
+
+
+def _image_column(
+    table: Mapping[str, Sequence[Cell]], images: Path, paths: Mapping[str, Path], file: Path, repairs: Repairs
+) -> tuple[str, dict[str, Path]]:
+    """The column that names the images, and the image of each of its cells."""
+    places = {column: _located(cells, images, paths) for column, cells in table.items()}
+    candidates = [column for column in table if places[column]]
+    usual = [name for name in IMAGE_COLUMNS for column in candidates if column.lower() == name]
+    if not candidates:
+        column = next((c for c in table if c.lower() in IMAGE_COLUMNS), next(iter(table)))
+        there = next(iter(paths.values())).relative_to(images).as_posix()
+        raise nothing_annotated(
+            images, file, f"the column {column!r} with {table[column][0]!r}; the folder has {there!r}"
+        )
+    if len(candidates) > 1 and not usual:
+        raise DataError(
+            f"{file} has several columns that name images",
+            found=", ".join(candidates),
+            wanted="one",
+            fix=f"call the right one {IMAGE_COLUMNS[0]}",
+        )
+    column = candidates[0] if len(candidates) == 1 else next(c for c in candidates if c.lower() == usual[0])
+    names = [str(cell) for cell in table[column] if cell is not None]
+    direct = located(images, paths, names, repairs)
+    return column, direct or places[column]
+
+
+def _located(cells: Sequence[Cell], images: Path, paths: Mapping[str, Path]) -> dict[str, Path]:
+    """The image of each cell that names one: as `located`; else by file name without its suffix."""
+    names = [str(cell) for cell in cells if isinstance(cell, str | int) and not isinstance(cell, bool)]
+    direct = located(images, paths, names, Repairs()) if names else {}
+    if direct or not names:
+        return direct
+    times = Counter(path.stem for path in set(paths.values()))
+    stems = {path.stem: path for path in paths.values() if times[path.stem] == 1}
+    return {name: stems[name] for name in names if name in stems}
