@@ -157,6 +157,13 @@ def _check_values(path: Path, manifest: Manifest) -> None:
         raise ManifestError(f"{path} has an unknown format", found=str(manifest.format), wanted=str(MANIFEST_FORMAT))
     for engine in manifest.engines:
         _check_engine(path, engine)
+        if manifest.postprocess is not None and (misfit := manifest.postprocess.misfit(engine.outputs)):
+            raise ManifestError(
+                f"{path} does not fit its engine {_printable(engine.artifact)}",
+                found=_printable(misfit),
+                wanted="postprocess of this model",
+                fix="make the bundle again",
+            )
     for size in manifest.sizes:
         if not _SIZE.fullmatch(size):
             raise ManifestError(f"{path} names no image size", found=_printable(repr(size)), wanted="such as 384x384")

@@ -179,10 +179,12 @@ def prepare(
         rows.check_prune(reference_models[0].task, reference_models[0].preprocess)
     if recipe.precision in ("int8", "mixed", "int4") and is_onnx(reference_models[0].source):
         reject_quantized(admit.admit_graph(Path(str(reference_models[0].source.model))), reference_models[0].name)
-    adapters = [make_adapter(setting.reference_setting(reference_model)) for reference_model in reference_models]
-    data = adapters[0].load(choice_of(recipe), skip_bad=skip_bad, progress=progress)
+    first = make_adapter(setting.reference_setting(reference_models[0]))
+    data = first.load(choice_of(recipe), skip_bad=skip_bad, progress=progress)
     for reference_model in reference_models:
         setting.refuse_known(reference_model.source, data.evaluation)
+    reference_models = [setting.with_fitted(reference_model, data, progress) for reference_model in reference_models]
+    adapters = [make_adapter(setting.reference_setting(reference_model)) for reference_model in reference_models]
     return tuple(
         Job(each, reference_model, adapter, data, f"{reference_model.size}: " if len(recipes) > 1 else "")
         for each, reference_model, adapter in zip(settled, reference_models, adapters, strict=True)

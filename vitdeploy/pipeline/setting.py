@@ -1,5 +1,5 @@
 """Settings (how inputs and outputs are read) of a graph, of a bundle's engine and of a reference model; and models that
-are fitted on images before anything else is made of them."""
+are fitted on images before anything else is made of them, or whose outputs' meaning is."""
 
 import dataclasses
 from collections.abc import Iterable
@@ -14,10 +14,12 @@ from vitdeploy.models.source import Source
 from vitdeploy.pipeline.run import default_store, run_plan
 from vitdeploy.progress import Progress, silent
 from vitdeploy.runtime.values import number_of_classes
-from vitdeploy.spec import EngineSpec, GraphSpec, Manifest
+from vitdeploy.spec import EngineSpec, GraphSpec, Manifest, decode
+from vitdeploy.stages import answers
 from vitdeploy.stages.reference_model import Overrides, ReferenceModel, find_reference_model
-from vitdeploy.stages.step import TOKENIZER_FILE, known_labels
-from vitdeploy.tasks.adapter import Setting
+from vitdeploy.stages.step import TOKENIZER_FILE, known_labels, read_json
+from vitdeploy.tasks.adapter import Data, Setting
+from vitdeploy.tasks.registry import make_adapter
 
 
 def graph_setting(
@@ -63,6 +65,22 @@ def reference_setting(model: ReferenceModel) -> Setting:
         model.claim,
         model.tokenizer,
     )
+
+
+# --- What labelled calibration samples choose of the outputs' meaning -------------------------------------------------
+
+
+def with_fitted(model: ReferenceModel, data: Data, progress: Progress = silent) -> ReferenceModel:
+    """The model with what its task chooses on labelled calibration samples, such as thresholds: from the store, or
+    chosen now. Errors of reading images and models propagate."""
+    adapter = make_adapter(reference_setting(model))
+    if not adapter.fits(data):
+        return model
+    step = answers.fit_step(model, adapter, data)
+    folder = run_plan([step], default_store(), resume=True, progress=progress)[answers.FITTED].path
+    found = read_json(folder / answers.FITTED_FILE)
+    postprocess = decode(type(model.postprocess), found["postprocess"])
+    return dataclasses.replace(model, postprocess=postprocess, notes=(*model.notes, found["note"]))
 
 
 # --- The memory bank of a model of anomalies --------------------------------------------------------------------------

@@ -58,6 +58,10 @@ class OutputSpec:
         """How many classes the outputs are of, without "no object"; None where there are none, or they do not say."""
         return None
 
+    def misfit(self, outputs: Iterable[TensorSpec]) -> str:
+        """What of this is of other outputs than these, such as thresholds of other classes; "" where nothing is."""
+        return ""
+
 
 def within(**bounds: float) -> dict[str, object]:
     """The metadata of a field whose numbers a recipe may choose between bounds: `ge`, `gt`, `le`, as pydantic calls

@@ -1,12 +1,15 @@
 """Answers of the original and of engines on the evaluation images, and what is compared of them."""
 
 import contextlib
+import dataclasses
 import functools
+import hashlib
 import shutil
 from pathlib import Path
 
 import numpy as np
 
+from vitdeploy.data.decoding import DecodedSet
 from vitdeploy.document.verified import SameTensor, Verified, diagnosed
 from vitdeploy.extensions import extension_versions
 from vitdeploy.progress import Counter, Progress, silent
@@ -19,6 +22,7 @@ from vitdeploy.spec import EngineSpec, Postprocess, PreprocessSpec, encode
 from vitdeploy.stages import step
 from vitdeploy.stages.reference_model import ReferenceModel, reference_runner
 from vitdeploy.tasks.adapter import Count, Data, TaskAdapter
+from vitdeploy.tasks.images import scratch_folder
 from vitdeploy.verification.comparison import Comparison, diagnose
 from vitdeploy.verification.records import PIECE, Answers, LazyColumn
 from vitdeploy.zip_members import DAMAGED
@@ -132,6 +136,41 @@ def reference_step(reference_model: ReferenceModel, adapter: TaskAdapter, data: 
             "host": str(describe_host()),
         },
         resumable=True,
+    )
+
+
+# --- What of the outputs' meaning is chosen by the original's answers to labelled calibration samples -----------------
+
+
+FITTED, FITTED_FILE = "fit_outputs", "postprocess.json"
+
+
+def fit_step(reference_model: ReferenceModel, adapter: TaskAdapter, data: Data) -> step.Step:
+    """The step that writes FITTED_FILE, of a task that has something to choose (`TaskAdapter.fits`): thresholds, for
+    example. No evaluation sample is read."""
+    samples, known = data.calibration, hashlib.sha256()
+    if data.truth is not None:
+        known.update(b"".join(hashlib.sha256(data.truth[each.path].content()).digest() for each in samples))
+
+    def write(folders: step.Folders, out: Path, progress: Progress) -> None:
+        count = Counter(progress, f"original on the calibration {adapter.noun}s", len(samples))
+        labelled = dataclasses.replace(data, evaluation=samples, decoded=DecodedSet(samples, scratch_folder()))
+        found = adapter.answers(reference_runner(reference_model.source), labelled, count)
+        postprocess, note = adapter.fit(found, labelled)
+        step.write_json(out / FITTED_FILE, {"postprocess": encode(postprocess), "note": note})
+
+    return step.Step(
+        FITTED,
+        FITTED,
+        write,
+        reference_model.identity(),
+        (),
+        {**reference_model.digests, "images": data.calibration_digest, "labels": known.hexdigest()},
+        {
+            **step.package_versions(("torch", "timm", "transformers", "pillow", "numpy")),
+            **extension_versions(adapter.setting.task),
+            "host": str(describe_host()),
+        },
     )
 
 

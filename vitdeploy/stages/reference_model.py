@@ -163,6 +163,13 @@ def find_reference_model(source: Source, overrides: Overrides | None = None) -> 
             wanted=", ".join(f.name for f in dataclasses.fields(wanted)),
             fix=f"change postprocess: to that of the task {reference_model.task}, or leave it out",
         )
+    if postprocess is not None and (misfit := postprocess.misfit(reference_model.outputs)):
+        raise CheckpointError(
+            f"the post-processing is not of {reference_model.name}",
+            found=misfit,
+            wanted="values that were chosen for this model",
+            fix="change postprocess:, or leave it out",
+        )
     if preprocess is not None and (
         preprocess.crop != reference_model.image_size or preprocess.channels != reference_model.channels
     ):

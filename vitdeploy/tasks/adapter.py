@@ -21,7 +21,7 @@ from vitdeploy.progress import Progress
 from vitdeploy.runtime.predictor import Predictor
 from vitdeploy.runtime.preprocess import SUFFIXES
 from vitdeploy.runtime.runner import Runner
-from vitdeploy.spec import LabelKind, Postprocess, PreprocessSpec, SequenceSpec, Task
+from vitdeploy.spec import LabelKind, OutputSpec, Postprocess, PreprocessSpec, SequenceSpec, Task
 from vitdeploy.tasks.answers import Copies, ExampleFacts, MappingFacts, Marks, Measure, Metric, PanelFacts, Said, Why
 from vitdeploy.tasks.images import FoundData, OfTask, calibration_images, check_images, nearest_pixels, without_copies
 from vitdeploy.verification.changes import Changes
@@ -334,6 +334,15 @@ class TaskAdapter(ABC):
         """The samples of `count` images (None: all) with their labels, of a task that is `calibrated_on` some.
         Unreadable images are noted in `skipped` and left out; None: an error."""
         raise AssertionError("of tasks that are calibrated on labels")
+
+    def fits(self, data: Data) -> bool:
+        """Whether `fit` has something to choose, such as thresholds, and labels to choose by."""
+        return False
+
+    def fit(self, answers: Answers, data: Data) -> tuple[OutputSpec, str]:
+        """What the outputs mean by the original's `answers` to labelled calibration samples, which are the evaluation
+        samples of `data` here, and a note on that."""
+        raise AssertionError("of tasks with something to choose")
 
     def classified(self, answers: Answers, data: Data) -> Classified | None:
         """Each sample's class, and the one that it was taken for; None without labels, or where samples have none."""
