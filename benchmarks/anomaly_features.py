@@ -26,8 +26,7 @@ from vitdeploy.models.memory_bank import AnomalyModel, patch_tokens
 from vitdeploy.models.source import Source
 from vitdeploy.progress import silent
 from vitdeploy.runtime.preprocess import load_pixels, normalise
-from vitdeploy.runtime.tasks.anomaly import anomaly_map, image_score
-from vitdeploy.runtime.tasks.anomaly import AnomalySpec
+from vitdeploy.runtime.tasks.anomaly import AnomalySpec, anomaly_map, image_score
 from vitdeploy.stages.fit import FitOptions, distinct, fit
 from vitdeploy.tasks.anomaly import auroc, auroc_of_counts, count_pixels
 
