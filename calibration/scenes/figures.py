@@ -1,4 +1,4 @@
-"""Figures that face the viewer, one or two in a picture, with COCO's 17 key points.
+"""Figures that face the viewer, one or two in a picture, with COCO's 17 key points, and the matte that cuts them out.
 
 A figure's left is at the viewer's right.
 """
@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from calibration.scenes import shapes
 from calibration.scenes.canvas import Bytes, Floats, Random, background, finished, paint, pixel_centres
 
 NAMES = (
@@ -25,6 +26,7 @@ SKELETON = (
 # COCO's sigmas: how far people mark each point apart, in square roots of the object's area (COCOeval's kpt_oks_sigmas).
 SIGMAS = np.array([26, 25, 25, 35, 35, 79, 79, 72, 72, 62, 62, 107, 107, 87, 87, 89, 89]) / 1000
 MIRRORED = (0, 2, 1, 4, 3, 6, 5, 8, 7, 10, 9, 12, 11, 14, 13, 16, 15)
+Box = tuple[float, float, float, float]
 SKIN = ((0.95, 0.78, 0.65), (0.80, 0.60, 0.45), (0.55, 0.38, 0.27))
 
 
@@ -33,15 +35,16 @@ class Figure:
     """`points` float64 [17, 2], x and y in pixels; `box` x0 y0 x1 y1 around its drawn pixels."""
 
     points: Floats
-    box: tuple[float, float, float, float]
+    box: Box
 
 
 @dataclass(frozen=True)
 class Picture:
-    """`image` uint8 [height, width, 3]."""
+    """`image` uint8 [height, width, 3]; `matte` float64 [height, width], the share of each pixel that figures cover."""
 
     image: Bytes
     figures: tuple[Figure, ...]
+    matte: Floats
 
 
 def turned(vector: tuple[float, float], angle: float) -> npt.NDArray[np.float64]:
@@ -79,8 +82,9 @@ def capsule(x: Floats, y: Floats, a: Floats, b: Floats, radius: float) -> Floats
     return np.clip(0.5 + radius - np.hypot(x - a[0] - t * along[0], y - a[1] - t * along[1]), 0, 1)
 
 
-def draw(random: Random, picture: Floats, points: Floats, scale: float) -> tuple[float, float, float, float]:
-    """Draw a figure whose unit is `scale` pixels; returns its box. Its left limbs are darker than its right ones."""
+def draw(random: Random, picture: Floats, matte: Floats, points: Floats, scale: float) -> Box:
+    """Draw a figure whose unit is `scale` pixels, and add what it covers to the matte; returns its box. Its left limbs
+    are darker than its right ones."""
     x, y = pixel_centres(*picture.shape[:2])
     drawn = np.zeros(picture.shape[:2])
     shirt, trousers = random.uniform(0.15, 0.95, (2, 3))
@@ -91,6 +95,7 @@ def draw(random: Random, picture: Floats, points: Floats, scale: float) -> tuple
         covered = capsule(x, y, *ends, width * scale)
         np.maximum(drawn, covered, out=drawn)
         paint(picture, covered, colour)
+        np.subtract(1, (1 - matte) * (1 - covered), out=matte)
 
     for a, b in ((11, 13), (13, 15), (12, 14), (14, 16)):
         stroke(a, b, 0.085, trousers * (0.7 if a % 2 else 1))
@@ -111,9 +116,24 @@ def draw(random: Random, picture: Floats, points: Floats, scale: float) -> tuple
 
 def figures(random: Random, size: int) -> Picture:
     """One or two figures, whole and beside each other, on `size` x `size` pixels."""
+    return standing(random, background(random, size, size))
+
+
+def before_shapes(random: Random, size: int) -> Picture:
+    """The same before up to four coloured shapes, which are part of the ground."""
     picture = background(random, size, size)
+    for _ in range(random.randint(5)):
+        shape = shapes.anywhere(random, size)
+        colour = np.array(shapes.COLOURS[shape.colour]) + random.uniform(-0.07, 0.07, 3)
+        paint(picture, shapes.coverage(shape, size, size), colour)
+    return standing(random, picture)
+
+
+def standing(random: Random, picture: Floats) -> Picture:
+    """One or two figures on a square ground, which they are drawn on."""
+    size = len(picture)
     count = random.randint(1, 3)
-    found = []
+    found, matte = [], np.zeros((size, size))
     for k in range(count):
         points = pose(random)
         low, high = points.min(axis=0) - 0.25, points.max(axis=0) + 0.25
@@ -121,5 +141,5 @@ def figures(random: Random, size: int) -> Picture:
         scale = float(min((room / (high - low)).min(), 0.42 * size) * random.uniform(0.8, 1))
         corner = np.array([k * room[0], 0]) + random.uniform(0, room - scale * (high - low))
         placed = corner + (points - low) * scale
-        found.append(Figure(placed, draw(random, picture, placed, scale)))
-    return Picture(finished(random, picture), tuple(found))
+        found.append(Figure(placed, draw(random, picture, matte, placed, scale)))
+    return Picture(finished(random, picture), tuple(found), matte)

@@ -9,7 +9,10 @@ from __future__ import annotations
 import numpy as np
 
 # Places in these tuples are part of the seeds: add at the end.
-KINDS = ("detection", "prompted", "semantic", "captions", "zero-shot", "depth", "keypoints", "text", "anomaly")
+KINDS = (
+    *("detection", "prompted", "semantic", "captions", "zero-shot", "depth", "keypoints", "text", "anomaly"),
+    "foreground",
+)
 SPLITS = ("training", "calibration", "evaluation")
 
 

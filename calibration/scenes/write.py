@@ -18,7 +18,7 @@ from calibration.scenes.stream import SPLITS, stream
 # Sides of the pictures of each kind, height and width, in pixels: those that the models take.
 SIZES = {
     **dict.fromkeys(("detection", "keypoints"), (128, 128)),
-    **dict.fromkeys(("prompted", "semantic", "depth"), (96, 96)),
+    **dict.fromkeys(("prompted", "semantic", "depth", "foreground"), (96, 96)),
     **dict.fromkeys(("captions", "zero-shot", "anomaly"), (64, 64)),
     "text": (32, 96),
 }
@@ -209,6 +209,14 @@ def write_anomaly(writer: Writer, draws: Draws) -> None:
             save_png(255 * mask.astype(np.uint8), writer.root / "ground_truth" / defect / f"{file.stem}_mask.png")
 
 
+def write_foreground(writer: Writer, draws: Draws) -> None:
+    """mattes/: the share of each pixel that figures cover, 0 to 255."""
+    for split, index, name in draws:
+        picture = figures.before_shapes(stream("foreground", split, index), SIZES["foreground"][0])
+        writer.picture(picture.image, name)
+        save_png(np.rint(255 * picture.matte).astype(np.uint8), writer.root / "mattes" / name)
+
+
 WRITERS: dict[str, Callable[[Writer, Draws], None]] = {
     "detection": write_detection,
     "prompted": write_prompted,
@@ -219,6 +227,7 @@ WRITERS: dict[str, Callable[[Writer, Draws], None]] = {
     "keypoints": write_keypoints,
     "text": write_text,
     "anomaly": write_anomaly,
+    "foreground": write_foreground,
 }
 
 

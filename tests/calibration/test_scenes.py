@@ -29,6 +29,7 @@ DIGESTS = {
     "keypoints": "903dbb00a900fa7b",
     "text": "8d5264a2ac54de85",
     "anomaly": "929648f20cecc7e8",
+    "foreground": "f051920c364a1060",
 }
 
 
@@ -134,6 +135,19 @@ def test_depth_of_a_sphere_ahead():
     rays = rooms.Rays(65, pitch=0.0)
     rooms.add_sphere(rays, np.array([0, rooms.CAMERA_HEIGHT, 5.0]), 1.0, np.ones(3))
     assert rays.depth[32, 32] == pytest.approx(4.0) and rays.depth[0, 0] == np.inf
+
+
+def test_a_matte_is_what_the_figures_cover(folders):
+    """Stored in 8 bits; half or more of a pixel is covered inside the boxes of the figures alone."""
+    picture = figures.before_shapes(stream("foreground", "evaluation", 0), 96)
+    stored = np.asarray(Image.open(folders / "foreground/mattes/evaluation/000000.png"))
+    assert np.array_equal(stored, np.rint(255 * picture.matte)) and {0, 255} < set(np.unique(stored).tolist())
+    outside = np.ones_like(picture.matte, bool)
+    for figure in picture.figures:
+        x0, y0, x1, y1 = (int(side) for side in figure.box)
+        assert picture.matte[y0:y1, x0:x1].mean() > 0.15
+        outside[y0:y1, x0:x1] = False
+    assert picture.matte[outside].max() < 0.5
 
 
 def test_eyes_are_where_the_key_points_say(folders):
