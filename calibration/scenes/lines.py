@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import zlib
 from dataclasses import dataclass
 
@@ -14,6 +15,8 @@ from calibration.scenes.stream import SPLITS
 
 CHARACTERS = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 SHORTEST, LONGEST = 2, 8
+# Of the numbers that are identities, each its own.
+DIGITS = 3
 # Of 16 parts of all strings, those of calibration and of evaluation; training has the rest.
 PARTS = {"calibration": (0,), "evaluation": (1, 2, 3), "training": range(4, 16)}
 
@@ -42,6 +45,19 @@ def string(random: Random, split: str) -> str:
             return text
 
 
+@functools.cache
+def numbers(split: str) -> tuple[str, ...]:
+    """The identities of a split: numbers of `DIGITS` digits, in a seeded order. None is in two splits."""
+    every = [f"{number:0{DIGITS}d}" for number in np.random.RandomState(0).permutation(10**DIGITS)]
+    return tuple(number for number in every if part(number) == split)
+
+
+def numbered(random: Random, side: int, split: str, index: int, alike: int) -> Line:
+    """The number whose turn it is, in a square picture: `alike` pictures in a row show the same number."""
+    choice = numbers(split)
+    return written(random, side, side, choice[index // alike % len(choice)])
+
+
 def glyphs(text: str) -> Floats:
     """The text in the bitmap font, float64 [rows, columns] of 0 and 1, without empty rows around its capitals."""
     font = ImageFont.load_default_imagefont()
@@ -63,8 +79,12 @@ def sampled(mask: Floats, x: Floats, y: Floats) -> Floats:
 
 
 def line(random: Random, height: int, width: int, split: str) -> Line:
-    """A line of text somewhere in the picture, as large as it fits or a third smaller."""
-    text = string(random, split)
+    """A line of text of the split somewhere in the picture, as large as it fits or a third smaller."""
+    return written(random, height, width, string(random, split))
+
+
+def written(random: Random, height: int, width: int, text: str) -> Line:
+    """The same of this text."""
     mask = glyphs(text)
     rows, columns = mask.shape
     scale_y = random.uniform(0.6, 0.9) * height / rows

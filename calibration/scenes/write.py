@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -21,7 +22,10 @@ SIZES = {
     **dict.fromkeys(("prompted", "semantic", "depth", "foreground"), (96, 96)),
     **dict.fromkeys(("captions", "zero-shot", "anomaly"), (64, 64)),
     "text": (32, 96),
+    "identities": (48, 48),
 }
+# So many pictures in a row show one identity.
+ALIKE = 4
 
 
 def save_png(image: Bytes, path: Path) -> None:
@@ -195,6 +199,23 @@ def write_text(writer: Writer, draws: Draws) -> None:
     save_json(writer.entries, writer.root / "texts.json")
 
 
+def write_identities(writer: Writer, draws: Draws) -> None:
+    """images/<split>/<number>/: folders are identities; pairs.csv: neighbours in the drawing order, half of them of one
+    identity."""
+    names: dict[str, list[tuple[str, str]]] = {}
+    for split, index, name in draws:
+        drawn = lines.numbered(stream("identities", split, index), SIZES["identities"][0], split, index, ALIKE)
+        placed = str(Path(name).parent / drawn.text / Path(name).name)
+        writer.picture(drawn.image, placed)
+        names.setdefault(split, []).append((placed, drawn.text))
+    rows = ["image_a,image_b,same"]
+    for known in names.values():
+        near = [pair for pair in itertools.pairwise(known) if pair[0][1] == pair[1][1]]
+        far = zip(known, known[ALIKE:], strict=False)
+        rows += [f"{a},{b},{int(first == second)}" for (a, first), (b, second) in (*near, *far)]
+    (writer.root / "pairs.csv").write_text("\n".join(rows) + "\n", "utf-8")
+
+
 def write_anomaly(writer: Writer, draws: Draws) -> None:
     """MVTec AD's layout: train/good, test/good, test/DEFECT, ground_truth/DEFECT. Every other test picture is good."""
     for split, index, name in draws:
@@ -228,6 +249,7 @@ WRITERS: dict[str, Callable[[Writer, Draws], None]] = {
     "text": write_text,
     "anomaly": write_anomaly,
     "foreground": write_foreground,
+    "identities": write_identities,
 }
 
 

@@ -30,6 +30,7 @@ DIGESTS = {
     "text": "8d5264a2ac54de85",
     "anomaly": "929648f20cecc7e8",
     "foreground": "f051920c364a1060",
+    "identities": "ae9fe1b6c4cfa337",
 }
 
 
@@ -162,6 +163,21 @@ def test_eyes_are_where_the_key_points_say(folders):
             assert pixels[row, column].mean() < 0.7 * face
         left, right = (points[figures.NAMES.index(f"{side}_shoulder"), 0] for side in ("left", "right"))
         assert left > right
+
+
+def test_pairs_are_of_one_number_or_of_two(tmp_path):
+    render("identities", tmp_path / "numbers", {"calibration": 4, "evaluation": 12})
+    header, *rows = (tmp_path / "numbers" / "pairs.csv").read_text("utf-8").splitlines()
+    assert header == "image_a,image_b,same" and len(rows) == 3 + 9 + 8
+    for row in rows:
+        a, b, same = row.split(",")
+        assert all((tmp_path / "numbers" / "images" / name).is_file() for name in (a, b))
+        assert (Path(a).parts[0], Path(a).parent == Path(b).parent) == (Path(b).parts[0], same == "1")
+
+
+def test_no_number_is_in_two_splits():
+    identities = [lines.numbers(split) for split in SPLITS]
+    assert sum(map(len, identities)) == len({each for split in identities for each in split}) == 1000
 
 
 def test_a_text_belongs_to_one_split(folders):
