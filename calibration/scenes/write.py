@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 from PIL import Image
 
-from calibration.scenes import captions, figures, lines, parts, rooms, shapes
+from calibration.scenes import captions, digits, figures, lines, parts, rooms, shapes
 from calibration.scenes.canvas import Bytes, Random
 from calibration.scenes.stream import SPLITS, stream
 
@@ -23,6 +23,7 @@ SIZES = {
     **dict.fromkeys(("captions", "zero-shot", "anomaly"), (64, 64)),
     "text": (32, 96),
     "identities": (48, 48),
+    "digits": (48, 48),
 }
 # So many pictures in a row show one identity.
 ALIKE = 4
@@ -238,6 +239,16 @@ def write_foreground(writer: Writer, draws: Draws) -> None:
         save_png(np.rint(255 * picture.matte).astype(np.uint8), writer.root / "mattes" / name)
 
 
+def write_digits(writer: Writer, draws: Draws) -> None:
+    """labels.csv: a row for each picture, a column of 0 and 1 for each digit."""
+    rows = [",".join(("image", *digits.NAMES))]
+    for split, index, name in draws:
+        scene = digits.digits(stream("digits", split, index), SIZES["digits"][0])
+        writer.picture(scene.image, name)
+        rows.append(",".join((name, *map(str, scene.labels.astype(int).tolist()))))
+    (writer.root / "labels.csv").write_text("\n".join(rows) + "\n", "utf-8")
+
+
 WRITERS: dict[str, Callable[[Writer, Draws], None]] = {
     "detection": write_detection,
     "prompted": write_prompted,
@@ -250,6 +261,7 @@ WRITERS: dict[str, Callable[[Writer, Draws], None]] = {
     "anomaly": write_anomaly,
     "foreground": write_foreground,
     "identities": write_identities,
+    "digits": write_digits,
 }
 
 

@@ -31,6 +31,7 @@ DIGESTS = {
     "anomaly": "929648f20cecc7e8",
     "foreground": "f051920c364a1060",
     "identities": "ae9fe1b6c4cfa337",
+    "digits": "b42d3d4a481ecd68",
 }
 
 

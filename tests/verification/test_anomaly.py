@@ -6,11 +6,10 @@ import pytest
 from vitdeploy.tasks.anomaly import (
     STEPS,
     anomaly_changes,
-    auroc,
-    auroc_of_counts,
     compare_anomalies,
     count_pixels,
 )
+from vitdeploy.verification.ranking import auroc, auroc_of_counts, average_precision
 
 
 @pytest.fixture
@@ -26,11 +25,12 @@ def by_pairs(scores, defective):
     return float(((bad > good) + 0.5 * (bad == good)).mean())
 
 
-def test_auroc_is_scikit_learns_and_that_of_all_pairs(scored):
+def test_auroc_and_average_precision_are_scikit_learns(scored):
     metrics = pytest.importorskip("sklearn.metrics")
     assert auroc(*scored) == pytest.approx(by_pairs(*scored), abs=1e-12)
     assert auroc(*scored) == pytest.approx(metrics.roc_auc_score(scored[1], scored[0]), abs=1e-12)
-    assert np.isnan(auroc(scored[0], np.ones(80, bool)))
+    assert average_precision(*scored) == pytest.approx(metrics.average_precision_score(*scored[::-1]), abs=1e-12)
+    assert np.isnan(auroc(scored[0], np.ones(80, bool))) and np.isnan(average_precision(scored[0], np.zeros(80, bool)))
 
 
 def test_pixels_are_counted_as_precisely_as_the_steps_are(scored):

@@ -5,9 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 from PIL import Image
-from scipy.stats import rankdata
 
 from vitdeploy.data import decoding, masks
 from vitdeploy.progress import Progress
@@ -24,16 +22,14 @@ from vitdeploy.runtime.tasks.anomaly import (
 )
 from vitdeploy.tasks import adapter, images
 from vitdeploy.tasks.answers import Measure, Metric, Said
-from vitdeploy.verification import comparison, intervals, records
+from vitdeploy.verification import comparison, intervals, ranking, records
 from vitdeploy.verification.changes import Changes, judged
 
 # --- Compares the anomaly scores of an artifact with the original's, and both with what is known to be defective ------
-# AUROC is the chance that a defective image has a higher score than a good one, ties counting half: Mann and Whitney's
-# U over the number of pairs (Fawcett 2006, "An introduction to ROC analysis", section 7). That of pixels counts all
-# pixels of all images alike, as MVTec AD's does.
+# The AUROC of pixels counts all pixels of all images alike, as MVTec AD's does.
 
 
-Bools = npt.NDArray[np.bool_]
+Bools = ranking.Bools
 # Scores of pixels are counted in so many steps between the least and the largest: two in one step count as equal.
 STEPS = 2048
 # The fields of a comparison that `_measured` fills.
@@ -82,23 +78,6 @@ class PixelCounts:
     good: intervals.Floats
 
 
-def auroc(scores: intervals.Floats, defective: Bools) -> float:
-    """The AUROC of scores [n], 0..1, by their ranks; not a number where all are of one kind."""
-    positives, negatives = int(defective.sum()), int((~defective).sum())
-    if not positives or not negatives:
-        return float("nan")
-    total = float(rankdata(scores)[defective].sum())
-    return (total - positives * (positives + 1) / 2) / (positives * negatives)
-
-
-def auroc_of_counts(defective: intervals.Floats, good: intervals.Floats) -> intervals.Floats:
-    """AUROCs [n], 0..1, of counts [n, steps] by rising score; equal scores stand in one step."""
-    below = np.cumsum(good, axis=1) - good / 2
-    pairs = defective.sum(axis=1) * good.sum(axis=1)
-    with np.errstate(invalid="ignore", divide="ignore"):
-        return np.asarray((defective * below).sum(axis=1) / pairs)
-
-
 def count_pixels(maps: Iterable[tuple[np.ndarray, Bools]], limits: tuple[float, float]) -> PixelCounts:
     """Count the scores of maps [height, width] in STEPS steps between these limits, apart by their masks. What the
     model does not see, which is no number, counts as the least score: an app takes it for normal."""
@@ -134,7 +113,7 @@ def compare_anomalies(
     n = len(reference)
     measured: comparison.Fields = {}
     if defective is not None:
-        weights = _draws(defective, seed)
+        weights = ranking.stratified_draws(defective, seed)
         measured = _of_images(artifact, reference, defective, weights)
         measured |= {} if pixels is None else _of_pixels(*pixels, weights)
     return AnomalyComparison(
@@ -150,28 +129,19 @@ def compare_anomalies(
     )
 
 
-def _draws(defective: Bools, seed: int) -> intervals.Floats:
-    """As `bootstrap.draws`, of the good and of the defective images apart."""
-    generator, found = np.random.RandomState(seed), np.zeros((intervals.REPLICATES, len(defective)))
-    for kind in (defective, ~defective):
-        count = int(kind.sum())
-        found[:, kind] = generator.multinomial(count, np.full(count, 1 / count), size=intervals.REPLICATES)
-    return found
-
-
 def _of_images(
     ours: intervals.Floats, theirs: intervals.Floats, defective: Bools, weights: intervals.Floats
 ) -> comparison.Fields:
-    values = [auroc(scores, defective) for scores in (ours, theirs)]
-    drawn = [_resampled(scores, defective, weights) for scores in (ours, theirs)]
+    values = [ranking.auroc(scores, defective) for scores in (ours, theirs)]
+    drawn = [ranking.auroc_of_counts(*ranking.counted(each, defective, weights)) for each in (ours, theirs)]
     right = [_placed(scores, defective) for scores in (ours, theirs)]
     return dict(zip(IMAGE_FIELDS, _measured(values, drawn, right), strict=True))
 
 
 def _of_pixels(ours: PixelCounts, theirs: PixelCounts, weights: intervals.Floats) -> comparison.Fields:
     sides = (ours, theirs)
-    values = [float(auroc_of_counts(*(each.sum(0)[None] for each in (s.defective, s.good)))[0]) for s in sides]
-    drawn = [auroc_of_counts(weights @ side.defective, weights @ side.good) for side in sides]
+    values = [float(ranking.auroc_of_counts(*(each.sum(0)[None] for each in (s.defective, s.good)))[0]) for s in sides]
+    drawn = [ranking.auroc_of_counts(weights @ side.defective, weights @ side.good) for side in sides]
     every = np.ones(weights.shape[1], np.bool_)
     return dict(zip(PIXEL_FIELDS, _measured(values, drawn, (every, every)), strict=True))
 
@@ -187,14 +157,6 @@ def _measured(values: Sequence[float], drawn: Sequence[intervals.Floats], right:
     least = intervals.least_of_difference(right[1], right[0])
     spread = intervals.percentile_interval(drop, 100 * (drawn[1] - drawn[0]), least, (-100.0, 100.0))
     return 100 * values[0], 100 * values[1], *shares, drop, spread
-
-
-def _resampled(scores: intervals.Floats, defective: Bools, weights: intervals.Floats) -> intervals.Floats:
-    """The AUROC of each draw: a step for each score that there is."""
-    order = np.argsort(scores, kind="stable")
-    starts = np.flatnonzero(np.r_[True, np.diff(scores[order]) > 0])
-    counts = [np.add.reduceat((weights * kind)[:, order], starts, axis=1) for kind in (defective, ~defective)]
-    return auroc_of_counts(*counts)
 
 
 def _placed(scores: intervals.Floats, defective: Bools) -> Bools:
