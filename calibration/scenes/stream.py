@@ -11,7 +11,7 @@ import numpy as np
 # Places in these tuples are part of the seeds: add at the end.
 KINDS = (
     *("detection", "prompted", "semantic", "captions", "zero-shot", "depth", "keypoints", "text", "anomaly"),
-    *("foreground", "identities", "digits"),
+    *("foreground", "identities", "digits", "counts"),
 )
 SPLITS = ("training", "calibration", "evaluation")
 

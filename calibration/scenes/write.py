@@ -20,7 +20,7 @@ from calibration.scenes.stream import SPLITS, stream
 SIZES = {
     **dict.fromkeys(("detection", "keypoints"), (128, 128)),
     **dict.fromkeys(("prompted", "semantic", "depth", "foreground"), (96, 96)),
-    **dict.fromkeys(("captions", "zero-shot", "anomaly"), (64, 64)),
+    **dict.fromkeys(("captions", "zero-shot", "anomaly", "counts"), (64, 64)),
     "text": (32, 96),
     "identities": (48, 48),
     "digits": (48, 48),
@@ -249,6 +249,16 @@ def write_digits(writer: Writer, draws: Draws) -> None:
     (writer.root / "labels.csv").write_text("\n".join(rows) + "\n", "utf-8")
 
 
+def write_counts(writer: Writer, draws: Draws) -> None:
+    """labels.csv: image, and shapes, how many of them are in it."""
+    rows = ["image,shapes"]
+    for split, index, name in draws:
+        scene = shapes.scattered(stream("counts", split, index), SIZES["counts"][0])
+        writer.picture(scene.image, name)
+        rows.append(f"{name},{len(scene.shapes)}")
+    (writer.root / "labels.csv").write_text("\n".join(rows) + "\n", "utf-8")
+
+
 WRITERS: dict[str, Callable[[Writer, Draws], None]] = {
     "detection": write_detection,
     "prompted": write_prompted,
@@ -262,6 +272,7 @@ WRITERS: dict[str, Callable[[Writer, Draws], None]] = {
     "foreground": write_foreground,
     "identities": write_identities,
     "digits": write_digits,
+    "counts": write_counts,
 }
 
 

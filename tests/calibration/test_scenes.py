@@ -32,6 +32,7 @@ DIGESTS = {
     "foreground": "f051920c364a1060",
     "identities": "ae9fe1b6c4cfa337",
     "digits": "b42d3d4a481ecd68",
+    "counts": "19cbe99c7797502f",
 }
 
 
@@ -179,6 +180,15 @@ def test_pairs_are_of_one_number_or_of_two(tmp_path):
 def test_no_number_is_in_two_splits():
     identities = [lines.numbers(split) for split in SPLITS]
     assert sum(map(len, identities)) == len({each for split in identities for each in split}) == 1000
+
+
+def test_counts_are_those_of_the_shapes_that_can_be_seen(tmp_path):
+    render("counts", tmp_path / "counts", {"evaluation": 12})
+    header, *rows = (tmp_path / "counts" / "labels.csv").read_text("utf-8").splitlines()
+    assert header == "image,shapes" and len({row.split(",")[1] for row in rows}) > 3
+    for index, row in enumerate(rows):
+        scene = shapes.scattered(stream("counts", "evaluation", index), 64)
+        assert row == f"evaluation/{index:06d}.png,{len(np.unique(scene.owner[scene.owner > 0]))}"
 
 
 def test_a_text_belongs_to_one_split(folders):
