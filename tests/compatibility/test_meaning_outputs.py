@@ -163,15 +163,13 @@ MODULES = (
     (Case("`[b, 2, h, w]`", "tensors", AS_NUMBERS, lambda m, x, f: m.maps(x), note="of no task"), 2),
 )  # fmt: skip
 FOLDERS = (
-    ("ViT", {"problem_type": "multi_label_classification", "num_labels": 3}, "problem_type"),
-    ("DeiT", {"problem_type": "multi_label_classification", "num_labels": 3}, "problem_type"),
-    ("ViT", {"problem_type": "regression", "id2label": {0: "roll", 1: "pitch"}}, "problem_type"),
-    ("Beit", {"num_labels": 1}, "one number per image"),
+    ("ViT", {"problem_type": "multi_label_classification", "num_labels": 3}, "problem_type", "tensors"),
+    ("DeiT", {"problem_type": "multi_label_classification", "num_labels": 3}, "problem_type", "tensors"),
+    ("ViT", {"problem_type": "regression", "id2label": {0: "roll", 1: "pitch"}}, "problem_type", "regression"),
+    ("Beit", {"num_labels": 1}, "one number per image", "tensors"),
 )
 WRAPPER = "timm's in transformers' wrapper, multi_label_classification"
-FOLDER_ROWS = {
-    f"transformers' {name}, {told.get('problem_type', 'one label')}": (name, told, note) for name, told, note in FOLDERS
-}
+FOLDER_ROWS = {f"transformers' {row[0]}, {row[1].get('problem_type', 'one label')}": row for row in FOLDERS}
 PAGE = Page(
     "outputs",
     "# What an output is\n\nOutputs of others' models by what they end in, what they are called and what their configs "
@@ -286,18 +284,18 @@ def test_an_output_of_a_module_is_what_its_run_shows(case, width, page):
 @pytest.mark.parametrize("name", FOLDER_ROWS)
 def test_a_config_says_that_outputs_are_no_logits(name, tmp_path, page):
     transformers = reference("transformers")
-    kind, told, note = FOLDER_ROWS[name]
+    kind, told, note, task = FOLDER_ROWS[name]
     sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
     config = getattr(transformers, f"{kind}Config")(image_size=SIDE, patch_size=4, **sizes, **told)
     torch.manual_seed(0)
     module = getattr(transformers, f"{kind}ForImageClassification")(config).eval()
     module.save_pretrained(tmp_path)
     read = vd.model(f"hf:{tmp_path}")
-    check_notes(Case(name, "tensors", AS_NUMBERS, logits, note=note), read)
-    assert vd.model(module).task == "tensors"  # in memory, too
+    check_notes(Case(name, task, AS_NUMBERS, logits, note=note), read)
+    assert vd.model(module).task == task  # in memory, too
     with pytest.raises(VitdeployError, match="no answers of the task that is asked for"):
         vd.model(f"hf:{tmp_path}", task="classification")
-    page(f"folder: {name}", "tensors", AS_NUMBERS, note)
+    page(f"folder: {name}", task, AS_NUMBERS, note)
 
 
 def test_a_wrapper_of_timm_says_it_too_and_so_does_a_config_beside_an_onnx_file(tmp_path, page):

@@ -18,6 +18,7 @@ from vitdeploy.runtime.tasks.detection import PostprocessSpec
 from vitdeploy.runtime.tasks.image_to_image import ImageSpec
 from vitdeploy.runtime.tasks.instance_segmentation import InstanceSpec
 from vitdeploy.runtime.tasks.keypoints import KeypointSpec
+from vitdeploy.runtime.tasks.regression import RegressionSpec
 from vitdeploy.runtime.tasks.segmentation import SegmentationSpec
 from vitdeploy.runtime.tasks.tensors import TensorsSpec
 from vitdeploy.spec import PreprocessSpec
@@ -29,6 +30,7 @@ HEADS = {
     "depth": DepthSpec(),
     "detection": PostprocessSpec(threshold=0.4),
     "instance-segmentation": InstanceSpec(threshold=0.3),
+    "regression": RegressionSpec(("m", "m", "kg"), 0.3),
 }
 # Of tasks that are not evaluated in shards.
 OTHERS = {
@@ -41,7 +43,10 @@ OTHERS = {
     "panoptic": PostprocessSpec(threshold=0.4, things=(0, 1)),
 }
 NAMES = ("ant", "bee", "cat")
-LABELS = {"segmentation": "masks", "depth": "depth", "detection": "yolo", "instance-segmentation": "coco"}
+LABELS = {
+    **{"segmentation": "masks", "depth": "depth", "detection": "yolo", "instance-segmentation": "coco"},
+    "regression": "columns",
+}
 # Of the graph's outputs, before the batch: what comes after it.
 MAPS, PAIRS = (SIDE // 4, SIDE // 4), (QUERIES, CLASSES + 1)
 
@@ -64,6 +69,8 @@ def _nodes(task: str) -> tuple[list[onnx.NodeProto], dict[str, tuple[int, ...]]]
         return nodes, {"depth": MAPS}
     if task in FLAT:
         return [helper.make_node("MatMul", ["pooled", "c"], [FLAT[task]])], {FLAT[task]: (PAIRS[0] * PAIRS[1],)}
+    if task == "regression":
+        return [helper.make_node("MatMul", ["pooled", "r"], ["numbers"])], {"numbers": (CLASSES,)}
     if task in MAPPED:
         return [helper.make_node("Conv", ["first", "q"], [MAPPED[task]], **conv)], {MAPPED[task]: (QUERIES, *MAPS)}
     if task == "image-to-image":
@@ -109,11 +116,12 @@ def graph(task: str, path: Path, noise: float = 0.0, *, shuffled: int | None = N
     generator, other = np.random.default_rng(1), np.random.default_rng(2)
     shapes = {
         **{"w": (16, 3, 4, 4), "m": (CLASSES, 16, 1, 1), "d": (1, 16, 1, 1), "q": (QUERIES, 16, 1, 1)},
-        **{"c": (16, QUERIES * (CLASSES + 1)), "b": (16, QUERIES * 4)},
+        **{"c": (16, QUERIES * (CLASSES + 1)), "b": (16, QUERIES * 4), "r": (16, CLASSES)},
     }
     weights = {name: generator.normal(0, 0.35, shape) for name, shape in shapes.items()}
     weights["c"] *= 12
     weights["b"] *= 2
+    weights["r"] *= 5
     weights = {
         name: (value * (1 + noise * other.normal(size=value.shape))).astype(np.float32)
         for name, value in weights.items()
@@ -163,7 +171,7 @@ class Scenes:
     labels: Path
 
     def annotations(self, task: str) -> Path:
-        return self.labels / ("coco.json" if task == "instance-segmentation" else task)
+        return self.labels / {"instance-segmentation": "coco.json", "regression": "numbers.csv"}.get(task, task)
 
 
 def picture(path: Path, seed: int) -> None:
@@ -178,7 +186,7 @@ def scenes(folder: Path, count: int) -> Scenes:
     for task in ("segmentation", "depth", "detection"):
         found.annotations(task).mkdir(parents=True)
     found.images.mkdir()
-    entries, rows = [], []
+    entries, rows, numbers = [], [], [",".join(("image", *NAMES))]
     for i in range(count):
         picture(found.images / f"{i:03}.png", i)
         generator = np.random.default_rng(1000 + i)
@@ -190,11 +198,13 @@ def scenes(folder: Path, count: int) -> Scenes:
         boxes = [(int(generator.integers(0, 3)), *each) for each in sides]
         lines = "".join("{} {:.4f} {:.4f} {:.4f} {:.4f}\n".format(*box) for box in boxes)
         (found.annotations("detection") / f"{i:03}.txt").write_text(lines)
+        numbers.append(f"{i:03},{generator.normal():.4f},{generator.normal():.4f},{generator.normal():.4f}")
         entries.append({"id": i + 1, "file_name": f"{i:03}.png", "width": 40, "height": 36})
         for index, x, y, w, h in boxes:
             left, top, right, bottom = 40 * (x - w / 2), 36 * (y - h / 2), 40 * (x + w / 2), 36 * (y + h / 2)
             corners = [left, top, right, top, right, bottom, left, bottom]
             rows.append({"image_id": i + 1, "category_id": index, "segmentation": [corners]})
+    found.annotations("regression").write_text("\n".join(numbers) + "\n")
     (found.annotations("detection") / "classes.txt").write_text("ant\nbee\ncat\n")
     categories = [{"id": i, "name": name} for i, name in enumerate(NAMES)]
     document = {"images": entries, "annotations": rows, "categories": categories}

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from vitdeploy.errors import CheckpointError, InputError, UserCodeError
-from vitdeploy.graph.io.meanings import ONE_NUMBER, of_problem
+from vitdeploy.graph.io.meanings import ONE_NUMBER, PROBLEMS, of_problem
 from vitdeploy.models import catalog, json_file, memory_bank, names, open_clip, towers
 from vitdeploy.models.architectures.layers import RESAMPLING
 from vitdeploy.models.checkpoints import fit, read
@@ -32,9 +32,8 @@ from vitdeploy.models.model_folder import folder as configs
 from vitdeploy.models.model_folder import hub, image_processor
 from vitdeploy.models.source import Source
 from vitdeploy.runtime.tasks.segmentation import SegmentationSpec
-from vitdeploy.runtime.tasks.tensors import TensorsSpec
 from vitdeploy.runtime.values import number_of_classes
-from vitdeploy.spec import PreprocessSpec, Task
+from vitdeploy.spec import PreprocessSpec, Task, postprocess_of
 
 SEED = 0
 SEEDED = "no checkpoint given: the weights are seeded random numbers, and so is every accuracy"
@@ -73,8 +72,11 @@ def load_model(source: Source) -> LoadedModel:
         MissingPackageError, HubError.
     """
     original = load_features(source)
+    asked, own = source.task, original.signature.task
+    if asked not in (None, "classification", own) and own in ("classification", *PROBLEMS.values()):
+        original = of_task(original, asked)
     if original.classes == 1:
-        original = as_numbers(original, ONE_NUMBER)
+        original = of_task(original, "tensors", ONE_NUMBER)
     if source.task == "anomaly":
         original = memory_bank.with_memory(original, _memory(source))
     if source.task not in (None, original.signature.task):
@@ -415,14 +417,20 @@ def _noted(original: LoadedModel, name: str, config: Mapping[str, Any], notes: t
     classes = None if signature.task == "features" else number_of_classes(signature.outputs, signature.postprocess)
     labels, remarks = configs.labels_for(config, classes)
     original = dataclasses.replace(original, name=name, labels=labels, notes=(*notes, *original.notes, *remarks))
-    told = of_problem(config)
-    return as_numbers(original, told) if told and signature.task == "classification" else original
+    problem = of_problem(config)
+    return of_task(original, *problem) if problem and signature.task == "classification" else original
 
 
-def as_numbers(original: LoadedModel, note: str) -> LoadedModel:
-    """A classifier whose outputs are no logits of classes that compete."""
-    signature = dataclasses.replace(original.signature, task="tensors", postprocess=TensorsSpec())
-    return dataclasses.replace(original, signature=signature, labels=(), notes=(*original.notes, note))
+def of_task(original: LoadedModel, task: Task, *notes: str) -> LoadedModel:
+    """The model with its one output [batch, width] as that of another task; as it is where that takes other outputs."""
+    kind, (output, *others) = postprocess_of(task), original.signature.outputs
+    names = [output.name] if task == "tensors" else [*kind.tensors] if kind is not None else []
+    if kind is None or others or len(names) != 1 or (task != "tensors" and 2 not in kind.axes(names[0])):
+        return original
+    outputs, postprocess = (dataclasses.replace(output, name=names[0]),), kind()
+    labels = original.labels if postprocess.number_of_classes(outputs) == len(original.labels) else ()
+    signature = dataclasses.replace(original.signature, task=task, outputs=outputs, postprocess=postprocess)
+    return dataclasses.replace(original, signature=signature, labels=labels, notes=(*original.notes, *notes))
 
 
 def with_label_values(original: LoadedModel, processor: Mapping[str, Any] | None) -> LoadedModel:

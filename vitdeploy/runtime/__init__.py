@@ -17,6 +17,7 @@ from vitdeploy.runtime.tasks.instance_segmentation import Instances
 from vitdeploy.runtime.tasks.keypoints import Keypoints
 from vitdeploy.runtime.tasks.panoptic import Panoptic
 from vitdeploy.runtime.tasks.prompted import PromptedMasks
+from vitdeploy.runtime.tasks.regression import Regression
 from vitdeploy.runtime.tasks.segmentation import Segmentation
 from vitdeploy.runtime.tasks.task import Result
 from vitdeploy.runtime.tasks.tensors import Tensors
@@ -41,6 +42,7 @@ __all__ = [
     "Picture",
     "Predictor",
     "PromptedMasks",
+    "Regression",
     "Result",
     "Segmentation",
     "SequencePredictor",

@@ -8,7 +8,7 @@ import warnings
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, TypeAlias, get_args
+from typing import Any, ClassVar, Literal, TypeAlias, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -42,6 +42,7 @@ class ZeroShotSpec(OutputSpec):
     lowercase: bool = False
     tokenizer: str = "tokenizer.json"
     clean: Clean | None = field(default=None, metadata=SPARSE)
+    about_images: ClassVar[bool] = True
 
 
 @dataclass(frozen=True)

@@ -18,6 +18,7 @@ DEVICE_ROWS: Mapping[str, str] = {
     "segmentation": "vitdeploy.runtime.tasks.segmentation:SEGMENTATION",
     "instance-segmentation": "vitdeploy.runtime.tasks.instance_segmentation:INSTANCES",
     "depth": "vitdeploy.runtime.tasks.depth:DEPTH",
+    "regression": "vitdeploy.runtime.tasks.regression:REGRESSION",
     "anomaly": "vitdeploy.runtime.tasks.anomaly:ANOMALY",
     "keypoints": "vitdeploy.runtime.tasks.keypoints:KEYPOINTS",
     "image-to-image": "vitdeploy.runtime.tasks.image_to_image:IMAGE_TO_IMAGE",
@@ -40,15 +41,29 @@ class OutputSpec:
     """What the outputs of a task mean: a frozen dataclass for each task that has something to say of that. No two tasks
     have the same fields, so that JSON values say of which class they are. `within` bounds numbers in a field.
 
-    tensors: the float outputs [batch, ...] by their names, each with its number of axes, by which a graph or a module
-        of others is of the task where that is asked for; it then means what the defaults say. For tasks of other
-        packages: ours are recognised in `graph.io.outputs` and `models.external.outputs`.
+    tensors: the float outputs [batch, ...] by their names, each with its number of axes, or those that it may have, by
+        which a graph or a module of others is of the task where that is asked for; it then means what the defaults say.
+        Outputs that tell their task unasked are recognised in `graph.io.outputs` and `models.external.outputs`.
+    about_images: whether its answers are about an image as such, not about places in it: a module that does not say how
+        its images are prepared then sees the middle of them.
     in_recipes: whether a recipe may say it, as `postprocess`; None: no. The names are of fields that it has to give,
         which tell it from what other tasks' outputs mean.
     """
 
-    tensors: ClassVar[Mapping[str, int]] = {}
+    tensors: ClassVar[Mapping[str, int | tuple[int, ...]]] = {}
+    about_images: ClassVar[bool] = False
     in_recipes: ClassVar[tuple[str, ...] | None] = None
+
+    @classmethod
+    def axes(cls, name: str) -> tuple[int, ...]:
+        """The numbers of axes that one of `tensors` may have."""
+        axes = cls.tensors[name]
+        return (axes,) if isinstance(axes, int) else axes
+
+    @classmethod
+    def in_words(cls) -> str:
+        """`tensors` for people."""
+        return " and ".join(f"{name} of {' or '.join(map(str, cls.axes(name)))} axes" for name in cls.tensors)
 
     def comparable(self, outputs: Iterable[str]) -> list[str]:
         """Of these outputs those that can be compared number by number."""

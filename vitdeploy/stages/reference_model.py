@@ -472,8 +472,7 @@ def task_beside(file: Path, task: Task, outputs: Sequence[TensorSpec]) -> tuple[
     folder, [output, *others] = _folder(file), outputs
     if task == "classification" and (folder / CONFIG).is_file():
         with contextlib.suppress(CheckpointError):  # of another program
-            note = of_problem(json_file.read_json(folder / CONFIG))
-            return ("tensors", note) if note else None
+            return of_problem(json_file.read_json(folder / CONFIG))
     width = output.shape[-1]
     if task != "features" or others or not isinstance(width, int):
         return None

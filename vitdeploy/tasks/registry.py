@@ -15,6 +15,7 @@ from vitdeploy.tasks.keypoints import KeypointsAdapter
 from vitdeploy.tasks.open_vocabulary import OpenVocabularyAdapter
 from vitdeploy.tasks.panoptic import PanopticAdapter
 from vitdeploy.tasks.prompted import PromptedAdapter
+from vitdeploy.tasks.regression import RegressionAdapter
 from vitdeploy.tasks.segmentation import SegmentationAdapter
 from vitdeploy.tasks.sequence import SequenceAdapter
 from vitdeploy.tasks.tensors import TensorsAdapter
@@ -32,6 +33,7 @@ TASKS: RowTable[type[TaskAdapter]] = RowTable(
         "segmentation": SegmentationAdapter,
         "instance-segmentation": InstanceSegmentationAdapter,
         "depth": DepthAdapter,
+        "regression": RegressionAdapter,
         "anomaly": AnomalyAdapter,
         "zero-shot": ZeroShotAdapter,
         "open-vocabulary-detection": OpenVocabularyAdapter,

@@ -17,11 +17,18 @@ Ending = Literal["softmax", "sigmoid", "vector", "log", ""]
 # All notes on outputs begin so.
 OUTPUTS = "outputs: "
 OTHERWISE = "(source.task in a recipe, task= in Python) says otherwise"
-NOT_SOFTMAX = "kept as numbers (the task tensors), and no softmax is applied"
-ONE_NUMBER = f"{OUTPUTS}one number per image has no other class to compete with: it is {NOT_SOFTMAX}"
+_NO_SOFTMAX = "no softmax is applied"
+NOT_SOFTMAX = f"kept as numbers (the task tensors), and {_NO_SOFTMAX}"
+ONE_NUMBER = (
+    f"{OUTPUTS}one number per image has no other class to compete with: it is {NOT_SOFTMAX}; where it is a measure, "
+    f"such as an age, --task regression {OTHERWISE}"
+)
 INDEPENDENT = f"{OUTPUTS}a sigmoid is at their end, so that each is a probability of its own: they are {NOT_SOFTMAX}"
 PROBABILITIES = f"{OUTPUTS}a softmax is at their end: they are the scores, and no second softmax is applied"
 _ASSUMED = "is taken for the logits of a classifier, which nothing in the model says"
+
+# The task of each `problem_type` of transformers' configs that is not about classes that compete.
+PROBLEMS: Mapping[str, Task] = {"regression": "regression", "multi_label_classification": "tensors"}
 
 # What a word of a name says, the surest first.
 _WORDS = (
@@ -69,26 +76,32 @@ def meaning_of(
     if ending == "softmax":
         return "classification", PROBABILITIES
     if word == "measures" and classes != width:
-        return "tensors", f"{shown} is taken for measures by its name: --task classification {OTHERWISE}"
+        return (
+            "tensors",
+            f"{shown} is taken for measures by its name: --task regression or --task classification {OTHERWISE}",
+        )
     if word == "classes" or ending == "log" or classes == width:
         return "classification", ""
     if ending == "vector":
         why = "it ends in a normalisation, or in a linear without a bias"
         return "features", f"{shown} is taken for an embedding ({why}): --task classification {OTHERWISE}"
-    return "classification", f"{shown} {_ASSUMED}: --task features or --task tensors {OTHERWISE}"
+    return "classification", f"{shown} {_ASSUMED}: --task features, --task regression or --task tensors {OTHERWISE}"
 
 
-def of_problem(config: Mapping[str, Any]) -> str:
-    """A note where a config.json says that the model's outputs are no logits of classes that compete, else ""."""
+def of_problem(config: Mapping[str, Any]) -> tuple[Task, str] | None:
+    """The task of a model whose config.json says that its outputs are no logits of classes that compete, and a note;
+    None where it says no such thing."""
     kind = config.get("problem_type")
-    if kind not in ("regression", "multi_label_classification"):
-        return ""
-    return f"{OUTPUTS}config.json says problem_type {kind}: they are {NOT_SOFTMAX}"
+    if not isinstance(kind, str) or kind not in PROBLEMS:
+        return None
+    task = PROBLEMS[kind]
+    read = NOT_SOFTMAX if task == "tensors" else f"of the task {task}, and {_NO_SOFTMAX}"
+    return task, f"{OUTPUTS}config.json says problem_type {kind}: they are {read}"
 
 
 def may_be_logits(note: str) -> bool:
     """Whether only a name speaks against it that the numbers are logits: a user may know better."""
-    return NOT_SOFTMAX not in note
+    return _NO_SOFTMAX not in note
 
 
 def without_assumption(notes: Iterable[str]) -> tuple[str, ...]:

@@ -19,7 +19,7 @@ from vitdeploy.runtime.tasks.keypoints import HEATMAPS, KeypointSpec
 from vitdeploy.runtime.tasks.segmentation import SegmentationSpec
 from vitdeploy.runtime.tasks.tensors import TensorsSpec
 from vitdeploy.runtime.values import last_resort
-from vitdeploy.spec import Postprocess, Task, postprocess_of
+from vitdeploy.spec import DEVICE_ROWS, Postprocess, Task, postprocess_of
 
 # Exporters differ in what they call their outputs and in whether post-processing is part of the graph. What is known:
 #
@@ -86,7 +86,8 @@ def task_of(model: ir.Model, path: Path, asked: Task | None = None) -> tuple[Tas
                 reason = meanings.all_kept(task, _names(answer), _names(own))
                 continue
         if task == "tensors" != asked:
-            others = [each.task for each in ROWS if each is not row and each.find(outputs, True)]
+            known = (*ROWS, *(each for name in DEVICE_ROWS for each in _added(name)))
+            others = [each.task for each in known if each is not row and each.find(outputs, True)]
             told = reason or last_resort(tuple(dict.fromkeys(others)))
         notes = (*filter(None, [told]), *([meanings.left_out(_names(left))] if left else []))
         return task, _put(model, kept, postprocess, task), notes
@@ -170,6 +171,11 @@ def _floats(outputs: Values, rank: int | None = None) -> dict[str, ir.Value]:
     if rank is None:
         return found
     return {name: value for name, value in found.items() if value.shape is not None and len(value.shape) == rank}
+
+
+def _floats_of(outputs: Values, axes: Iterable[int]) -> dict[str, ir.Value]:
+    """The float32 outputs of any of these numbers of axes."""
+    return {name: value for rank in axes for name, value in _floats(outputs, rank).items()}
 
 
 def _maps(outputs: Values, fits: Callable[[object], bool]) -> dict[str, ir.Value]:
@@ -328,17 +334,16 @@ ROWS = (
 
 
 def _added(asked: Task | None) -> Iterator[_GraphOutputs]:
-    """The row of a task of another package, where it is asked for: the float outputs that its class names, or the only
-    one there is."""
+    """The row of a task whose class names its float outputs, where it is asked for: these, or the only one there is."""
     if asked is None or (kind := postprocess_of(asked)) is None or not kind.tensors:
         return
 
     def find(outputs: Values, asked: bool) -> Found | None:
-        there = {name: _floats(outputs, axes) for name, axes in kind.tensors.items()}
+        there = {name: _floats_of(outputs, kind.axes(name)) for name in kind.tensors}
         if len(there) == len(outputs) == 1:
             [(name, values)] = there.items()
             return ({name: next(iter(values.values()))}, kind()) if values else None
         fits = all(name in values for name, values in there.items())
         return ({name: values[name] for name, values in there.items()}, kind()) if fits else None
 
-    yield _GraphOutputs(asked, find, " and ".join(f"{name} of {axes} axes" for name, axes in kind.tensors.items()))
+    yield _GraphOutputs(asked, find, kind.in_words())

@@ -182,8 +182,8 @@ def _settle(module: Adapted, returned: Any, watch: OutputWatch, image_size: tupl
         problem = meanings.of_problem(
             {"problem_type": getattr(getattr(module.model, "config", None), "problem_type", None)}
         )
-        task, told = ("tensors", problem) if problem else (task, told)
-        if asked == "classification" and (task != "tensors" or meanings.may_be_logits(told)):
+        task, told = problem or (task, told)
+        if asked == "classification" and meanings.may_be_logits(told):
             task, told = asked, told if told == meanings.PROBABILITIES else ""
         module.probabilities = told == meanings.PROBABILITIES
     elif task == "features" != asked and isinstance(returned, Tensor):

@@ -32,15 +32,13 @@ from vitdeploy.models.model_folder.image_processor import timm_preprocess
 from vitdeploy.models.source import last_line, where
 from vitdeploy.runtime.tasks.detection import PostprocessSpec
 from vitdeploy.runtime.values import number_of_classes
-from vitdeploy.spec import PreprocessSpec, Task
+from vitdeploy.spec import PreprocessSpec, Task, postprocess_of
 
 # --- A module of the user's own, with what has to be known of it ------------------------------------------------------
 # what a function returned, or one that is in memory.
 
 
 ASSUMED = "the module does not say how images are prepared: mean = std = 0.5 is assumed"
-# Tasks whose answer is about an image as such: its short side is resized, and the middle is cut out.
-OF_THE_MIDDLE: tuple[Task, ...] = ("classification", "features", "zero-shot")
 
 
 def from_module(
@@ -147,13 +145,16 @@ def described(
 
 
 def _preprocess(pretrained: Mapping[str, Any], channels: int, size: tuple[int, int], task: Task) -> PreprocessSpec:
-    """Of timm's config, or one that is assumed. Where answers lie in the image the model sees all of it."""
+    """Of timm's config, or one that is assumed. Where answers are about an image as such, its short side is resized and
+    the middle cut out; where they lie in the image the model sees all of it."""
     if pretrained:
         spec = timm_preprocess(pretrained, channels, size)
     else:
         plain = size[0] if size[0] == size[1] else size
         spec = PreprocessSpec(plain, size, mean=(0.5,) * channels, std=(0.5,) * channels)
-    return spec if task in OF_THE_MIDDLE else dataclasses.replace(spec, resize=size, fit="stretch")
+    kind = postprocess_of(task)
+    about_images = kind is None or kind.about_images
+    return spec if about_images else dataclasses.replace(spec, resize=size, fit="stretch")
 
 
 def _channels(model: nn.Module) -> int:

@@ -20,7 +20,7 @@ from vitdeploy.runtime.tasks.instance_segmentation import InstanceSpec
 from vitdeploy.runtime.tasks.keypoints import HEATMAPS, KeypointSpec
 from vitdeploy.runtime.tasks.segmentation import SegmentationSpec
 from vitdeploy.runtime.tasks.tensors import TensorsSpec
-from vitdeploy.spec import Postprocess, Task, TensorSpec, postprocess_of
+from vitdeploy.spec import DEVICE_ROWS, Postprocess, Task, TensorSpec, postprocess_of
 
 # --- The row of a task among those that recognise what a module returned, and what such rows share --------------------
 
@@ -290,7 +290,8 @@ def recognised(result: Any, task: Task | None) -> tuple[TaskOutputs, list[Output
 
 def other_tasks(result: Any, task: Task) -> tuple[Task, ...]:
     """The other tasks, best first, that find their outputs if they are asked for; not that of last resort."""
-    rows = [row for row in ROWS if row.task != task and row is not ROW and row.find(result, True)]
+    known = [*ROWS, *(row for each in DEVICE_ROWS for row in _added(each))]
+    rows = [row for row in known if row.task != task and row is not ROW and row.find(result, True)]
     return tuple(dict.fromkeys(row.task for row in rows))
 
 
@@ -382,22 +383,22 @@ ROWS = (
 
 
 def _added(task: Task | None) -> Iterator[TaskOutputs]:
-    """The row of a task of another package, where it is asked for: the tensors that its class names, or as many in
-    their order."""
+    """The row of a task whose class names its tensors, where it is asked for: these, or as many in their order; of a
+    mapping with one tensor this one."""
     if task is None or (kind := postprocess_of(task)) is None or not kind.tensors:
         return
 
     def find(result: Any, asked: bool) -> list[Output]:
-        if isinstance(result, Mapping):
+        values: Sequence[Any] = [*result.values()] if isinstance(result, Mapping) else [result]
+        if isinstance(result, Mapping) and len(values) != 1:
             tensors: Sequence[Tensor | None] = [field(result, name) for name in kind.tensors]
         else:
-            tensors = [result] if isinstance(result, Tensor) else tensors_of(result, len(kind.tensors))
+            tensors = values if isinstance(values[0], Tensor) else tensors_of(values[0], len(kind.tensors))
         pairs = zip(kind.tensors, tensors, strict=False)
-        outputs = [(name, each) for name, each in pairs if each is not None and each.ndim == kind.tensors[name]]
+        outputs = [(name, each) for name, each in pairs if each is not None and each.ndim in kind.axes(name)]
         return outputs if len(outputs) == len(kind.tensors) else []
 
-    wanted = " and ".join(f"{name} of {axes} axes" for name, axes in kind.tensors.items())
-    yield TaskOutputs(task, find, wanted, lambda model, outputs: kind())
+    yield TaskOutputs(task, find, kind.in_words(), lambda model, outputs: kind())
 
 
 # --- How the output of a module ends, seen in one run of it: the operator and the layer that gave its numbers ---------
