@@ -144,6 +144,38 @@ def test_a_module_in_memory_is_deployed_with_a_data_loader_and_its_bundle_answer
             np.testing.assert_allclose(outputs, module(image)[0].numpy(), atol=1e-4)
 
 
+class Masked(Tiny):
+    """The same with a second input: what is outside of a mask is not seen."""
+
+    def forward(self, image, mask):
+        return super().forward(torch.where(mask > 0, image, -1.0))
+
+
+def test_a_module_with_a_bound_mask_is_deployed_in_int8(workplace, digits):
+    torch.manual_seed(3)
+    module, mask = Masked().eval(), np.ones((1, 32, 32), np.float32)
+    mask[:, :, 16:] = 0
+    with torch.no_grad():
+        module.head.weight.mul_(20)
+        module.head.bias.sub_(module(-torch.ones(1, 1, 32, 32), torch.ones(1, 1, 1, 1))[0])
+    read = vd.model(module, preprocess=SPEC, bind={"mask": mask})
+    how = {"calibration": 32, "min_agreement": 0, "duration": 0.1, "progress": False}
+    made = vd.deploy(read, digits, targets=[TARGET], **how)
+    assert "the input mask is bound to mask.npy: float32 [batch, 1, 32, 32]" in made.document.model.notes
+    assert "mask=mask.npy" in made.document.provenance.source.sha256
+    with made.load() as predictor, torch.no_grad():
+        assert len(predictor.runner.inputs) == 1
+        agreed, samples = 0, scan(digits / "evaluation", "folders")[0][::16]
+        for sample in samples:
+            pixels, _ = load_image(sample.path, SPEC)
+            image = torch.tensor(pixels).permute(2, 0, 1)[None].float().div(255).sub(0.5).div(0.5)
+            right = module(image, torch.from_numpy(mask)[None])[0].numpy()
+            answer = predictor.outputs([pixels])["logits"][0]
+            agreed += int(answer.argmax() == right.argmax())
+            assert np.abs(answer - right).max() < 0.1 * np.abs(right).max()
+        assert agreed >= 0.9 * len(samples)
+
+
 def test_a_module_of_another_process_is_the_same(tiny_model):
     """What measures the original loads it with its code, which no file of that process has."""
     code = """if True:

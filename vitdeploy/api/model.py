@@ -3,6 +3,10 @@
 import dataclasses
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
 
 from vitdeploy.api import artifacts, values
 from vitdeploy.errors import InputError
@@ -28,7 +32,7 @@ def model(
     labels: str | Path | Sequence[str] | None = None,
     task: Task | None = None,
     normal: str | Path | None = None,
-    bind: Mapping[str, float | Sequence[float] | str | Path] | None = None,
+    bind: Mapping[str, float | Sequence[float] | str | Path | npt.NDArray[Any]] | None = None,
 ) -> artifacts.Model:
     """Read a model and describe it.
 
@@ -47,7 +51,8 @@ def model(
         task: what the outputs are to be taken for, where they do not say it.
         normal: a folder of images of good parts, or MVTec AD's folder of them, for the task "anomaly": the model's
             patch tokens are compared with theirs.
-        bind: a value for each further input of an ONNX file: a number, numbers, or a .npy or .npz file.
+        bind: a value for each further input of an ONNX file, or of a module of yours: a number, numbers, an array, or a
+            .npy or .npz file. It becomes a constant.
 
     Raises:
         UnknownModelError, MissingFileError, CheckpointError, PickleError, UserCodeError, InputError: what is wrong with
@@ -73,11 +78,12 @@ def model(
             function=function,
             task=task,
             normal=_path(normal),
-            bind=bindings(bind or {}),
+            bind=bindings(_written(bind or {})),
         )
     else:
         given = _in_memory(source, (checkpoint, heads, text_features, function), preprocess, size, task)
         given = dataclasses.replace(given, normal=_path(normal), task=task if task == "anomaly" else None)
+        given = dataclasses.replace(given, bind=bindings(_written(bind or {})))
     return read_model(given, Overrides(preprocess, postprocess, label_file))
 
 
@@ -113,6 +119,18 @@ def _in_memory(
     told = None if task == "anomaly" else task  # which is made of whatever tokens it has
     file = save_module(module, values.unnamed_folder("model"), preprocess=preprocess, image_size=size, task=told)
     return Source(module=file)
+
+
+def _written(bind: Mapping[str, Any]) -> dict[str, Any]:
+    """The same values, with arrays and tensors as files of this process."""
+    arrays = {name: value for name, value in bind.items() if hasattr(value, "__array__")}
+    if not arrays:
+        return dict(bind)
+    folder, values_of = values.unnamed_folder("bind"), dict(bind)
+    for name, value in arrays.items():
+        values_of[name] = folder / f"{name}.npy"
+        np.save(values_of[name], value.numpy(force=True) if hasattr(value, "numpy") else np.asarray(value))
+    return values_of
 
 
 def _label_file(labels: str | Path | Sequence[str] | None) -> Path | None:

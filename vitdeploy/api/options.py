@@ -142,7 +142,8 @@ class SourceOptions(Options):
     normal: Path | None = option(None, "Images of good parts, or MVTec AD's folder of them: for --task anomaly.")
     bind: Sequence[str] = option(
         (),
-        "A further input of an .onnx file becomes a constant: a number, numbers with commas, a .npy or .npz.",
+        "A further input of an .onnx file, or of your own module, becomes a constant: a number, numbers with commas, a "
+        ".npy or .npz.",
         metavar="NAME=VALUE",
     )
 

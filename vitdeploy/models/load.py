@@ -125,9 +125,9 @@ def _asked(source: Source) -> Task | None:
 
 def _load(source: Source) -> LoadedModel:
     if source.module is not None:
-        return open_module(source.module, source.image_size, source.preprocess)
+        return open_module(source.module, source.image_size, source.preprocess, source.bind)
     if source.function is not None:
-        how = source.size, source.checkpoint, _asked(source), source.preprocess
+        how = source.size, source.checkpoint, _asked(source), source.preprocess, source.bind
         return from_function(source.function, *how)
     local, folder = located(source)
     if folder is not None and local.model is not None and local.model.startswith("hf:"):

@@ -74,7 +74,7 @@ def _reader(original: LoadedModel) -> Callable[[Any, Tensor], Tensor] | None:
         return lambda model, image: model.encode(image)
     if "patch_features" in names:
         return (lambda model, image: model(image)[1]) if len(names) > 1 else lambda model, image: model(image)
-    if isinstance(module, Adapted) and hasattr(module.model, "forward_features"):
+    if isinstance(module, Adapted) and hasattr(module.model, "forward_features") and not module.passings:
         return _timm_features
     return None
 

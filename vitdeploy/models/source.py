@@ -23,7 +23,7 @@ class Source:
     digest `weights` if that is given. `only_batch`: the fixed batch size for an ONNX file.
     `module`: the file of a module in memory, which this user's own process has just written. `task`: what the outputs
     are to be taken for, where they do not say it.
-    `bind`: "NAME=VALUE" for each further input of an ONNX file, see `graph.io.bound`.
+    `bind`: "NAME=VALUE" for each further input of an ONNX file, or of a module of the user's, see `graph.io.bound`.
     `normal`: the folder of normal images of a model of anomalies, and `memory` the file of what was fitted on them.
     """
 

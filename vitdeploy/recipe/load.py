@@ -4,7 +4,7 @@ import contextlib
 import difflib
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -168,8 +168,12 @@ def anchor(data: dict[str, Any], folder: Path) -> None:
     source = data.get("source")
     bound = source.get("bind") if isinstance(source, dict) else None
     if isinstance(bound, dict):
-        files = {name: value for name, value in bound.items() if isinstance(value, str) and value.endswith(FILES)}
-        bound.update({name: str(folder / value) for name, value in files.items()})
+        bound.update({name: str(folder / file) for name, file in _bound_files(bound).items()})
+
+
+def _bound_files(bound: Mapping[str, Any]) -> dict[str, str]:
+    """The files among the values of bound inputs, by input."""
+    return {name: value for name, value in bound.items() if isinstance(value, str) and value.endswith(FILES)}
 
 
 def _anchored_model(model: str, folder: Path) -> str:
@@ -219,6 +223,8 @@ def recipe_text(recipe: Recipe, folder: Path, said: str) -> str:
         is_graph = value.endswith(".onnx") or graph_folder(value) is not None
         if key != "model" or is_graph or (name != value and Path(name).is_dir()):
             data[section][key] = value[: len(value) - len(name)] + _relative(Path(name), folder)
+    bound = data.get("source", {}).get("bind", {})
+    bound.update({name: _relative(Path(file), folder) for name, file in _bound_files(bound).items()})
     text = yaml.safe_dump(data, sort_keys=False, default_flow_style=None, allow_unicode=True, width=120)
     return f"# {said}\n{text}"
 

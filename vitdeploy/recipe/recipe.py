@@ -78,7 +78,8 @@ class SourceSection(Section):
     one side or [height, width]. `image_sizes`: several of them, each with graphs and engines of its own in one bundle.
     `heads`: for a bare state dict that cannot say it. `labels`: a file with one class name per line.
     `text_features`: see `models.zero_shot`. `normal`: the folder of images of good parts, of the task anomaly.
-    `bind`: a number, numbers or a .npy or .npz file for each further input of an ONNX file, by its name.
+    `bind`: a number, numbers or a .npy or .npz file for each further input of an ONNX file, or of your own module
+    (--model), by its name.
     """
 
     model: str | None = None

@@ -334,7 +334,9 @@ def _export_image_model(
             wanted=f"batch {config.batch or 'dynamic'}",
             fix=FREE_BATCH,
         )
-    set_metadata(graph, dataclasses.replace(get_metadata(graph, MODEL_FILE), labels=reference_model.labels))
+    metadata = get_metadata(graph, MODEL_FILE)
+    constants = tuple(bound.without_folders(reference_model.source.bind)) or metadata.bound
+    set_metadata(graph, dataclasses.replace(metadata, labels=reference_model.labels, bound=constants))
     versions = _save({"model": graph}, out)
     del graph
     progress("compare with the original", 2, 3)
@@ -367,8 +369,7 @@ def _imported(reference_model: ReferenceModel, config: ExportConfig) -> ir.Model
             reference_model.task,
             reference_model.images,
             postprocess=reference_model.postprocess,
-            bound=tuple(bound.without_folders(reference_model.source.bind))
-            or (found.metadata.bound if found.metadata else ()),
+            bound=found.metadata.bound if found.metadata else (),
         ),
     )
     return found.model

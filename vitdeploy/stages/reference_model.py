@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from vitdeploy.bundle.read import SIZES_FOLDER, file_sha256
 from vitdeploy.data.label_file import read_labels
 from vitdeploy.errors import CheckpointError, GraphError
-from vitdeploy.graph.io.bound import anywhere, bound_files, without_folders
+from vitdeploy.graph.io.bound import anywhere, file_of, without_folders
 from vitdeploy.graph.io.meanings import OUTPUTS, may_be_logits, of_problem, without_assumption
 from vitdeploy.models import json_file, pixel_range
 from vitdeploy.models.model_folder import hub, image_processor, model_card
@@ -143,12 +143,12 @@ def find_reference_model(source: Source, overrides: Overrides | None = None) -> 
     """
     given = overrides or Overrides()
     source = dataclasses.replace(_in_folder(source), preprocess=given.preprocess or source.preprocess)
-    if source.bind and not is_onnx(source):
+    if source.bind and not is_onnx(source) and source.function is None and source.module is None:
         raise CheckpointError(
             f"{source.name} has no further inputs to bind",
             found=", ".join(source.bind),
-            wanted="an .onnx file",
-            fix="leave --bind (source.bind of a recipe) out, and wrap the model in a module that takes the image alone",
+            wanted="an .onnx file, or a module of your own whose forward takes more than the image",
+            fix="leave --bind (source.bind of a recipe) out",
         )
     reference_model = _of_graph(source, given) if is_onnx(source) else _of_module(source)
     preprocess, postprocess = (
@@ -215,6 +215,7 @@ def _of_module(source: Source) -> ReferenceModel:
     if folder is not None and original.signature.sequence is not None:
         files = (*files, *(path for path in [folder.path / GENERATION] if path.is_file()))
     digests = _digests([*files, *(path for path in (source.checkpoint, source.text_features, source.memory) if path)])
+    digests |= _bound_digests(source)
     if source.function is not None:
         local = dataclasses.replace(local, weights=weights_digest(original.module))
         digests[source.function] = identity(original)
@@ -295,7 +296,7 @@ def _of_graph(source: Source, given: Overrides) -> ReferenceModel:
         labels=labels,
         family="onnx",
         notes=tuple(notes),
-        digests=_digests([_graph_file(source), *bound_files(source.bind)]),
+        digests=_digests([_graph_file(source)]) | _bound_digests(source),
     )
 
 
@@ -372,6 +373,12 @@ def _graph_file(source: Source) -> Path:
 
 def _digests(files: list[Path]) -> dict[str, str]:
     return {path.name: file_sha256(path) for path in files}
+
+
+def _bound_digests(source: Source) -> dict[str, str]:
+    """Of the files of bound inputs, whose names may be the same in several folders: by input."""
+    files = {text: file for text in source.bind if (file := file_of(text)) is not None}
+    return {short: file_sha256(file) for short, file in zip(without_folders(files), files.values(), strict=True)}
 
 
 def _labels(path: Path, reference_model: ReferenceModel) -> tuple[str, ...]:

@@ -160,12 +160,11 @@ def test_a_forward_that_fails_is_answered_with_its_line(function):
     assert "--image-size" in caught.value.fix
 
 
-def test_a_forward_that_takes_more_than_the_image_is_told_to_be_wrapped(function):
-    with pytest.raises(CheckpointError, match="does not run") as caught:
+def test_a_forward_that_takes_more_than_the_image_is_told_what_it_needs(function):
+    with pytest.raises(CheckpointError, match="takes more than an image") as caught:
         function(LOGITS.replace("forward(self, image)", "forward(self, image, mask)"))
-    assert "missing 1 required positional argument: 'mask'" in caught.value.found
-    assert caught.value.wanted == "a model that takes float32 [batch, 3, height, width] and nothing else"
-    assert "wrap it in a module that takes the image alone" in caught.value.fix
+    assert (caught.value.found, caught.value.wanted) == ("forward(image, mask)", "a value for mask")
+    assert caught.value.fix.startswith("--bind mask=VALUE") and "takes the image alone" in caught.value.fix
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,5 @@
-"""Values for inputs of an ONNX file that are no image, as a user writes them: "NAME=1", "NAME=640,480", "NAME=mask.npy"
-or, of an archive, "NAME=arrays.npz". Needs no ONNX.
+"""Values for inputs of a graph or module that are no image, as a user writes them: "NAME=1", "NAME=640,480",
+"NAME=mask.npy" or, of an archive, "NAME=arrays.npz". Needs no ONNX.
 """
 
 from collections.abc import Iterable, Mapping
@@ -39,11 +39,6 @@ def file_of(text: str) -> Path | None:
     """The file of one binding; None where it has numbers."""
     value = named(text)[1]
     return Path(value) if value.endswith(FILES) else None
-
-
-def bound_files(bind: Iterable[str]) -> list[Path]:
-    """The files of all bindings."""
-    return [file for text in bind if (file := file_of(text)) is not None]
 
 
 def anywhere(bind: Iterable[str]) -> tuple[str, ...]:

@@ -4,7 +4,7 @@ task they are for. It then goes through the same export, parity and bundle as ou
 
 import dataclasses
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -18,6 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from vitdeploy.errors import CheckpointError
 from vitdeploy.graph.io import meanings
 from vitdeploy.models import family, pixel_range, source
+from vitdeploy.models.external import arguments as bound
 from vitdeploy.models.external.outputs import (
     ROWS,
     OutputWatch,
@@ -44,20 +45,36 @@ class Adapted(nn.Module):
     """An external module with the outputs of a `Signature`: tensors in a fixed order, whatever it returns.
 
     `arguments` are passed after the image, the module's first argument. `task`: what its outputs are to be taken for.
+    `passings`: how values that a user bound reach further arguments; tensors of them become buffers.
     `probabilities`: they are a softmax already, of which the logarithm gives logits.
     """
 
-    def __init__(self, model: nn.Module, arguments: Mapping[str, Any] | None = None, task: Task | None = None) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        arguments: Mapping[str, Any] | None = None,
+        task: Task | None = None,
+        passings: bound.Passings | None = None,
+    ) -> None:
         super().__init__()
         self.model = model
         self.arguments = dict(arguments or {})
+        self.passings = dict(passings or {})
+        self.keyword = bound.image_keyword(model, list(self.passings))
+        for name, passing in self.passings.items():
+            if isinstance(passing.value, Tensor):
+                self.register_buffer(f"bound_{name}", passing.value, persistent=False)
         # timm's modules without classes, and those made like them, return their pooled features.
         self.task: Task | None = task or ("features" if getattr(model, "num_classes", None) == 0 else None)
         self.probabilities = False
 
     def returned(self, image: Tensor) -> Any:
         """Whatever the module itself gives."""
-        return self.model(image, **self.arguments)
+        values = dict(self.arguments)
+        for name, passing in self.passings.items():
+            tensor = getattr(self, f"bound_{name}", None)  # where a copy of this module on another device has it
+            values[name] = passing.for_images(image, passing.value if tensor is None else tensor)
+        return self.model(image, **values) if self.keyword is None else self.model(**{self.keyword: image}, **values)
 
     def forward(self, image: Tensor) -> Tensor | tuple[Tensor, ...]:
         found = recognised(self.returned(image), self.task)
@@ -96,13 +113,18 @@ def adapt(
     arguments: Mapping[str, Any] | None = None,
     *,
     task: Task | None = None,
-) -> tuple[nn.Module, family.Signature]:
+    bind: Sequence[str] = (),
+) -> tuple[Adapted, family.Signature]:
     """Wrap the module in `Adapted`; also returns what one run on two images of noise shows about its outputs.
 
+    `bind`: "NAME=VALUE" of further arguments, see `arguments`.
+
     Raises:
-        CheckpointError: it does not run on such images, or its outputs are of no task, or of another than `task`.
+        CheckpointError: it does not run on such images, or its outputs are of no task, or of another than `task`; or a
+            bound value does not fit it.
     """
-    module = Adapted(model.float(), arguments, task).eval()
+    passings = _passings(model.float(), bind, what, (channels, *image_size), task)
+    module = Adapted(model, arguments, task, passings).eval()
     # No image is blank: what its answers have in common, such as a length of 1, is to be seen.
     image = torch.rand(2, channels, *image_size, generator=torch.Generator().manual_seed(SEED))
     try:
@@ -155,6 +177,27 @@ def adapt(
     if row.task == "depth" and getattr(model, "config", None) is None:
         notes = (*notes, INVERSE_ASSUMED)
     return module, family.Signature(row.task, image_size, channels, specs, row.postprocess(model, specs), notes=notes)
+
+
+def _passings(
+    model: nn.Module, bind: Sequence[str], what: str, image: tuple[int, int, int], task: Task | None
+) -> dict[str, bound.Passing]:
+    """How bound values reach the module, for images [channels, height, width]."""
+    if not bind:
+        return {}
+    images = torch.rand(bound.TRIAL_BATCH, *image, generator=torch.Generator().manual_seed(SEED))
+
+    def run(passings: bound.Passings) -> list[Tensor]:
+        module = Adapted(model, None, task, passings).eval()
+        with torch.no_grad():
+            match = recognised(module.returned(images), module.task)
+        outputs = [tensor for _, tensor in match[1]] if match is not None else []
+        for output in outputs:
+            if len(output) != len(images):
+                raise ValueError(f"an output {list(output.shape)} for {len(images)} images")
+        return outputs
+
+    return bound.chosen_passings(model, bind, what, (image[1], image[2]), run)
 
 
 def _fix(module: Adapted, size: tuple[int, int], channels: int) -> str:

@@ -27,6 +27,7 @@ import vitdeploy
 from vitdeploy.errors import CheckpointError, UserCodeError
 from vitdeploy.models.checkpoints import fit, mismatch, read
 from vitdeploy.models.external.adapted import IMAGE_SIZE, SEED, adapt, size_of, size_within, with_own_scaling
+from vitdeploy.models.external.arguments import passing_notes, require_arguments
 from vitdeploy.models.family import LoadedModel
 from vitdeploy.models.model_folder.image_processor import timm_preprocess
 from vitdeploy.models.source import last_line, where
@@ -49,6 +50,7 @@ def from_module(
     image_size: tuple[int, int] | None = None,
     task: Task | None = None,
     labels: Sequence[str] = (),
+    bind: Sequence[str] = (),
 ) -> LoadedModel:
     """A copy of a module in memory as the original of a job: on the CPU, float32, in evaluation mode.
 
@@ -60,16 +62,18 @@ def from_module(
         image_size: (height, width) in pixels; by default the crop of `preprocess`, else what the module says, else 224.
         task: what its outputs are to be taken for; "features" where one output [batch, width] is no logits.
         labels: one name a class, in the order of the outputs.
+        bind: "NAME=VALUE" of arguments beside the image, which become constants.
 
     Raises:
         UserCodeError: no torch.nn.Module, or one that cannot be copied.
-        CheckpointError: it does not run on such images, its outputs are of no task or of another one, or preprocessing
-            or labels do not fit it.
+        CheckpointError: it does not run on such images, its outputs are of no task or of another one, or preprocessing,
+            labels or bound values do not fit it.
+        InputError, MissingFileError: a bound value cannot be read.
     """
     require_module(module, f"{name or 'what is given'} is no model")
     name = name or type(module).__name__
     own = copied(module, name)
-    original = described(own, name, image_size, preprocess=preprocess, task=task)
+    original = described(own, name, image_size, preprocess=preprocess, task=task, bind=bind)
     signature = original.signature
     classes = number_of_classes(signature.outputs, signature.postprocess) if signature.task != "features" else None
     if labels and len(labels) != classes:
@@ -110,13 +114,17 @@ def described(
     preprocess: PreprocessSpec | None = None,
     task: Task | None = None,
     notes: Sequence[str] = (),
+    bind: Sequence[str] = (),
 ) -> LoadedModel:
     """A user's module with its size, preprocessing and outputs, as far as it declares them; `notes` come first.
 
     Raises:
-        CheckpointError: it does not run on such images, its outputs fit no task, or `preprocess` does not fit it.
+        CheckpointError: it does not run on such images, its outputs fit no task, or `preprocess` or a value of `bind`
+            does not fit it.
+        InputError, MissingFileError: a value of `bind` cannot be read.
     """
     told = list(notes)
+    require_arguments(model, bind, name)
     own = getattr(model, "pretrained_cfg", None) or {}
     known = size_of(model, own)
     within = None if known else size_within(model)
@@ -135,7 +143,8 @@ def described(
         told.append(
             f"the module does not say its image size: {assumption} (--image-size; source.image_size in a recipe)"
         )
-    adapted, signature = adapt(model, size, channels, name, task=task)
+    adapted, signature = adapt(model, size, channels, name, task=task, bind=bind)
+    told += passing_notes(adapted.passings, bind)
     if isinstance(signature.postprocess, PostprocessSpec):
         scores = signature.postprocess.scores
         told.append(f"detections are scored by {scores}, as far as the module tells (postprocess: says otherwise)")
@@ -293,10 +302,12 @@ def from_function(
     checkpoint: Path | None = None,
     task: Task | None = None,
     preprocess: PreprocessSpec | None = None,
+    bind: Sequence[str] = (),
 ) -> LoadedModel:
     """Call `package.module:function` without arguments; the result gets the weights of `checkpoint` if given.
 
     `preprocess` None: as the module's `pretrained_cfg` says (timm's modules have it), else as `described` assumes.
+    `bind`: "NAME=VALUE" of arguments of its forward beside the image.
 
     Raises:
         UserCodeError: no such module or function, it fails, or it returns something other than a torch.nn.Module.
@@ -312,7 +323,7 @@ def from_function(
             mismatch.refuse_state(str(checkpoint), state)  # which says what it is, where that is known
             raise
         notes += [*remarks, *told, f"its weights are those of {checkpoint.name}"]
-    return described(model, reference, image_size, preprocess=preprocess, task=task, notes=notes)
+    return described(model, reference, image_size, preprocess=preprocess, task=task, notes=notes, bind=bind)
 
 
 def _function(reference: str) -> Callable[[], Any]:
@@ -507,14 +518,17 @@ def save_module(
 
 
 def open_module(
-    file: Path, image_size: tuple[int, int] | None = None, preprocess: PreprocessSpec | None = None
+    file: Path,
+    image_size: tuple[int, int] | None = None,
+    preprocess: PreprocessSpec | None = None,
+    bind: Sequence[str] = (),
 ) -> LoadedModel:
     """Read what `save_module` wrote, as the original of a job; a size and preprocessing that are given count. Errors as
     in `from_module`."""
     module, options = cloudpickle.loads(file.read_bytes())  # written by this run, in a folder of this user's alone
     options["image_size"] = image_size or options["image_size"]
     options["preprocess"] = preprocess or options["preprocess"]
-    return from_module(module, name=file.stem, **options)
+    return from_module(module, name=file.stem, bind=bind, **options)
 
 
 @contextlib.contextmanager

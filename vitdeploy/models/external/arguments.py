@@ -1,0 +1,231 @@
+"""Arguments of a module's `forward` beside the image, bound to values: a mask, a size, features of texts.
+
+A graph declares the shape and type of each input. A module does not, so each way to pass a value is tried on a few
+images of noise; where several ways run, their answers must be the same.
+"""
+
+import inspect
+import itertools
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from vitdeploy.errors import CheckpointError
+from vitdeploy.graph.io.bound import file_of, named, value_of, without_folders
+from vitdeploy.models import source
+
+# Images of a trial: no usual number of channels, coordinates or heads, which a batch axis could be taken for.
+TRIAL_BATCH = 5
+# Two answers are the same up to this share of the largest number.
+TOLERANCE = 1e-4
+SHOWN = 3
+_PLAIN = re.compile(r"\b(int|float|bool|tuple|list|sequence)\b", re.IGNORECASE)
+_NAMED = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+
+
+@dataclass(frozen=True, eq=False)
+class Passing:
+    """One way to pass a value: a number, a tuple of numbers, or a tensor. `repeated`: the tensor is [1, ...], and each
+    image of a batch gets it."""
+
+    value: Any
+    repeated: bool = False
+
+    def __str__(self) -> str:
+        if not isinstance(self.value, Tensor):
+            return "numbers" if isinstance(self.value, tuple) else type(self.value).__name__
+        dtype, shape = str(self.value.dtype).removeprefix("torch."), list(self.value.shape)
+        sizes = ", ".join(map(str, ["batch", *shape[1:]] if self.repeated else shape))
+        return f"{dtype} [{sizes}]" + ("" if self.repeated else " for all images together")
+
+    def for_images(self, image: Tensor, value: Any) -> Any:
+        """What the module gets of `value` beside images [batch, ...]."""
+        return value.expand(image.shape[0], *value.shape[1:]) if self.repeated else value
+
+
+Passings = Mapping[str, Passing]
+
+
+def parameters_of(model: nn.Module) -> dict[str, inspect.Parameter]:
+    """The parameters of its `forward`, by name; none where Python cannot tell them."""
+    try:
+        return dict(inspect.signature(model.forward).parameters)
+    except (TypeError, ValueError):
+        return {}
+
+
+def image_keyword(model: nn.Module, bound: Sequence[str]) -> str | None:
+    """The name by which the module takes the image, where bound arguments come before it; None: as the first."""
+    names = list(parameters_of(model))
+    place = next((number for number, name in enumerate(names) if name not in bound), 0)
+    return names[place] if place else None
+
+
+def require_arguments(model: nn.Module, bind: Sequence[str], what: str) -> None:
+    """Check the names of `bind` against the parameters of `forward`.
+
+    Raises:
+        CheckpointError: a name that is no further parameter, or a further parameter without a value.
+    """
+    parameters = parameters_of(model)
+    if not parameters:
+        return
+    names = [named(text)[0] for text in bind]
+    shown = f"forward({', '.join(map(str, parameters.values()))})"
+    kinds = [parameter.kind for parameter in parameters.values()]
+    known = {name for name, parameter in parameters.items() if parameter.kind in _NAMED}
+    unknown = [name for name in names if name not in known]
+    if unknown and not (inspect.Parameter.VAR_KEYWORD in kinds and all(name.isidentifier() for name in unknown)):
+        raise CheckpointError(
+            f"{what} has no input {unknown[0]!r} to bind",
+            found=shown,
+            wanted="the name of a parameter of its forward beside the image",
+        )
+    free = [name for name, kind in zip(parameters, kinds, strict=True) if name not in names]
+    if not free:
+        raise CheckpointError(
+            f"all inputs of {what} are bound",
+            found=shown,
+            wanted="one parameter that takes the images",
+            fix="leave out the binding of that one",
+        )
+    missing = [name for name in free[1:] if parameters[name].kind in _NAMED and _is_required(parameters[name])]
+    if missing:
+        raise CheckpointError(
+            f"{what} takes more than an image",
+            found=shown,
+            wanted=f"a value for {', '.join(missing)}",
+            fix=f"--bind {missing[0]}=VALUE, a number, numbers with commas or a .npy file (source.bind in a recipe, "
+            "bind= in Python), or wrap the module in one that takes the image alone",
+        )
+
+
+def _is_required(parameter: inspect.Parameter) -> bool:
+    return parameter.default is inspect.Parameter.empty
+
+
+def chosen_passings(
+    model: nn.Module,
+    bind: Sequence[str],
+    what: str,
+    image_size: tuple[int, int],
+    run: Callable[[Passings], Sequence[Tensor]],
+) -> dict[str, Passing]:
+    """How the value of each binding reaches the module: the first way that runs.
+
+    Args:
+        run: the outputs for `TRIAL_BATCH` images of noise, each [batch, ...]; what the module raises propagates.
+
+    Raises:
+        CheckpointError: no way runs, or two ways run with different answers.
+        InputError, MissingFileError: a value cannot be read.
+    """
+    parameters = parameters_of(model)
+    ways = {name: list(_ways(text, parameters.get(name))) for text in bind for name in [named(text)[0]]}
+    failures = list[str]()
+    for combination in itertools.product(*ways.values()):
+        passings = dict(zip(ways, combination, strict=True))
+        try:
+            outputs = run(passings)
+            break
+        except Exception as error:  # the user's own code
+            failures.append(f"{_in_words(passings)}: {source.where(error)}")
+    else:
+        raise CheckpointError(
+            f"{what} does not run on images of {image_size[0]}x{image_size[1]} with the values that are bound",
+            found="; ".join(failures[:SHOWN]),
+            wanted=f"a value of a shape and type that its forward takes, for {', '.join(ways)}",
+            fix="a .npy file of what one image needs, without a batch axis or with one of 1; or another --image-size "
+            "(source.image_size in a recipe)",
+        )
+    for name, passing in passings.items():
+        for other in ways[name]:
+            if _is_other_shape(passing, other) and _differ(outputs, run, {**passings, name: other}):
+                raise CheckpointError(
+                    f"the input {name} of {what} can be read in two ways, with different answers",
+                    found=f"{passing}, or {other}",
+                    wanted="a value that only one reading fits",
+                    fix="wrap the module in one that takes the image alone and holds the value",
+                )
+    return passings
+
+
+def _ways(text: str, parameter: inspect.Parameter | None) -> Iterator[Passing]:
+    """The ways to pass a value, the most likely first: Python's numbers of what a user wrote, then tensors."""
+    value, written = value_of(text), file_of(text) is None
+    if value.dtype.kind not in "fiub":
+        raise CheckpointError(
+            f"the value of the input {named(text)[0]} cannot be passed to a module",
+            found=str(value.dtype),
+            wanted="an array of floats, whole numbers or booleans",
+        )
+    annotation, default = ("", None) if parameter is None else (str(parameter), parameter.default)
+    annotation = annotation.partition(":")[2].partition("=")[0]
+    plain = "Tensor" not in annotation and bool(_PLAIN.search(annotation))
+    if value.ndim < 2 and "Tensor" not in annotation and (written or plain):
+        yield from map(Passing, _plain(value, annotation, default))
+    if plain:
+        return
+    for array in _typed(value, written):
+        tensor = torch.from_numpy(array.copy())
+        if tensor.ndim and len(tensor) == 1:
+            yield Passing(tensor, repeated=True)
+        yield Passing(tensor[None], repeated=True)
+        yield Passing(tensor)
+
+
+def _plain(value: np.ndarray, annotation: str, default: Any) -> list[Any]:
+    """A number, or a tuple of numbers: whole ones as int first, 0 and 1 as bool where the parameter is one."""
+    numbers = [float(number) for number in value.reshape(-1)]
+    kinds: list[Callable[[float], Any]] = [float]
+    if isinstance(default, bool) or annotation.strip() == "bool":
+        kinds = [bool] if set(numbers) <= {0.0, 1.0} else []
+    elif all(number.is_integer() for number in numbers) and ("float" not in annotation or "int" in annotation):
+        kinds = [int, float]
+    return [tuple(map(kind, numbers)) if value.ndim else kind(numbers[0]) for kind in kinds]
+
+
+def _typed(value: np.ndarray, written: bool) -> list[np.ndarray]:
+    """The value in types that modules take: written numbers as float32, whole ones also as int64; an array in its own
+    type, but floats as float32."""
+    if value.dtype.kind == "f":
+        whole = written and bool(np.all(np.isfinite(value) & (value == np.trunc(value))))
+        return [value.astype(np.float32), *([value.astype(np.int64)] if whole else [])]
+    wide = value.dtype.kind == "u" and value.dtype.itemsize > 1  # which PyTorch computes little with
+    return [value.astype(np.int64) if wide else value.astype(value.dtype.newbyteorder("="))]
+
+
+def _is_other_shape(passing: Passing, other: Passing) -> bool:
+    a, b = passing.value, other.value
+    return a is not b and isinstance(a, Tensor) and isinstance(b, Tensor) and a.dtype == b.dtype
+
+
+def _differ(outputs: Sequence[Tensor], run: Callable[[Passings], Sequence[Tensor]], passings: Passings) -> bool:
+    """Whether these ways run, and give other answers."""
+    try:
+        others = run(passings)
+    except Exception:  # of the user's own code, which does not take it so
+        return False
+    if [output.shape for output in others] != [output.shape for output in outputs]:
+        return True
+    for a, b in zip(outputs, others, strict=True):
+        ours, theirs = a.double(), b.double()
+        allowed = TOLERANCE * float(ours.nan_to_num(0, 0, 0).abs().max())
+        if not torch.allclose(ours, theirs, rtol=0, atol=allowed, equal_nan=True):
+            return True
+    return False
+
+
+def _in_words(passings: Passings) -> str:
+    return ", ".join(f"{name} as {passing}" for name, passing in passings.items())
+
+
+def passing_notes(passings: Passings, bind: Sequence[str]) -> list[str]:
+    """A note on each binding: the value, and how the module gets it."""
+    values = dict(map(named, without_folders(bind)))
+    return [f"the input {name} is bound to {values[name]}: {passing}" for name, passing in passings.items()]
