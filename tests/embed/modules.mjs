@@ -8,7 +8,7 @@ const app = (name) => import(pathToFileURL(`${process.argv[2]}/app/${name}`));
 const { prepare, toInput, inputWindow } = await app("preprocess.js");
 const { classify, cosine, detect } = await app("answers.js");
 const { classMap, classAreas, depthMap, depthRange } = await app("maps.js");
-const { pictureMade } = await app("answers.js");
+const { measure, pictureMade } = await app("answers.js");
 const { pointsOf } = await app("points.js");
 const { checkGolden } = await app("golden.js");
 const floats = (rows) => Object.fromEntries(Object.entries(rows).map(([name, values]) => [name, Float32Array.from(values)]));
@@ -37,6 +37,7 @@ console.log(JSON.stringify({
   points: (cases.points ?? []).map(({ maps, shape, width, height, spec, post, labels }) =>
     pointsOf(Float32Array.from(maps), shape, spec, post, labels, inputWindow(width, height, spec))),
   made: (cases.made ?? []).map(({ values, shape, post }) => [...pictureMade(Float32Array.from(values), shape, post).data]),
+  measured: (cases.measured ?? []).map(({ numbers, post, labels }) => measure(Float32Array.from(numbers), post, labels)),
   classify: cases.classify.map(({ logits, labels }) => classify(Float32Array.from(logits), labels)),
   golden: await Promise.all(cases.golden.map(({ wanted, rows }) => {
     const facts = {

@@ -1,4 +1,5 @@
-"""The C++ program of models with an answer for every pixel, of key points and of pictures, against the Predictor's."""
+"""The C++ program of models with an answer for every pixel, of key points, pictures and numbers, against the
+Predictor's."""
 
 import shutil
 import subprocess
@@ -25,6 +26,7 @@ from vitdeploy.runtime.golden import engine_outputs
 from vitdeploy.runtime.tasks.depth import DepthSpec
 from vitdeploy.runtime.tasks.image_to_image import ImageSpec
 from vitdeploy.runtime.tasks.keypoints import KeypointSpec
+from vitdeploy.runtime.tasks.regression import RegressionSpec
 from vitdeploy.runtime.tasks.segmentation import SegmentationSpec
 from vitdeploy.spec import PreprocessSpec
 
@@ -35,7 +37,9 @@ MAPS = {
     "heatmaps": (CLASSES, "heatmaps"),
     "reconstruction": (3, "reconstruction"),
 }
-TASKS = {"depth": "depth", "heatmaps": "keypoints", "reconstruction": "image-to-image"}
+TASKS = {"depth": "depth", "heatmaps": "keypoints", "reconstruction": "image-to-image", "numbers": "regression"}
+# Of the export.
+OPTIONS = {"depth": ("--no-preprocess",), "numbers": ("--task", "regression")}
 LABELS = ["sky", "road", "ca\tr", "wall", "tree"]
 
 
@@ -60,6 +64,11 @@ def graph(path, kind):
         nodes.append(helper.make_node("Reshape", ["pooled", "shape"], ["class_queries_logits"]))
         output("class_queries_logits", ["n", QUERIES, CLASSES + 1])
         output("masks_queries_logits", ["n", QUERIES, 8, 12])
+    elif kind == "numbers":
+        convolution("w", CLASSES, "map")
+        nodes.append(helper.make_node("GlobalAveragePool", ["map"], ["pooled"]))
+        nodes.append(helper.make_node("Flatten", ["pooled"], ["measures"]))
+        output("measures", ["n", CLASSES])
     else:
         channels, name = MAPS[kind]
         convolution("w", channels, "one" if kind == "depth" else name)
@@ -82,8 +91,7 @@ def bundle_of(kind, head, fit, command, home, name=""):
     """A bundle of the graph for OpenVINO, of images whose sides are cut (covered), or whole. That of depth takes BGR,
     and leaves the scaling of pixels to the program."""
     graph(home / "given.onnx", kind)
-    scales = ("--no-preprocess",) if kind == "depth" else ()
-    assert command("export", home / "given.onnx", *scales, "-o", home / "exported").returncode == 0
+    assert command("export", home / "given.onnx", *OPTIONS.get(kind, ()), "-o", home / "exported").returncode == 0
     file = home / "exported" / "model.onnx"
     (home / "engine").mkdir()
     engine = compile_engine(file, home / "engine", target="openvino-cpu", precision="fp32", batch=1, placed=0)
@@ -115,6 +123,7 @@ PROGRAMS = {
     "topdown": ("heatmaps", KeypointSpec("dark", 5, -0.2), "topdown"),
     "cover": ("heatmaps", KeypointSpec("argmax", 5, -0.2), "cover"),
     "reconstruction": ("reconstruction", ImageSpec(-0.5, 1.5), "stretch"),
+    "numbers": ("numbers", RegressionSpec(("m", "°C", 'k"g\\', "", "%")), "cover"),
 }
 PROJECT = "cmake_minimum_required(VERSION 3.16)\nproject(programs CXX)\nenable_testing()\n"
 
@@ -215,6 +224,16 @@ def test_pictures_are_the_predictors(built, tmp_path):
             wanted, found = predictor.predict(path).pixels, np.asarray(Image.open(made / f"{path.stem}.png"))
             assert line[:4] == [str(path), "12", "8", "3"]
             assert np.abs(found.astype(int) - wanted).max() <= 1 and np.ptp(found) > 50
+
+
+def test_numbers_are_the_predictors(built, tmp_path):
+    (bundle, program), paths = built["numbers"], pictures(tmp_path)
+    lines = said(program, *paths)
+    with load(bundle) as predictor:
+        wanted = [(str(path), number) for path in paths for number in predictor.predict(path).numbers]
+    for line, (path, number) in zip(lines, wanted, strict=True):
+        assert line[:3] == [path, str(number.index), number.name.replace("\t", " ")]
+        assert float(line[3]) == pytest.approx(number.value, rel=1e-4, abs=1e-4) and line[4] == number.unit
 
 
 @pytest.mark.parametrize(

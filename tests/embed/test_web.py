@@ -42,6 +42,7 @@ from vitdeploy.runtime.tasks.depth import Depth, DepthSpec, depth_of
 from vitdeploy.runtime.tasks.detection import PostprocessSpec, detect
 from vitdeploy.runtime.tasks.image_to_image import ImageSpec, to_pixels
 from vitdeploy.runtime.tasks.keypoints import KEYPOINTS, KeypointSpec
+from vitdeploy.runtime.tasks.regression import RegressionSpec, numbers_of
 from vitdeploy.runtime.tasks.segmentation import SegmentationSpec, areas, classes_of
 from vitdeploy.runtime.tasks.task import OutputReading
 from vitdeploy.spec import PreprocessSpec, encode
@@ -311,6 +312,15 @@ def test_outputs_become_the_predictors_answers(written):
         assert [(one["index"], one["label"]) for one in ours] == [(w.index, w.label) for w in wanted]
         np.testing.assert_allclose([one["score"] for one in ours], [w.score for w in wanted], rtol=1e-12)
     assert found["cosine"] == pytest.approx(1.5 / np.sqrt(14 * 5.25))
+
+
+@pytest.mark.parametrize("labels", [[], ["age", "weight"]], ids=["no names", "names"])
+def test_numbers_become_the_predictors(written, labels):
+    cases = [([31.5], RegressionSpec()), ([31.5, -2e9], RegressionSpec(("years", ""))), ([0.25, 3], RegressionSpec())]
+    asked = [{"numbers": numbers, "post": encode(post), "labels": labels} for numbers, post in cases]
+    for (numbers, post), found in zip(cases, in_node(written, measured=asked)["measured"], strict=True):
+        wanted = numbers_of(np.array(numbers, np.float32), post, labels).numbers
+        assert found == [{"label": each.name, "value": each.value, "unit": each.unit} for each in wanted]
 
 
 @pytest.mark.parametrize("spec", [SPECS[1], SPECS[2]], ids=["cropped", "whole"])
@@ -699,8 +709,9 @@ HEADS = {
     "segmentation": SegmentationSpec(),
     "keypoints": KeypointSpec("argmax", threshold=0.1, skeleton=((0, 1),)),
     "image-to-image": ImageSpec(-1.0, 1.0),
+    "regression": RegressionSpec(("m", "kg")),
 }
-NAMED = ("segmentation", "keypoints")
+NAMED = ("segmentation", "keypoints", "regression")
 
 
 def planted_page(folder, model, task, built):
@@ -913,6 +924,23 @@ def test_a_detector_draws_its_boxes(browser, built, tmp_path):
           return [at(view.width / 2 - 2, view.height / 4), at(view.width * 0.8, view.height / 4)];
         }""")
         assert corner[0][0] > corner[0][2] + 100 and corner[1][0] == corner[1][2]  # the box ends in the middle
+        assert opened.errors == []
+        opened.page.close()
+
+
+def test_numbers_are_shown_with_names_and_units(browser, built, tmp_path):
+    model = planted.classifier("average")
+    model.graph.outputs[0].name = "numbers"
+    page = planted_page(tmp_path, model, "regression", built)
+    with started(page) as address, load(tmp_path / "bundle") as predictor:
+        opened = Opened(browser, f"{address}?check&backend=wasm")
+        assert opened.until("#checked", "images").startswith("Right: 1 images. Largest difference: numbers")
+        opened.page.set_input_files("#file", tmp_path / "image.png")
+        first, second = predictor.predict(tmp_path / "image.png").numbers
+        found = opened.best()
+        assert found.endswith(" m") and float(found.removesuffix(" m")) == pytest.approx(first.value, rel=1e-3)
+        name, text = opened.page.locator(".scores li > span").all_text_contents()
+        assert name == "dark" and float(text.removesuffix(" kg")) == pytest.approx(second.value, rel=1e-3)
         assert opened.errors == []
         opened.page.close()
 

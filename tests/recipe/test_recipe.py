@@ -20,6 +20,7 @@ from vitdeploy.runtime.tasks.detection import PostprocessSpec
 from vitdeploy.runtime.tasks.image_to_image import ImageSpec
 from vitdeploy.runtime.tasks.instance_segmentation import InstanceSpec
 from vitdeploy.runtime.tasks.keypoints import KeypointSpec
+from vitdeploy.runtime.tasks.regression import RegressionSpec
 from vitdeploy.runtime.tasks.segmentation import SegmentationSpec
 from vitdeploy.spec import Budget, PreprocessSpec
 from vitdeploy.stages.reference_model import Overrides
@@ -590,6 +591,8 @@ def test_post_processing_is_that_of_the_fields_that_it_has(load, problems):
         ("{reduce_labels: true, ignore: 0}", SegmentationSpec(ignore=0, reduce_labels=True)),
         ("{values: metric, max_depth: 20.0}", DepthSpec("metric", max_depth=20.0)),
         ("{threshold: 0.2}", PostprocessSpec(threshold=0.2)),
+        ("{tolerance: 2}", RegressionSpec(tolerance=2.0)),
+        ("{units: [years, kg], tolerance: [2, 0.5]}", RegressionSpec(("years", "kg"), (2.0, 0.5))),
     ):
         assert load(LEAST, f"postprocess={fields}").postprocess.to_spec() == spec
     told = problems(LEAST, "postprocess={values: metric, resize: bilinear, threshold: 0.2}")

@@ -12,6 +12,7 @@ from vitdeploy.runtime.tasks.depth import DepthSpec
 from vitdeploy.runtime.tasks.detection import PostprocessSpec
 from vitdeploy.runtime.tasks.image_to_image import ImageSpec
 from vitdeploy.runtime.tasks.keypoints import KeypointSpec
+from vitdeploy.runtime.tasks.regression import RegressionSpec
 from vitdeploy.runtime.tasks.segmentation import SegmentationSpec
 from vitdeploy.spec import Postprocess
 
@@ -25,6 +26,7 @@ COLUMNS = {
     "detection": "path, class, label, score, left, top, right, bottom; the surest object first",
     "segmentation": "path, class, label, pixels, share of the image; the largest class first",
     "depth": "path, least, median and largest value",
+    "regression": "path, number, name, value, unit",
     "keypoints": "path, number of the box from 0 on, point, name, score, x, y; the points that are shown",
     "image-to-image": "path, width, height and channels of the picture, its mean level",
 }
@@ -93,6 +95,15 @@ def _facts(found: Embedded, project: str) -> dict[str, object]:
     }
 
 
+def _literal(text: str) -> str:
+    """A literal of C++ for a text of others: all but letters and digits of ASCII as octal bytes of UTF-8."""
+    return '"' + "".join(c if c.isascii() and c.isalnum() else _octal(c) for c in text) + '"'
+
+
+def _octal(text: str) -> str:
+    return "".join(f"\\{byte:03o}" for byte in text.encode("utf-8"))
+
+
 def _head(post: Postprocess | None) -> dict[str, object]:
     """What the program knows of the model's outputs; `maps_too`: what it writes into the folder of an `option`, `taps`:
     cells a pixel lies between."""
@@ -111,4 +122,6 @@ def _head(post: Postprocess | None) -> dict[str, object]:
         return {"maps_too": told, "option": "--pictures", **levels}
     if isinstance(post, KeypointSpec):
         return {"maps_too": None, "threshold": repr(post.threshold), "decoding": post.decoding, "kernel": post.kernel}
+    if isinstance(post, RegressionSpec):
+        return {"maps_too": None, "units": ", ".join(map(_literal, post.units))}
     return {"maps_too": None, "threshold": repr(post.threshold) if isinstance(post, PostprocessSpec) else None}

@@ -77,11 +77,18 @@ export function pictureMade(values, [channels, height, width], { black, white })
   return { width, height, data };
 }
 
-// {task, ...}: `top` of a classifier, `vector` of features, `objects` of a detector; `map` of every pixel, with its `classes`
+// The numbers of a regression with their names and units: [{label, value, unit}].
+export function measure(numbers, { units }, labels) {
+  const name = (index) => (numbers.length === 1 && !labels.length ? "number" : labelOf(index, labels));
+  return Array.from(numbers, (value, index) => ({ label: name(index), value, unit: units[index] ?? "" }));
+}
+
+// {task, ...}: `top` of a classifier, `vector` of features, `numbers`, `objects` of a detector; `map` of every pixel, with its `classes`
 // or its `range` of depth; `points` with their `skeleton`; the `picture` made of the image.
 export function toAnswer(outputs, width, height, facts, labels) {
   const { task, preprocess, postprocess } = facts;
   if (task === "features") return { task, vector: outputs.features };
+  if (task === "regression") return { task, numbers: measure(outputs.numbers, postprocess, labels) };
   if (task === "detection") return { task, objects: detect(outputs, width, height, preprocess, postprocess, labels) };
   if (task === "segmentation") {
     const map = classMap(outputs, facts.shapes, width, height, preprocess, postprocess);

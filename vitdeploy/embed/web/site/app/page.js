@@ -14,6 +14,7 @@ import { Pad, toPixels } from "./pad.js";
 const TASKS = {
   classification: "Image classification",
   features: "Image features",
+  regression: "Numbers of an image",
   detection: "Object detection",
   segmentation: "Semantic segmentation",
   depth: "Depth",
@@ -178,6 +179,12 @@ function vector({ vector: values }) {
   return parts;
 }
 
+function measures({ numbers }) {
+  const texts = numbers.map(({ value, unit }) => `${Number(value.toPrecision(5))}${unit && " "}${unit}`);
+  const others = numbers.slice(1).map(({ label }, i) => make("li", {}, make("span", { text: label }), make("span", { text: texts[i + 1] })));
+  return [best(texts[0], numbers[0].label), ...(others.length ? [make("ol", { name: "scores" }, ...others)] : [])];
+}
+
 function pose({ points, threshold }) {
   const seen = points.filter(({ score }) => score >= threshold);
   // Scores have no bound; a bar ends at 1.
@@ -188,7 +195,7 @@ function pose({ points, threshold }) {
 const made = ({ picture: { width, height } }) => [best(`${width} × ${height} pixels`, "made of the image")];
 
 const DESCRIBED = {
-  classification: classes, features: vector, detection: objects, segmentation: areas, depth: range, keypoints: pose, "image-to-image": made,
+  classification: classes, features: vector, regression: measures, detection: objects, segmentation: areas, depth: range, keypoints: pose, "image-to-image": made,
 };
 
 // --- where the model looks ------------------------------------------------------------------------------------------
