@@ -13,6 +13,7 @@ from torch import nn
 import vitdeploy as vd
 from vitdeploy.errors import CheckpointError, InputError, VitdeployError
 from vitdeploy.graph.io.files import get_metadata, load_graph
+from vitdeploy.models.external.module import from_module
 from vitdeploy.models.source import Source
 from vitdeploy.pipeline.job import source_of
 from vitdeploy.recipe.load import load_recipe, recipe_text
@@ -121,6 +122,11 @@ CASES = {
         {"text_features": TEXTS, "temperature": 0.07},
         lambda n: {"text_features": torch.from_numpy(TEXTS), "temperature": 0.07},
     ),
+    "features of as many texts as a trial has images": (
+        Compared,
+        {"text_features": TEXTS[:5]},
+        lambda n: {"text_features": torch.from_numpy(TEXTS[:5])},
+    ),
     "a step": (Stepped, {"step": 7}, lambda n: {"step": torch.full((n,), 7)}),
 }
 
@@ -186,7 +192,8 @@ def test_the_identity_follows_the_value(tmp_path):
         (Stepped, {"step": 7.5}, CheckpointError, "does not run on images of 16x24 with the values", "step as float"),
         (Stepped, {"step": 12}, CheckpointError, "does not run on images of 16x24 with the values", "step as int"),
         (Undecided, {"weights": np.arange(6.0)}, CheckpointError, "can be read in two ways", "float32 [batch, 6], or "),
-        (Masked, {"mask": "input"}, InputError, "cannot be read", "input"),
+        (Masked, {"mask": "input"}, InputError, "mask cannot stay an input of the model", "mask=input"),
+        (Masked, {"mask": "a lot"}, InputError, "the value of the input mask cannot be read", "a lot"),
         (Masked, {"mask": np.array(["a"])}, CheckpointError, "cannot be passed to a module", "<U1"),
         (Stem, {"mask": 1}, CheckpointError, "has no input 'mask' to bind", ""),
     ],
@@ -195,6 +202,12 @@ def test_what_does_not_fit_is_refused(kind, bind, error, message, found):
     with pytest.raises(error, match=message) as raised:
         vd.model(kind(), bind=bind, preprocess=SPEC)
     assert found in raised.value.found and raised.value.wanted
+
+
+def test_a_value_that_is_given_twice_is_refused():
+    with pytest.raises(CheckpointError, match="the input step is bound twice") as raised:
+        from_module(Stepped(), preprocess=SPEC, bind=["step=1", "step=2"])
+    assert raised.value.found == "step=1, step=2"
 
 
 def test_only_a_graph_or_a_module_of_the_users_own_has_further_inputs():

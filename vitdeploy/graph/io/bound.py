@@ -64,6 +64,13 @@ def value_of(text: str) -> npt.NDArray[Any]:
     (name, value), file = named(text), file_of(text)
     if file is not None:
         return _array(file, name)
+    if value == "input":
+        raise InputError(
+            f"{name} cannot stay an input of the model",
+            found=text,
+            wanted="a value, which becomes a constant: predict takes images alone",
+            fix=f"for example {name}=1, {name}=640,480 or {name}=mask.npy, and a bundle for each value",
+        )
     try:
         numbers = [float(part) for part in value.strip("[]()").split(",")]
     except ValueError:

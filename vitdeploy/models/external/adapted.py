@@ -185,7 +185,7 @@ def _passings(
     """How bound values reach the module, for images [channels, height, width]."""
     if not bind:
         return {}
-    images = torch.rand(bound.TRIAL_BATCH, *image, generator=torch.Generator().manual_seed(SEED))
+    images = torch.rand(bound.trial_batch(bind), *image, generator=torch.Generator().manual_seed(SEED))
 
     def run(passings: bound.Passings) -> list[Tensor]:
         module = Adapted(model, None, task, passings).eval()

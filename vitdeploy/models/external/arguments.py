@@ -19,7 +19,7 @@ from vitdeploy.errors import CheckpointError
 from vitdeploy.graph.io.bound import file_of, named, value_of, without_folders
 from vitdeploy.models import source
 
-# Images of a trial: no usual number of channels, coordinates or heads, which a batch axis could be taken for.
+# Images of a trial, at least: no usual number of channels, coordinates or heads, which a batch axis could be taken for.
 TRIAL_BATCH = 5
 # Two answers are the same up to this share of the largest number.
 TOLERANCE = 1e-4
@@ -66,16 +66,28 @@ def image_keyword(model: nn.Module, bound: Sequence[str]) -> str | None:
     return names[place] if place else None
 
 
+def trial_batch(bind: Sequence[str]) -> int:
+    """How many images a trial has: the length of no axis of a value, which could be taken for the batch axis."""
+    lengths = {length for text in bind for length in value_of(text).shape}
+    return next(count for count in itertools.count(TRIAL_BATCH, 2) if count not in lengths)
+
+
 def require_arguments(model: nn.Module, bind: Sequence[str], what: str) -> None:
     """Check the names of `bind` against the parameters of `forward`.
 
     Raises:
-        CheckpointError: a name that is no further parameter, or a further parameter without a value.
+        CheckpointError: a name that is no further parameter or has two values, or a further parameter without a value.
     """
-    parameters = parameters_of(model)
+    parameters, names = parameters_of(model), [named(text)[0] for text in bind]
+    if len(set(names)) < len(names):
+        twice = next(name for name in names if names.count(name) > 1)
+        raise CheckpointError(
+            f"the input {twice} is bound twice",
+            found=", ".join(without_folders(text for text in bind if named(text)[0] == twice)),
+            wanted="one value for each input",
+        )
     if not parameters:
         return
-    names = [named(text)[0] for text in bind]
     shown = f"forward({', '.join(map(str, parameters.values()))})"
     kinds = [parameter.kind for parameter in parameters.values()]
     known = {name for name, parameter in parameters.items() if parameter.kind in _NAMED}
@@ -119,7 +131,7 @@ def chosen_passings(
     """How the value of each binding reaches the module: the first way that runs.
 
     Args:
-        run: the outputs for `TRIAL_BATCH` images of noise, each [batch, ...]; what the module raises propagates.
+        run: the outputs for `trial_batch` images of noise, each [batch, ...]; what the module raises propagates.
 
     Raises:
         CheckpointError: no way runs, or two ways run with different answers.
