@@ -1,5 +1,5 @@
-"""The C++ program of models with an answer for every pixel, of key points, pictures and numbers, against the
-Predictor's."""
+"""The C++ program of models with an answer for every pixel, of key points, pictures, numbers and embeddings, against
+the Predictor's."""
 
 import shutil
 import subprocess
@@ -24,6 +24,7 @@ from vitdeploy.runtime import load
 from vitdeploy.runtime.engine import make_runner
 from vitdeploy.runtime.golden import engine_outputs
 from vitdeploy.runtime.tasks.depth import DepthSpec
+from vitdeploy.runtime.tasks.embedding import EmbeddingSpec
 from vitdeploy.runtime.tasks.image_to_image import ImageSpec
 from vitdeploy.runtime.tasks.keypoints import KeypointSpec
 from vitdeploy.runtime.tasks.regression import RegressionSpec
@@ -38,6 +39,9 @@ MAPS = {
     "reconstruction": (3, "reconstruction"),
 }
 TASKS = {"depth": "depth", "heatmaps": "keypoints", "reconstruction": "image-to-image", "numbers": "regression"}
+TASKS |= {"features": "embedding"}
+# What vectors are called where they are exported.
+VECTORS = {"numbers": "measures", "features": "features"}
 # Of the export.
 OPTIONS = {"depth": ("--no-preprocess",), "numbers": ("--task", "regression")}
 LABELS = ["sky", "road", "ca\tr", "wall", "tree"]
@@ -64,11 +68,11 @@ def graph(path, kind):
         nodes.append(helper.make_node("Reshape", ["pooled", "shape"], ["class_queries_logits"]))
         output("class_queries_logits", ["n", QUERIES, CLASSES + 1])
         output("masks_queries_logits", ["n", QUERIES, 8, 12])
-    elif kind == "numbers":
+    elif kind in VECTORS:
         convolution("w", CLASSES, "map")
         nodes.append(helper.make_node("GlobalAveragePool", ["map"], ["pooled"]))
-        nodes.append(helper.make_node("Flatten", ["pooled"], ["measures"]))
-        output("measures", ["n", CLASSES])
+        nodes.append(helper.make_node("Flatten", ["pooled"], [VECTORS[kind]]))
+        output(VECTORS[kind], ["n", CLASSES])
     else:
         channels, name = MAPS[kind]
         convolution("w", channels, "one" if kind == "depth" else name)
@@ -109,7 +113,7 @@ def bundle_of(kind, head, fit, command, home, name=""):
         graphs={"model": (file, graph_spec(load_graph(file), "model.onnx"))},
         preprocess=spec,
         postprocess=head,
-        labels=None if kind in ("depth", "reconstruction") else LABELS,
+        labels=None if kind in ("depth", "reconstruction", "features") else LABELS,
         engines=[(engine, home / "engine")],
         golden=golden_of({"pixels": pixels}, outputs, engine.artifact, 1e-4),
     )
@@ -124,6 +128,7 @@ PROGRAMS = {
     "cover": ("heatmaps", KeypointSpec("argmax", 5, -0.2), "cover"),
     "reconstruction": ("reconstruction", ImageSpec(-0.5, 1.5), "stretch"),
     "numbers": ("numbers", RegressionSpec(("m", "°C", 'k"g\\', "", "%")), "cover"),
+    "embedding": ("features", EmbeddingSpec(), "cover"),
 }
 PROJECT = "cmake_minimum_required(VERSION 3.16)\nproject(programs CXX)\nenable_testing()\n"
 
@@ -234,6 +239,15 @@ def test_numbers_are_the_predictors(built, tmp_path):
     for line, (path, number) in zip(lines, wanted, strict=True):
         assert line[:3] == [path, str(number.index), number.name.replace("\t", " ")]
         assert float(line[3]) == pytest.approx(number.value, rel=1e-4, abs=1e-4) and line[4] == number.unit
+
+
+def test_embeddings_are_the_predictors(built, tmp_path):
+    (bundle, program), paths = built["embedding"], pictures(tmp_path)
+    with load(bundle) as predictor:
+        for path, line in zip(paths, said(program, *paths), strict=True):
+            found = [float(number) for number in line[1:]]
+            np.testing.assert_allclose(found, predictor.predict(path).vector, rtol=1e-4, atol=1e-5)
+            assert line[0] == str(path) and np.linalg.norm(found) == pytest.approx(1, abs=1e-5)
 
 
 @pytest.mark.parametrize(

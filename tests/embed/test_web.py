@@ -40,6 +40,7 @@ from vitdeploy.runtime.preprocess import load_pixels, normalise
 from vitdeploy.runtime.tasks.classification import classify
 from vitdeploy.runtime.tasks.depth import Depth, DepthSpec, depth_of
 from vitdeploy.runtime.tasks.detection import PostprocessSpec, detect
+from vitdeploy.runtime.tasks.embedding import EmbeddingSpec
 from vitdeploy.runtime.tasks.image_to_image import ImageSpec, to_pixels
 from vitdeploy.runtime.tasks.keypoints import KEYPOINTS, KeypointSpec
 from vitdeploy.runtime.tasks.regression import RegressionSpec, numbers_of
@@ -710,6 +711,7 @@ HEADS = {
     "keypoints": KeypointSpec("argmax", threshold=0.1, skeleton=((0, 1),)),
     "image-to-image": ImageSpec(-1.0, 1.0),
     "regression": RegressionSpec(("m", "kg")),
+    "embedding": EmbeddingSpec(),
 }
 NAMED = ("segmentation", "keypoints", "regression")
 
@@ -945,15 +947,18 @@ def test_numbers_are_shown_with_names_and_units(browser, built, tmp_path):
         opened.page.close()
 
 
-def test_features_are_compared(browser, built, tmp_path):
+@pytest.mark.parametrize("task", ["features", "embedding"])
+def test_vectors_are_compared(task, browser, built, tmp_path):
     model = planted.classifier("average")
     model.graph.outputs[0].name = "features"
-    page = planted_page(tmp_path, model, "features", built)
+    page = planted_page(tmp_path, model, task, built)
     with started(page) as address:
         opened = Opened(browser, f"{address}?check&backend=wasm")
         assert opened.until("#checked", "images").startswith("Right: 1 images. Largest difference: features")
         opened.page.set_input_files("#file", tmp_path / "image.png")
         assert opened.best() == "2 numbers"
+        length = float(opened.page.text_content(".best span").removeprefix("length "))
+        assert (length == 1) == (task == "embedding")
         opened.page.click("#keep")
         assert opened.until("#answer", "Cosine").endswith("1.0000")
         white = io.BytesIO()

@@ -12,6 +12,7 @@ from vitdeploy.data.detection import Boxes
 from vitdeploy.data.masks import PanopticMap
 from vitdeploy.document.verified import diagnosed
 from vitdeploy.spec import encode
+from vitdeploy.tasks.embedding import compare_embeddings
 from vitdeploy.tasks.features import compare_features
 from vitdeploy.tasks.panoptic import compare_panoptic
 from vitdeploy.tasks.sequence import compare_sequences
@@ -33,6 +34,12 @@ def features(labelled):
     random = np.random.default_rng(1)
     vectors = random.normal(size=(N, 8)).astype(np.float32)
     return compare_features(vectors + 0.01, vectors, random.integers(0, 3, N) if labelled else None)
+
+
+def embedding(labelled):
+    random = np.random.default_rng(1)
+    vectors = random.normal(size=(N, 8)).astype(np.float32)
+    return compare_embeddings(vectors + 0.01, vectors, random.integers(0, 3, N) if labelled else None)
 
 
 def detection(labelled, score=0.9):
@@ -61,6 +68,7 @@ def sequence(labelled):
 TASKS = {
     "classification": (classification, "Top-1, %", ["Top-5, %", "KL, nats", "Cosine, mean", "Cosine, least"]),
     "features": (features, "1-NN top-1, %", ["Cosine, mean", "Cosine, least"]),
+    "embedding": (embedding, "Recall@1, %", ["Recall@5, %", "Cosine, mean", "Cosine, least"]),
     "detection": (
         detection,
         "mAP, %",
@@ -73,6 +81,7 @@ TASKS = {
 JUDGED = {
     "classification": ["Top-5, %"],
     "features": [],
+    "embedding": ["Recall@5, %"],
     "detection": ["AP at IoU 0.50, %", "AP at IoU 0.75, %"],
     "panoptic": ["PQ of things, %", "PQ of stuff, %", "SQ, %"],
     "sequence": ["Wholly right, %"],

@@ -15,6 +15,7 @@ from vitdeploy.graph.io.files import GraphMetadata, save_graph, set_metadata
 from vitdeploy.runtime.tasks.anomaly import AnomalySpec
 from vitdeploy.runtime.tasks.depth import DepthSpec
 from vitdeploy.runtime.tasks.detection import PostprocessSpec
+from vitdeploy.runtime.tasks.embedding import EmbeddingSpec
 from vitdeploy.runtime.tasks.image_to_image import ImageSpec
 from vitdeploy.runtime.tasks.instance_segmentation import InstanceSpec
 from vitdeploy.runtime.tasks.keypoints import KeypointSpec
@@ -36,6 +37,7 @@ HEADS = {
 OTHERS = {
     "classification": None,
     "features": None,
+    "embedding": EmbeddingSpec(),
     "tensors": TensorsSpec(),
     "keypoints": KeypointSpec(threshold=0.0),
     "image-to-image": ImageSpec(),
@@ -51,7 +53,7 @@ LABELS = {
 MAPS, PAIRS = (SIDE // 4, SIDE // 4), (QUERIES, CLASSES + 1)
 
 
-FLAT = {"classification": "logits", "features": "features"}
+FLAT = {"classification": "logits", "features": "features", "embedding": "features"}
 MAPPED = {"tensors": "numbers", "keypoints": "heatmaps"}
 
 

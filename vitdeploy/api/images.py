@@ -108,11 +108,11 @@ def images(
             gives as floats must be images as the model takes them: resized, cropped and normalised as its preprocessing
             says, which is checked.
         labels: of a folder, where they come from: "folders", "none", "yolo", "coco", "panoptic", "masks", "depth",
-            "texts", "mvtec", "columns" (default: class folders, or the labels that tars, tables and lists bring, where
-            there are any). Of a list, a class for each image: the model's index, or its name. A data set brings its
-            own.
+            "texts", "mvtec", "columns", "pairs" (default: class folders, or the labels that tars, tables and lists
+            bring, where there are any). Of a list, a class for each image: the model's index, or its name. A data set
+            brings its own.
         annotations: YOLO's folder of label files, COCO's JSON file, the folder of maps, the JSON list of texts, or the
-            table of columns.
+            table of columns or of pairs.
         texts: for a model of two towers, what images are compared with: a list, or a file with one text a line.
         template: makes the name of a class folder a text, with {} for the name; without it "a photo of a {}.".
 

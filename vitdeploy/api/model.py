@@ -15,7 +15,7 @@ from vitdeploy.models.source import Source
 from vitdeploy.pipeline import early, setting
 from vitdeploy.progress import Progress, silent
 from vitdeploy.runtime.runner import type_name
-from vitdeploy.spec import Postprocess, PreprocessSpec, Task
+from vitdeploy.spec import Postprocess, PreprocessSpec, Task, task_read_by
 from vitdeploy.stages.reference_model import Overrides, find_reference_model
 
 
@@ -82,7 +82,8 @@ def model(
         )
     else:
         given = _in_memory(source, (checkpoint, heads, text_features, function), preprocess, size, task)
-        given = dataclasses.replace(given, normal=_path(normal), task=task if task == "anomaly" else None)
+        later = task == "anomaly" or task_read_by(task) is not None  # it is made of what the module gives
+        given = dataclasses.replace(given, normal=_path(normal), task=task if later else None)
         given = dataclasses.replace(given, bind=bindings(_written(bind or {})))
     return read_model(given, Overrides(preprocess, postprocess, label_file))
 
@@ -116,7 +117,7 @@ def _in_memory(
         )
     from vitdeploy.models.external.module import save_module
 
-    told = None if task == "anomaly" else task  # which is made of whatever tokens it has
+    told = None if task == "anomaly" else task_read_by(task) or task  # anomalies: of whatever tokens it has
     file = save_module(module, values.unnamed_folder("model"), preprocess=preprocess, image_size=size, task=told)
     return Source(module=file)
 

@@ -18,6 +18,7 @@ from vitdeploy.runtime import load, load_sequence, preprocess
 from vitdeploy.runtime.tasks.registry import TASKS
 
 if TYPE_CHECKING:
+    from vitdeploy.runtime.gallery import EmbeddingPredictor
     from vitdeploy.runtime.predictor import Predictor
     from vitdeploy.runtime.predictors import PromptedPredictor, TextPredictor
     from vitdeploy.runtime.sequence_predictor import SequencePredictor
@@ -49,7 +50,7 @@ class Predict(Options):
     bundle: Path = field(metadata=required(place="one"))
     inputs: Sequence[str] = field(metadata=required(place="many", kind="input"))
     target: str = option("auto", FIRST_ENGINE)
-    top: int = option(3, "How many classes to show.", min=1)
+    top: int = option(3, "How many classes, or images of --gallery, to show.", min=1)
     texts: Sequence[str] = option((), "Compare the images with this text; as often as needed.", flag="--text")
     beams: int | None = option(None, "Beams of a search for texts; 1: the likeliest token at each step.")
     prompt: str | None = option(None, "What a text begins with, such as the task of a Donut.")
@@ -66,6 +67,12 @@ class Predict(Options):
         flag="--point",
         kind="point",
         metavar="X,Y[,0|1]",
+    )
+    gallery: Path | None = option(
+        None,
+        "The images of this folder, or of a saved gallery, that are most like each, as embeddings say.",
+        kind="path",
+        metavar="DIR-or-FILE",
     )
     draw: Path | None = option(
         None,
@@ -93,8 +100,8 @@ def predict(options: Predict, find: Callable[[bool], Sequence[Input]], reporter:
 
     Raises:
         CapabilityError: `draw` for a task whose answers are no pictures.
-        InputError: texts, points, beams or a prompt for a bundle that takes none; of promptable segmentation nothing
-            that says which object is meant, or points and several boxes.
+        InputError: texts, points, beams, a prompt or a gallery for a bundle that takes none; of promptable segmentation
+            nothing that says which object is meant, or points and several boxes; a gallery of another model.
         Errors of `find`, and of reading and loading the bundle, as `runtime.load`.
     """
     bundle, texts, searched = options.bundle, options.texts, (options.beams, options.prompt) != (None, None)
@@ -111,6 +118,8 @@ def predict(options: Predict, find: Callable[[bool], Sequence[Input]], reporter:
     if searched and task != "image-to-text":
         flag = "--beams" if options.beams is not None else "--prompt"
         raise InputError(f"{bundle} writes no texts", found=f"the task {task}", fix=f"leave {flag} out")
+    if options.gallery is not None and task != "embedding":
+        raise InputError(f"{bundle} searches no gallery", found=f"the task {task}", fix="leave --gallery out")
     inputs = find(takes == "tokens")
     loaded: Any = load_sequence if takes == "tokens" else load
     with (
@@ -125,6 +134,8 @@ def predict(options: Predict, find: Callable[[bool], Sequence[Input]], reporter:
             answers = _answer_prompts(predictor, inputs, options)
         elif searched:
             answers = _read(predictor, inputs, options, reporter.progress)
+        elif options.gallery is not None:
+            answers = _search(predictor, inputs, options.gallery, options.top, reporter.progress)
         elif options.boxes:
             answers = _answer_boxes(predictor, inputs, options)
         else:
@@ -250,6 +261,19 @@ def _answer_prompts(
         return [{"image": given.name, **result.to_dict(), **drawn}], _lines(result)
 
     return _each(inputs, answer)
+
+
+def _search(
+    predictor: "EmbeddingPredictor", inputs: Sequence[Input], place: Path, top: int, progress: Progress
+) -> tuple[Answers, Failures]:
+    gallery = predictor.gallery(place)
+
+    def answer(given: Input) -> tuple[list[dict[str, Any]], list[str]]:
+        matches = predictor.search(given.image, gallery, top)
+        row = {"image": given.name, "matches": [dict(vars(match)) for match in matches]}
+        return [row], [f": {match.name} {match.similarity:.3f}" for match in matches]
+
+    return _each(inputs, answer, progress)
 
 
 def _read(

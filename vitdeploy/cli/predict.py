@@ -28,8 +28,8 @@ def predict(console: Console, options: Predict) -> None:
     cannot be read are named, the others are answered, and the exit code is 2.
 
     A bundle of two towers, such as CLIP's, says which --text fits best; without any, the texts are its labels. One of
-    promptable segmentation, such as SAM's, needs --point or --box. One that reads writing, such as TrOCR's, searches
-    with --beams as transformers' generate does; without, as its own files say.
+    promptable segmentation, such as SAM's, needs --point or --box. One of embeddings searches a --gallery. One that
+    reads writing, such as TrOCR's, searches with --beams as transformers' generate does; without, as its own files say.
     """
     with warnings.catch_warnings(record=True) as heard:
         warnings.simplefilter("always")

@@ -12,7 +12,7 @@ A user may name:
 """
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from vitdeploy.errors import CheckpointError, InputError, UserCodeError
-from vitdeploy.graph.io.meanings import ONE_NUMBER, PROBLEMS, of_problem
+from vitdeploy.graph.io.meanings import ONE_NUMBER, PROBLEMS, left_out, of_problem
 from vitdeploy.models import catalog, json_file, memory_bank, names, open_clip, towers
 from vitdeploy.models.architectures.layers import RESAMPLING
 from vitdeploy.models.checkpoints import fit, read
@@ -33,7 +33,7 @@ from vitdeploy.models.model_folder import hub, image_processor
 from vitdeploy.models.source import Source
 from vitdeploy.runtime.tasks.segmentation import SegmentationSpec
 from vitdeploy.runtime.values import number_of_classes
-from vitdeploy.spec import PreprocessSpec, Task, postprocess_of
+from vitdeploy.spec import PreprocessSpec, Task, postprocess_of, task_read_by
 
 SEED = 0
 SEEDED = "no checkpoint given: the weights are seeded random numbers, and so is every accuracy"
@@ -73,12 +73,15 @@ def load_model(source: Source) -> LoadedModel:
     """
     original = load_features(source)
     asked, own = source.task, original.signature.task
-    if asked not in (None, "classification", own) and own in ("classification", *PROBLEMS.values()):
+    read = task_read_by(asked)
+    if asked not in (None, "classification", own) and own in ("classification", *PROBLEMS.values()) and read is None:
         original = of_task(original, asked)
     if original.classes == 1:
         original = of_task(original, "tensors", ONE_NUMBER)
     if source.task == "anomaly":
         original = memory_bank.with_memory(original, _memory(source))
+    if asked is not None and read == original.signature.task:
+        original = _read_as(original, asked)
     if source.task not in (None, original.signature.task):
         raise CheckpointError(
             f"{source.name} gives no answers of the task that is asked for",
@@ -102,8 +105,36 @@ def load_model(source: Source) -> LoadedModel:
 
 def load_features(source: Source) -> LoadedModel:
     """The model as it is, before anything is made of its features; errors as `load_model`."""
-    original = _load(source)
+    read = task_read_by(source.task)
+    original = _load(source if read is None else dataclasses.replace(source, task=read))
     return original if source.preprocess is None else dataclasses.replace(original, preprocess=source.preprocess)
+
+
+class _Some(nn.Module):
+    """A module with some of its outputs alone, by their places."""
+
+    def __init__(self, module: nn.Module, places: Sequence[int]) -> None:
+        super().__init__()
+        self.module, self.places = module, tuple(places)
+
+    def forward(self, image: Tensor) -> Tensor | tuple[Tensor, ...]:
+        outputs = self.module(image)
+        kept = tuple(outputs[place] for place in self.places)
+        return kept[0] if len(kept) == 1 else kept
+
+
+def _read_as(original: LoadedModel, task: Task) -> LoadedModel:
+    """A model of the task that `task` reads, as one of it: with the outputs that it reads alone."""
+    kind, own = postprocess_of(task), original.signature
+    assert kind is not None
+    places = [place for place, output in enumerate(own.outputs) if output.name in kind.tensors]
+    module, notes = original.module, own.notes
+    if len(places) < len(own.outputs):
+        module = _Some(module, places).eval()
+        notes = (*notes, left_out([each.name for each in own.outputs if each.name not in kind.tensors]))
+    outputs = tuple(own.outputs[place] for place in places)
+    signature = dataclasses.replace(own, task=task, outputs=outputs, postprocess=kind(), notes=notes)
+    return dataclasses.replace(original, module=module, signature=signature)
 
 
 def _memory(source: Source) -> Path:

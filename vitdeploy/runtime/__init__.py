@@ -10,6 +10,7 @@ from vitdeploy.runtime.tasks.anomaly import Anomaly
 from vitdeploy.runtime.tasks.classification import Classification
 from vitdeploy.runtime.tasks.depth import Depth
 from vitdeploy.runtime.tasks.detection import Detections
+from vitdeploy.runtime.tasks.embedding import Embedding
 from vitdeploy.runtime.tasks.features import Features
 from vitdeploy.runtime.tasks.image_to_image import Picture
 from vitdeploy.runtime.tasks.image_to_text import Text
@@ -32,6 +33,7 @@ __all__ = [
     "Classification",
     "Depth",
     "Detections",
+    "Embedding",
     "Features",
     "Instances",
     "Keypoints",

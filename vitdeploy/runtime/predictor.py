@@ -103,7 +103,7 @@ class Predictor(Reloaded):
 
         An array is RGB; with `channels="bgr"` it is BGR, as `cv2.imread` and `cv2.VideoCapture` give it.
 
-        Its type is the task's: Classification (of the `top` best classes), Features, Detections, Panoptic,
+        Its type is the task's: Classification (of the `top` best classes), Features, Embedding, Detections, Panoptic,
         Segmentation, Instances, Depth, Anomaly, Keypoints, Picture, ZeroShot, Text or Tensors.
 
         Raises:

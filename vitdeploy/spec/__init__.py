@@ -45,6 +45,7 @@ from vitdeploy.spec.tasks import (
     postprocess_classes,
     postprocess_of,
     task_names,
+    task_read_by,
     tokenizer_file,
     within,
 )
@@ -91,6 +92,7 @@ __all__ = [
     "postprocess_classes",
     "postprocess_of",
     "task_names",
+    "task_read_by",
     "tokenizer_file",
     "within",
 ]

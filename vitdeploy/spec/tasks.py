@@ -28,12 +28,25 @@ DEVICE_ROWS: Mapping[str, str] = {
     "zero-shot": "vitdeploy.runtime.tasks.zero_shot:ZERO_SHOT",
     "open-vocabulary-detection": "vitdeploy.runtime.tasks.open_vocabulary:OPEN_VOCABULARY",
     "promptable-segmentation": "vitdeploy.runtime.tasks.prompted:PROMPTED",
+    "embedding": "vitdeploy.runtime.tasks.embedding:EMBEDDING",
 }
 # The entry points of other packages' tasks.
 TASKS_GROUP = "vitdeploy.runtime.tasks"
 # Where the labels of images come from: `data/` says what each is.
 LabelKind = Literal[
-    "folders", "none", "yolo", "coco", "panoptic", "masks", "depth", "targets", "prompts", "texts", "mvtec", "columns"
+    "folders",
+    "none",
+    "yolo",
+    "coco",
+    "panoptic",
+    "masks",
+    "depth",
+    "targets",
+    "prompts",
+    "texts",
+    "mvtec",
+    "columns",
+    "pairs",
 ]
 
 
@@ -46,12 +59,15 @@ class OutputSpec:
         Outputs that tell their task unasked are recognised in `graph.io.outputs` and `models.external.outputs`.
     about_images: whether its answers are about an image as such, not about places in it: a module that does not say how
         its images are prepared then sees the middle of them.
+    reads: another task, whose outputs mean this where it is asked for: a model of that task is one of this, with those
+        of its outputs that `tensors` names.
     in_recipes: whether a recipe may say it, as `postprocess`; None: no. The names are of fields that it has to give,
         which tell it from what other tasks' outputs mean.
     """
 
     tensors: ClassVar[Mapping[str, int | tuple[int, ...]]] = {}
     about_images: ClassVar[bool] = False
+    reads: ClassVar[str | None] = None
     in_recipes: ClassVar[tuple[str, ...] | None] = None
 
     @classmethod
@@ -101,6 +117,12 @@ def postprocess_of(task: str) -> type[Any] | None:
     # The class of the rows is known further up, where it is checked.
     rows: RowTable[Any] = RowTable(TASKS_GROUP, object, DEVICE_ROWS)
     return getattr(rows[task], "postprocess", None) if task in rows else None
+
+
+def task_read_by(task: str | None) -> str | None:
+    """The task whose outputs a task reads (`OutputSpec.reads`); None of one that has outputs of its own."""
+    kind = None if task is None else postprocess_of(task)
+    return None if kind is None else kind.reads
 
 
 def postprocess_classes(tasks: Iterable[str]) -> tuple[type[Any], ...]:

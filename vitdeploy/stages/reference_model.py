@@ -35,6 +35,7 @@ from vitdeploy.spec import (
     encode,
     last_axis,
     postprocess_of,
+    task_read_by,
 )
 from vitdeploy.stages import step
 from vitdeploy.verification.comparison import ClaimedAccuracy
@@ -385,7 +386,7 @@ def _labels(path: Path, reference_model: ReferenceModel) -> tuple[str, ...]:
     """One name a line, in the order of the model's classes."""
     step.require_label_file(path)
     labels = read_labels(path)
-    if reference_model.task in ("features", "tensors"):
+    if reference_model.task == "tensors" or "features" in (reference_model.task, task_read_by(reference_model.task)):
         told = [note for note in reference_model.notes if note.startswith(OUTPUTS)]
         may = (
             "--task classification (source.task in a recipe, task= in Python), or " if may_be_logits(f"{told}") else ""

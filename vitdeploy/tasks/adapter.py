@@ -48,6 +48,7 @@ PLACES = {
     "prompts": "the JSON file of prompts, beside the folder masks",
     "texts": "the JSON list of file_name and text",
     "columns": "the CSV, TSV or Parquet file with a row per image",
+    "pairs": "the CSV, TSV or Parquet file of image_a, image_b and same (1 or 0)",
 }
 
 

@@ -50,7 +50,7 @@ def compare_features(
     if features.shape != reference.shape or features.ndim != 2 or len(features) < 2:
         raise ValueError(f"features {features.shape} against {reference.shape}")
     n = len(features)
-    a, b = _unit(features), _unit(reference)
+    a, b = unit(features), unit(reference)
     cosine = (a * b).sum(axis=1)
     nearest, originals, apart = _neighbours(a, b)
     accuracy: Fields = {}
@@ -70,7 +70,7 @@ def compare_features(
 
 def neighbour_changes(features: Features, reference: Features, labels: npt.NDArray[np.int64] | None) -> Changes:
     """Changed images: those with a different nearest other image; the further by the original's features, the worse."""
-    nearest, originals, apart = _neighbours(_unit(features), _unit(reference))
+    nearest, originals, apart = _neighbours(unit(features), unit(reference))
     right = (None, None) if labels is None else (labels[nearest] == labels, labels[originals] == labels)
     return judged(apart > ROUNDING, apart, *right)
 
@@ -82,19 +82,19 @@ def _neighbours(a: npt.NDArray[np.float64], b: npt.NDArray[np.float64]) -> tuple
     nearest, originals, apart = np.empty(n, np.int64), np.empty(n, np.int64), np.empty(n)
     for start in range(0, n, BLOCK):
         rows = np.arange(start, min(start + BLOCK, n))
-        ours, theirs = (_similarities(each, rows) for each in (a, b))
+        ours, theirs = (similarities(each, rows) for each in (a, b))
         nearest[rows], originals[rows] = ours.argmax(axis=1), theirs.argmax(axis=1)
         apart[rows] = theirs.max(axis=1) - theirs[np.arange(len(rows)), nearest[rows]]
     return nearest, originals, apart
 
 
-def _unit(features: Features) -> npt.NDArray[np.float64]:
+def unit(features: Features) -> npt.NDArray[np.float64]:
     """Features of length 1 as float64; zeros stay zeros."""
     wide = features.astype(np.float64)
     return np.asarray(wide / np.maximum(np.linalg.norm(wide, axis=1, keepdims=True), 1e-300))
 
 
-def _similarities(unit: npt.NDArray[np.float64], rows: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
+def similarities(unit: npt.NDArray[np.float64], rows: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
     """Cosines of `rows` with all images, float64 [rows, n]; of an image with itself: minus infinity."""
     table = unit[rows] @ unit.T
     table[np.arange(len(rows)), rows] = -np.inf

@@ -7,6 +7,7 @@ from vitdeploy.tasks.classification import ClassificationAdapter
 from vitdeploy.tasks.counted import CountedAdapter
 from vitdeploy.tasks.depth import DepthAdapter
 from vitdeploy.tasks.detection import DetectionAdapter
+from vitdeploy.tasks.embedding import EmbeddingAdapter
 from vitdeploy.tasks.features import FeaturesAdapter
 from vitdeploy.tasks.image_to_image import ImageToImageAdapter
 from vitdeploy.tasks.image_to_text import ImageToTextAdapter
@@ -27,6 +28,7 @@ TASKS: RowTable[type[TaskAdapter]] = RowTable(
     {
         "classification": ClassificationAdapter,
         "features": FeaturesAdapter,
+        "embedding": EmbeddingAdapter,
         "detection": DetectionAdapter,
         "panoptic": PanopticAdapter,
         "sequence": SequenceAdapter,

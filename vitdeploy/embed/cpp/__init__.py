@@ -10,6 +10,7 @@ from vitdeploy.embed.source import Embedded, find_embedded, refuse_fit, render, 
 from vitdeploy.runtime.openvino import HALVES, PRECISION_HINTS
 from vitdeploy.runtime.tasks.depth import DepthSpec
 from vitdeploy.runtime.tasks.detection import PostprocessSpec
+from vitdeploy.runtime.tasks.embedding import EmbeddingSpec
 from vitdeploy.runtime.tasks.image_to_image import ImageSpec
 from vitdeploy.runtime.tasks.keypoints import KeypointSpec
 from vitdeploy.runtime.tasks.regression import RegressionSpec
@@ -23,6 +24,7 @@ A_MAP = "and a file of numpy there for each image:"
 COLUMNS = {
     "classification": "path, class, label, score; the best classes first",
     "features": "path, and the numbers of the vector",
+    "embedding": "path, and the numbers of the vector",
     "detection": "path, class, label, score, left, top, right, bottom; the surest object first",
     "segmentation": "path, class, label, pixels, share of the image; the largest class first",
     "depth": "path, least, median and largest value",
@@ -91,6 +93,7 @@ def _facts(found: Embedded, project: str) -> dict[str, object]:
         "boxes": post.boxes if post is not None else None,
         "images": len(found.pixels),
         "topdown": spec.fit == "topdown",
+        "unit": isinstance(found.manifest.postprocess, EmbeddingSpec) and found.manifest.postprocess.normalised,
         **_head(found.manifest.postprocess),
     }
 

@@ -25,6 +25,9 @@ ONE_NUMBER = (
 )
 INDEPENDENT = f"{OUTPUTS}a sigmoid is at their end, so that each is a probability of its own: they are {NOT_SOFTMAX}"
 PROBABILITIES = f"{OUTPUTS}a softmax is at their end: they are the scores, and no second softmax is applied"
+_EMBEDDING = (
+    f"is taken for an embedding ({{}}), of the task features: --task embedding or --task classification {OTHERWISE}"
+)
 _ASSUMED = "is taken for the logits of a classifier, which nothing in the model says"
 
 # The task of each `problem_type` of transformers' configs that is not about classes that compete.
@@ -68,7 +71,7 @@ def meaning_of(
     word, shown = called(name) or called(layer), f"{OUTPUTS}{name or 'the output'} [batch, {width}]"
     if word == "vector" and classes != width:
         why = f"it is called {name}" if called(name) else f"{layer} gives it"
-        return "features", f"{shown} is taken for an embedding ({why}): --task classification {OTHERWISE}"
+        return "features", f"{shown} {_EMBEDDING.format(why)}"
     if width == 1:
         return "tensors", ONE_NUMBER
     if ending == "sigmoid":
@@ -84,7 +87,7 @@ def meaning_of(
         return "classification", ""
     if ending == "vector":
         why = "it ends in a normalisation, or in a linear without a bias"
-        return "features", f"{shown} is taken for an embedding ({why}): --task classification {OTHERWISE}"
+        return "features", f"{shown} {_EMBEDDING.format(why)}"
     return "classification", f"{shown} {_ASSUMED}: --task features, --task regression or --task tensors {OTHERWISE}"
 
 

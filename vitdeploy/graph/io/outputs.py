@@ -19,7 +19,7 @@ from vitdeploy.runtime.tasks.keypoints import HEATMAPS, KeypointSpec
 from vitdeploy.runtime.tasks.segmentation import SegmentationSpec
 from vitdeploy.runtime.tasks.tensors import TensorsSpec
 from vitdeploy.runtime.values import last_resort
-from vitdeploy.spec import DEVICE_ROWS, Postprocess, Task, postprocess_of
+from vitdeploy.spec import DEVICE_ROWS, Postprocess, Task, postprocess_of, task_read_by
 
 # Exporters differ in what they call their outputs and in whether post-processing is part of the graph. What is known:
 #
@@ -62,6 +62,9 @@ def task_of(model: ir.Model, path: Path, asked: Task | None = None) -> tuple[Tas
     Raises:
         GraphError: they are of no task; or they are asked to be logits, and are not.
     """
+    read = task_read_by(asked)
+    if asked is not None and read is not None:
+        return _read_as(model, asked, *task_of(model, path, read))
     outputs = {ALIASES.get(str(value.name), str(value.name)): value for value in model.graph.outputs}
     reason = ""
     for row in (*_added(asked), *sorted(ROWS, key=lambda row: row.task != asked)):
@@ -97,6 +100,19 @@ def task_of(model: ir.Model, path: Path, asked: Task | None = None) -> tuple[Tas
         wanted="; or ".join(dict.fromkeys(row.wanted for row in reversed(ROWS))),
         fix="export it with outputs of these names",
     )
+
+
+def _read_as(
+    model: ir.Model, asked: Task, found: Task, postprocess: Postprocess | None, notes: tuple[str, ...]
+) -> tuple[Task, Postprocess | None, tuple[str, ...]]:
+    """The same of a graph of the task that `asked` reads: with the outputs that it reads alone."""
+    kind = postprocess_of(asked)
+    if kind is None or kind.reads != found:
+        return found, postprocess, notes
+    others = [value for value in model.graph.outputs if value.name not in kind.tensors]
+    for value in others:
+        model.graph.outputs.remove(value)
+    return asked, kind(), (*notes, *([meanings.left_out(_names(others))] if others else []))
 
 
 def _meaning(path: Path, value: ir.Value, asked: Task | None) -> tuple[Task, str]:
@@ -335,7 +351,7 @@ ROWS = (
 
 def _added(asked: Task | None) -> Iterator[_GraphOutputs]:
     """The row of a task whose class names its float outputs, where it is asked for: these, or the only one there is."""
-    if asked is None or (kind := postprocess_of(asked)) is None or not kind.tensors:
+    if asked is None or (kind := postprocess_of(asked)) is None or not kind.tensors or kind.reads:
         return
 
     def find(outputs: Values, asked: bool) -> Found | None:

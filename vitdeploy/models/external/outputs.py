@@ -385,7 +385,7 @@ ROWS = (
 def _added(task: Task | None) -> Iterator[TaskOutputs]:
     """The row of a task whose class names its tensors, where it is asked for: these, or as many in their order; of a
     mapping with one tensor this one."""
-    if task is None or (kind := postprocess_of(task)) is None or not kind.tensors:
+    if task is None or (kind := postprocess_of(task)) is None or not kind.tensors or kind.reads:
         return
 
     def find(result: Any, asked: bool) -> list[Output]:

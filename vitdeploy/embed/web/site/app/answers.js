@@ -83,12 +83,19 @@ export function measure(numbers, { units }, labels) {
   return Array.from(numbers, (value, index) => ({ label: name(index), value, unit: units[index] ?? "" }));
 }
 
-// {task, ...}: `top` of a classifier, `vector` of features, `numbers`, `objects` of a detector; `map` of every pixel, with its `classes`
-// or its `range` of depth; `points` with their `skeleton`; the `picture` made of the image.
+// The vector at length 1; one of zeros stays as it is.
+function direction(vector) {
+  const length = Math.sqrt(vector.reduce((sum, each) => sum + each * each, 0));
+  return length > 0 ? vector.map((each) => each / length) : vector;
+}
+
+// {task, ...}: `top` of a classifier, `vector` of features and embeddings, `numbers`, `objects` of a detector; `map` of every
+// pixel, with its `classes` or its `range` of depth; `points` with their `skeleton`; the `picture` made of the image.
 export function toAnswer(outputs, width, height, facts, labels) {
   const { task, preprocess, postprocess } = facts;
   if (task === "features") return { task, vector: outputs.features };
   if (task === "regression") return { task, numbers: measure(outputs.numbers, postprocess, labels) };
+  if (task === "embedding") return { task, vector: postprocess.normalised ? direction(outputs.features) : outputs.features };
   if (task === "detection") return { task, objects: detect(outputs, width, height, preprocess, postprocess, labels) };
   if (task === "segmentation") {
     const map = classMap(outputs, facts.shapes, width, height, preprocess, postprocess);

@@ -14,6 +14,7 @@ import { Pad, toPixels } from "./pad.js";
 const TASKS = {
   classification: "Image classification",
   features: "Image features",
+  embedding: "Embedding",
   regression: "Numbers of an image",
   detection: "Object detection",
   segmentation: "Semantic segmentation",
@@ -134,7 +135,7 @@ function forget() {
 function describe({ answer: found, infer, prepare, latency }) {
   const parts = DESCRIBED[found.task](found);
   $("answer").replaceChildren(...parts);
-  $("compare").hidden = found.task !== "features";
+  $("compare").hidden = !found.vector;
   $("latency").textContent = time(latency.median ?? infer);
   const runs = latency.runs > 1 ? `median of the last ${latency.runs} runs` : "one run";
   $("latency-note").textContent = `The model, ${runs}; ${where}`;
@@ -195,7 +196,8 @@ function pose({ points, threshold }) {
 const made = ({ picture: { width, height } }) => [best(`${width} × ${height} pixels`, "made of the image")];
 
 const DESCRIBED = {
-  classification: classes, features: vector, regression: measures, detection: objects, segmentation: areas, depth: range, keypoints: pose, "image-to-image": made,
+  classification: classes, features: vector, embedding: vector, regression: measures, detection: objects, segmentation: areas, depth: range,
+  keypoints: pose, "image-to-image": made,
 };
 
 // --- where the model looks ------------------------------------------------------------------------------------------

@@ -1,0 +1,221 @@
+"""The predictor of embedders, which says how alike two images are, and searches the images of a small gallery."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from vitdeploy.bundle.checked import MAX_READ
+from vitdeploy.errors import DataError, ImageError, InputError, MissingFileError
+from vitdeploy.runtime.predictor import OpenedBundle, Predictor, require_top
+from vitdeploy.runtime.preprocess import SUFFIXES, ImageSource
+from vitdeploy.runtime.tasks.embedding import Embedding, direction
+from vitdeploy.spec import ChannelOrder, Manifest, encode
+from vitdeploy.zip_members import DAMAGED, members_of
+
+# A search multiplies all vectors with one; beyond this many a vector database is the tool.
+MOST = 1_000_000
+# What a file that is no gallery raises where it is read.
+UNREADABLE: tuple[type[Exception], ...] = (*DAMAGED, MemoryError)
+# Images of a folder that are embedded at once.
+TOGETHER = 64
+
+
+@dataclass(frozen=True)
+class Match:
+    """An image of a gallery. name: its path below the folder, with slashes. identity: the folder that it is in, "" of
+    an image directly in the gallery's. similarity: the cosine with what is searched for, -1..1."""
+
+    name: str
+    identity: str
+    similarity: float
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Gallery:
+    """Embedded images to search in.
+
+    names: of each image its path below the folder, with slashes. vectors: float32 [n, width], each of length 1.
+    model: the digest of the model that gave them (`model_digest`), the same for all engines of a bundle.
+    """
+
+    names: tuple[str, ...]
+    vectors: npt.NDArray[np.float32]
+    model: str
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+    def __repr__(self) -> str:
+        return f"<Gallery: {len(self)} images, {self.vectors.shape[1]} numbers each>"
+
+    def search(self, embedding: Embedding, top: int = 5) -> list[Match]:
+        """The `top` images that are most like an answer of the same model, best first; of equal ones in the gallery's
+        order.
+
+        Raises:
+            InputError: a vector of another width, or without a direction; no sensible number.
+        """
+        require_top(top)
+        if len(embedding.vector) != self.vectors.shape[1]:
+            raise InputError(
+                "this embedding is not of the model that made the gallery",
+                found=f"{len(embedding.vector)} numbers",
+                wanted=f"{self.vectors.shape[1]} numbers",
+                fix="search(image, gallery) of the predictor that made the gallery",
+            )
+        cosines = np.clip(self.vectors @ direction(embedding.vector).astype(np.float32), -1, 1)
+        best = np.argsort(-cosines, kind="stable")[:top].tolist()
+        return [Match(self.names[i], self.names[i].rpartition("/")[0], float(cosines[i])) for i in best]
+
+    def save(self, file: str | Path) -> None:
+        """Write it as an .npz file, which `EmbeddingPredictor.gallery` of the same model reads."""
+        facts = json.dumps({"names": self.names, "model": self.model}).encode()
+        with Path(file).open("wb") as stream:
+            np.savez(stream, vectors=self.vectors, facts=np.frombuffer(facts, np.uint8))
+
+
+class EmbeddingPredictor(Predictor):
+    """Answers with the vector of an image, and compares images by the cosine of theirs.
+
+    >>> predictor = load("out/faces")                                        # doctest: +SKIP
+    >>> predictor.similarity("anna1.jpg", "anna2.jpg")                       # doctest: +SKIP
+    0.8134
+    >>> people = predictor.gallery("people/")      # people/anna/1.jpg ...     # doctest: +SKIP
+    >>> predictor.search("visitor.jpg", people, top=1)[0].identity           # doctest: +SKIP
+    'anna'
+    """
+
+    model = ""
+
+    @classmethod
+    def of_bundle(cls, opened: OpenedBundle) -> Predictor:
+        predictor = super().of_bundle(opened)
+        assert isinstance(predictor, EmbeddingPredictor)
+        predictor.model = model_digest(opened.files.manifest)
+        return predictor
+
+    def similarity(self, a: ImageSource, b: ImageSource, *, channels: ChannelOrder = "rgb") -> float:
+        """The cosine of the vectors of two images, -1..1. From which value on two images show the same is the app's
+        choice: the report of the bundle has the value that tells the pairs of its data apart best.
+
+        Raises:
+            ImageError, MissingFileError, TensorError: an image cannot be used.
+            InputError: the model gives a vector without a direction.
+        """
+        first, second = self._embeddings([a, b], channels)
+        return first.similarity(second)
+
+    def gallery(self, source: str | Path) -> Gallery:
+        """The images below a folder, embedded, or a gallery that `Gallery.save` wrote.
+
+        Raises:
+            MissingFileError: neither a folder nor a file.
+            DataError: a folder without images, or no file of a gallery.
+            InputError: a gallery of another model's embeddings.
+            ImageError, TensorError: an image of the folder cannot be used; it is named.
+        """
+        path = Path(source)
+        if path.is_dir():
+            return self._embedded(path)
+        found = _read(path)
+        self._require_own(found, str(path))
+        return found
+
+    def search(
+        self, image: ImageSource, gallery: Gallery, top: int = 5, *, channels: ChannelOrder = "rgb"
+    ) -> list[Match]:
+        """The `top` images of a gallery that are most like an image, best first.
+
+        Raises:
+            InputError: a gallery of another model's embeddings; else as `similarity`.
+        """
+        self._require_own(gallery, "the gallery")
+        [found] = self._embeddings([image], channels)
+        return gallery.search(found, top)
+
+    def _embeddings(self, images: Sequence[ImageSource], channels: ChannelOrder = "rgb") -> list[Embedding]:
+        answers = self.predict_batch(images, channels=channels)
+        return [answer for answer in answers if isinstance(answer, Embedding)]
+
+    def _embedded(self, folder: Path) -> Gallery:
+        names = sorted(_images(folder))
+        if not names or len(names) > MOST:
+            raise DataError(
+                f"{folder} is no small gallery",
+                found=f"{len(names):,} images",
+                wanted=f"1 to {MOST:,} images, ending in {', '.join(sorted(SUFFIXES))}",
+            )
+        vectors = []
+        for start in range(0, len(names), TOGETHER):
+            some = names[start : start + TOGETHER]
+            for name, found in zip(some, self._embeddings([folder / name for name in some]), strict=True):
+                try:
+                    vectors.append(direction(found.vector).astype(np.float32))
+                except InputError as error:
+                    raise ImageError(f"{folder / name} cannot be searched for: {error.message}") from None
+        return Gallery(tuple(names), np.stack(vectors), self.model)
+
+    def _require_own(self, gallery: Gallery, name: str) -> None:
+        if not self.model or gallery.model != self.model:
+            raise InputError(
+                f"{name} holds the embeddings of another model, which are like none of this one",
+                found=f"model {gallery.model[:12] or 'without a digest'}",
+                wanted=f"model {self.model[:12] or 'of a bundle'}",
+                fix="embed the images again: predictor.gallery(FOLDER).save(FILE)",
+            )
+
+
+def model_digest(manifest: Manifest) -> str:
+    """SHA-256 of what decides on an embedding but for rounding: the float graph that all engines of a bundle are made
+    of, with its weights, and how images are prepared."""
+    places = sorted(graph.file for graph in manifest.graphs.values())
+    files = {entry.path: entry.sha256 for entry in manifest.files if entry.path.startswith(tuple(places))}
+    facts = {"files": files, "preprocess": encode(manifest.preprocess)}
+    return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
+
+
+def _images(folder: Path) -> Iterator[str]:
+    """Below the folder, without hidden files and folders."""
+    for place, folders, files in os.walk(folder):
+        folders[:] = [name for name in folders if not name.startswith(".")]
+        for name in files:
+            path = Path(place, name)
+            if not name.startswith(".") and path.suffix.lower() in SUFFIXES:
+                yield path.relative_to(folder).as_posix()
+
+
+def _read(path: Path) -> Gallery:
+    """A gallery out of a file that may come from anywhere."""
+    if not path.is_file():
+        raise MissingFileError(f"no gallery at {path}", wanted="a folder of images, or the file of a saved gallery")
+    try:
+        with path.open("rb") as file:
+            size = max(path.stat().st_size, sum(member.file_size for member in members_of(file)))
+        if size > MAX_READ:
+            raise _no_gallery(path, f"{size:,} bytes, and at most {MAX_READ:,} are read")
+        with np.load(io.BytesIO(path.read_bytes()), allow_pickle=False) as arrays:
+            vectors, facts = arrays["vectors"], arrays["facts"]
+        told: Any = json.loads(facts.tobytes())
+        names, model = tuple(told["names"]), told["model"]
+    except UNREADABLE as error:
+        raise _no_gallery(path, f"{type(error).__name__}: {str(error)[:160]}") from None
+    if vectors.dtype != np.float32 or vectors.ndim != 2 or not 0 < len(vectors) == len(names):
+        raise _no_gallery(path, f"{vectors.dtype} {list(vectors.shape)}, {len(names)} names")
+    texts = all(isinstance(text, str) for text in (*names, model))
+    if not texts or not np.allclose(np.linalg.norm(vectors.astype(np.float64), axis=1), 1, atol=1e-3):
+        raise _no_gallery(path, "names that are no texts, or vectors that are not of length 1")
+    return Gallery(names, vectors, model)
+
+
+def _no_gallery(path: Path, found: str) -> DataError:
+    return DataError(f"{path} is no gallery", found=found, wanted="a file that Gallery.save wrote")
