@@ -20,14 +20,14 @@ page: out/digits/manifest.json
 	cd out/page && npm ci --ignore-scripts && npm run build && npm test
 	@echo 'next: cd out/page && npm start'
 
-# The tests start many processes, which would all compile the package again where no bytecode is written. Three at once on two
+# The tests start many processes, which would all compile the package again where no bytecode is written. Four at once on two
 # cores: some wait for servers and devices most of their time. A test process that dies ends the run: xdist would start another,
 # and wait for ever in the end.
 test: $(VENV)/.installed-dev tensorrt-api
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check vitdeploy
 	$(BIN)/mypy
-	PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -q -n 3 --dist loadfile --no-loadscope-reorder --max-worker-restart 0
+	PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -q -n 4 --dist loadfile --no-loadscope-reorder --max-worker-restart 0
 
 # make test-runtime: the tests of one package, but for those of half a minute and more.
 test-%: $(VENV)/.installed-dev
