@@ -40,7 +40,7 @@ LIBRARIES = (
 )
 # The tests of each file that need seconds: others that would notice a fault begin processes or whole runs.
 FILES = {
-    "quantization/rounding.py": ["quantization/test_rounding.py"],
+    "quantization/rounding.py": [f"quantization/test_{name}.py" for name in ("rounding", "channels", "four_bits")],
     "quantization/folds.py": [f"quantization/test_{name}.py" for name in ("folds", "smoothing", "channel_split")],
     "quantization/ranges.py": ["quantization/test_ranges.py", "quantization/test_observers.py"],
     "search/precision.py": [f"search/test_{name}.py" for name in ("high_precision", "mixed", "greedy", "sensitivity")],
