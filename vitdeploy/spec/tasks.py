@@ -56,7 +56,8 @@ class OutputSpec:
 
     tensors: the float outputs [batch, ...] by their names, each with its number of axes, or those that it may have, by
         which a graph or a module of others is of the task where that is asked for; it then means what the defaults say.
-        Outputs that tell their task unasked are recognised in `graph.io.outputs` and `models.external.outputs`.
+        Where names and axes do not tell, `among` says which outputs are of the task; what older tasks recognise unasked
+        stands in `graph.io.outputs` and `models.external.outputs`.
     about_images: whether its answers are about an image as such, not about places in it: a module that does not say how
         its images are prepared then sees the middle of them.
     reads: another task, whose outputs mean this where it is asked for: a model of that task is one of this, with those
@@ -71,6 +72,28 @@ class OutputSpec:
     in_recipes: ClassVar[tuple[str, ...] | None] = None
 
     @classmethod
+    def among(cls, shapes: Mapping[str, tuple[int | str, ...]], asked: bool) -> Mapping[str, str]:
+        """Of the float outputs of somebody else's graph or module those of the task: the own name of each by the
+        task's name for it; empty where they are not of the task.
+
+        Args:
+            shapes: of each output by its own name, without the batch axis.
+            asked: whether the user asks for the task. Without, only what is certain counts.
+        """
+        return {}
+
+    @classmethod
+    def by_range(cls, bounded: bool) -> "OutputSpec":
+        """What the outputs that `among` chose mean; `bounded`: all lie in 0..1, as behind a sigmoid."""
+        return cls()
+
+    @property
+    def assumed(self) -> str:
+        """What is taken for granted of outputs that `among` chose, and how to say otherwise, as a note; "" of
+        nothing."""
+        return ""
+
+    @classmethod
     def axes(cls, name: str) -> tuple[int, ...]:
         """The numbers of axes that one of `tensors` may have."""
         axes = cls.tensors[name]
@@ -78,7 +101,7 @@ class OutputSpec:
 
     @classmethod
     def in_words(cls) -> str:
-        """`tensors` for people."""
+        """The outputs that are of the task, for people."""
         return " and ".join(f"{name} of {' or '.join(map(str, cls.axes(name)))} axes" for name in cls.tensors)
 
     def comparable(self, outputs: Iterable[str]) -> list[str]:
@@ -123,6 +146,13 @@ def task_read_by(task: str | None) -> str | None:
     """The task whose outputs a task reads (`OutputSpec.reads`); None of one that has outputs of its own."""
     kind = None if task is None else postprocess_of(task)
     return None if kind is None else kind.reads
+
+
+def recognising_classes(asked: str | None) -> Mapping[str, type[OutputSpec]]:
+    """By task the classes that say by `among` which outputs are theirs: ours, and that of the task `asked` for."""
+    tasks = dict.fromkeys([*DEVICE_ROWS, *([] if asked is None else [asked])])
+    kinds = ((task, postprocess_of(task)) for task in tasks)
+    return {task: kind for task, kind in kinds if kind is not None and "among" in vars(kind)}
 
 
 def postprocess_classes(tasks: Iterable[str]) -> tuple[type[Any], ...]:

@@ -42,6 +42,16 @@ def ending_of(output: ir.Value) -> Ending:
     return "vector" if unbiased or (node is not None and _is_normalised(node)) else ""
 
 
+def is_bounded(output: ir.Value) -> bool:
+    """Whether nodes show that all numbers of a map lie in 0..1: behind a sigmoid, a softmax or limits, whose numbers
+    are kept, cut out or interpolated at most."""
+    node, _ = _below(output, (*_VIEWS, "Slice", "Gather", "Transpose", "Resize"))
+    if node is not None and node.op_type == "Clip":
+        bounds = [_number(bound) if bound is not None else None for bound in (*node.inputs[1:], None, None)[:2]]
+        return [None if bound is None else float(bound.item()) for bound in bounds] == [0.0, 1.0]
+    return node is not None and (node.op_type in (*_SIGMOIDS, "Softmax") or _is_logistic(node))
+
+
 def as_logits(model: ir.Model, output: ir.Value) -> tuple[ir.Value, Literal["softmax", "sigmoid"] | None]:
     """The output without the softmax or the sigmoid at its end, and which of them there was; in place.
 

@@ -1,5 +1,6 @@
 """What the outputs of a graph mean, by their names and shapes."""
 
+import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -19,7 +20,15 @@ from vitdeploy.runtime.tasks.keypoints import HEATMAPS, KeypointSpec
 from vitdeploy.runtime.tasks.segmentation import SegmentationSpec
 from vitdeploy.runtime.tasks.tensors import TensorsSpec
 from vitdeploy.runtime.values import last_resort
-from vitdeploy.spec import DEVICE_ROWS, Postprocess, Task, postprocess_of, task_read_by
+from vitdeploy.spec import (
+    DEVICE_ROWS,
+    OutputSpec,
+    Postprocess,
+    Task,
+    postprocess_of,
+    recognising_classes,
+    task_read_by,
+)
 
 # Exporters differ in what they call their outputs and in whether post-processing is part of the graph. What is known:
 #
@@ -37,6 +46,7 @@ from vitdeploy.spec import DEVICE_ROWS, Postprocess, Task, postprocess_of, task_
 #     the same queries, or a detector's with masks, where asked for      an instance segmentation model
 #     predicted_depth                                                   a depth model, as transformers names it
 #     anomaly_map + pred_score                                          an anomaly model, as anomalib names them
+#     what a task's class says of itself                                `OutputSpec.among`
 #     anything else with an axis for the batch                          numbers that are compared as such
 #
 # What no name says is read from the nodes that compute an output: whether scores compete or are independent, and
@@ -67,7 +77,8 @@ def task_of(model: ir.Model, path: Path, asked: Task | None = None) -> tuple[Tas
         return _read_as(model, asked, *task_of(model, path, read))
     outputs = {ALIASES.get(str(value.name), str(value.name)): value for value in model.graph.outputs}
     reason = ""
-    for row in (*_added(asked), *sorted(ROWS, key=lambda row: row.task != asked)):
+    rows = (*_declared(asked), *ROWS)
+    for row in (*_added(asked), *sorted(rows, key=lambda row: row.task != asked)):
         if (found := row.find(outputs, row.task == asked)) is None:
             continue
         task, (kept, postprocess), told = row.task, found, ""
@@ -89,15 +100,16 @@ def task_of(model: ir.Model, path: Path, asked: Task | None = None) -> tuple[Tas
                 reason = meanings.all_kept(task, _names(answer), _names(own))
                 continue
         if task == "tensors" != asked:
-            known = (*ROWS, *(each for name in DEVICE_ROWS for each in _added(name)))
+            known = (*rows, *(each for name in DEVICE_ROWS for each in _added(name)))
             others = [each.task for each in known if each is not row and each.find(outputs, True)]
             told = reason or last_resort(tuple(dict.fromkeys(others)))
+        told = told or (postprocess.assumed if postprocess is not None else "")
         notes = (*filter(None, [told]), *([meanings.left_out(_names(left))] if left else []))
         return task, _put(model, kept, postprocess, task), notes
     raise GraphError(
         f"the outputs of {path} are of no task that vitdeploy has",
         found="; ".join(f"{v.name}: {v.dtype}{list(v.shape) if v.shape is not None else ''}" for v in outputs.values()),
-        wanted="; or ".join(dict.fromkeys(row.wanted for row in reversed(ROWS))),
+        wanted="; or ".join(dict.fromkeys(row.wanted for row in reversed(rows))),
         fix="export it with outputs of these names",
     )
 
@@ -363,3 +375,20 @@ def _added(asked: Task | None) -> Iterator[_GraphOutputs]:
         return ({name: values[name] for name, values in there.items()}, kind()) if fits else None
 
     yield _GraphOutputs(asked, find, kind.in_words())
+
+
+def _declared(asked: Task | None) -> Iterator[_GraphOutputs]:
+    """The rows of tasks whose class says itself which outputs are theirs."""
+    for task, kind in recognising_classes(asked).items():
+        yield _GraphOutputs(task, functools.partial(_by_class, kind), kind.in_words())
+
+
+def _by_class(kind: type[OutputSpec], outputs: Values, asked: bool) -> Found | None:
+    floats = {name: value for name, value in _floats(outputs).items() if value.shape is not None and len(value.shape)}
+    chosen = kind.among({name: _behind_batch(value) for name, value in floats.items()}, asked)
+    kept = {name: floats[own] for name, own in chosen.items()}
+    return (kept, kind.by_range(all(map(endings.is_bounded, kept.values())))) if kept else None
+
+
+def _behind_batch(value: ir.Value) -> tuple[int | str, ...]:
+    return tuple(size if isinstance(size, int) else str(size) for size in list(value.shape or ())[1:])

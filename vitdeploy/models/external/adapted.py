@@ -176,7 +176,9 @@ def adapt(
         notes = (last_resort(other_tasks(returned, row.task)),)
     if row.task == "depth" and getattr(model, "config", None) is None:
         notes = (*notes, INVERSE_ASSUMED)
-    return module, family.Signature(row.task, image_size, channels, specs, row.postprocess(model, specs), notes=notes)
+    postprocess = row.postprocess(model, specs)
+    notes = (*notes, *filter(None, [postprocess.assumed if postprocess is not None else ""]))
+    return module, family.Signature(row.task, image_size, channels, specs, postprocess, notes=notes)
 
 
 def _passings(

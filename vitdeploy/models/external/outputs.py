@@ -20,7 +20,15 @@ from vitdeploy.runtime.tasks.instance_segmentation import InstanceSpec
 from vitdeploy.runtime.tasks.keypoints import HEATMAPS, KeypointSpec
 from vitdeploy.runtime.tasks.segmentation import SegmentationSpec
 from vitdeploy.runtime.tasks.tensors import TensorsSpec
-from vitdeploy.spec import DEVICE_ROWS, Postprocess, Task, TensorSpec, postprocess_of
+from vitdeploy.spec import (
+    DEVICE_ROWS,
+    OutputSpec,
+    Postprocess,
+    Task,
+    TensorSpec,
+    postprocess_of,
+    recognising_classes,
+)
 
 # --- The row of a task among those that recognise what a module returned, and what such rows share --------------------
 
@@ -281,7 +289,8 @@ def recognised(result: Any, task: Task | None) -> tuple[TaskOutputs, list[Output
     no task but that of last resort."""
     if isinstance(result, tuple | list) and len(result) == 1:
         return recognised(result[0], task)
-    for row in (*_added(task), *sorted(ROWS, key=lambda row: row.task != task)):
+    rows = (*_declared(result, task), *ROWS)
+    for row in (*_added(task), *sorted(rows, key=lambda row: row.task != task)):
         outputs = row.find(result, row.task == task)
         if outputs and (row is ROW or all(tensor.is_floating_point() for _, tensor in outputs)):
             return row, outputs
@@ -290,7 +299,7 @@ def recognised(result: Any, task: Task | None) -> tuple[TaskOutputs, list[Output
 
 def other_tasks(result: Any, task: Task) -> tuple[Task, ...]:
     """The other tasks, best first, that find their outputs if they are asked for; not that of last resort."""
-    known = [*ROWS, *(row for each in DEVICE_ROWS for row in _added(each))]
+    known = [*ROWS, *_declared(result, None), *(row for each in DEVICE_ROWS for row in _added(each))]
     rows = [row for row in known if row.task != task and row is not ROW and row.find(result, True)]
     return tuple(dict.fromkeys(row.task for row in rows))
 
@@ -399,6 +408,24 @@ def _added(task: Task | None) -> Iterator[TaskOutputs]:
         return outputs if len(outputs) == len(kind.tensors) else []
 
     yield TaskOutputs(task, find, kind.in_words(), lambda model, outputs: kind())
+
+
+def _declared(result: Any, task: Task | None) -> Iterator[TaskOutputs]:
+    """The rows of tasks whose class says itself which outputs are theirs."""
+    for name, kind in recognising_classes(task).items():
+        yield _by_class(name, kind, result)
+
+
+def _by_class(task: Task, kind: type[OutputSpec], result: Any) -> TaskOutputs:
+    def find(result: Any, asked: bool) -> list[Output]:
+        floats = {name or "output": each for name, each in _named(result, "") if each.is_floating_point() and each.ndim}
+        chosen = kind.among({name: tuple(each.shape[1:]) for name, each in floats.items()}, asked)
+        return [(name, floats[own]) for name, own in chosen.items()]
+
+    def meaning(model: nn.Module, outputs: Sequence[TensorSpec]) -> OutputSpec:
+        return kind.by_range(all(bool(((each >= 0) & (each <= 1)).all()) for _, each in find(result, True)))
+
+    return TaskOutputs(task, find, kind.in_words(), meaning)
 
 
 # --- How the output of a module ends, seen in one run of it: the operator and the layer that gave its numbers ---------
