@@ -42,7 +42,7 @@ PLACES = {
     "yolo": "the folder of YOLO files",
     "coco": "COCO's JSON file",
     "panoptic": "COCO's JSON file",
-    "masks": "the folder of PNGs of class indices, by the names of the images",
+    "masks": "the folder of PNGs of class indices or mattes, by the names of the images",
     "depth": "the folder of .npy files or PNGs of 16 bits, by the names of the images",
     "targets": "the folder of target pictures, by the names of the images",
     "prompts": "the JSON file of prompts, beside the folder masks",
@@ -203,6 +203,7 @@ class TaskAdapter(ABC):
     compared: the class of its comparisons. metrics, measures: the columns of reports. counts: the field of a comparison
     with how many answers of the original an agreement is a share of, where that can be nothing.
     guard: the percentage of the original's answers that an engine must provably give if no budget bounds the loss.
+    changed_when: which answers count as changed, in a sentence; "" where that goes without saying.
     score: what the score of an answer is, None where answers have none. in_words: its answer in words is the whole
     answer, so that it is right where it is the label. attention: it is read from tokens over patches.
     """
@@ -212,6 +213,7 @@ class TaskAdapter(ABC):
     measures: ClassVar[tuple[Measure, ...]] = ()
     counts: ClassVar[str] = ""
     guard: ClassVar[float] = 90.0
+    changed_when: ClassVar[str] = ""
     score: ClassVar[str | None] = None
     in_words: ClassVar[bool] = False
     attention: ClassVar[bool] = False

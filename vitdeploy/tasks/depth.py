@@ -265,6 +265,10 @@ class DepthAdapter(CountedAdapter):
     finer = 8
     kinds = ("depth", "none")
     compared = DepthComparison
+    changed_when = (
+        "An answer has changed where more than 1 % of the pixels are off by more than a factor of 1.25 from "
+        "the original’s."
+    )
     metrics = (Metric("delta-1", "delta-1 counts the pixels whose depth is not off by more than a factor of 1.25."),)
     measures = (Measure("AbsRel", "abs_rel", 4, original=True),)
     head: DepthSpec

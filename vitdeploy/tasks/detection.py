@@ -84,6 +84,10 @@ class ObjectAdapter(counted.CountedAdapter):
 class DetectionAdapter(ObjectAdapter):
     kinds = ("yolo", "coco", "none")
     compared = DetectionComparison
+    changed_when = (
+        "An answer has changed where an object has no partner of its class among the original’s, or one of "
+        "those has none."
+    )
     metrics = (Metric("mAP", "mAP is COCO’s: the mean over IoU 0.50 to 0.95 and over the classes."),)
     measures = (
         *PRECISIONS,

@@ -85,6 +85,10 @@ class InstanceSegmentationAdapter(ObjectAdapter):
     finer = 8
     kinds = ("coco", "none")
     compared = InstanceComparison
+    changed_when = (
+        "An answer has changed where an instance has no partner among the original’s, of its class and with "
+        "a mask IoU of 0.5 or more, or one of those has none."
+    )
     metrics = (
         Metric(
             "mask mAP",

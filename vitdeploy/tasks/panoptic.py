@@ -240,6 +240,7 @@ MAP, SEGMENTS = "map", "segments"
 class PanopticAdapter(adapter.ImageAdapter):
     kinds = ("panoptic", "none")
     compared = PanopticComparison
+    changed_when = "An answer has changed where more than 1 % of the pixels are of another class than the original’s."
     metrics = (Metric("PQ", "PQ is the panoptic quality, the mean over the classes.", words="panoptic quality"),)
     measures = (
         Measure("PQ of things, %", "things.pq", original=True),

@@ -187,6 +187,7 @@ class SegmentationAdapter(counted.CountedAdapter):
     finer = 8
     kinds = ("masks", "none")
     compared = SegmentationComparison
+    changed_when = "An answer has changed where more than 1 % of the pixels are of another class than the original’s."
     metrics = (
         Metric("mIoU", "mIoU is the mean over the classes of the intersection over union of all images’ pixels."),
     )

@@ -150,6 +150,9 @@ KEPT = 1 << 16
 class TensorsAdapter(adapter.ImageAdapter):
     kinds = ("none", "folders")
     compared = TensorComparison
+    changed_when = (
+        "An answer has changed where an output has less than 17 dB of signal to noise against the original’s."
+    )
     measures = (
         Measure("Cosine, least", "cosine_min", 5),
         Measure("Signal to noise, least, dB", "snr_min", 1),
