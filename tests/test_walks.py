@@ -36,6 +36,7 @@ TARGETS = ("openvino-cpu", "onnxruntime-cpu")
 SCENES = {
     "Detection": (8, 8, "mAP", 50.0, 3.0, ""),
     "Depth": (8, 8, "delta-1", 70.0, 2.0, ""),
+    "Foreground": (8, 8, "IoU", 80.0, 1.0, ""),
     "Anomalies": (16, 24, "image AUROC", 60.0, 6.0, ""),
     "Images against texts": (24, 32, "top-1", 35.0, 10.0, "openvino-cpu"),
     "Key points": (8, 8, "OKS AP", 45.0, 5.0, ""),
@@ -107,9 +108,7 @@ def root(tmp_path_factory):
     """What a reader's clone has of what the page names."""
     folder = tmp_path_factory.mktemp("clone")
     shutil.copytree(ROOT / "recipes", folder / "recipes")
-    models = folder / "calibration" / "scenes" / "models"
-    models.parent.mkdir(parents=True)
-    models.symlink_to(ROOT / "calibration" / "scenes" / "models")
+    (folder / "calibration").symlink_to(ROOT / "calibration")
     return folder
 
 
@@ -173,6 +172,22 @@ def measured(walk: Walk) -> None:
     assert Image.open(picture).size == Image.open(sixteen).size == depth.shape[::-1] == (96, 96)
     assert 0.5 < depth.min() < depth.max() < 20
     assert walk.served["median"] == pytest.approx(answer["median"], rel=1e-3)
+
+
+def cut_out(walk: Walk) -> None:
+    """The figure is cut out where it was drawn; the program of the page says the same."""
+    [answer] = walk.predicted
+    picture, grey = (Image.open(walk.folder / path) for path in answer["drawn"])
+    assert (picture.mode, grey.mode) == ("RGBA", "L")
+    matte = np.asarray(grey) / 255
+    drawn = np.asarray(Image.open(walk.folder / "out/scenes/foreground/mattes/evaluation/000003.png")) / 255
+    assert np.abs(matte - drawn).mean() < 0.03
+    assert walk.served["box"] == answer["box"] and walk.served["share"] == pytest.approx(answer["share"])
+    found: dict[str, Any] = {}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(walk.folder)
+        exec(blocks(walk.title, "python")[0], found)  # noqa: S102 - of our own page
+    np.testing.assert_array_equal(np.asarray(found["figure"]), np.asarray(picture))
 
 
 def inspected(walk: Walk) -> None:
@@ -240,7 +255,7 @@ def read(walk: Walk) -> None:
 
 
 CHECKS = {"Detection": detected, "Depth": measured, "Images against texts": compared, "Key points": posed}
-CHECKS |= {"Anomalies": inspected, "Promptable segmentation": outlined, "Image to text": read}
+CHECKS |= {"Foreground": cut_out, "Anomalies": inspected, "Promptable segmentation": outlined, "Image to text": read}
 
 
 def photos(folder: Path, sizes: list[tuple[int, int]], enlarged: int = 1) -> None:

@@ -6,6 +6,7 @@ import json
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from tests.conftest import ROOT
 from tests.references import reference
@@ -27,7 +28,11 @@ SCENES = 24
 LARGEST = 5_000_000  # bytes of a checkpoint: all of them stay below 25 MB
 
 
-@pytest.fixture(params=[name for name in CLASSES if (MODELS / name).is_dir()])
+# Modules of plain PyTorch, with their weights alone.
+PLAIN = ("foreground",)
+
+
+@pytest.fixture(params=[name for name in (*CLASSES, *PLAIN) if (MODELS / name).is_dir()])
 def name(request):
     return request.param
 
@@ -37,7 +42,11 @@ def test_a_model_is_as_good_as_it_is_said_to_be(name):
     from calibration.scenes.training.train import kind_of
 
     kind, recorded = kind_of(name), json.loads((MODELS / name / "metrics.json").read_text("utf-8"))
-    model = getattr(transformers, CLASSES[name]).from_pretrained(MODELS / name).eval()
+    if name in PLAIN:
+        model = kind.build().eval()
+        model.load_state_dict(load_file(MODELS / name / "model.safetensors"))
+    else:
+        model = getattr(transformers, CLASSES[name]).from_pretrained(MODELS / name).eval()
     assert {parameter.dtype for parameter in model.parameters()} == {torch.float32}
     with torch.inference_mode():
         found = kind.measure(model, [kind.draw("evaluation", index) for index in range(SCENES)])

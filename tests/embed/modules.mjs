@@ -7,7 +7,7 @@ import { pathToFileURL } from "node:url";
 const app = (name) => import(pathToFileURL(`${process.argv[2]}/app/${name}`));
 const { prepare, toInput, inputWindow } = await app("preprocess.js");
 const { classify, cosine, detect } = await app("answers.js");
-const { classMap, classAreas, depthMap, depthRange } = await app("maps.js");
+const { classMap, classAreas, depthMap, depthRange, matteMap, shareAbove } = await app("maps.js");
 const { measure, pictureMade } = await app("answers.js");
 const { pointsOf } = await app("points.js");
 const { checkGolden } = await app("golden.js");
@@ -30,6 +30,10 @@ console.log(JSON.stringify({
     if (shapes.depth) {
       const map = depthMap(floats(outputs), shapes, width, height, spec, post);
       return { map: [...map].map((each) => (Number.isFinite(each) ? each : null)), range: depthRange(map) };
+    }
+    if (shapes.foreground) {
+      const map = matteMap(floats(outputs), shapes, width, height, spec, post);
+      return { map: [...map].map((each) => (Number.isFinite(each) ? each : null)), share: shareAbove(map, post.threshold) };
     }
     const map = classMap(floats(outputs), shapes, width, height, spec, post);
     return { map: [...map], classes: classAreas(map, labels) };

@@ -25,6 +25,7 @@ from vitdeploy.runtime.engine import make_runner
 from vitdeploy.runtime.golden import engine_outputs
 from vitdeploy.runtime.tasks.depth import DepthSpec
 from vitdeploy.runtime.tasks.embedding import EmbeddingSpec
+from vitdeploy.runtime.tasks.foreground import ForegroundSpec
 from vitdeploy.runtime.tasks.image_to_image import ImageSpec
 from vitdeploy.runtime.tasks.keypoints import KeypointSpec
 from vitdeploy.runtime.tasks.regression import RegressionSpec
@@ -35,11 +36,12 @@ QUERIES, CLASSES = 7, 5
 MAPS = {
     "logits": (CLASSES, "logits"),
     "depth": (1, "predicted_depth"),
+    "foreground": (1, "alpha"),
     "heatmaps": (CLASSES, "heatmaps"),
     "reconstruction": (3, "reconstruction"),
 }
 TASKS = {"depth": "depth", "heatmaps": "keypoints", "reconstruction": "image-to-image", "numbers": "regression"}
-TASKS |= {"features": "embedding"}
+TASKS |= {"features": "embedding", "foreground": "foreground"}
 # What vectors are called where they are exported.
 VECTORS = {"numbers": "measures", "features": "features"}
 # Of the export.
@@ -113,7 +115,7 @@ def bundle_of(kind, head, fit, command, home, name=""):
         graphs={"model": (file, graph_spec(load_graph(file), "model.onnx"))},
         preprocess=spec,
         postprocess=head,
-        labels=None if kind in ("depth", "reconstruction", "features") else LABELS,
+        labels=None if kind in ("depth", "foreground", "reconstruction", "features") else LABELS,
         engines=[(engine, home / "engine")],
         golden=golden_of({"pixels": pixels}, outputs, engine.artifact, 1e-4),
     )
@@ -124,6 +126,8 @@ PROGRAMS = {
     "queries": ("queries", SegmentationSpec("queries", (40, 36)), "stretch"),
     "logits": ("logits", SegmentationSpec(), "cover"),
     "depth": ("depth", DepthSpec("metric"), "stretch"),
+    "mattes": ("foreground", ForegroundSpec(threshold=0.4), "cover"),
+    "masks": ("foreground", ForegroundSpec(enlarge="logits"), "stretch"),
     "topdown": ("heatmaps", KeypointSpec("dark", 5, -0.2), "topdown"),
     "cover": ("heatmaps", KeypointSpec("argmax", 5, -0.2), "cover"),
     "reconstruction": ("reconstruction", ImageSpec(-0.5, 1.5), "stretch"),
@@ -193,6 +197,19 @@ def test_maps_are_the_predictors(kind, built, tmp_path):
             assert sum(int(line[2]) for line in told) == int((found >= 0).sum())
     absent = subprocess.run([program, "--maps", tmp_path / "absent", paths[0]], capture_output=True, text=True)
     assert absent.returncode == 2 and "cannot be written into" in absent.stderr
+
+
+@pytest.mark.parametrize("kind", ["mattes", "masks"])
+def test_mattes_are_the_predictors(kind, built, tmp_path):
+    (bundle, program), paths, maps = built[kind], pictures(tmp_path), tmp_path / "maps"
+    maps.mkdir()
+    lines = said(program, "--maps", maps, *paths)
+    with load(bundle) as predictor:
+        for path, (_, share, *box) in zip(paths, lines, strict=True):
+            wanted, found = predictor.predict(path), np.load(maps / f"{path.stem}.npy")
+            np.testing.assert_allclose(found, wanted.matte, atol=1e-4)
+            assert float(share) == pytest.approx(wanted.share, abs=2e-3) and 0 < wanted.share < 1
+            np.testing.assert_allclose([int(side) for side in box], wanted.box, atol=1)
 
 
 @pytest.mark.parametrize("fit", ["topdown", "cover"])

@@ -41,6 +41,7 @@ from vitdeploy.runtime.tasks.classification import classify
 from vitdeploy.runtime.tasks.depth import Depth, DepthSpec, depth_of
 from vitdeploy.runtime.tasks.detection import PostprocessSpec, detect
 from vitdeploy.runtime.tasks.embedding import EmbeddingSpec
+from vitdeploy.runtime.tasks.foreground import Foreground, ForegroundSpec, matte_of
 from vitdeploy.runtime.tasks.image_to_image import ImageSpec, to_pixels
 from vitdeploy.runtime.tasks.keypoints import KEYPOINTS, KeypointSpec
 from vitdeploy.runtime.tasks.regression import RegressionSpec, numbers_of
@@ -329,11 +330,15 @@ def test_maps_become_the_predictors_at_the_size_of_the_image(written, spec):
     generator, size, labels = np.random.default_rng(4), (64, 41), ["a", "b", "c", "d"]
     queries = {"class_logits": (6, 5), "masks": (6, 7, 6)}
     shapes = [{"logits": (5, 7, 6)}, queries, {"depth": (8, 9)}, {"depth": (1, 8, 9)}]
+    shapes += [{"foreground": (1, 8, 9)}] * 3
     posts = [
         SegmentationSpec(),
         SegmentationSpec("queries", (13, 17)),
         DepthSpec("metric"),
         DepthSpec("inverse", "bilinear"),
+        ForegroundSpec(threshold=0.4),
+        ForegroundSpec(enlarge="logits"),
+        ForegroundSpec("given"),
     ]
     outputs = [{n: generator.normal(0, 2, s).astype(np.float32) for n, s in each.items()} for each in shapes]
     asked = [
@@ -351,6 +356,10 @@ def test_maps_become_the_predictors_at_the_size_of_the_image(written, spec):
             wanted = depth_of(given, size, spec, post)
             np.testing.assert_allclose(ours, wanted, atol=1e-5)
             np.testing.assert_allclose(found["range"], Depth(wanted, post.values).range, atol=1e-5)
+        elif isinstance(post, ForegroundSpec):
+            wanted = matte_of(given, size, spec, post)
+            np.testing.assert_allclose(ours, wanted, atol=1e-5)
+            assert found["share"] == pytest.approx(Foreground(wanted, post.threshold).share, abs=1e-3)
         else:
             wanted = classes_of(given, size, spec, post)
             assert (ours == wanted).mean() > 0.999 and len(np.unique(wanted)) > 2

@@ -16,6 +16,7 @@ from vitdeploy.runtime.tasks.anomaly import AnomalySpec
 from vitdeploy.runtime.tasks.depth import DepthSpec
 from vitdeploy.runtime.tasks.detection import PostprocessSpec
 from vitdeploy.runtime.tasks.embedding import EmbeddingSpec
+from vitdeploy.runtime.tasks.foreground import ForegroundSpec
 from vitdeploy.runtime.tasks.image_to_image import ImageSpec
 from vitdeploy.runtime.tasks.instance_segmentation import InstanceSpec
 from vitdeploy.runtime.tasks.keypoints import KeypointSpec
@@ -29,6 +30,7 @@ PREPROCESS = PreprocessSpec((SIDE, SIDE), (SIDE, SIDE), "bilinear", (0.5,) * 3, 
 HEADS = {
     "segmentation": SegmentationSpec(),
     "depth": DepthSpec(),
+    "foreground": ForegroundSpec(),
     "detection": PostprocessSpec(threshold=0.4),
     "instance-segmentation": InstanceSpec(threshold=0.3),
     "regression": RegressionSpec(("m", "m", "kg"), 0.3),
@@ -47,7 +49,7 @@ OTHERS = {
 NAMES = ("ant", "bee", "cat")
 LABELS = {
     **{"segmentation": "masks", "depth": "depth", "detection": "yolo", "instance-segmentation": "coco"},
-    "regression": "columns",
+    **{"regression": "columns", "foreground": "masks"},
 }
 # Of the graph's outputs, before the batch: what comes after it.
 MAPS, PAIRS = (SIDE // 4, SIDE // 4), (QUERIES, CLASSES + 1)
@@ -69,6 +71,14 @@ def _nodes(task: str) -> tuple[list[onnx.NodeProto], dict[str, tuple[int, ...]]]
             helper.make_node("Squeeze", ["positive", "one"], ["depth"]),
         ]
         return nodes, {"depth": MAPS}
+    if task == "foreground":
+        # Less the mean of its map: of weights like these some images would be all foreground.
+        nodes = [
+            helper.make_node("Conv", ["first", "d"], ["map"], **conv),
+            helper.make_node("ReduceMean", ["map"], ["level"], axes=[2, 3], keepdims=1),
+            helper.make_node("Sub", ["map", "level"], ["foreground"]),
+        ]
+        return nodes, {"foreground": (1, *MAPS)}
     if task in FLAT:
         return [helper.make_node("MatMul", ["pooled", "c"], [FLAT[task]])], {FLAT[task]: (PAIRS[0] * PAIRS[1],)}
     if task == "regression":
@@ -185,7 +195,7 @@ def picture(path: Path, seed: int) -> None:
 def scenes(folder: Path, count: int) -> Scenes:
     """Images, and labels for all tasks, which fit them by chance alone."""
     found = Scenes(folder / "images", folder / "labels")
-    for task in ("segmentation", "depth", "detection"):
+    for task in ("segmentation", "depth", "detection", "foreground"):
         found.annotations(task).mkdir(parents=True)
     found.images.mkdir()
     entries, rows, numbers = [], [], [",".join(("image", *NAMES))]
@@ -195,6 +205,8 @@ def scenes(folder: Path, count: int) -> Scenes:
         coarse = Image.fromarray(generator.choice([0, 1, 2, 255], (3, 4)).astype(np.uint8))
         coarse.resize((40, 36), Image.Resampling.NEAREST).save(found.annotations("segmentation") / f"{i:03}.png")
         depth = generator.uniform(0.5, 4, (36, 40)).astype(np.float32) * (i % 7 != 3)
+        matte = Image.fromarray(generator.choice([0, 255], (3, 4)).astype(np.uint8))
+        matte.resize((40, 36), Image.Resampling.BILINEAR).save(found.annotations("foreground") / f"{i:03}.png")
         np.save(found.annotations("depth") / f"{i:03}.npy", depth)
         sides = [generator.uniform((0.4, 0.4, 0.5, 0.5), (0.6, 0.6, 0.8, 0.8)) for _ in range(i % 4)]
         boxes = [(int(generator.integers(0, 3)), *each) for each in sides]

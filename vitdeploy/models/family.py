@@ -30,6 +30,7 @@ class Signature:
         segmentation     "logits" [batch, classes, height, width]; or "class_logits" [batch, queries, classes + 1] and
                          "masks" [batch, queries, height, width], logits
         depth            "depth" [batch, height, width]
+        foreground       "foreground" [batch, 1, height, width], or without the axis of 1
         anomaly          "distances" [batch, rows, columns] and "neighbours" [batch, k]; read as `postprocess` says
         zero-shot        "image_features" [batch, width], and "text_features" [texts, width] of the module's second
                          argument, int64 [texts, length]; read as `postprocess` says

@@ -12,6 +12,7 @@ from vitdeploy.runtime.tasks.depth import Depth
 from vitdeploy.runtime.tasks.detection import Detections
 from vitdeploy.runtime.tasks.embedding import Embedding
 from vitdeploy.runtime.tasks.features import Features
+from vitdeploy.runtime.tasks.foreground import Foreground
 from vitdeploy.runtime.tasks.image_to_image import Picture
 from vitdeploy.runtime.tasks.image_to_text import Text
 from vitdeploy.runtime.tasks.instance_segmentation import Instances
@@ -35,6 +36,7 @@ __all__ = [
     "Detections",
     "Embedding",
     "Features",
+    "Foreground",
     "Instances",
     "Keypoints",
     "Monitor",

@@ -19,6 +19,7 @@ DEVICE_ROWS: Mapping[str, str] = {
     "instance-segmentation": "vitdeploy.runtime.tasks.instance_segmentation:INSTANCES",
     "depth": "vitdeploy.runtime.tasks.depth:DEPTH",
     "regression": "vitdeploy.runtime.tasks.regression:REGRESSION",
+    "foreground": "vitdeploy.runtime.tasks.foreground:FOREGROUND",
     "anomaly": "vitdeploy.runtime.tasks.anomaly:ANOMALY",
     "keypoints": "vitdeploy.runtime.tasks.keypoints:KEYPOINTS",
     "image-to-image": "vitdeploy.runtime.tasks.image_to_image:IMAGE_TO_IMAGE",

@@ -9,6 +9,7 @@ from vitdeploy.tasks.depth import DepthAdapter
 from vitdeploy.tasks.detection import DetectionAdapter
 from vitdeploy.tasks.embedding import EmbeddingAdapter
 from vitdeploy.tasks.features import FeaturesAdapter
+from vitdeploy.tasks.foreground import ForegroundAdapter
 from vitdeploy.tasks.image_to_image import ImageToImageAdapter
 from vitdeploy.tasks.image_to_text import ImageToTextAdapter
 from vitdeploy.tasks.instance_segmentation import InstanceSegmentationAdapter
@@ -36,6 +37,7 @@ TASKS: RowTable[type[TaskAdapter]] = RowTable(
         "instance-segmentation": InstanceSegmentationAdapter,
         "depth": DepthAdapter,
         "regression": RegressionAdapter,
+        "foreground": ForegroundAdapter,
         "anomaly": AnomalyAdapter,
         "zero-shot": ZeroShotAdapter,
         "open-vocabulary-detection": OpenVocabularyAdapter,

@@ -11,6 +11,7 @@ from vitdeploy.runtime.openvino import HALVES, PRECISION_HINTS
 from vitdeploy.runtime.tasks.depth import DepthSpec
 from vitdeploy.runtime.tasks.detection import PostprocessSpec
 from vitdeploy.runtime.tasks.embedding import EmbeddingSpec
+from vitdeploy.runtime.tasks.foreground import ForegroundSpec
 from vitdeploy.runtime.tasks.image_to_image import ImageSpec
 from vitdeploy.runtime.tasks.keypoints import KeypointSpec
 from vitdeploy.runtime.tasks.regression import RegressionSpec
@@ -29,6 +30,7 @@ COLUMNS = {
     "segmentation": "path, class, label, pixels, share of the image; the largest class first",
     "depth": "path, least, median and largest value",
     "regression": "path, number, name, value, unit",
+    "foreground": "path, share of the image that is in the mask, and its left, top, right and bottom",
     "keypoints": "path, number of the box from 0 on, point, name, score, x, y; the points that are shown",
     "image-to-image": "path, width, height and channels of the picture, its mean level",
 }
@@ -119,6 +121,11 @@ def _head(post: Postprocess | None) -> dict[str, object]:
         taps = {"bilinear": 2, "bicubic": 4}[post.resize]
         kind = {"map_type": "float", "map_dtype": "float32", "map_descr": "<f4", "taps": taps}
         return {"maps_too": told, "option": "--maps", **kind}
+    if isinstance(post, ForegroundSpec):
+        told = f"{A_MAP} float32 [height, width], the matte, not a number where the model does not see"
+        kind = {"map_type": "float", "map_dtype": "float32", "map_descr": "<f4", "taps": 2}
+        how = {"alpha": post.alpha, "enlarge": post.enlarge, "threshold": repr(float(post.threshold))}
+        return {"maps_too": told, "option": "--maps", **kind, **how}
     if isinstance(post, ImageSpec):
         told = "and the picture as a PNG there, for each image"
         levels = {name: f"{value:.9e}" for name, value in (("black", post.black), ("white", post.white))}

@@ -30,6 +30,7 @@ WHERE = {
     "detection": "Boxes say",
     "segmentation": "The map says",
     "depth": "The map says",
+    "foreground": "The mask says",
     "keypoints": "Points say",
     "image-to-image": "The picture says",
 }

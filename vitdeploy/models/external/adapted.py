@@ -155,7 +155,7 @@ def adapt(
             fix="wrap it in a module that returns one of these",
         )
     row, outputs = found
-    nearest = sizes_of_patches(model, image_size) if row.task in ("segmentation", "depth") else None
+    nearest = sizes_of_patches(model, image_size) if row.task in ("segmentation", "depth", "foreground") else None
     if nearest is not None:  # the rest of the image would be left out, and the map stretched over all of it
         raise CheckpointError(
             f"{what} does not see the whole of an image of {image_size[0]}x{image_size[1]}",

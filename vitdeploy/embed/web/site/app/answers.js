@@ -1,6 +1,6 @@
 // From a model's outputs for one image to its answer. `outputs` are arrays of numbers by name, without the batch axis.
 
-import { classAreas, classMap, depthMap, depthRange } from "./maps.js";
+import { classAreas, classMap, depthMap, depthRange, matteMap, shareAbove } from "./maps.js";
 import { pointsOf } from "./points.js";
 import { inputWindow } from "./preprocess.js";
 
@@ -90,7 +90,7 @@ function direction(vector) {
 }
 
 // {task, ...}: `top` of a classifier, `vector` of features and embeddings, `numbers`, `objects` of a detector; `map` of every
-// pixel, with its `classes` or its `range` of depth; `points` with their `skeleton`; the `picture` made of the image.
+// pixel, with its `classes`, its `range` of depth or the `share` that is foreground; `points` with their `skeleton`; the `picture` made of the image.
 export function toAnswer(outputs, width, height, facts, labels) {
   const { task, preprocess, postprocess } = facts;
   if (task === "features") return { task, vector: outputs.features };
@@ -104,6 +104,10 @@ export function toAnswer(outputs, width, height, facts, labels) {
   if (task === "depth") {
     const map = depthMap(outputs, facts.shapes, width, height, preprocess, postprocess);
     return { task, map, range: depthRange(map), values: postprocess.values };
+  }
+  if (task === "foreground") {
+    const map = matteMap(outputs, facts.shapes, width, height, preprocess, postprocess);
+    return { task, map, share: shareAbove(map, postprocess.threshold) };
   }
   if (task === "keypoints") {
     const window = inputWindow(width, height, preprocess), { threshold, skeleton } = postprocess;

@@ -1,4 +1,4 @@
-// From a model's maps, which have cells, to a value for every pixel of the image: classes, or depth. `outputs` are arrays of
+// From a model's maps, which have cells, to a value for every pixel of the image: classes, depth or a matte. `outputs` are arrays of
 // numbers by name, `shapes` their shapes, both without the batch axis.
 
 import { inputWindow } from "./preprocess.js";
@@ -99,13 +99,28 @@ export function classAreas(map, labels) {
 
 // Float32Array [height, width]; not a number where the model's input does not reach.
 export function depthMap(outputs, shapes, width, height, spec, post) {
-  const [high, wide] = shapes.depth.slice(-2), [rows, columns] = grid(width, height, spec, high, wide, post.resize === "bicubic");
+  return atPixels(outputs.depth, shapes.depth, width, height, spec, post.resize === "bicubic");
+}
+
+function atPixels(values, shape, width, height, spec, cubic = false) {
+  const [high, wide] = shape.slice(-2), [rows, columns] = grid(width, height, spec, high, wide, cubic);
   const found = new Float32Array(width * height).fill(NaN);
   for (let y = 0; y < rows.cells.length; y++) {
-    found.set(sampleRow(outputs.depth, 0, wide, rows, y, columns), (rows.first + y) * width + columns.first);
+    found.set(sampleRow(values, 0, wide, rows, y, columns), (rows.first + y) * width + columns.first);
   }
   return found;
 }
+
+// Float32Array [height, width] of 0..1; not a number where the model's input does not reach.
+export function matteMap(outputs, shapes, width, height, spec, post) {
+  const sigmoid = (x) => 1 / (1 + Math.exp(-x)), inside = (x) => Math.min(1, Math.max(0, x)), late = post.enlarge === "logits";
+  const values = late ? outputs.foreground : Float64Array.from(outputs.foreground, post.alpha === "sigmoid" ? sigmoid : inside);
+  const found = atPixels(values, shapes.foreground, width, height, spec);
+  return late ? found.map(sigmoid) : found;
+}
+
+// The share of a map that is above a threshold.
+export const shareAbove = (map, threshold) => map.reduce((sum, each) => sum + (each > threshold), 0) / map.length;
 
 // [least, median, largest] of what is known of a map.
 export function depthRange(map) {
@@ -122,11 +137,15 @@ export function colourOf(index) {
   return colour;
 }
 
-// RGBA over the image: classes in their colours, or depth, light is near.
+// RGBA over the image: classes in their colours; depth, light is near; of a matte white where there is no foreground.
 export function pictureOf(answer) {
   const { map, task } = answer, data = new Uint8ClampedArray(4 * map.length);
   if (task === "segmentation") {
     map.forEach((index, i) => { if (index !== NONE) data.set([...colourOf(index), 140], 4 * i); });
+    return data;
+  }
+  if (task === "foreground") {
+    map.forEach((alpha, i) => data.set([255, 255, 255, 255 * (1 - (alpha || 0))], 4 * i));
     return data;
   }
   const [low, , high] = answer.range;

@@ -19,6 +19,7 @@ const TASKS = {
   detection: "Object detection",
   segmentation: "Semantic segmentation",
   depth: "Depth",
+  foreground: "Foreground",
   keypoints: "Key points",
   "image-to-image": "Image to image",
 };
@@ -193,11 +194,13 @@ function pose({ points, threshold }) {
   return [best(`${seen.length} of ${points.length} points`, one), list(seen.map(({ label, score }) => ({ label, score: Math.min(1, score) })))];
 }
 
+const figure = ({ share }) => [best(percent(share), "of the image is foreground")];
+
 const made = ({ picture: { width, height } }) => [best(`${width} × ${height} pixels`, "made of the image")];
 
 const DESCRIBED = {
   classification: classes, features: vector, embedding: vector, regression: measures, detection: objects, segmentation: areas, depth: range,
-  keypoints: pose, "image-to-image": made,
+  foreground: figure, keypoints: pose, "image-to-image": made,
 };
 
 // --- where the model looks ------------------------------------------------------------------------------------------

@@ -1,0 +1,197 @@
+"""From the output of a foreground model for one image to a matte of the image's size: how much of each pixel is
+foreground. Background removal, salient objects, portrait mattes, binary masks."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from vitdeploy.runtime.masks import png_bytes
+from vitdeploy.runtime.postprocess import sigmoid
+from vitdeploy.runtime.tasks.task import DeviceTask, Files, OutputReading, Outputs
+from vitdeploy.runtime.upsample import bands
+from vitdeploy.spec import SHARE, OutputSpec, PreprocessSpec
+
+if TYPE_CHECKING:
+    from PIL import Image
+
+FOREGROUND_OUTPUT = "foreground"
+# What exporters and libraries call a matte: RobustVideoMatting, MODNet's kin, transformers' VitMatte.
+CERTAIN = ("foreground", "alpha", "alphas", "matte", "mattes", "pha")
+
+
+@dataclass(frozen=True)
+class ForegroundSpec(OutputSpec):
+    """From "foreground" [1, height, width] or [height, width] to a matte: for each pixel of the image the share, 0..1,
+    that is foreground.
+
+    `alpha` "sigmoid": the outputs are logits, whose sigmoid is the matte; "given": they are the matte, 0..1.
+    `enlarge`: what is enlarged, bilinearly, to the size of the image: the "alpha", as the code of BiRefNet, U2-Net and
+    MODNet does, or the "logits", as that of U-Nets mostly does. `threshold`: the mask is where the matte is above it.
+    """
+
+    alpha: Literal["sigmoid", "given"] = "sigmoid"
+    enlarge: Literal["alpha", "logits"] = "alpha"
+    threshold: float = field(default=0.5, metadata=SHARE)
+    in_recipes: ClassVar[tuple[str, ...] | None] = ("alpha",)
+
+    def __post_init__(self) -> None:
+        if self.alpha == "given" and self.enlarge == "logits":
+            raise ValueError("enlarge: logits needs alpha: sigmoid; a matte that is given has no logits")
+
+    @classmethod
+    def among(cls, shapes: Mapping[str, tuple[int | str, ...]], asked: bool) -> Mapping[str, str]:
+        """A map of one channel by a name that says it. Where the task is asked for also the only one, or of several
+        the only one of the largest size: the smaller ones are side outputs, as of BiRefNet."""
+        maps = {name: shape[-2:] for name, shape in shapes.items() if len(shape) == 2 or shape[:-2] == (1,)}
+        named = [name for name in CERTAIN if name in maps]
+        if named or not asked:
+            return {FOREGROUND_OUTPUT: named[0]} if len(named) == 1 else {}
+        if len(maps) > 1 and all(isinstance(side, int) for shape in maps.values() for side in shape):
+            areas = {name: int(height) * int(width) for name, (height, width) in maps.items()}
+            maps = {name: maps[name] for name, area in areas.items() if area == max(areas.values())}
+        return {FOREGROUND_OUTPUT: next(iter(maps))} if len(maps) == 1 else {}
+
+    @classmethod
+    def in_words(cls) -> str:
+        return "foreground, alpha or matte [batch, 1, height, width]; one such map, with --task foreground"
+
+    @classmethod
+    def by_range(cls, bounded: bool) -> ForegroundSpec:
+        return cls("given" if bounded else "sigmoid")
+
+    @property
+    def assumed(self) -> str:
+        given = self.alpha == "given"
+        read, other = ("the matte, as all lie in 0..1", "sigmoid") if given else ("logits of the matte", "given")
+        return f"outputs: they are taken for {read} (postprocess: {{alpha: {other}}} says otherwise)"
+
+
+Array = npt.NDArray[Any]
+
+# Two masks are about the same if both of their regions overlap so far.
+SAME_IOU = 0.5
+# Where masks say nothing, as one region is all of both: mattes this near, in the mean, are about the same.
+NEAR = 0.02
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Foreground:
+    """The answer for one image. matte: float32 [height, width] in 0..1 at the size of the image, the share of each
+    pixel that is foreground; not a number where the model's input does not reach."""
+
+    matte: npt.NDArray[np.float32]
+    threshold: float
+
+    @property
+    def mask(self) -> npt.NDArray[np.bool_]:
+        """bool [height, width]: the pixels whose share is above the threshold."""
+        return mask_of(self.matte, self.threshold)
+
+    @property
+    def share(self) -> float:
+        """Of the image's pixels, 0..1, how many are in the mask."""
+        return float(self.mask.mean())
+
+    @property
+    def box(self) -> tuple[int, int, int, int] | None:
+        """(left, top, right, bottom) around the mask in pixels, right and bottom just outside; None of an empty
+        mask."""
+        rows, columns = np.flatnonzero(self.mask.any(axis=1)), np.flatnonzero(self.mask.any(axis=0))
+        return (int(columns[0]), int(rows[0]), int(columns[-1]) + 1, int(rows[-1]) + 1) if rows.size else None
+
+    def png(self) -> bytes:
+        """The matte as a grey PNG of 8 bits, 255 is all foreground; 0 where the model's input does not reach."""
+        from PIL import Image
+
+        return png_bytes(Image.fromarray(_levels(self.matte)))
+
+    def cut_out(self, image: Image.Image) -> Image.Image:
+        """The image, of mode RGB and the matte's size, with the matte as its alpha channel; its colours stay."""
+        from PIL import Image
+
+        found = image.convert("RGB")
+        found.putalpha(Image.fromarray(_levels(self.matte)))
+        return found
+
+    def to_dict(self) -> dict[str, Any]:
+        """The matte as a PNG (see `png`) in Base64, and what describes its mask."""
+        height, width = self.matte.shape
+        mask = {"threshold": self.threshold, "share": self.share, "box": self.box}
+        return {"width": width, "height": height, **mask, "matte_png": base64.b64encode(self.png()).decode("ascii")}
+
+    def __str__(self) -> str:
+        where = "" if self.box is None else ", in {}, {} to {}, {}".format(*self.box)
+        return f"foreground {100 * self.share:.1f} % of the image{where}"
+
+    def __repr__(self) -> str:
+        height, width = self.matte.shape
+        return f"<Foreground: {width}x{height}: {self}>"
+
+
+def mask_of(matte: Array, threshold: float) -> npt.NDArray[np.bool_]:
+    """bool [height, width]: where a matte is above the threshold; False where it is not a number."""
+    return np.asarray(np.nan_to_num(matte, nan=-np.inf) > threshold)
+
+
+def matte_of(
+    outputs: Mapping[str, Array], size: tuple[int, int], preprocess: PreprocessSpec, spec: ForegroundSpec
+) -> npt.NDArray[np.float32]:
+    """float32 [height, width] in 0..1 at the original image's `size` (width, height), enlarged bilinearly without
+    antialiasing (`torch.nn.functional.interpolate`, align_corners=False); not a number where the model's input does
+    not reach."""
+    plane = plane_of(outputs)
+    found = np.full((size[1], size[0]), np.nan, np.float32)
+    early = spec.enlarge == "alpha"
+    for rows, columns, band in bands((alpha_of(plane, spec) if early else plane)[None], size, preprocess):
+        found[rows, columns] = band[0] if early else alpha_of(band[0], spec)
+    return found
+
+
+def plane_of(outputs: Mapping[str, Array]) -> npt.NDArray[np.float32]:
+    """float32 [height, width], as the model gives it."""
+    output = outputs[FOREGROUND_OUTPUT]
+    return output.reshape(output.shape[-2:]).astype(np.float32)
+
+
+def alpha_of(plane: Array, spec: ForegroundSpec) -> Array:
+    """The matte, 0..1, of a model's numbers; what is given beyond is clipped, as INT8 rounds it."""
+    return sigmoid(plane) if spec.alpha == "sigmoid" else plane.clip(0, 1)
+
+
+def region_iou(ours: npt.NDArray[np.bool_], theirs: npt.NDArray[np.bool_]) -> float | None:
+    """The intersection over union of two masks' foreground, or of their ground, whichever is less, 0..1: a large
+    foreground alone makes no two masks alike. None where both masks are all of one region, which says nothing."""
+    if (ours.all() and theirs.all()) or not (ours.any() or theirs.any()):
+        return None
+    sides = ((ours, theirs), (~ours, ~theirs))
+    return min(float((a & b).sum() / max(int((a | b).sum()), 1)) for a, b in sides)
+
+
+def _levels(matte: Array) -> npt.NDArray[np.uint8]:
+    return np.asarray((255 * np.nan_to_num(matte, nan=0.0)).round(), np.uint8)
+
+
+def _answer(outputs: Outputs, reading: OutputReading) -> Foreground:
+    spec = reading.head(ForegroundSpec)
+    return Foreground(matte_of(outputs, reading.size, reading.images, spec), spec.threshold)
+
+
+def _same(ours: Outputs, theirs: Outputs, reading: OutputReading) -> bool:
+    spec = reading.head(ForegroundSpec)
+    a, b = (alpha_of(plane_of(each), spec) for each in (ours, theirs))
+    iou = region_iou(a > spec.threshold, b > spec.threshold)
+    return float(np.abs(a - b).mean()) <= NEAR if iou is None else iou >= SAME_IOU
+
+
+def _draw(image: Image.Image, result: Foreground) -> Files:
+    """The foreground cut out of the image, and the matte."""
+    return {".png": png_bytes(result.cut_out(image)), ".matte.png": result.png()}
+
+
+FOREGROUND = DeviceTask(_answer, _same, draw=_draw, postprocess=ForegroundSpec)
