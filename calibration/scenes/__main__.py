@@ -28,9 +28,7 @@ def main() -> None:
     writing.add_argument("--calibration", type=int, default=64, help="number of calibration pictures (default 64)")
     writing.add_argument("--evaluation", type=int, default=200, help="number of evaluation pictures (default 200)")
     training = commands.add_parser("train", help="train a model again; needs transformers")
-    training.add_argument(
-        "model", help="detection, dual, prompted, depth, keypoints, text, semantic, foreground; or all"
-    )
+    training.add_argument("model", help="the name of a module of training, such as detection; or all")
     training.add_argument("--output", type=Path, help="folder of the models' folders (default: where they are)")
     training.add_argument("--hold-out", action="store_true", help="measure on calibration scenes and write nothing")
     training.add_argument("--steps", type=int, help="fewer steps than the recipe's")

@@ -26,6 +26,7 @@ from vitdeploy.runtime.tasks.tensors import Tensors
 SIDE, CLASSES, WIDTH = 8, 5, 16
 SPEC = vd.Preprocess(SIDE, (SIDE, SIDE), mean=(0.0,) * 3, std=(1.0,) * 3)
 AS_LOGITS, AS_SCORES, AS_NUMBERS = "softmax of the logits", "the scores of the file", "its numbers"
+AS_SIGMOIDS, AS_PROBABILITIES = "sigmoid of each logit", "its probabilities"
 
 
 @dataclass(frozen=True)
@@ -61,6 +62,10 @@ def two_softmaxes(b, image):
 
 def percent(operator):
     return lambda b, image: b.add("Mul", b.add(operator, logits(b, image)), np.float32(100))
+
+
+def sigmoid_written_out(b, image):
+    return b.add("Div", np.float32(1), b.add("Add", np.float32(1), b.add("Exp", b.add("Neg", logits(b, image)))))
 
 
 def limited(b, image):
@@ -105,11 +110,16 @@ CASES = (
     Case("a softmax with limits, doubled", "classification", AS_SCORES, limited, note="no second softmax"),
     Case("1 - p and p of a sigmoid", "classification", AS_SCORES, two_sides, note="no second softmax"),
     Case("LogSoftmax", "classification", AS_LOGITS, lambda b, image: b.add("LogSoftmax", logits(b, image), axis=-1)),
-    Case("Sigmoid", "tensors", AS_NUMBERS, lambda b, image: b.add("Sigmoid", logits(b, image)), note="a sigmoid"),
+    Case("Sigmoid", "multi-label", AS_PROBABILITIES, lambda b, image: b.add("Sigmoid", logits(b, image)),
+         note="a sigmoid"),
+    Case("1 / (1 + Exp(-x))", "multi-label", AS_PROBABILITIES,
+         sigmoid_written_out, note="a sigmoid"),
+    Case("Sigmoid of one logit", "binary", AS_PROBABILITIES, lambda b, image: b.add("Sigmoid", logits(b, image, 1)),
+         note="the probability of yes"),
     Case("Sigmoid in percent", "tensors", AS_NUMBERS, percent("Sigmoid"), note="a sigmoid"),
     Case("one logit", "tensors", AS_NUMBERS, lambda b, image: logits(b, image, 1), ("logits",), "one number per image"),
     Case("one number, without an axis", "tensors", AS_NUMBERS,
-         lambda b, image: b.add("Squeeze", logits(b, image, 1), np.array([1])), ("age",), "of no task"),
+         lambda b, image: b.add("Squeeze", logits(b, image, 1), np.array([1])), ("age",), "one number per image"),
     Case("angles by their name", "tensors", AS_NUMBERS, lambda b, image: logits(b, image, 3), ("pose",), "measures"),
     Case("logits and a head of its own", "tensors", AS_NUMBERS, with_age, ("logits", "age"), "beside logits there is"),
     Case("logits and hidden states", "classification", AS_LOGITS,
@@ -149,10 +159,12 @@ MODULES = (
           note="no second"), CLASSES),
     (Case("`logits.sigmoid() * 100`", "tensors", AS_NUMBERS, lambda m, x, f: m.head(f).sigmoid() * 100,
           note="a sigmoid"), CLASSES),
-    (Case("`(logits.sigmoid(),)`", "tensors", AS_NUMBERS, lambda m, x, f: (m.head(f).sigmoid(),), note="a sigmoid"),
-     CLASSES),
+    (Case("`(logits.sigmoid(),)`", "multi-label", AS_PROBABILITIES, lambda m, x, f: (m.head(f).sigmoid(),),
+          note="a sigmoid"), CLASSES),
+    (Case("`logit.sigmoid()[:, 0]`", "binary", AS_PROBABILITIES, lambda m, x, f: m.head(f).sigmoid()[:, 0],
+          note="the probability of yes"), 1),
     (Case("`[b, 1]`", "tensors", AS_NUMBERS, lambda m, x, f: m.head(f), note="one number per image"), 1),
-    (Case("`[b]`", "tensors", AS_NUMBERS, lambda m, x, f: m.head(f)[:, 0], note="of no task"), 1),
+    (Case("`[b]`", "tensors", AS_NUMBERS, lambda m, x, f: m.head(f)[:, 0], note="one number per image"), 1),
     (Case("`{'logits': ..., 'age': ...}`", "tensors", AS_NUMBERS,
           lambda m, x, f: {"logits": m.head(f), "age": m.age(f)}, note="beside logits there is age"), CLASSES),
     (Case("`F.normalize(...)`", "features", AS_NUMBERS, lambda m, x, f: nn.functional.normalize(m.head(f)),
@@ -163,8 +175,8 @@ MODULES = (
     (Case("`[b, 2, h, w]`", "tensors", AS_NUMBERS, lambda m, x, f: m.maps(x), note="of no task"), 2),
 )  # fmt: skip
 FOLDERS = (
-    ("ViT", {"problem_type": "multi_label_classification", "num_labels": 3}, "problem_type", "tensors"),
-    ("DeiT", {"problem_type": "multi_label_classification", "num_labels": 3}, "problem_type", "tensors"),
+    ("ViT", {"problem_type": "multi_label_classification", "num_labels": 3}, "problem_type", "multi-label"),
+    ("DeiT", {"problem_type": "multi_label_classification", "num_labels": 3}, "problem_type", "multi-label"),
     ("ViT", {"problem_type": "regression", "id2label": {0: "roll", 1: "pitch"}}, "problem_type", "regression"),
     ("Beit", {"num_labels": 1}, "one number per image", "tensors"),
 )
@@ -242,6 +254,11 @@ def check_answer(case, predictor, answer):
             if case.task == "classification":
                 wanted = first / first.sum() if case.answer == AS_SCORES else softmax(first)
                 np.testing.assert_allclose(scores_of(found), wanted, atol=2e-6)
+            elif case.task == "multi-label":
+                shares = first if case.answer == AS_PROBABILITIES else 1 / (1 + np.exp(-first.astype(np.float64)))
+                np.testing.assert_allclose([each.score for each in found.scores], shares, atol=2e-6)
+            elif case.task == "binary":
+                np.testing.assert_allclose(found.score, first.reshape(()), atol=2e-6)
             elif case.task == "features":
                 np.testing.assert_allclose(found.vector, first, rtol=1e-4, atol=1e-5)
             else:
@@ -276,7 +293,7 @@ def test_an_output_of_a_module_is_what_its_run_shows(case, width, page):
         named = found if isinstance(found, dict) else {"output": found[0] if isinstance(found, tuple) else found}
         return {name: tensor.numpy() for name, tensor in named.items()}
 
-    if case.answer == AS_SCORES or "age" in case.what:
+    if case.answer in (AS_SCORES, AS_PROBABILITIES) or "age" in case.what:
         check_answer(case, deployed(read), answer)
     page(f"module: {case.what}", case.task, case.answer, case.note or "-")
 
@@ -291,11 +308,12 @@ def test_a_config_says_that_outputs_are_no_logits(name, tmp_path, page):
     module = getattr(transformers, f"{kind}ForImageClassification")(config).eval()
     module.save_pretrained(tmp_path)
     read = vd.model(f"hf:{tmp_path}")
-    check_notes(Case(name, task, AS_NUMBERS, logits, note=note), read)
+    answer = AS_SIGMOIDS if task == "multi-label" else AS_NUMBERS
+    check_notes(Case(name, task, answer, logits, note=note), read)
     assert vd.model(module).task == task  # in memory, too
     with pytest.raises(VitdeployError, match="no answers of the task that is asked for"):
         vd.model(f"hf:{tmp_path}", task="classification")
-    page(f"folder: {name}", task, AS_NUMBERS, note)
+    page(f"folder: {name}", task, answer, note)
 
 
 def test_a_wrapper_of_timm_says_it_too_and_so_does_a_config_beside_an_onnx_file(tmp_path, page):
@@ -308,7 +326,7 @@ def test_a_wrapper_of_timm_says_it_too_and_so_does_a_config_beside_an_onnx_file(
     module = timm.create_model(config["architecture"], **arguments)
     save_file(module.state_dict(), tmp_path / "model.safetensors")
     (tmp_path / "config.json").write_text(json.dumps(config))
-    case = Case(WRAPPER, "tensors", AS_NUMBERS, logits, note="problem_type")
+    case = Case(WRAPPER, "multi-label", AS_SIGMOIDS, logits, note="problem_type")
     check_notes(case, vd.model(f"hf:{tmp_path}"))
     file, answer = onnx_file(tmp_path, logits, ("logits",))
     read = vd.model(file)

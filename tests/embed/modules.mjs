@@ -6,7 +6,7 @@ import { pathToFileURL } from "node:url";
 
 const app = (name) => import(pathToFileURL(`${process.argv[2]}/app/${name}`));
 const { prepare, toInput, inputWindow } = await app("preprocess.js");
-const { classify, cosine, detect } = await app("answers.js");
+const { classify, cosine, detect, toAnswer } = await app("answers.js");
 const { classMap, classAreas, depthMap, depthRange, matteMap, shareAbove } = await app("maps.js");
 const { measure, pictureMade } = await app("answers.js");
 const { pointsOf } = await app("points.js");
@@ -42,6 +42,8 @@ console.log(JSON.stringify({
     pointsOf(Float32Array.from(maps), shape, spec, post, labels, inputWindow(width, height, spec))),
   made: (cases.made ?? []).map(({ values, shape, post }) => [...pictureMade(Float32Array.from(values), shape, post).data]),
   measured: (cases.measured ?? []).map(({ numbers, post, labels }) => measure(Float32Array.from(numbers), post, labels)),
+  labels: (cases.labels ?? []).map(({ task, outputs, post, labels }) =>
+    toAnswer(floats(outputs), 1, 1, { task, postprocess: post }, labels)),
   classify: cases.classify.map(({ logits, labels }) => classify(Float32Array.from(logits), labels)),
   golden: await Promise.all(cases.golden.map(({ wanted, rows }) => {
     const facts = {

@@ -23,11 +23,13 @@ from vitdeploy.graph.io.files import graph_spec, load_graph
 from vitdeploy.runtime import load
 from vitdeploy.runtime.engine import make_runner
 from vitdeploy.runtime.golden import engine_outputs
+from vitdeploy.runtime.tasks.binary import BinarySpec
 from vitdeploy.runtime.tasks.depth import DepthSpec
 from vitdeploy.runtime.tasks.embedding import EmbeddingSpec
 from vitdeploy.runtime.tasks.foreground import ForegroundSpec
 from vitdeploy.runtime.tasks.image_to_image import ImageSpec
 from vitdeploy.runtime.tasks.keypoints import KeypointSpec
+from vitdeploy.runtime.tasks.multi_label import MultiLabelSpec
 from vitdeploy.runtime.tasks.regression import RegressionSpec
 from vitdeploy.runtime.tasks.segmentation import SegmentationSpec
 from vitdeploy.spec import PreprocessSpec
@@ -40,12 +42,17 @@ MAPS = {
     "heatmaps": (CLASSES, "heatmaps"),
     "reconstruction": (3, "reconstruction"),
 }
-TASKS = {"depth": "depth", "heatmaps": "keypoints", "reconstruction": "image-to-image", "numbers": "regression"}
-TASKS |= {"features": "embedding", "foreground": "foreground"}
+TASKS = {
+    **{"depth": "depth", "heatmaps": "keypoints", "reconstruction": "image-to-image", "numbers": "regression"},
+    **{"features": "embedding", "foreground": "foreground", "labels": "multi-label", "yes": "binary"},
+}
 # What vectors are called where they are exported.
 VECTORS = {"numbers": "measures", "features": "features"}
 # Of the export.
-OPTIONS = {"depth": ("--no-preprocess",), "numbers": ("--task", "regression")}
+OPTIONS = {
+    "depth": ("--no-preprocess",),
+    **{kind: ("--task", TASKS[kind]) for kind in ("numbers", "labels", "yes")},
+}
 LABELS = ["sky", "road", "ca\tr", "wall", "tree"]
 
 
@@ -75,6 +82,13 @@ def graph(path, kind):
         nodes.append(helper.make_node("GlobalAveragePool", ["map"], ["pooled"]))
         nodes.append(helper.make_node("Flatten", ["pooled"], [VECTORS[kind]]))
         output(VECTORS[kind], ["n", CLASSES])
+    elif kind in ("labels", "yes"):
+        convolution("w", CLASSES if kind == "labels" else 1, "maps")
+        nodes.append(helper.make_node("GlobalAveragePool", ["maps"], ["pooled"]))
+        nodes.append(helper.make_node("Flatten", ["pooled"], ["logits"]))
+        if kind == "yes":
+            nodes.append(helper.make_node("Sigmoid", ["logits"], ["score"]))
+        output("logits" if kind == "labels" else "score", ["n", CLASSES if kind == "labels" else 1])
     else:
         channels, name = MAPS[kind]
         convolution("w", channels, "one" if kind == "depth" else name)
@@ -115,7 +129,7 @@ def bundle_of(kind, head, fit, command, home, name=""):
         graphs={"model": (file, graph_spec(load_graph(file), "model.onnx"))},
         preprocess=spec,
         postprocess=head,
-        labels=None if kind in ("depth", "foreground", "reconstruction", "features") else LABELS,
+        labels=None if kind in ("depth", "foreground", "reconstruction", "features", "yes") else LABELS,
         engines=[(engine, home / "engine")],
         golden=golden_of({"pixels": pixels}, outputs, engine.artifact, 1e-4),
     )
@@ -133,6 +147,8 @@ PROGRAMS = {
     "reconstruction": ("reconstruction", ImageSpec(-0.5, 1.5), "stretch"),
     "numbers": ("numbers", RegressionSpec(("m", "°C", 'k"g\\', "", "%")), "cover"),
     "embedding": ("features", EmbeddingSpec(), "cover"),
+    "labels": ("labels", MultiLabelSpec((0.4, 0.5, 0.45, 0.5, 0.6)), "stretch"),
+    "yes": ("yes", BinarySpec(0.45, 'a "crack"'), "stretch"),
 }
 PROJECT = "cmake_minimum_required(VERSION 3.16)\nproject(programs CXX)\nenable_testing()\n"
 
@@ -210,6 +226,30 @@ def test_mattes_are_the_predictors(kind, built, tmp_path):
             np.testing.assert_allclose(found, wanted.matte, atol=1e-4)
             assert float(share) == pytest.approx(wanted.share, abs=2e-3) and 0 < wanted.share < 1
             np.testing.assert_allclose([int(side) for side in box], wanted.box, atol=1)
+
+
+@pytest.mark.parametrize("kind", ["labels", "yes"])
+def test_labels_are_the_predictors(kind, built, tmp_path):
+    (bundle, program), paths = built[kind], pictures(tmp_path)
+    lines = said(program, *paths)
+    with load(bundle) as predictor:
+        answers = [predictor.predict(path) for path in paths]
+    if kind == "yes":
+        wanted = [
+            [str(path), "yes" if each.yes else "no", each.label] for path, each in zip(paths, answers, strict=True)
+        ]
+        scores = [each.score for each in answers]
+    else:
+        wanted = [
+            [str(path), str(row.index), row.label.replace("\t", " "), str(int(row in each.labels))]
+            for path, each in zip(paths, answers, strict=True)
+            for row in each.scores
+        ]
+        scores = [row.score for each in answers for row in each.scores]
+        assert {row[-1] for row in wanted} == {"0", "1"}
+    place = 3
+    assert [line[:place] + line[place + 1 :] for line in lines] == wanted
+    np.testing.assert_allclose([float(line[place]) for line in lines], scores, atol=1e-4)
 
 
 @pytest.mark.parametrize("fit", ["topdown", "cover"])

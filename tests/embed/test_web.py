@@ -36,7 +36,9 @@ from vitdeploy.graph.io.files import graph_spec, load_graph
 from vitdeploy.runtime import load
 from vitdeploy.runtime.drawing import LINE, POINT, colours
 from vitdeploy.runtime.geometry import input_window
+from vitdeploy.runtime.postprocess import sigmoid
 from vitdeploy.runtime.preprocess import load_pixels, normalise
+from vitdeploy.runtime.tasks.binary import BinarySpec
 from vitdeploy.runtime.tasks.classification import classify
 from vitdeploy.runtime.tasks.depth import Depth, DepthSpec, depth_of
 from vitdeploy.runtime.tasks.detection import PostprocessSpec, detect
@@ -44,6 +46,8 @@ from vitdeploy.runtime.tasks.embedding import EmbeddingSpec
 from vitdeploy.runtime.tasks.foreground import Foreground, ForegroundSpec, matte_of
 from vitdeploy.runtime.tasks.image_to_image import ImageSpec, to_pixels
 from vitdeploy.runtime.tasks.keypoints import KEYPOINTS, KeypointSpec
+from vitdeploy.runtime.tasks.multi_label import MultiLabelSpec
+from vitdeploy.runtime.tasks.registry import to_result
 from vitdeploy.runtime.tasks.regression import RegressionSpec, numbers_of
 from vitdeploy.runtime.tasks.segmentation import SegmentationSpec, areas, classes_of
 from vitdeploy.runtime.tasks.task import OutputReading
@@ -323,6 +327,30 @@ def test_numbers_become_the_predictors(written, labels):
     for (numbers, post), found in zip(cases, in_node(written, measured=asked)["measured"], strict=True):
         wanted = numbers_of(np.array(numbers, np.float32), post, labels).numbers
         assert found == [{"label": each.name, "value": each.value, "unit": each.unit} for each in wanted]
+
+
+def test_labels_of_their_own_become_the_predictors_answers(written):
+    generator = np.random.default_rng(5)
+    logits, labels = generator.normal(size=4).astype(np.float32), ["a", "b"]
+    cases = [
+        ("multi-label", {"logits": logits}, MultiLabelSpec((0.2, 0.5, 0.9, 0.4))),
+        ("multi-label", {"probabilities": sigmoid(logits)}, MultiLabelSpec()),
+        ("binary", {"logits": logits[:1]}, BinarySpec(0.9)),
+        ("binary", {"probabilities": sigmoid(logits[:1])}, BinarySpec(None, "crack")),
+    ]
+    asked = [
+        {"task": task, "outputs": {n: v.tolist() for n, v in outputs.items()}, "post": encode(post), "labels": labels}
+        for task, outputs, post in cases
+    ]
+    for (task, outputs, post), ours in zip(cases, in_node(written, labels=asked)["labels"], strict=True):
+        wanted = to_result(task, outputs, OutputReading((1, 1), None, post, labels))
+        if task == "binary":
+            assert (ours["yes"], ours["label"]) == (wanted.yes, wanted.label)
+            assert ours["score"] == pytest.approx(wanted.score, rel=1e-12)
+            continue
+        assert [row["label"] for row in ours["scores"]] == [row.label for row in wanted.scores]
+        assert {row["index"] for row in ours["scores"] if row["has"]} == {row.index for row in wanted.labels}
+        np.testing.assert_allclose([row["score"] for row in ours["scores"]], [row.score for row in wanted.scores])
 
 
 @pytest.mark.parametrize("spec", [SPECS[1], SPECS[2]], ids=["cropped", "whole"])

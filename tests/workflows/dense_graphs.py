@@ -13,6 +13,7 @@ from PIL import Image
 
 from vitdeploy.graph.io.files import GraphMetadata, save_graph, set_metadata
 from vitdeploy.runtime.tasks.anomaly import AnomalySpec
+from vitdeploy.runtime.tasks.binary import BinarySpec
 from vitdeploy.runtime.tasks.depth import DepthSpec
 from vitdeploy.runtime.tasks.detection import PostprocessSpec
 from vitdeploy.runtime.tasks.embedding import EmbeddingSpec
@@ -20,6 +21,7 @@ from vitdeploy.runtime.tasks.foreground import ForegroundSpec
 from vitdeploy.runtime.tasks.image_to_image import ImageSpec
 from vitdeploy.runtime.tasks.instance_segmentation import InstanceSpec
 from vitdeploy.runtime.tasks.keypoints import KeypointSpec
+from vitdeploy.runtime.tasks.multi_label import MultiLabelSpec
 from vitdeploy.runtime.tasks.regression import RegressionSpec
 from vitdeploy.runtime.tasks.segmentation import SegmentationSpec
 from vitdeploy.runtime.tasks.tensors import TensorsSpec
@@ -34,6 +36,8 @@ HEADS = {
     "detection": PostprocessSpec(threshold=0.4),
     "instance-segmentation": InstanceSpec(threshold=0.3),
     "regression": RegressionSpec(("m", "m", "kg"), 0.3),
+    "multi-label": MultiLabelSpec((0.4, 0.5, 0.6)),
+    "binary": BinarySpec(0.5, "cat"),
 }
 # Of tasks that are not evaluated in shards.
 OTHERS = {
@@ -49,12 +53,14 @@ OTHERS = {
 NAMES = ("ant", "bee", "cat")
 LABELS = {
     **{"segmentation": "masks", "depth": "depth", "detection": "yolo", "instance-segmentation": "coco"},
-    **{"regression": "columns", "foreground": "masks"},
+    **dict.fromkeys(("regression", "multi-label", "binary"), "columns"),
+    **{"foreground": "masks"},
 }
 # Of the graph's outputs, before the batch: what comes after it.
 MAPS, PAIRS = (SIDE // 4, SIDE // 4), (QUERIES, CLASSES + 1)
 
 
+OF_THEIR_OWN = {"multi-label": ("r", CLASSES), "binary": ("y", 1)}
 FLAT = {"classification": "logits", "features": "features", "embedding": "features"}
 MAPPED = {"tensors": "numbers", "keypoints": "heatmaps"}
 
@@ -83,6 +89,13 @@ def _nodes(task: str) -> tuple[list[onnx.NodeProto], dict[str, tuple[int, ...]]]
         return [helper.make_node("MatMul", ["pooled", "c"], [FLAT[task]])], {FLAT[task]: (PAIRS[0] * PAIRS[1],)}
     if task == "regression":
         return [helper.make_node("MatMul", ["pooled", "r"], ["numbers"])], {"numbers": (CLASSES,)}
+    if task in OF_THEIR_OWN:
+        weight, width = OF_THEIR_OWN[task]
+        nodes = [
+            helper.make_node("MatMul", ["pooled", weight], ["raw"]),
+            helper.make_node("Sub", ["raw", f"{weight} middle"], ["logits"]),
+        ]
+        return nodes, {"logits": (width,)}
     if task in MAPPED:
         return [helper.make_node("Conv", ["first", "q"], [MAPPED[task]], **conv)], {MAPPED[task]: (QUERIES, *MAPS)}
     if task == "image-to-image":
@@ -128,12 +141,13 @@ def graph(task: str, path: Path, noise: float = 0.0, *, shuffled: int | None = N
     generator, other = np.random.default_rng(1), np.random.default_rng(2)
     shapes = {
         **{"w": (16, 3, 4, 4), "m": (CLASSES, 16, 1, 1), "d": (1, 16, 1, 1), "q": (QUERIES, 16, 1, 1)},
-        **{"c": (16, QUERIES * (CLASSES + 1)), "b": (16, QUERIES * 4), "r": (16, CLASSES)},
+        **{"c": (16, QUERIES * (CLASSES + 1)), "b": (16, QUERIES * 4), "r": (16, CLASSES), "y": (16, 1)},
     }
     weights = {name: generator.normal(0, 0.35, shape) for name, shape in shapes.items()}
     weights["c"] *= 12
     weights["b"] *= 2
     weights["r"] *= 5
+    weights["y"] *= 20
     weights = {
         name: (value * (1 + noise * other.normal(size=value.shape))).astype(np.float32)
         for name, value in weights.items()
@@ -142,6 +156,8 @@ def graph(task: str, path: Path, noise: float = 0.0, *, shuffled: int | None = N
         order = np.random.default_rng(shuffled)
         weights = {name: order.permutation(value.ravel()).reshape(value.shape) for name, value in weights.items()}
     weights["w"] *= not constant
+    middle = _pooled(weights["w"]).mean(axis=0)
+    weights |= {f"{name} middle": (middle @ weights[name]).astype(np.float32) for name in ("r", "y")}
     numbers = {"one": [1], "pairs": [-1, *PAIRS], "four": [-1, QUERIES, 4]}
     weights |= {name: np.array(value, np.int64) for name, value in numbers.items()}
     nodes, outputs = _nodes(task)
@@ -168,7 +184,11 @@ def graph(task: str, path: Path, noise: float = 0.0, *, shuffled: int | None = N
     set_metadata(
         ours,
         GraphMetadata(
-            task, task, PREPROCESS, postprocess=(HEADS | OTHERS)[task], labels=NAMES if task in HEADS else ()
+            task,
+            task,
+            PREPROCESS,
+            postprocess=(HEADS | OTHERS)[task],
+            labels=NAMES if task in {*HEADS} - {"binary"} else (),
         ),
     )
     save_graph(ours, path)
@@ -183,13 +203,28 @@ class Scenes:
     labels: Path
 
     def annotations(self, task: str) -> Path:
-        return self.labels / {"instance-segmentation": "coco.json", "regression": "numbers.csv"}.get(task, task)
+        return self.labels / {
+            **{"instance-segmentation": "coco.json", "regression": "numbers.csv"},
+            **dict.fromkeys(OF_THEIR_OWN, "flags.csv"),
+        }.get(task, task)
 
 
 def picture(path: Path, seed: int) -> None:
     """A picture of a few colours, 40 pixels wide and 36 high."""
+    _drawn(seed).save(path)
+
+
+def _drawn(seed: int) -> Image.Image:
     coarse = np.random.default_rng(seed).integers(0, 256, (3, 4, 3), np.uint8)
-    Image.fromarray(coarse).resize((40, 36), Image.Resampling.BICUBIC).save(path)
+    return Image.fromarray(coarse).resize((40, 36), Image.Resampling.BICUBIC)
+
+
+def _pooled(stem: np.ndarray, count: int = 16) -> np.ndarray:
+    """ "pooled" of some pictures, [count, 16]: answers of yes and no lie on both sides of their mean."""
+    small = [np.asarray(_drawn(seed).resize((SIDE, SIDE), Image.Resampling.BILINEAR)) for seed in range(count)]
+    images = (np.stack(small) / 255 - 0.5) / 0.5
+    patches = images.reshape(count, SIDE // 4, 4, SIDE // 4, 4, 3).transpose(0, 1, 3, 5, 2, 4).reshape(count, -1, 48)
+    return np.maximum(patches @ stem.reshape(16, 48).T, 0).mean(axis=1)
 
 
 def scenes(folder: Path, count: int) -> Scenes:
@@ -199,6 +234,7 @@ def scenes(folder: Path, count: int) -> Scenes:
         found.annotations(task).mkdir(parents=True)
     found.images.mkdir()
     entries, rows, numbers = [], [], [",".join(("image", *NAMES))]
+    flags = [*numbers]
     for i in range(count):
         picture(found.images / f"{i:03}.png", i)
         generator = np.random.default_rng(1000 + i)
@@ -213,12 +249,14 @@ def scenes(folder: Path, count: int) -> Scenes:
         lines = "".join("{} {:.4f} {:.4f} {:.4f} {:.4f}\n".format(*box) for box in boxes)
         (found.annotations("detection") / f"{i:03}.txt").write_text(lines)
         numbers.append(f"{i:03},{generator.normal():.4f},{generator.normal():.4f},{generator.normal():.4f}")
+        flags.append(",".join((f"{i:03}", *map(str, generator.integers(0, 2, CLASSES)))))
         entries.append({"id": i + 1, "file_name": f"{i:03}.png", "width": 40, "height": 36})
         for index, x, y, w, h in boxes:
             left, top, right, bottom = 40 * (x - w / 2), 36 * (y - h / 2), 40 * (x + w / 2), 36 * (y + h / 2)
             corners = [left, top, right, top, right, bottom, left, bottom]
             rows.append({"image_id": i + 1, "category_id": index, "segmentation": [corners]})
     found.annotations("regression").write_text("\n".join(numbers) + "\n")
+    found.annotations("binary").write_text("\n".join(flags) + "\n")
     (found.annotations("detection") / "classes.txt").write_text("ant\nbee\ncat\n")
     categories = [{"id": i, "name": name} for i, name in enumerate(NAMES)]
     document = {"images": entries, "annotations": rows, "categories": categories}

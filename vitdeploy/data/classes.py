@@ -207,6 +207,24 @@ def match_categories(
     )
 
 
+def match_some(names: Sequence[str], labels: Sequence[str], what: str) -> ClassMap | None:
+    """The model's class for each of the names that is a label, by name alone; None where none is. What the others are
+    is for the caller to say.
+
+    Args:
+        what: the names in a word, in the plural.
+
+    Raises:
+        DataError: a name matches several labels, or a label several names.
+    """
+    found, exact = _by_name(names, labels, what, f"rename the {what} as the model's labels")
+    return (
+        ClassMap("name" if exact else "spelling", found, _named(list(found), found, len(labels), exact))
+        if found
+        else None
+    )
+
+
 def differing(ours: Sequence[str], theirs: Sequence[str]) -> str | None:
     """Evidence that two models number their classes differently: a label of one with another position in the other."""
     others = _Labels(theirs)

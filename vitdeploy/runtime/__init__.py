@@ -7,6 +7,7 @@ from vitdeploy.runtime.load import load
 from vitdeploy.runtime.predictor import Predictor
 from vitdeploy.runtime.sequence_predictor import SequencePredictor, load_sequence
 from vitdeploy.runtime.tasks.anomaly import Anomaly
+from vitdeploy.runtime.tasks.binary import Decision
 from vitdeploy.runtime.tasks.classification import Classification
 from vitdeploy.runtime.tasks.depth import Depth
 from vitdeploy.runtime.tasks.detection import Detections
@@ -17,6 +18,7 @@ from vitdeploy.runtime.tasks.image_to_image import Picture
 from vitdeploy.runtime.tasks.image_to_text import Text
 from vitdeploy.runtime.tasks.instance_segmentation import Instances
 from vitdeploy.runtime.tasks.keypoints import Keypoints
+from vitdeploy.runtime.tasks.multi_label import Labels
 from vitdeploy.runtime.tasks.panoptic import Panoptic
 from vitdeploy.runtime.tasks.prompted import PromptedMasks
 from vitdeploy.runtime.tasks.regression import Regression
@@ -32,6 +34,7 @@ if TYPE_CHECKING:
 __all__ = [
     "Anomaly",
     "Classification",
+    "Decision",
     "Depth",
     "Detections",
     "Embedding",
@@ -39,6 +42,7 @@ __all__ = [
     "Foreground",
     "Instances",
     "Keypoints",
+    "Labels",
     "Monitor",
     "MonitorEvent",
     "MonitorWarning",

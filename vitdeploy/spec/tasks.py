@@ -12,6 +12,8 @@ from vitdeploy.spec.preprocess import TensorSpec
 # Where the row of each of our tasks stands: a `runtime.tasks.task.DeviceTask`. `tasks/registry.py` has the workshop's.
 DEVICE_ROWS: Mapping[str, str] = {
     "classification": "vitdeploy.runtime.tasks.classification:CLASSIFICATION",
+    "multi-label": "vitdeploy.runtime.tasks.multi_label:MULTI_LABEL",
+    "binary": "vitdeploy.runtime.tasks.binary:BINARY",
     "features": "vitdeploy.runtime.tasks.features:FEATURES",
     "detection": "vitdeploy.runtime.tasks.detection:DETECTION",
     "panoptic": "vitdeploy.runtime.tasks.panoptic:PANOPTIC",

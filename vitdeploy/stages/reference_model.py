@@ -165,11 +165,14 @@ def find_reference_model(source: Source, overrides: Overrides | None = None) -> 
             fix=f"change postprocess: to that of the task {reference_model.task}, or leave it out",
         )
     if postprocess is not None and (misfit := postprocess.misfit(reference_model.outputs)):
+        own = given.postprocess is None
         raise CheckpointError(
-            f"the post-processing is not of {reference_model.name}",
+            f"{reference_model.name} gives no answers of the task {reference_model.task}"
+            if own
+            else f"the post-processing is not of {reference_model.name}",
             found=misfit,
-            wanted="values that were chosen for this model",
-            fix="change postprocess:, or leave it out",
+            wanted="outputs of that task" if own else "values that were chosen for this model",
+            fix="name another task, or none" if own else "change postprocess:, or leave it out",
         )
     if preprocess is not None and (
         preprocess.crop != reference_model.image_size or preprocess.channels != reference_model.channels

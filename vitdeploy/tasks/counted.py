@@ -27,6 +27,8 @@ class CountedAdapter(ImageAdapter):
 
     # Not of two towers, whose classes are texts of the data.
     in_shards = True
+    # The kinds of labels of which no file is read before the images of a shard are.
+    listable = ("folders", "none")
     # A shard has so many times fewer images than one of a classifier, where the answers to one image are large.
     finer = 1
 
@@ -39,7 +41,7 @@ class CountedAdapter(ImageAdapter):
                 `skip_bad` is False.
         """
         check_labels(choice, self.kinds, self.setting.task)
-        if choice.annotations is None or choice.labels == "none":
+        if choice.labels in self.listable:
             labels = choice.labels == "folders"
             parts = folder.list_split(choice.path, "folders" if labels else "none", **choice.numbers)
             return Data(choice.path, (), parts.evaluation, remarks=parts.notes)

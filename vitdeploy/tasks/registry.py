@@ -3,6 +3,7 @@
 from vitdeploy.extensions import RowTable
 from vitdeploy.tasks.adapter import Setting, TaskAdapter
 from vitdeploy.tasks.anomaly import AnomalyAdapter
+from vitdeploy.tasks.binary import BinaryAdapter
 from vitdeploy.tasks.classification import ClassificationAdapter
 from vitdeploy.tasks.counted import CountedAdapter
 from vitdeploy.tasks.depth import DepthAdapter
@@ -14,6 +15,7 @@ from vitdeploy.tasks.image_to_image import ImageToImageAdapter
 from vitdeploy.tasks.image_to_text import ImageToTextAdapter
 from vitdeploy.tasks.instance_segmentation import InstanceSegmentationAdapter
 from vitdeploy.tasks.keypoints import KeypointsAdapter
+from vitdeploy.tasks.multi_label import MultiLabelAdapter
 from vitdeploy.tasks.open_vocabulary import OpenVocabularyAdapter
 from vitdeploy.tasks.panoptic import PanopticAdapter
 from vitdeploy.tasks.prompted import PromptedAdapter
@@ -28,6 +30,8 @@ TASKS: RowTable[type[TaskAdapter]] = RowTable(
     TaskAdapter,
     {
         "classification": ClassificationAdapter,
+        "multi-label": MultiLabelAdapter,
+        "binary": BinaryAdapter,
         "features": FeaturesAdapter,
         "embedding": EmbeddingAdapter,
         "detection": DetectionAdapter,

@@ -14,7 +14,10 @@ from calibration.scenes.training.loop import Kind, Metric, drawn, fit
 
 FOLDER = Path(__file__).resolve().parent.parent / "models"
 # In the order of worth: `make train-scenes` trains them one after the other.
-MODELS = ("detection", "dual", "prompted", "depth", "keypoints", "text", "semantic", "foreground")
+MODELS = (
+    *("detection", "dual", "prompted", "depth", "keypoints", "text", "semantic", "foreground"),
+    *("digits", "seven"),
+)
 # Part of the recipe, as the order of float sums depends on it. One, as the models are too small to share out.
 THREADS = 1
 METRICS = "metrics.json"

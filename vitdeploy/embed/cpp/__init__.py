@@ -8,12 +8,14 @@ from pathlib import Path
 from vitdeploy import __version__
 from vitdeploy.embed.source import Embedded, find_embedded, refuse_fit, render, require_pixels, write_golden
 from vitdeploy.runtime.openvino import HALVES, PRECISION_HINTS
+from vitdeploy.runtime.tasks.binary import BinarySpec
 from vitdeploy.runtime.tasks.depth import DepthSpec
 from vitdeploy.runtime.tasks.detection import PostprocessSpec
 from vitdeploy.runtime.tasks.embedding import EmbeddingSpec
 from vitdeploy.runtime.tasks.foreground import ForegroundSpec
 from vitdeploy.runtime.tasks.image_to_image import ImageSpec
 from vitdeploy.runtime.tasks.keypoints import KeypointSpec
+from vitdeploy.runtime.tasks.multi_label import HALF, MultiLabelSpec
 from vitdeploy.runtime.tasks.regression import RegressionSpec
 from vitdeploy.runtime.tasks.segmentation import SegmentationSpec
 from vitdeploy.spec import Postprocess
@@ -24,6 +26,8 @@ FIND_OPENVINO = "\"$(python -c 'import openvino.utils as u; print(u.get_cmake_pa
 A_MAP = "and a file of numpy there for each image:"
 COLUMNS = {
     "classification": "path, class, label, score; the best classes first",
+    "multi-label": "path, label's number, label, score, 1 above its threshold and 0 below; all labels in their order",
+    "binary": "path, yes or no, what yes means, score",
     "features": "path, and the numbers of the vector",
     "embedding": "path, and the numbers of the vector",
     "detection": "path, class, label, score, left, top, right, bottom; the surest object first",
@@ -96,6 +100,8 @@ def _facts(found: Embedded, project: str) -> dict[str, object]:
         "images": len(found.pixels),
         "topdown": spec.fit == "topdown",
         "unit": isinstance(found.manifest.postprocess, EmbeddingSpec) and found.manifest.postprocess.normalised,
+        "positive": None,
+        "thresholds": None,
         **_head(found.manifest.postprocess),
     }
 
@@ -130,6 +136,13 @@ def _head(post: Postprocess | None) -> dict[str, object]:
         told = "and the picture as a PNG there, for each image"
         levels = {name: f"{value:.9e}" for name, value in (("black", post.black), ("white", post.white))}
         return {"maps_too": told, "option": "--pictures", **levels}
+    if isinstance(post, MultiLabelSpec):
+        thresholds = None if post.thresholds is None else ", ".join(map(repr, post.thresholds))
+        return {"maps_too": None, "thresholds": thresholds}
+    if isinstance(post, BinarySpec):
+        threshold = HALF if post.decision_threshold is None else post.decision_threshold
+        positive = None if post.positive is None else _literal(post.positive)
+        return {"maps_too": None, "threshold": repr(threshold), "positive": positive}
     if isinstance(post, KeypointSpec):
         return {"maps_too": None, "threshold": repr(post.threshold), "decoding": post.decoding, "kernel": post.kernel}
     if isinstance(post, RegressionSpec):

@@ -34,7 +34,7 @@ WHERE = {
     "keypoints": "Points say",
     "image-to-image": "The picture says",
 }
-TASKS = ("classification", "features", "embedding", "regression", *WHERE)
+TASKS = ("classification", "multi-label", "binary", "features", "embedding", "regression", *WHERE)
 ENGINE, FLOAT = "engine.onnx", "float.onnx"
 # GPUs compute float32 with approximations of their own.
 FLOAT_TOLERANCE = 1e-2

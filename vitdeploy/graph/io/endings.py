@@ -29,9 +29,11 @@ def ending_of(output: ir.Value) -> Ending:
     """Of an output [batch, width]."""
     if _row_sum(output) > 0:
         return "softmax"
-    node, views = _below(_unscaled(output), _VIEWS)
+    unscaled = _unscaled(output)
+    node, views = _below(unscaled, _VIEWS)
     if node is not None and (node.op_type in _SIGMOIDS or _is_logistic(node) or (node.op_type == "Softmax" and views)):
-        return "sigmoid"
+        plain = unscaled is output and node.op_type != "Softmax"
+        return "sigmoid" if plain else "scaled"
     node, _ = _below(output, _VIEWS)
     if node is None:
         return ""

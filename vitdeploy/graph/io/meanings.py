@@ -10,9 +10,11 @@ from typing import Any, Literal
 
 from vitdeploy.spec import Task
 
-# How an output ends: in probabilities that compete, in probabilities of their own, in what only embeddings end in (a
-# normalisation, a linear without a bias), in log-probabilities, or in nothing that tells.
-Ending = Literal["softmax", "sigmoid", "vector", "log", ""]
+# How an output ends: in probabilities that compete, in probabilities of their own, in such with a factor, in what only
+# embeddings end in (a normalisation, a linear without a bias), in log-probabilities, or in nothing that tells.
+Ending = Literal["softmax", "sigmoid", "scaled", "vector", "log", ""]
+# The tasks of one output [batch, width], or [batch], of numbers that are not told apart by their shape.
+FLAT: tuple[Task, ...] = ("classification", "features", "multi-label", "binary")
 
 # All notes on outputs begin so.
 OUTPUTS = "outputs: "
@@ -20,10 +22,20 @@ OTHERWISE = "(source.task in a recipe, task= in Python) says otherwise"
 _NO_SOFTMAX = "no softmax is applied"
 NOT_SOFTMAX = f"kept as numbers (the task tensors), and {_NO_SOFTMAX}"
 ONE_NUMBER = (
-    f"{OUTPUTS}one number per image has no other class to compete with: it is {NOT_SOFTMAX}; where it is a measure, "
-    f"such as an age, --task regression {OTHERWISE}"
+    f"{OUTPUTS}one number per image has no other class to compete with: it is {NOT_SOFTMAX}; --task binary of yes or "
+    f"no, and --task regression of a measure, such as an age, {OTHERWISE}"
 )
-INDEPENDENT = f"{OUTPUTS}a sigmoid is at their end, so that each is a probability of its own: they are {NOT_SOFTMAX}"
+INDEPENDENT = (
+    f"{OUTPUTS}a sigmoid is at their end, below a factor: each is a probability of its own, and they are {NOT_SOFTMAX}"
+)
+LABELS_OF_THEIR_OWN = (
+    f"{OUTPUTS}a sigmoid is at their end: each is the probability of a label of its own, and {_NO_SOFTMAX}; --task "
+    f"tensors {OTHERWISE}"
+)
+YES_OR_NO = (
+    f"{OUTPUTS}a sigmoid is at the end of one number: it is the probability of yes, and {_NO_SOFTMAX}; --task tensors "
+    f"{OTHERWISE}"
+)
 PROBABILITIES = f"{OUTPUTS}a softmax is at their end: they are the scores, and no second softmax is applied"
 _EMBEDDING = (
     f"is taken for an embedding ({{}}), of the task features: --task embedding or --task classification {OTHERWISE}"
@@ -31,7 +43,7 @@ _EMBEDDING = (
 _ASSUMED = "is taken for the logits of a classifier, which nothing in the model says"
 
 # The task of each `problem_type` of transformers' configs that is not about classes that compete.
-PROBLEMS: Mapping[str, Task] = {"regression": "regression", "multi_label_classification": "tensors"}
+PROBLEMS: Mapping[str, Task] = {"regression": "regression", "multi_label_classification": "multi-label"}
 
 # What a word of a name says, the surest first.
 _WORDS = (
@@ -72,13 +84,16 @@ def meaning_of(
     if word == "vector" and classes != width:
         why = f"it is called {name}" if called(name) else f"{layer} gives it"
         return "features", f"{shown} {_EMBEDDING.format(why)}"
+    measures = word == "measures" and classes != width
+    if ending == "scaled":
+        return "tensors", INDEPENDENT
+    if ending == "sigmoid" and not measures:
+        return ("binary", YES_OR_NO) if width == 1 else ("multi-label", LABELS_OF_THEIR_OWN)
     if width == 1:
         return "tensors", ONE_NUMBER
-    if ending == "sigmoid":
-        return "tensors", INDEPENDENT
     if ending == "softmax":
         return "classification", PROBABILITIES
-    if word == "measures" and classes != width:
+    if measures:
         return (
             "tensors",
             f"{shown} is taken for measures by its name: --task regression or --task classification {OTHERWISE}",
@@ -98,8 +113,18 @@ def of_problem(config: Mapping[str, Any]) -> tuple[Task, str] | None:
     if not isinstance(kind, str) or kind not in PROBLEMS:
         return None
     task = PROBLEMS[kind]
-    read = NOT_SOFTMAX if task == "tensors" else f"of the task {task}, and {_NO_SOFTMAX}"
-    return task, f"{OUTPUTS}config.json says problem_type {kind}: they are {read}"
+    return task, f"{OUTPUTS}config.json says problem_type {kind}: they are of the task {task}, and {_NO_SOFTMAX}"
+
+
+def no_logits(task: Task, ending: Ending) -> str:
+    """Why an output that ends so has no answers of "multi-label" or "binary", which is asked for; "" where it may."""
+    if task not in ("multi-label", "binary") or ending not in ("softmax", "log", "scaled"):
+        return ""
+    return {
+        "softmax": "a softmax at their end: probabilities that compete",
+        "log": "a softmax and a logarithm at their end: probabilities that compete",
+        "scaled": "probabilities with a factor, or in a form that is not known",
+    }[ending]
 
 
 def may_be_logits(note: str) -> bool:

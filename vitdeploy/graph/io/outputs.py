@@ -40,7 +40,7 @@ from vitdeploy.spec import (
 #     heatmaps                                                          key points, as transformers and mmpose name them
 #     reconstruction                                                    a picture, as transformers names it
 #     features [+ patch_features]                                       a feature extractor, as transformers names them
-#     one float tensor [batch, width]                                   a classifier, an embedding or measures:
+#     one float tensor [batch, width] or [batch]                        a classifier, labels, an embedding, measures:
 #   `meanings`
 #     logits of four axes; class_queries_logits + masks_queries_logits   a semantic segmentation model, as transformers
 #     the same queries, or a detector's with masks, where asked for      an instance segmentation model
@@ -82,15 +82,16 @@ def task_of(model: ir.Model, path: Path, asked: Task | None = None) -> tuple[Tas
         if (found := row.find(outputs, row.task == asked)) is None:
             continue
         task, (kept, postprocess), told = row.task, found, ""
-        if task == "classification":
+        if task in meanings.FLAT and task != "features":
             [value] = kept.values()
-            task, told = _meaning(path, value, asked)
+            task, told, name = _meaning(path, value, asked)
             if task == "tensors":
                 reason = told
                 continue
-            kept = {"logits" if task == "classification" else "features": value}
+            kept, kind = {name: value}, postprocess_of(task)
+            postprocess = None if kind is None else kind()
         answer, left = list(kept.values()), [value for value in outputs.values() if value not in kept.values()]
-        if task in ("classification", "features") and asked != task:
+        if task in meanings.FLAT and asked != task:
             own = [
                 value
                 for value in left
@@ -127,23 +128,27 @@ def _read_as(
     return asked, kind(), (*notes, *([meanings.left_out(_names(others))] if others else []))
 
 
-def _meaning(path: Path, value: ir.Value, asked: Task | None) -> tuple[Task, str]:
-    """The task of the one output [batch, width], and a note where something is assumed, or is no logits."""
+def _meaning(path: Path, value: ir.Value, asked: Task | None) -> tuple[Task, str, str]:
+    """The task of the one output [batch, width] or [batch]; a note where something is assumed, or is no logits; and
+    the task's name for it."""
     assert value.shape is not None
-    width = value.shape[1]
-    task, told = meanings.meaning_of(
-        str(value.name), width if isinstance(width, int) else str(width), endings.ending_of(value)
-    )
-    if asked != "classification":
-        return task, told
-    if task == "tensors" and not meanings.may_be_logits(told):
+    width, ending = value.shape[1] if len(value.shape) == 2 else 1, endings.ending_of(value)
+    task, told = meanings.meaning_of(str(value.name), width if isinstance(width, int) else str(width), ending)
+    refused = ""
+    if asked in ("multi-label", "binary"):
+        task, told, refused = asked, "", meanings.no_logits(asked, ending)
+    elif asked == "classification":
+        refused = "" if meanings.may_be_logits(told) else told.removeprefix(meanings.OUTPUTS)
+        task, told = asked, told if told == meanings.PROBABILITIES else ""
+    if refused:
         raise GraphError(
             f"{path} gives no answers of the task that is asked for",
-            found=told.removeprefix(meanings.OUTPUTS),
-            wanted="logits [batch, classes] of classes that compete",
-            fix="leave the task out: the outputs are compared as numbers then",
+            found=refused,
+            wanted=f"logits of classes that {'compete' if asked == 'classification' else 'do not compete'}",
+            fix="leave the task out",
         )
-    return "classification", told if told == meanings.PROBABILITIES else ""
+    own = ending == "sigmoid" and task in ("multi-label", "binary")
+    return task, told, "features" if task == "features" else "probabilities" if own else "logits"
 
 
 def _names(values: Iterable[ir.Value]) -> list[str]:
@@ -290,7 +295,7 @@ def _features(outputs: Values, asked: bool) -> Found | None:
 
 
 def _classes(outputs: Values, asked: bool) -> Found | None:
-    flat = _floats(outputs, 2)
+    flat = _floats(outputs, 2) or (_floats(outputs, 1) if len(outputs) == 1 else {})
     logits = flat.get("logits", _one(flat, "classes"))
     return ({"logits": logits}, None) if logits is not None else None
 

@@ -46,7 +46,7 @@ class Adapted(nn.Module):
 
     `arguments` are passed after the image, the module's first argument. `task`: what its outputs are to be taken for.
     `passings`: how values that a user bound reach further arguments; tensors of them become buffers.
-    `probabilities`: they are a softmax already, of which the logarithm gives logits.
+    `probabilities`: they are a softmax already, of which the logarithm gives logits; `independent`: they are sigmoids.
     """
 
     def __init__(
@@ -66,7 +66,7 @@ class Adapted(nn.Module):
                 self.register_buffer(f"bound_{name}", passing.value, persistent=False)
         # timm's modules without classes, and those made like them, return their pooled features.
         self.task: Task | None = task or ("features" if getattr(model, "num_classes", None) == 0 else None)
-        self.probabilities = False
+        self.probabilities = self.independent = False
 
     def returned(self, image: Tensor) -> Any:
         """Whatever the module itself gives."""
@@ -155,6 +155,7 @@ def adapt(
             fix="wrap it in a module that returns one of these",
         )
     row, outputs = found
+    outputs = [("probabilities", tensor) for _, tensor in outputs] if module.independent else outputs
     nearest = sizes_of_patches(model, image_size) if row.task in ("segmentation", "depth", "foreground") else None
     if nearest is not None:  # the rest of the image would be left out, and the map stretched over all of it
         raise CheckpointError(
@@ -223,21 +224,31 @@ def _settle(module: Adapted, returned: Any, watch: OutputWatch, image_size: tupl
     task, tensor = row.task, outputs[0][1]
     if task == "classification":
         name, layer = name_of(returned, tensor), watch.layers.get(tensor.data_ptr(), "")
-        task, told = meanings.meaning_of(name, tensor.shape[1], watch.ending(tensor), layer, _classes(module.model))
-        problem = meanings.of_problem(
-            {"problem_type": getattr(getattr(module.model, "config", None), "problem_type", None)}
-        )
-        task, told = problem or (task, told)
+        width, ending = tensor.shape[1] if tensor.ndim == 2 else 1, watch.ending(tensor)
+        task, told = meanings.meaning_of(name, width, ending, layer, _classes(module.model))
+        problem = {"problem_type": getattr(getattr(module.model, "config", None), "problem_type", None)}
+        task, told = meanings.of_problem(problem) or (task, told)
+        module.independent = ending == "sigmoid" and task in ("multi-label", "binary")
         if asked == "classification" and meanings.may_be_logits(told):
             task, told = asked, told if told == meanings.PROBABILITIES else ""
         module.probabilities = told == meanings.PROBABILITIES
+    elif task in ("multi-label", "binary"):
+        ending = watch.ending(tensor)
+        if refused := meanings.no_logits(task, ending):
+            raise CheckpointError(
+                "the module gives no answers of the task that is asked for",
+                found=refused,
+                wanted="logits or sigmoids [batch, labels] of labels that do not compete",
+                fix="leave the task out, or wrap the module in one that returns its logits",
+            )
+        module.independent = ending == "sigmoid"
     elif task == "features" != asked and isinstance(returned, Tensor):
         task, told = map_of(returned, image_size)
     # A library's own module gives one answer, and what it was computed of.
     left = () if _is_library(module.model) else names_beside(returned, [tensor for _, tensor in outputs])
     own = [name for name in left if not meanings.of_training(name)]
-    if own and task in ("classification", "features") and asked != task:
-        module.probabilities = False
+    if own and task in meanings.FLAT and asked != task:
+        module.probabilities = module.independent = False
         task, told, left = "tensors", meanings.all_kept(task, [name_of(returned, tensor)], own), ()
     if task != row.task:
         module.task = task

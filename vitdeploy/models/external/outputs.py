@@ -323,8 +323,10 @@ def _segments(result: Any, asked: bool) -> list[Output]:
 
 
 def _classes(result: Any, asked: bool) -> list[Output]:
+    """[b, k]; [b] of a tensor alone."""
     logits = result if isinstance(result, Tensor) else field(result, "logits")
-    return [("logits", logits)] if logits is not None and logits.ndim == 2 else []
+    fits = logits is not None and (logits.ndim == 2 or (logits is result and logits.ndim == 1))
+    return [("logits", logits)] if logits is not None and fits else []
 
 
 def _features(result: Any, asked: bool) -> list[Output]:
@@ -460,7 +462,7 @@ class OutputWatch(TorchDispatchMode):
             before = self.operators.get(sources[0], "") if sources else ""
             percent = before == "sigmoid" and len(sources) == 1 and name in ("mul", "div")
             if (name in _KEEPS and sources) or percent:
-                self.operators[first.data_ptr()] = before
+                self.operators[first.data_ptr()] = "scaled" if percent else before
             elif first.data_ptr() not in sources:  # else a view
                 self.operators[first.data_ptr()] = _ENDINGS.get(name, "")
         return result
@@ -475,8 +477,8 @@ class OutputWatch(TorchDispatchMode):
         return hook
 
     def ending(self, output: Tensor) -> Ending:
-        """Of [batch, width]: by its numbers where these tell, else by the operator."""
-        rows = output.detach().double()
+        """Of [batch, width] or [batch]: by its numbers where these tell, else by the operator."""
+        rows = output.detach().double().reshape(len(output), -1)
         if rows.shape[1] > 1 and bool(rows.isfinite().all()):
             if bool((rows >= 0).all()) and (_all_one(rows.sum(1)) or _all_one(rows.sum(1) / 100)):
                 return "softmax"

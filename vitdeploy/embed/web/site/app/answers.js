@@ -22,6 +22,12 @@ export function classify(logits, labels, count = 5) {
   return best.map((index) => ({ index, label: labelOf(index, labels), score: scores[index] }));
 }
 
+// Of a model with labels of their own: all labels in their order, [{index, label, score, has}].
+export function ownLabels(outputs, labels, thresholds) {
+  const scores = outputs.probabilities ?? Array.from(outputs.logits, sigmoid);
+  return Array.from(scores, (score, index) => ({ index, label: labelOf(index, labels), score, has: score > (thresholds?.[index] ?? 0.5) }));
+}
+
 // The cosine of two vectors.
 export function cosine(a, b) {
   const dot = (p, q) => p.reduce((sum, each, i) => sum + each * q[i], 0);
@@ -89,10 +95,16 @@ function direction(vector) {
   return length > 0 ? vector.map((each) => each / length) : vector;
 }
 
-// {task, ...}: `top` of a classifier, `vector` of features and embeddings, `numbers`, `objects` of a detector; `map` of every
-// pixel, with its `classes`, its `range` of depth or the `share` that is foreground; `points` with their `skeleton`; the `picture` made of the image.
+// {task, ...}: `top` of a classifier, `scores` of labels of their own, `yes` with its `label` and `score`, `vector` of
+// features and embeddings, `numbers`, `objects` of a detector; `map` of every pixel, with its `classes`, its `range` of
+// depth or the `share` that is foreground; `points` with their `skeleton`; the `picture` made of the image.
 export function toAnswer(outputs, width, height, facts, labels) {
   const { task, preprocess, postprocess } = facts;
+  if (task === "multi-label") return { task, scores: ownLabels(outputs, labels, postprocess.thresholds) };
+  if (task === "binary") {
+    const [{ score, has }] = ownLabels(outputs, labels, [postprocess.decision_threshold ?? 0.5]);
+    return { task, yes: has, label: postprocess.positive ?? (labels[0] || "yes"), score };
+  }
   if (task === "features") return { task, vector: outputs.features };
   if (task === "regression") return { task, numbers: measure(outputs.numbers, postprocess, labels) };
   if (task === "embedding") return { task, vector: postprocess.normalised ? direction(outputs.features) : outputs.features };

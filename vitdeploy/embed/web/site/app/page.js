@@ -13,6 +13,8 @@ import { Pad, toPixels } from "./pad.js";
 
 const TASKS = {
   classification: "Image classification",
+  "multi-label": "Image labels",
+  binary: "Yes or no",
   features: "Image features",
   embedding: "Embedding",
   regression: "Numbers of an image",
@@ -160,6 +162,14 @@ function list(entries) {
 
 const classes = ({ top }) => [best(top[0].label, percent(top[0].score)), list(top)];
 
+function ownLabels({ scores }) {
+  const found = scores.filter(({ has }) => has).sort((a, b) => b.score - a.score);
+  const names = found.map(({ label }) => label).join(", ");
+  return [best(names || "No label", names ? "" : "above its threshold"), list([...scores].sort((a, b) => b.score - a.score))];
+}
+
+const decision = ({ yes, label, score }) => [best(yes ? "Yes" : "No", label), list([{ label, score }])];
+
 function objects({ objects: found }) {
   if (!found.length) return [best("Nothing", `with a score above ${facts.postprocess.threshold}`)];
   return [best(`${found.length} object${found.length > 1 ? "s" : ""}`, ""), list(found)];
@@ -199,8 +209,8 @@ const figure = ({ share }) => [best(percent(share), "of the image is foreground"
 const made = ({ picture: { width, height } }) => [best(`${width} × ${height} pixels`, "made of the image")];
 
 const DESCRIBED = {
-  classification: classes, features: vector, embedding: vector, regression: measures, detection: objects, segmentation: areas, depth: range,
-  foreground: figure, keypoints: pose, "image-to-image": made,
+  classification: classes, "multi-label": ownLabels, binary: decision, features: vector, embedding: vector, regression: measures,
+  detection: objects, segmentation: areas, depth: range, foreground: figure, keypoints: pose, "image-to-image": made,
 };
 
 // --- where the model looks ------------------------------------------------------------------------------------------

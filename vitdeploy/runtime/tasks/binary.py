@@ -1,0 +1,67 @@
+"""From the one number of a model that says yes or no to what an app reads."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+from vitdeploy.runtime.tasks import multi_label
+from vitdeploy.runtime.tasks.task import DeviceTask, OutputReading, Outputs
+from vitdeploy.spec import SHARE, OutputSpec, TensorSpec
+
+
+@dataclass(frozen=True)
+class BinarySpec(OutputSpec):
+    """From "logits" or "probabilities" of an image, one number, to yes or no.
+
+    `decision_threshold`: the answer is yes if the probability is above; None: 0.5. `positive`: what yes means, as the
+    data calls it; None: the model's label, if it has one.
+    """
+
+    decision_threshold: float | None = field(default=None, metadata=SHARE)
+    positive: str | None = None
+    tensors: ClassVar[Mapping[str, int | tuple[int, ...]]] = {multi_label.LOGITS: (1, 2)}
+    about_images: ClassVar[bool] = True
+    in_recipes: ClassVar[tuple[str, ...] | None] = ()
+
+    def number_of_classes(self, outputs: Iterable[TensorSpec]) -> int | None:
+        return 1
+
+    def misfit(self, outputs: Iterable[TensorSpec]) -> str:
+        for each in outputs:
+            if each.shape[1:] not in ((), (1,)):
+                return f"{each.name} {list(each.shape)}, which is not one number per image"
+        return ""
+
+
+@dataclass(frozen=True, repr=False)
+class Decision:
+    """The answer for one image. score: the probability of yes, 0..1; label: what yes means; threshold: of the score."""
+
+    yes: bool
+    score: float
+    label: str
+    threshold: float
+
+    def to_dict(self) -> dict[str, Any]:
+        return dict(vars(self))
+
+    def __str__(self) -> str:
+        return f"{self.label}: {'yes' if self.yes else 'no'} ({100 * self.score:.1f} %)"
+
+    def __repr__(self) -> str:
+        return f"<Decision: {self}>"
+
+
+def _answer(outputs: Outputs, reading: OutputReading) -> Decision:
+    head = reading.head(BinarySpec)
+    score = float(multi_label.probabilities(outputs).reshape(()))
+    threshold = multi_label.HALF if head.decision_threshold is None else head.decision_threshold
+    label = head.positive or (reading.labels[0] if reading.labels else "yes")
+    return Decision(score > threshold, score, label, threshold)
+
+
+def _same(ours: Outputs, theirs: Outputs, reading: OutputReading) -> bool:
+    return _answer(ours, reading).yes == _answer(theirs, reading).yes
+
+
+BINARY = DeviceTask(_answer, _same, postprocess=BinarySpec)

@@ -1,0 +1,94 @@
+"""From the outputs of a model with labels of their own, of which an image may have any number, to what an app reads."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+import numpy as np
+import numpy.typing as npt
+
+from vitdeploy.runtime.postprocess import label_of, sigmoid
+from vitdeploy.runtime.tasks.classification import ClassScore
+from vitdeploy.runtime.tasks.task import DeviceTask, OutputReading, Outputs
+from vitdeploy.spec import SHARE, OutputSpec, TensorSpec, last_axis
+
+# The output of a model: its logits, or their sigmoids where the model ends in these.
+LOGITS, PROBABILITIES = "logits", "probabilities"
+# The score above which an image has a label, where nobody chose another.
+HALF = 0.5
+
+
+@dataclass(frozen=True)
+class MultiLabelSpec(OutputSpec):
+    """From "logits" or "probabilities" [labels] of an image, each for itself, to the labels that the image has.
+
+    `thresholds`: one a label in the order of the outputs; an image has a label if its probability is above. None: 0.5.
+    """
+
+    thresholds: tuple[float, ...] | None = field(default=None, metadata=SHARE)
+    tensors: ClassVar[Mapping[str, int | tuple[int, ...]]] = {LOGITS: 2}
+    about_images: ClassVar[bool] = True
+    in_recipes: ClassVar[tuple[str, ...] | None] = ()
+
+    def number_of_classes(self, outputs: Iterable[TensorSpec]) -> int | None:
+        return labels_in(outputs)
+
+    def misfit(self, outputs: Iterable[TensorSpec]) -> str:
+        count = labels_in(outputs)
+        if self.thresholds is None or count in (None, len(self.thresholds)):
+            return ""
+        return f"{len(self.thresholds)} thresholds for {count} labels"
+
+
+@dataclass(frozen=True, repr=False)
+class Labels:
+    """The answer for one image. labels: those that it has, the surest first; scores: of all labels, in the order of the
+    model's outputs. Scores are probabilities of their own: they do not add up to 1."""
+
+    labels: tuple[ClassScore, ...]
+    scores: tuple[ClassScore, ...]
+
+    def to_dict(self) -> dict[str, Any]:
+        return {name: [dict(vars(each)) for each in rows] for name, rows in vars(self).items()}
+
+    def __str__(self) -> str:
+        rows = (f"{each.label} {100 * each.score:.1f} %" for each in self.labels)
+        return ", ".join(rows) or "no label above its threshold"
+
+    def __repr__(self) -> str:
+        return f"<Labels: {self}>"
+
+
+def labels_in(outputs: Iterable[TensorSpec]) -> int | None:
+    """How many labels the outputs are of; None where their shape does not say it."""
+    every = list(outputs)
+    return last_axis(every, LOGITS) or last_axis(every, PROBABILITIES)
+
+
+def probabilities(outputs: Outputs) -> npt.NDArray[np.float64]:
+    """float64 [..., labels] in 0..1."""
+    if PROBABILITIES in outputs:
+        return np.asarray(outputs[PROBABILITIES], np.float64)
+    return np.asarray(sigmoid(outputs[LOGITS].astype(np.float64)))
+
+
+def label_scores(
+    scores: npt.NDArray[np.float64], thresholds: Sequence[float] | None, labels: Sequence[str] | None
+) -> Labels:
+    """The answer by the probabilities float64 [labels] of one image; of equal scores the lower index comes first."""
+    rows = [ClassScore(index, label_of(index, labels), score) for index, score in enumerate(scores.tolist())]
+    above = [row for row in rows if row.score > (HALF if thresholds is None else thresholds[row.index])]
+    return Labels(tuple(sorted(above, key=lambda row: -row.score)), tuple(rows))
+
+
+def _answer(outputs: Outputs, reading: OutputReading) -> Labels:
+    return label_scores(probabilities(outputs), reading.head(MultiLabelSpec).thresholds, reading.labels)
+
+
+def _same(ours: Outputs, theirs: Outputs, reading: OutputReading) -> bool:
+    """The same labels above their thresholds."""
+    first, second = (_answer(each, reading) for each in (ours, theirs))
+    return {row.index for row in first.labels} == {row.index for row in second.labels}
+
+
+MULTI_LABEL = DeviceTask(_answer, _same, postprocess=MultiLabelSpec)
