@@ -37,6 +37,7 @@ SCENES = {
     "Detection": (8, 8, "mAP", 50.0, 3.0, ""),
     "Depth": (8, 8, "delta-1", 70.0, 2.0, ""),
     "Foreground": (8, 8, "IoU", 80.0, 1.0, ""),
+    "Numbers": (16, 24, "R2", 60.0, 4.0, ""),
     "Anomalies": (16, 24, "image AUROC", 60.0, 6.0, ""),
     "Images against texts": (24, 32, "top-1", 35.0, 10.0, "openvino-cpu"),
     "Key points": (8, 8, "OKS AP", 45.0, 5.0, ""),
@@ -190,6 +191,20 @@ def cut_out(walk: Walk) -> None:
     np.testing.assert_array_equal(np.asarray(found["figure"]), np.asarray(picture))
 
 
+def counted(walk: Walk) -> None:
+    """The number is nearly that of the table, and the server's; and INT8 costs little of the mean absolute error."""
+    rows = dict(
+        row.split(",") for row in (walk.folder / "out/scenes/counts/labels.csv").read_text("utf-8").splitlines()
+    )
+    [answer], [number] = walk.predicted, walk.served["numbers"]
+    assert answer["numbers"] == [{**number, "value": pytest.approx(number["value"], rel=1e-3)}]
+    assert (number["name"], number["unit"]) == ("shapes", "")
+    assert abs(number["value"] - int(rows["evaluation/000003.png"])) < 1
+    for target in TARGETS:
+        rounded = walk.verified(f"{target}-int8")
+        assert rounded["mae"] == pytest.approx(rounded["reference_mae"], rel=0.1) and rounded["difference_max"] < 0.5
+
+
 def inspected(walk: Walk) -> None:
     """The scratch is where its mask is; heat is drawn there; and no engine quantizes the distances to the bank."""
     [answer] = walk.predicted
@@ -256,6 +271,7 @@ def read(walk: Walk) -> None:
 
 CHECKS = {"Detection": detected, "Depth": measured, "Images against texts": compared, "Key points": posed}
 CHECKS |= {"Foreground": cut_out, "Anomalies": inspected, "Promptable segmentation": outlined, "Image to text": read}
+CHECKS |= {"Numbers": counted}
 
 
 def photos(folder: Path, sizes: list[tuple[int, int]], enlarged: int = 1) -> None:

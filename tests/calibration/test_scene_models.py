@@ -23,6 +23,7 @@ CLASSES = {
     "keypoints": "VitPoseForPoseEstimation",
     "text": "VisionEncoderDecoderModel",
     "semantic": "SegformerForSemanticSegmentation",
+    "counts": "ViTForImageClassification",
 }
 SCENES = 24
 LARGEST = 5_000_000  # bytes of a checkpoint: all of them stay below 25 MB

@@ -105,6 +105,13 @@ def test_a_model_with_one_answer_proves_nothing():
     assert "agree to 100.00 %" in found.proves_nothing
 
 
+def test_a_report_shows_numbers_as_exactly_as_the_tolerance_asks_for():
+    answers = Answers({"numbers": [np.array([31.2345, 1234.5], np.float32)]})
+    for tolerance, text in ((None, "a 31.2, b 1230"), (0.25, "a 31.2, b 1234.5"), ((3.0, 20.0), "a 31, b 1230")):
+        adapter = make_adapter(Setting("regression", SPEC, RegressionSpec(tolerance=tolerance), classes=2))
+        assert adapter.show(answers, 0, ["a", "b"]).label == text
+
+
 # --- on the device ----------------------------------------------------------------------------------------------------
 
 

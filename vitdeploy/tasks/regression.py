@@ -280,6 +280,7 @@ IMAGES, TRUTH = "images", "truth"
 class RegressionAdapter(CountedAdapter):
     kinds = ("columns", "none")
     compared = RegressionComparison
+    changed_when = "An answer has changed where a number is farther from the original’s than its tolerance."
     metrics = (
         Metric(
             "R2",
@@ -358,7 +359,15 @@ class RegressionAdapter(CountedAdapter):
         return judged(~alike(a, b, allowed), 1 - 1 / (1 + apart), *right)
 
     def show(self, answers: Answers, index: int, labels: Sequence[str] | None) -> Said:
-        return Said(str(numbers_of(answers.columns[NUMBERS][index], self.head, labels)), None)
+        """The numbers as exactly as the tolerance asks for: what is beyond that is no difference to be shown."""
+        values = np.atleast_1d(answers.columns[NUMBERS][index]).tolist()
+        allowed = self.head.tolerances(len(values))
+        if allowed is None:
+            shown = [float(f"{value:.3g}") for value in values]
+        else:
+            places = (-np.floor(np.log10(allowed))).astype(int).tolist()
+            shown = [round(value, count) for value, count in zip(values, places, strict=True)]
+        return Said(str(numbers_of(np.array(shown), self.head, labels)), None)
 
     def truth_line(self, truth: LabelledNumbers, labels: Sequence[str] | None) -> str:
         return str(numbers_of(np.array(truth.values), self.head, labels))
