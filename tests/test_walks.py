@@ -39,6 +39,7 @@ SCENES = {
     "Foreground": (8, 8, "IoU", 80.0, 1.0, ""),
     "Numbers": (16, 24, "R2", 60.0, 4.0, ""),
     "Anomalies": (16, 24, "image AUROC", 60.0, 6.0, ""),
+    "Embeddings": (64, 40, "recall@1", 70.0, 5.0, ""),
     "Images against texts": (24, 32, "top-1", 35.0, 10.0, "openvino-cpu"),
     "Key points": (8, 8, "OKS AP", 45.0, 5.0, ""),
     "Promptable segmentation": (8, 8, "mask IoU", 60.0, 2.0, "openvino-cpu"),
@@ -269,9 +270,25 @@ def read(walk: Walk) -> None:
     assert answer["score"] <= 0 and not answer["cut"]
 
 
+def known_again(walk: Walk) -> None:
+    """The image itself is nearest, then those of its number; the server's vector is that of the app, of length 1."""
+    [answer] = walk.predicted
+    matches = answer["matches"]
+    assert len(matches) == 4 and answer["image"].endswith(matches[0]["name"])
+    identity = Path(answer["image"]).parent.name
+    assert [match["identity"] == identity for match in matches[:3]].count(True) >= 2
+    found = {}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(walk.folder)
+        exec(blocks(walk.title, "python")[0], found)  # noqa: S102 - of our own page
+    assert found["alike"] > found["other"] and len(found["gallery"]) == SCENES[walk.title][1]
+    assert np.linalg.norm(walk.served["vector"]) == pytest.approx(1, abs=1e-5)
+
+
 CHECKS = {"Detection": detected, "Depth": measured, "Images against texts": compared, "Key points": posed}
 CHECKS |= {"Foreground": cut_out, "Anomalies": inspected, "Promptable segmentation": outlined, "Image to text": read}
 CHECKS |= {"Numbers": counted}
+CHECKS |= {"Embeddings": known_again}
 
 
 def photos(folder: Path, sizes: list[tuple[int, int]], enlarged: int = 1) -> None:

@@ -22,6 +22,7 @@ CLASSES = {
     "depth": "DepthAnythingForDepthEstimation",
     "keypoints": "VitPoseForPoseEstimation",
     "text": "VisionEncoderDecoderModel",
+    "embedding": "Dinov2Model",
     "semantic": "SegformerForSemanticSegmentation",
     "counts": "ViTForImageClassification",
 }
