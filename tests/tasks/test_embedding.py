@@ -148,6 +148,14 @@ def test_labels_that_say_nothing_of_neighbours_give_no_metric():
         compare_embeddings(vectors[:1], vectors[:1])
 
 
+def test_another_neighbour_of_the_same_identity_is_no_wrong_answer(tmp_path):
+    photos(tmp_path / "images", 6)
+    data = loaded(tmp_path / "images", None, calibration=1)
+    one, other = (np.random.default_rng(seed).normal(size=(len(data.evaluation), 5)) for seed in (0, 1))
+    found = adapter().changes(answers(one.astype(np.float32)), answers(other.astype(np.float32)), data)
+    assert found.changed.any() and (found.lost, found.gained) == (None, None)
+
+
 # --- Labels of pairs --------------------------------------------------------------------------------------------------
 
 

@@ -17,6 +17,7 @@ from vitdeploy.progress import Progress
 from vitdeploy.tasks import adapter, classification, features, images
 from vitdeploy.tasks.answers import Measure, Metric
 from vitdeploy.verification import intervals
+from vitdeploy.verification.changes import Changes
 from vitdeploy.verification.comparison import Comparison, Fields, paired_accuracy, paired_counts
 from vitdeploy.verification.records import Answers
 
@@ -302,6 +303,7 @@ class EmbeddingAdapter(features.FeaturesAdapter):
             title="Pairs right",
         ),
     )
+    changed_when = "An answer has changed where another image is nearest, which may be as right as the original’s."
     measures = (
         Measure("Recall@5, %", "recall5", original=True, interval="recall5_ci95"),
         Measure("Threshold of pairs", "threshold", 3),
@@ -331,6 +333,11 @@ class EmbeddingAdapter(features.FeaturesAdapter):
     def compare(self, ours: Answers, reference: Answers, data: adapter.Data) -> Comparison:
         a, b = (each.stacked(features.VECTOR) for each in (ours, reference))
         return compare_embeddings(a, b, adapter.labels_of(data), self._pairs(data))
+
+    def changes(self, ours: Answers, reference: Answers, data: adapter.Data) -> Changes:
+        """Of two images of one identity either may be nearest: a change says nothing of right and wrong."""
+        vectors = [each.stacked(features.VECTOR) for each in (ours, reference)]
+        return features.neighbour_changes(vectors[0], vectors[1], None)
 
     def doubt(self, reference: Answers, data: adapter.Data, found: Comparison) -> str | None:
         assert isinstance(found, EmbeddingComparison)
