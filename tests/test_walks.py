@@ -38,6 +38,8 @@ SCENES = {
     "Depth": (8, 8, "delta-1", 70.0, 2.0, ""),
     "Foreground": (8, 8, "IoU", 80.0, 1.0, ""),
     "Numbers": (16, 24, "R2", 60.0, 4.0, ""),
+    "Labels of their own": (32, 48, "mean AP", 70.0, 3.0, ""),
+    "Yes or no": (32, 48, "AUROC", 80.0, 4.0, ""),
     "Anomalies": (16, 24, "image AUROC", 60.0, 6.0, ""),
     "Embeddings": (64, 40, "recall@1", 70.0, 5.0, ""),
     "Images against texts": (24, 32, "top-1", 35.0, 10.0, "openvino-cpu"),
@@ -167,6 +169,25 @@ def detected(walk: Walk) -> None:
     assert [each["label"] for each in walk.served["objects"]] == [each["label"] for each in answer["objects"]]
 
 
+def labelled(walk: Walk) -> None:
+    """Most digits that are drawn are said, and no others; the server says the same."""
+    rows = (walk.folder / "out/scenes/digits/labels.csv").read_text(encoding="utf-8").split()
+    header, row = (
+        next(each.split(",") for each in rows if each.startswith(name)) for name in ("image", "evaluation/000003")
+    )
+    drawn = {name for name, flag in zip(header[1:], row[1:], strict=True) if flag == "1"}
+    [answer] = walk.predicted
+    names = {each["label"] for each in answer["labels"]}
+    assert len(names ^ drawn) <= 1 and [each["label"] for each in answer["scores"]] == header[1:]
+    assert {each["label"] for each in walk.served["labels"]} == names
+
+
+def decided(walk: Walk) -> None:
+    [answer] = walk.predicted
+    assert (answer["label"], answer["yes"]) == ("seven", answer["score"] > answer["threshold"])
+    assert walk.served["yes"] == answer["yes"] and walk.served["score"] == pytest.approx(answer["score"], rel=1e-4)
+
+
 def measured(walk: Walk) -> None:
     [answer] = walk.predicted
     picture, numbers, sixteen = (walk.folder / path for path in answer["drawn"])
@@ -286,6 +307,7 @@ def known_again(walk: Walk) -> None:
 
 
 CHECKS = {"Detection": detected, "Depth": measured, "Images against texts": compared, "Key points": posed}
+CHECKS |= {"Labels of their own": labelled, "Yes or no": decided}
 CHECKS |= {"Foreground": cut_out, "Anomalies": inspected, "Promptable segmentation": outlined, "Image to text": read}
 CHECKS |= {"Numbers": counted}
 CHECKS |= {"Embeddings": known_again}

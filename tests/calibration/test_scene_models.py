@@ -24,7 +24,7 @@ CLASSES = {
     "text": "VisionEncoderDecoderModel",
     "embedding": "Dinov2Model",
     "semantic": "SegformerForSemanticSegmentation",
-    "counts": "ViTForImageClassification",
+    **dict.fromkeys(("counts", "digits", "seven"), "ViTForImageClassification"),
 }
 SCENES = 24
 LARGEST = 5_000_000  # bytes of a checkpoint: all of them stay below 25 MB
