@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 # --- How texts of the command line are read ---------------------------------------------------------------------------
 
 
-class Number(click.FloatRange):
+class _Number(click.FloatRange):
     """A finite number within bounds; click's own range lets NaN through."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
@@ -334,7 +334,7 @@ def _type(annotation: Any, about: Option) -> click.ParamType:  # type: ignore[ty
     if annotation is int and (about.min, about.max) != (None, None):
         return click.IntRange(about.min, about.max)
     if annotation is float:
-        return Number(about.min, about.max, min_open=about.above)
+        return _Number(about.min, about.max, min_open=about.above)
     return {int: click.INT, bool: click.BOOL}.get(annotation, click.STRING)
 
 

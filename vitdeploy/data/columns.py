@@ -44,7 +44,7 @@ _FLAGS = {"1": True, "1.0": True, "true": True, "0": False, "0.0": False, "false
 
 
 @dataclass(frozen=True)
-class Row:
+class LabelRow:
     """The labels of one image: a cell for each column but that of the images. `line`: where messages find it."""
 
     cells: Mapping[str, Cell]
@@ -97,7 +97,7 @@ class Row:
         return flag
 
 
-RowSet: TypeAlias = AnnotatedSet[Row]
+RowSet: TypeAlias = AnnotatedSet[LabelRow]
 
 
 def read_columns(images: Path, file: Path) -> RowSet:
@@ -111,11 +111,13 @@ def read_columns(images: Path, file: Path) -> RowSet:
     """
     table, paths, repairs = read_table(file), folder_images(images), Repairs()
     column, places = _image_column(table, images, paths, file, repairs)
-    rows: dict[Path, Row] = {}
+    rows: dict[Path, LabelRow] = {}
     missing = list[str]()
     for number, name in enumerate(table[column]):
         path = places.get(str(name))
-        row = Row({key: cells[number] for key, cells in table.items() if key != column}, f"{file}, row {number + 1}")
+        row = LabelRow(
+            {key: cells[number] for key, cells in table.items() if key != column}, f"{file}, row {number + 1}"
+        )
         if path is None:
             missing.append(str(name))
             continue

@@ -258,7 +258,7 @@ def read_pairs(place: Path, file: Path) -> PairSet:
     known: dict[Path, dict[str, bool]] = {}
     for row, cells in enumerate(zip(*(table[name] for name in names), strict=True), 1):
         where, pair = f"{file}, row {row}", [located.get(str(cell)) for cell in cells[:2]]
-        same = columns.Row({names[2]: cells[2]}, where).flag(names[2])
+        same = columns.LabelRow({names[2]: cells[2]}, where).flag(names[2])
         if None in cells:
             raise DataError(f"{where} has an empty cell", found=", ".join(map(str, cells)), wanted=EXAMPLE)
         first, second = pair

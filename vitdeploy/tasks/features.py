@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -109,7 +110,7 @@ VECTOR = "features"
 
 class FeaturesAdapter(adapter.ImageAdapter):
     compared = FeatureComparison
-    metrics = (
+    metrics: ClassVar[tuple[Metric, ...]] = (
         Metric(
             "1-NN top-1",
             "1-NN top-1 counts images whose nearest other image is of their class.",

@@ -118,7 +118,7 @@ def listed_labels(cell: columns.Cell) -> list[str] | None:
 
 
 def _list_column(
-    rows: Mapping[Path, columns.Row], names: Sequence[str], labels: Sequence[str]
+    rows: Mapping[Path, columns.LabelRow], names: Sequence[str], labels: Sequence[str]
 ) -> tuple[str, classes.ClassMap] | None:
     """The only column whose cells are all lists of the model's labels, and the label of each name in it.
 
@@ -143,7 +143,7 @@ def _list_column(
 
 
 def _by_order(
-    file: Path, rows: Mapping[Path, columns.Row], names: Sequence[str], labels: Sequence[str], count: int | None
+    file: Path, rows: Mapping[Path, columns.LabelRow], names: Sequence[str], labels: Sequence[str], count: int | None
 ) -> classes.ClassMap:
     """The columns of 0 and 1 in their order, of a model without labels, where there is one for each output."""
     flags = [name for name in names if all(_is_flag(row, name) for row in rows.values())]
@@ -159,14 +159,14 @@ def _by_order(
     return classes.ClassMap("position", {name: place for place, name in enumerate(flags)}, text)
 
 
-def _is_flag(row: columns.Row, name: str) -> bool:
+def _is_flag(row: columns.LabelRow, name: str) -> bool:
     try:
         return row.flag(name) is not None
     except DataError:
         return False
 
 
-def _flags(row: columns.Row, index: Mapping[str, int]) -> list[int]:
+def _flags(row: columns.LabelRow, index: Mapping[str, int]) -> list[int]:
     found = {name: row.flag(name) for name in index}
     if empty := [name for name, flag in found.items() if flag is None]:
         raise DataError(
