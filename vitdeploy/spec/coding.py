@@ -89,8 +89,8 @@ def _decode(kind: Any, data: Any, path: str, problems: list[str]) -> Any:
                 return value
             if dataclasses.is_dataclass(choice) or typing.get_origin(choice) is Annotated:
                 attempts.append(attempt)
-        if isinstance(data, dict) and attempts:  # what does not fit is inside of that which fits best
-            problems.extend(sorted(attempts, key=len)[0])
+        if isinstance(data, dict) and attempts:  # what does not fit is inside of that which knows most of the fields
+            problems.extend(sorted(attempts, key=_unlikeness)[0])
             return data
         return _expect(False, data, path, " or ".join(_name(choice) for choice in args), problems)
     if origin is tuple:
@@ -123,6 +123,11 @@ def _decode(kind: Any, data: Any, path: str, problems: list[str]) -> Any:
     if kind is types.NoneType:
         return _expect(data is None, data, path, "null", problems)
     return _expect(type(data) is kind, data, path, _name(kind), problems)
+
+
+def _unlikeness(misfits: list[str]) -> tuple[int, int]:
+    """How many of the misfits are unknown fields, and how many there are."""
+    return sum(problem.endswith(": unknown field") for problem in misfits), len(misfits)
 
 
 def _plain(data: Any, path: str, problems: list[str]) -> Any:
