@@ -109,8 +109,8 @@ def read_columns(images: Path, file: Path) -> RowSet:
         MissingPackageError: a Parquet file, and no pyarrow.
         DataError: no table; no column, or several, that name images of the folder; an image with two different rows.
     """
-    table, paths, repairs = read_table(file), folder_images(images), Repairs()
-    column, places = _image_column(table, images, paths, file, repairs)
+    table, paths = read_table(file), folder_images(images)
+    column, places, repairs = _image_column(table, images, paths, file)
     rows: dict[Path, LabelRow] = {}
     missing = list[str]()
     for number, name in enumerate(table[column]):
@@ -206,10 +206,11 @@ def _once(file: Path, names: Sequence[str]) -> None:
 
 
 def _image_column(
-    table: Mapping[str, Sequence[Cell]], images: Path, paths: Mapping[str, Path], file: Path, repairs: Repairs
-) -> tuple[str, dict[str, Path]]:
-    """The column that names the images, and the image of each of its cells."""
-    places = {column: _located(cells, images, paths) for column, cells in table.items()}
+    table: Mapping[str, Sequence[Cell]], images: Path, paths: Mapping[str, Path], file: Path
+) -> tuple[str, dict[str, Path], Repairs]:
+    """The column that names the images, the image of each of its cells, and which names were repaired."""
+    repairs = {column: Repairs() for column in table}
+    places = {column: _located(cells, images, paths, repairs[column]) for column, cells in table.items()}
     candidates = [column for column in table if places[column]]
     usual = [name for name in IMAGE_COLUMNS for column in candidates if column.lower() == name]
     if not candidates:
@@ -226,15 +227,13 @@ def _image_column(
             fix=f"call the right one {IMAGE_COLUMNS[0]}",
         )
     column = candidates[0] if len(candidates) == 1 else next(c for c in candidates if c.lower() == usual[0])
-    names = [str(cell) for cell in table[column] if cell is not None]
-    direct = located(images, paths, names, repairs)
-    return column, direct or places[column]
+    return column, places[column], repairs[column]
 
 
-def _located(cells: Sequence[Cell], images: Path, paths: Mapping[str, Path]) -> dict[str, Path]:
+def _located(cells: Sequence[Cell], images: Path, paths: Mapping[str, Path], repairs: Repairs) -> dict[str, Path]:
     """The image of each cell that names one: as `located`; else by file name without its suffix."""
     names = [str(cell) for cell in cells if isinstance(cell, str | int) and not isinstance(cell, bool)]
-    direct = located(images, paths, names, Repairs()) if names else {}
+    direct = located(images, paths, names, repairs) if names else {}
     if direct or not names:
         return direct
     times = Counter(path.stem for path in set(paths.values()))
