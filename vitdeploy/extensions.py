@@ -98,8 +98,9 @@ def load_row(entry: EntryPoint, kind: type[Any]) -> Any:
     return row
 
 
+@functools.lru_cache
 def row_at(place: str) -> Any:
-    """One of our rows by its place, as "module:attribute"."""
+    """One of our rows by its place, as "module:attribute". Each answer of a model asks for one."""
     module, _, attribute = place.partition(":")
     return getattr(importlib.import_module(module), attribute)
 

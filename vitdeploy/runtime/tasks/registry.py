@@ -1,7 +1,6 @@
 """From the outputs of one image to the answer of its task."""
 
-import contextlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 
 import numpy as np
 
@@ -27,21 +26,22 @@ def to_result(task: Task, outputs: Outputs, reading: OutputReading) -> Result:
     Raises:
         ManifestError: they are not those of the task.
     """
-    with _outputs_of(task, outputs):
-        return TASKS[task].answer(outputs, reading)
-
-
-@contextlib.contextmanager
-def _outputs_of(task: Task, outputs: Outputs) -> Iterator[None]:
-    """Outputs of another task, which a manifest may claim, have other names and axes than what reads them expects."""
     try:
-        yield
-    except (LookupError, ValueError, TypeError, AssertionError, AttributeError) as error:
-        raise ManifestError(
-            f"the outputs of the engine are not those of the task {task}",
-            found=", ".join(f"{name} {list(array.shape)}" for name, array in outputs.items()),
-            wanted=f"outputs that can be read as {task}; these cannot: {type(error).__name__}",
-        ) from error
+        return TASKS[task].answer(outputs, reading)
+    except UNREADABLE as error:
+        raise _of_another_task(task, outputs, error) from error
+
+
+# Outputs of another task, which a manifest may claim, have other names and axes than what reads them expects.
+UNREADABLE = (LookupError, ValueError, TypeError, AssertionError, AttributeError)
+
+
+def _of_another_task(task: Task, outputs: Outputs, error: Exception) -> ManifestError:
+    return ManifestError(
+        f"the outputs of the engine are not those of the task {task}",
+        found=", ".join(f"{name} {list(array.shape)}" for name, array in outputs.items()),
+        wanted=f"outputs that can be read as {task}; these cannot: {type(error).__name__}",
+    )
 
 
 def bound(
@@ -75,6 +75,8 @@ def count_same(
         a, b = ({name: array[i] for name, array in side.items()} for side in (ours, theirs))
         if not all(np.isfinite(array).all() for array in a.values() if array.dtype.kind == "f"):
             continue
-        with _outputs_of(task, a):
+        try:
             count += TASKS[task].same(a, b, reading)
+        except UNREADABLE as error:
+            raise _of_another_task(task, a, error) from error
     return count
