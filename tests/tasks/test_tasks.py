@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import shutil
 import warnings
 from dataclasses import dataclass
 from pathlib import Path
@@ -267,6 +268,36 @@ def test_a_checkpoint_without_a_head_gives_features(command, small_checkpoint, d
     original = ("--against", "vit_w32d2h2_patch8_32", "--checkpoint", tmp_path / "headless.safetensors")
     again = made.verify(digits, *original, "--num-samples", 20)
     assert (again["metric"], again["n"], again["agreement"]) == ("1-NN top-1", 20, 100)
+
+
+@pytest.mark.parametrize("task", ["features", "embedding"])
+def test_an_app_is_not_told_whom_the_folders_are_called_after(task, command, small_checkpoint, digits, tmp_path):
+    """Folders of a data set of faces have the names of people. Reports say which images they show, and no other text
+    does."""
+    people = ("Ada Lovelace", "Alan Turing", "Grace Hopper")
+    for person, digit in zip(people, "147", strict=True):
+        (tmp_path / "faces" / person).mkdir(parents=True)
+        for path in sorted(digits.glob(f"evaluation/{digit}/*.png"))[:12]:
+            shutil.copyfile(path, tmp_path / "faces" / person / path.name)
+    state = {key: tensor for key, tensor in load_file(small_checkpoint).items() if not key.startswith("head.")}
+    save_file(state, tmp_path / "headless.safetensors")
+    recipe = {
+        "source": {"checkpoint": "headless.safetensors", "heads": 2, "task": task},
+        "preprocess": GREY,
+        "data": {"path": str(tmp_path / "faces"), "calibration": {"images": 4}},
+        "precision": "fp32",
+        "targets": ["onnxruntime-cpu"],
+    }
+    made = run(command, recipe, tmp_path / "bundle")
+    assert (made.report["task"], read_bundle(made.bundle).labels) == (task, None)
+    naming = {
+        path.name
+        for path in made.bundle.rglob("*")
+        if path.is_file() and any(part.encode() in path.read_bytes() for person in people for part in person.split())
+    }
+    assert naming == {"report.json", "report.html"} and not (made.bundle / "labels.txt").exists()
+    examples = made.report["examples"]
+    assert examples and all(row["label"] in people and row["sample"].startswith(row["label"]) for row in examples)
 
 
 def test_an_encoder_decoder_with_token_arrays(command, tmp_path):

@@ -124,8 +124,9 @@ class Job:
 
     @property
     def labels(self) -> tuple[str, ...]:
-        """The class names that answers are shown with: the model's own, or those of the data."""
-        return self.reference_model.labels or self.data.classes
+        """The class names that answers are shown with: the model's own, or those of the data where these are the
+        classes of the answers. The bundle carries them."""
+        return self.reference_model.labels or (self.data.classes if self.adapter.named_by_data else ())
 
     @property
     def weight_bits(self) -> WeightBits:

@@ -206,6 +206,8 @@ class TaskAdapter(ABC):
     changed_when: which answers count as changed, in a sentence; "" where that goes without saying.
     score: what the score of an answer is, None where answers have none. in_words: its answer in words is the whole
     answer, so that it is right where it is the label. attention: it is read from tokens over patches.
+    named_by_data: the classes of its data are those of its answers, so that a bundle carries their names where the
+    model has none. Otherwise folders may be called as people are, of whom an app is to know nothing.
     """
 
     compared: ClassVar[type[Comparison]]
@@ -217,6 +219,7 @@ class TaskAdapter(ABC):
     score: ClassVar[str | None] = None
     in_words: ClassVar[bool] = False
     attention: ClassVar[bool] = False
+    named_by_data: ClassVar[bool] = False
     noun = "image"
     # Whether it can answer some of the samples at a time: `parts`.
     divisible = False

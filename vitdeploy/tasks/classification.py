@@ -32,6 +32,7 @@ class ClassificationAdapter(counted.CountedAdapter):
     score: ClassVar[str | None] = "the confidence"
     in_words = True
     attention = True
+    named_by_data = True
 
     def find(self, choice: adapter.DataChoice, skipped: decoding.Skipped | None = None) -> images.FoundData:
         """The images with the model's classes as their labels."""

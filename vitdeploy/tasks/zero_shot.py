@@ -77,6 +77,7 @@ class TextAdapter(TaskAdapter):
     """What tasks of two towers have in common: their classes are texts."""
 
     in_shards = False
+    named_by_data = True
 
     def __init__(self, setting: Setting) -> None:
         super().__init__(setting)
