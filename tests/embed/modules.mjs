@@ -42,12 +42,11 @@ console.log(JSON.stringify({
     pointsOf(Float32Array.from(maps), shape, spec, post, labels, inputWindow(width, height, spec))),
   made: (cases.made ?? []).map(({ values, shape, post }) => [...pictureMade(Float32Array.from(values), shape, post).data]),
   measured: (cases.measured ?? []).map(({ numbers, post, labels }) => measure(Float32Array.from(numbers), post, labels)),
-  labels: (cases.labels ?? []).map(({ task, outputs, post, labels }) =>
-    toAnswer(floats(outputs), 1, 1, { task, postprocess: post }, labels)),
+  labels: (cases.labels ?? []).map(({ form, outputs, labels }) => toAnswer(floats(outputs), 1, 1, { form }, labels)),
   classify: cases.classify.map(({ logits, labels }) => classify(Float32Array.from(logits), labels)),
   golden: await Promise.all(cases.golden.map(({ wanted, rows }) => {
     const facts = {
-      task: "classification", preprocess: { crop: [1, 1], mean: [0] },
+      form: { kind: "ranking", output: "logits" }, preprocess: { crop: [1, 1], mean: [0] },
       golden: { images: rows.length, outputs: ["logits"], engine: { folder: "golden", tolerance: 0.05, least_same: rows.length } },
     };
     const bytes = async (path) => (path.endsWith("u8") ? new ArrayBuffer(rows.length) : Float32Array.from(wanted).buffer);

@@ -5,6 +5,7 @@ import shutil
 import subprocess
 from dataclasses import replace
 from pathlib import Path
+from typing import get_args
 
 import numpy as np
 import onnx
@@ -17,12 +18,14 @@ from tests.command_line import command_line
 from tests.golden_bundle import golden_of
 from vitdeploy.bundle.write import write_bundle
 from vitdeploy.compilation.engine import compile_engine
-from vitdeploy.embed import cpp
+from vitdeploy.embed import cpp, source
 from vitdeploy.embed.servers import write_ovms, write_triton
+from vitdeploy.embed.web import SITE
 from vitdeploy.graph.io.files import graph_spec, load_graph
 from vitdeploy.runtime import load
 from vitdeploy.runtime.engine import make_runner
 from vitdeploy.runtime.golden import engine_outputs
+from vitdeploy.runtime.tasks import forms
 from vitdeploy.runtime.tasks.binary import BinarySpec
 from vitdeploy.runtime.tasks.depth import DepthSpec
 from vitdeploy.runtime.tasks.embedding import EmbeddingSpec
@@ -150,6 +153,14 @@ PROGRAMS = {
     "labels": ("labels", MultiLabelSpec((0.4, 0.5, 0.45, 0.5, 0.6)), "stretch"),
     "yes": ("yes", BinarySpec(0.45, 'a "crack"'), "stretch"),
 }
+# Of one vector three parts.
+SEVERAL = forms.Parts((
+    forms.Part("who", forms.Vector("features", True)),
+    forms.Part('a "kind"', forms.Ranking("features"), ("sky", "ro\tad")),
+    forms.Part("tags", forms.OwnLabels("features", False, (0.4, 0.5, 0.6, 0.5, 0.5)), tuple("vwxyz")),
+    forms.Part("warm", forms.Numbers("features", ("m", "°C"))),
+))  # fmt: skip
+PROGRAMS["several"] = ("features", EmbeddingSpec(), "cover")
 PROJECT = "cmake_minimum_required(VERSION 3.16)\nproject(programs CXX)\nenable_testing()\n"
 
 
@@ -165,6 +176,10 @@ def built(command, tmp_path_factory):
         app.mkdir()
         bundles[name] = bundle_of(*facts, command, home, name)
         cpp.write(bundles[name], app)
+        if name == "several":
+            several = replace(source.find_embedded(bundles[name], cpp.TARGETS, "a test", source.has_form), form=SEVERAL)
+            text = source.render(Path(cpp.__file__).parent, "main.cpp.jinja", cpp._facts(several, name))
+            (app / "main.cpp").write_text(text, encoding="utf-8")
     (work / "CMakeLists.txt").write_text(PROJECT + "".join(f"add_subdirectory({name})\n" for name in PROGRAMS))
     build = work / "build"
     # Less is optimised than in the program of test_cpp.py, which is built as users build it.
@@ -305,6 +320,40 @@ def test_embeddings_are_the_predictors(built, tmp_path):
             found = [float(number) for number in line[1:]]
             np.testing.assert_allclose(found, predictor.predict(path).vector, rtol=1e-4, atol=1e-5)
             assert line[0] == str(path) and np.linalg.norm(found) == pytest.approx(1, abs=1e-5)
+
+
+def test_several_answers_are_lines_with_their_names(built, tmp_path):
+    """Each part says what it would say alone, with its own labels."""
+    (bundle, program), paths = built["several"], pictures(tmp_path)
+    with load(bundle) as predictor:
+        predictor.postprocess = EmbeddingSpec(normalised=False)
+        for path in paths:
+            vector = predictor.predict(path).vector.astype(np.float64)
+            lines = [line[1:] for line in said(program, path)]
+            who, warm = (np.array([float(value) for value in lines[0][1:]]), lines[11:])
+            np.testing.assert_allclose(who, vector / np.linalg.norm(vector), rtol=1e-4, atol=1e-5)
+            kinds, tags = lines[1:6], lines[6:11]
+            order = np.argsort(-vector, kind="stable")
+            assert [line[:3] for line in kinds] == [
+                ['a "kind"', str(k), {0: "sky", 1: "ro ad"}.get(k, str(k))] for k in order.tolist()
+            ]
+            shares = np.exp(vector - vector.max())[order]
+            np.testing.assert_allclose([float(line[3]) for line in kinds], shares / shares.sum(), atol=1e-4)
+            scores = 1 / (1 + np.exp(-vector))
+            np.testing.assert_allclose([float(line[3]) for line in tags], scores, atol=1e-4)
+            assert [line[2] for line in tags] == list("vwxyz") and {line[0] for line in tags} == {"tags"}
+            above = (scores > SEVERAL.parts[2].form.thresholds).astype(int)
+            assert [int(line[4]) for line in tags] == above.tolist()
+            np.testing.assert_allclose([float(line[3]) for line in warm], vector, rtol=1e-4, atol=1e-4)
+            assert [line[4] for line in warm] == ["m", "°C", "", "", ""] and warm[0][:3] == ["warm", "0", "0"]
+
+
+def test_every_form_is_written_by_both_programs():
+    every = get_args(forms.Form)
+    kinds = {kind.__dataclass_fields__["kind"].default for kind in every}
+    answers, page = ((SITE / "app" / f"{name}.js").read_text("utf-8") for name in ("answers", "page"))
+    assert all(f"\n  {kind}: (" in answers and kind in page for kind in kinds)
+    assert set(cpp.COLUMNS) == set(every) - {forms.Parts}
 
 
 @pytest.mark.parametrize(

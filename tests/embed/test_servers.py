@@ -15,9 +15,9 @@ from vitdeploy.bundle.read import read_bundle
 from vitdeploy.bundle.write import write_bundle
 from vitdeploy.embed.servers import (
     MANIFEST,
-    TASKS,
     TRITON,
     find_serving,
+    of_one_graph,
     server_name,
     write_kserve,
     write_ovms,
@@ -83,7 +83,7 @@ def make(small_bundle, pixels, tmp_path_factory):
 
 
 def settings(bundle):
-    return find_serving(find_embedded(bundle, (ONNXRUNTIME,), TASKS, "a server"))
+    return find_serving(find_embedded(bundle, (ONNXRUNTIME,), "a server", of_one_graph))
 
 
 def test_triton_gets_the_engine_with_batches_as_they_were_measured(make, tmp_path):
@@ -186,7 +186,7 @@ def test_kserve_is_told_of_the_server_and_its_repository(make, tmp_path, target)
     ("name", "wanted"), [("Ü", "model"), ("1a", "model-1a"), ('a"""\nx', "a-x"), ("a" * 90, "a" * 50)]
 )
 def test_names_are_such_as_servers_take(make, name, wanted):
-    assert server_name(find_embedded(make(name=name), (ONNXRUNTIME,), TASKS, "a server")) == wanted
+    assert server_name(find_embedded(make(name=name), (ONNXRUNTIME,), "a server", of_one_graph)) == wanted
 
 
 @pytest.mark.parametrize(
@@ -202,7 +202,7 @@ def test_images_are_the_clients_part_but_not_of_a_program_that_prepares_them(mak
     manifest = json.loads((folder / "manifest.json").read_text())
     manifest["preprocess"].update(fit=fit, resize=manifest["preprocess"]["crop"])
     (folder / "manifest.json").write_text(json.dumps(manifest))
-    found = find_embedded(folder, (ONNXRUNTIME,), TASKS, "a server")
+    found = find_embedded(folder, (ONNXRUNTIME,), "a server", of_one_graph)
     with pytest.raises(CapabilityError, match=told):
         refuse_fit(found, "the page")
 

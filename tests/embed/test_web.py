@@ -38,6 +38,7 @@ from vitdeploy.runtime.drawing import LINE, POINT, colours
 from vitdeploy.runtime.geometry import input_window
 from vitdeploy.runtime.postprocess import sigmoid
 from vitdeploy.runtime.preprocess import load_pixels, normalise
+from vitdeploy.runtime.tasks import forms
 from vitdeploy.runtime.tasks.binary import BinarySpec
 from vitdeploy.runtime.tasks.classification import classify
 from vitdeploy.runtime.tasks.depth import Depth, DepthSpec, depth_of
@@ -47,7 +48,7 @@ from vitdeploy.runtime.tasks.foreground import Foreground, ForegroundSpec, matte
 from vitdeploy.runtime.tasks.image_to_image import ImageSpec, to_pixels
 from vitdeploy.runtime.tasks.keypoints import KEYPOINTS, KeypointSpec
 from vitdeploy.runtime.tasks.multi_label import MultiLabelSpec
-from vitdeploy.runtime.tasks.registry import to_result
+from vitdeploy.runtime.tasks.registry import TASKS, to_result
 from vitdeploy.runtime.tasks.regression import RegressionSpec, numbers_of
 from vitdeploy.runtime.tasks.segmentation import SegmentationSpec, areas, classes_of
 from vitdeploy.runtime.tasks.task import OutputReading
@@ -256,6 +257,11 @@ def in_node(folder, **cases):
     return json.loads(done.stdout)
 
 
+def form_of(task, outputs, post):
+    """The form of a task's answers, as model.json has it."""
+    return encode(TASKS[task].form(list(outputs), post))
+
+
 SPECS = [
     PreprocessSpec(32, (32, 32), "bicubic", (0.5,), (0.5,)),
     PreprocessSpec(31, (28, 25), "bilinear", (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)),
@@ -304,7 +310,8 @@ def test_outputs_become_the_predictors_answers(written):
         cases.append((outputs, PostprocessSpec(scores, boxes, 0.3, top_k=top_k)))
     size = {"width": 64, "height": 40, "spec": encode(spec), "labels": labels}
     asked = [
-        {"outputs": {name: values.ravel().tolist() for name, values in outputs.items()}, "post": encode(post), **size}
+        {"outputs": {name: values.ravel().tolist() for name, values in outputs.items()}, **size}
+        | {"post": form_of("detection", outputs, post)}
         for outputs, post in cases
     ]
     found = in_node(written, detect=asked, classify=[{"logits": each.tolist(), "labels": labels} for each in logits])
@@ -323,10 +330,35 @@ def test_outputs_become_the_predictors_answers(written):
 @pytest.mark.parametrize("labels", [[], ["age", "weight"]], ids=["no names", "names"])
 def test_numbers_become_the_predictors(written, labels):
     cases = [([31.5], RegressionSpec()), ([31.5, -2e9], RegressionSpec(("years", ""))), ([0.25, 3], RegressionSpec())]
-    asked = [{"numbers": numbers, "post": encode(post), "labels": labels} for numbers, post in cases]
+    asked = [
+        {"numbers": numbers, "post": form_of("regression", ["numbers"], post), "labels": labels}
+        for numbers, post in cases
+    ]
     for (numbers, post), found in zip(cases, in_node(written, measured=asked)["measured"], strict=True):
         wanted = numbers_of(np.array(numbers, np.float32), post, labels).numbers
         assert found == [{"label": each.name, "value": each.value, "unit": each.unit} for each in wanted]
+
+
+def test_several_answers_have_their_names_and_their_own_labels(written):
+    """A part is what it would be alone."""
+    parts = forms.Parts((
+        forms.Part("kind", forms.Ranking("kind_logits"), ("cat", "dog")),
+        forms.Part("tags", forms.OwnLabels("tags", True, (0.2, 0.9)), ("wet", "old")),
+        forms.Part("seven", forms.YesOrNo("score", True, 0.5)),
+        forms.Part("age", forms.Numbers("years", ("y",))),
+        forms.Part("who", forms.Vector("embedding", True)),
+    ))  # fmt: skip
+    values = {"kind_logits": [0, 3], "tags": [0.5, 0.5], "score": [0.75], "years": [31.5], "embedding": [3, 4]}
+    [found] = in_node(written, labels=[{"form": encode(parts), "outputs": values, "labels": ["not", "these"]}])[
+        "labels"
+    ]
+    assert (found["kind"], [part["name"] for part in found["parts"]]) == ("parts", [p.name for p in parts.parts])
+    kind, tags, seven, age, who = found["parts"]
+    assert [row["label"] for row in kind["top"]] == ["dog", "cat"]
+    assert [(row["label"], row["has"]) for row in tags["scores"]] == [("wet", True), ("old", False)]
+    assert (seven["yes"], seven["label"], seven["score"]) == (True, "yes", 0.75)
+    assert age["numbers"] == [{"label": "number", "value": 31.5, "unit": "y"}]
+    assert list(who["vector"].values()) == pytest.approx([0.6, 0.8])
 
 
 def test_labels_of_their_own_become_the_predictors_answers(written):
@@ -339,7 +371,7 @@ def test_labels_of_their_own_become_the_predictors_answers(written):
         ("binary", {"probabilities": sigmoid(logits[:1])}, BinarySpec(None, "crack")),
     ]
     asked = [
-        {"task": task, "outputs": {n: v.tolist() for n, v in outputs.items()}, "post": encode(post), "labels": labels}
+        {"form": form_of(task, outputs, post), "outputs": {n: v.tolist() for n, v in outputs.items()}, "labels": labels}
         for task, outputs, post in cases
     ]
     for (task, outputs, post), ours in zip(cases, in_node(written, labels=asked)["labels"], strict=True):
@@ -368,15 +400,16 @@ def test_maps_become_the_predictors_at_the_size_of_the_image(written, spec):
         ForegroundSpec(enlarge="logits"),
         ForegroundSpec("given"),
     ]
+    tasks = ["segmentation"] * 2 + ["depth"] * 2 + ["foreground"] * 3
     outputs = [{n: generator.normal(0, 2, s).astype(np.float32) for n, s in each.items()} for each in shapes]
     asked = [
         {
             "outputs": {name: values.ravel().tolist() for name, values in each.items()},
             "shapes": shape,
-            "post": encode(post),
+            "post": form_of(task, each, post),
             **{"width": size[0], "height": size[1], "spec": encode(spec), "labels": labels},
         }
-        for each, shape, post in zip(outputs, shapes, posts, strict=True)
+        for task, each, shape, post in zip(tasks, outputs, shapes, posts, strict=True)
     ]
     for given, post, found in zip(outputs, posts, in_node(written, maps=asked)["maps"], strict=True):
         ours = np.array(found["map"], np.float64).reshape(size[::-1])
@@ -406,7 +439,7 @@ def test_heat_maps_become_the_predictors_points(written, spec, decoding):
     post = KeypointSpec(decoding, 5, 0.2)
     asked = [
         {"maps": maps.ravel().tolist(), "shape": [5, 8, 6], "width": width, "height": height}
-        | {"spec": encode(spec), "post": encode(post), "labels": labels}
+        | {"spec": encode(spec), "post": form_of("keypoints", ["heatmaps"], post), "labels": labels}
         for width, height in ((64, 41), (30, 90))
     ]
     for each, found in zip(asked, in_node(written, points=asked)["points"], strict=True):
@@ -421,7 +454,8 @@ def test_heat_maps_become_the_predictors_points(written, spec, decoding):
 def test_values_become_the_predictors_picture(written, channels):
     values, post = np.random.default_rng(6).uniform(-1.5, 1.5, (channels, 5, 7)), ImageSpec(-1.0, 1.0)
     values = values.astype(np.float32)
-    asked = [{"values": values.ravel().tolist(), "shape": [channels, 5, 7], "post": encode(post)}]
+    asked = [{"values": values.ravel().tolist(), "shape": [channels, 5, 7]}]
+    asked[0]["post"] = form_of("image-to-image", ["reconstruction"], post)
     [found] = in_node(written, made=asked)["made"]
     pixels = np.array(found, np.uint8).reshape(5, 7, 4)
     np.testing.assert_array_equal(pixels[:, :, :3], np.broadcast_to(to_pixels(values, post), (5, 7, 3)))
@@ -922,7 +956,7 @@ def test_without_attention_over_patches_the_page_says_why(bundle, tmp_path, monk
 
     file = tmp_path / "windowed.onnx"
     save_graph(planted.windowed(), file)
-    found = source.find_embedded(bundle, web.TARGETS, web.TASKS, "the page")
+    found = source.find_embedded(bundle, web.TARGETS, "the page", source.has_form)
     graph = dataclasses.replace(found.manifest.graphs["model"], file=str(file))
     windowed = dataclasses.replace(found, manifest=dataclasses.replace(found.manifest, graphs={"model": graph}))
     told = web._write_float(windowed, tmp_path / "float.onnx")

@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,8 +13,11 @@ from vitdeploy.bundle.read import MANIFEST_FILE, file_sha256, read_bundle, verif
 from vitdeploy.errors import CapabilityError, ManifestError, TargetError
 from vitdeploy.runtime import choice, runner
 from vitdeploy.runtime.golden import comparable, no_golden, read_golden
+from vitdeploy.runtime.tasks import forms
+from vitdeploy.runtime.tasks.registry import TASKS
+from vitdeploy.runtime.tasks.task import DeviceTask
 from vitdeploy.runtime.values import read_labels
-from vitdeploy.spec import EngineSpec, Fit, Manifest, PreprocessSpec, TensorSpec
+from vitdeploy.spec import DEVICE_ROWS, EngineSpec, Fit, Manifest, PreprocessSpec, TensorSpec
 
 # --- The parts of a bundle that every embedding uses ------------------------------------------------------------------
 # one engine that it can run, and the golden answers as its test.
@@ -35,7 +38,7 @@ class Embedded:
     [n, height, width, channels]; `outputs` what the engine gave for them when the bundle was made, [n, ...] by name, as
     far as it can be compared (`runtime.golden.comparable`); `tolerance` how far from that it may be on another machine
     (`spec.GoldenEngine`); `original` what the original gives, and at least `least_same`
-    of the engine's answers must be its.
+    of the engine's answers must be its. `form`: that of its answers, None of a task that says none.
     """
 
     folder: Path
@@ -49,6 +52,7 @@ class Embedded:
     tolerance: float
     original: dict[str, runner.Array]
     least_same: int
+    form: forms.Form | None
 
 
 def refuse_fit(found: Embedded, what: str) -> None:
@@ -56,17 +60,17 @@ def refuse_fit(found: Embedded, what: str) -> None:
 
     Boxes are cut out for key points alone: other answers are not mapped back from a box.
     """
-    fit, task = found.preprocess.fit, found.manifest.task
+    fit = found.preprocess.fit
     if fit in NOT_DONE:
         raise CapabilityError(
             f"{what} does not {NOT_DONE[fit]} yet",
             found=f"the bundle {found.manifest.name}, whose images are prepared with fit {fit}",
             wanted="images that are resized and cropped",
         )
-    if fit == "topdown" and task != "keypoints":
+    if fit == "topdown" and not isinstance(found.form, forms.Points):
         raise CapabilityError(
             f"{what} cuts boxes out of images for key points only",
-            found=f"the task {task}, whose images are prepared with fit topdown",
+            found=f"the task {found.manifest.task}, whose images are prepared with fit topdown",
             wanted="images that are resized and cropped",
         )
 
@@ -90,11 +94,16 @@ def _instead(manifest: Manifest) -> str:
     return "vitdeploy.runtime.load(BUNDLE) in a Python app, or `vitdeploy serve BUNDLE` for others"
 
 
-def find_embedded(folder: Path, targets: Sequence[str], tasks: Sequence[str], what: str) -> Embedded:
+def has_form(task: DeviceTask) -> bool:
+    """Whether a program can write the answers of a task."""
+    return task.form is not None
+
+
+def find_embedded(folder: Path, targets: Sequence[str], what: str, answers: Callable[[DeviceTask], bool]) -> Embedded:
     """The bundle in `folder` with its first engine for one of `targets`, with every file verified.
 
     Args:
-        tasks: those that `what` can answer.
+        answers: whether `what` answers for models of a task.
 
     Raises:
         CapabilityError: another task.
@@ -103,11 +112,12 @@ def find_embedded(folder: Path, targets: Sequence[str], tasks: Sequence[str], wh
         InputError: no golden answers to test it with. Errors of reading the bundle come through.
     """
     manifest = read_bundle(folder)
-    if manifest.task not in tasks or manifest.preprocess is None:
+    task = TASKS[manifest.task]
+    if manifest.preprocess is None or not answers(task):
         raise CapabilityError(
             f"{what} does not answer for models of this task yet",
             found=f"the task {manifest.task}",
-            wanted=", ".join(tasks),
+            wanted=", ".join(name for name in DEVICE_ROWS if answers(TASKS[name])),
             fix=_instead(manifest),
         )
     found = [each for each in manifest.engines if each.target in targets]
@@ -137,6 +147,7 @@ def find_embedded(folder: Path, targets: Sequence[str], tasks: Sequence[str], wh
         golden.tolerance,
         {name: golden.original[name] for name in names},
         golden.least_same,
+        None if task.form is None else task.form(list(golden.outputs), manifest.postprocess),
     )
 
 
@@ -145,7 +156,7 @@ def find_embedded(folder: Path, targets: Sequence[str], tasks: Sequence[str], wh
 
 def render(folder: Path, template: str, facts: Mapping[str, object]) -> str:
     """The text of a template in `folder`. Whoever gives the facts has reduced names of others to harmless characters;
-    the filter `quoted` writes a JSON string."""
+    the filter `quoted` writes a JSON string, and `literal` a literal of C++ for any text."""
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(folder),
         undefined=jinja2.StrictUndefined,
@@ -154,8 +165,17 @@ def render(folder: Path, template: str, facts: Mapping[str, object]) -> str:
         keep_trailing_newline=True,
         autoescape=False,  # noqa: S701  # no HTML
     )
-    environment.filters["quoted"] = json.dumps
+    environment.filters.update(quoted=json.dumps, literal=_literal)
     return environment.get_template(template).render(facts)
+
+
+def _literal(text: str) -> str:
+    """A literal of C++ for a text of others: all but letters and digits of ASCII as octal bytes of UTF-8."""
+    return '"' + "".join(c if c.isascii() and c.isalnum() else _octal(c) for c in text) + '"'
+
+
+def _octal(text: str) -> str:
+    return "".join(f"\\{byte:03o}" for byte in text.encode("utf-8"))
 
 
 # --- The golden answers of a bundle as plain files, which every language reads ----------------------------------------

@@ -22,22 +22,26 @@ from vitdeploy.embed.source import Embedded, find_embedded, render
 from vitdeploy.errors import ManifestError
 from vitdeploy.runtime.openvino import PRECISION_HINTS
 from vitdeploy.runtime.preprocess import to_input
-from vitdeploy.runtime.tasks.registry import flow_of
-from vitdeploy.spec import DEVICE_ROWS, TensorSpec
+from vitdeploy.runtime.tasks import forms
+from vitdeploy.runtime.tasks.task import DeviceTask
+from vitdeploy.spec import TensorSpec
 
 TEMPLATES = Path(__file__).parent
 REPORT_FILE = "report.json"
 MANIFEST = "inference-service.yaml"
 VERSION = "1"  # of the model, in the server's sense
 PORT = 8000
-# A server gives tensors for tensors, whatever they mean; a model of several graphs is not one of its models.
-TASKS = tuple(task for task in DEVICE_ROWS if flow_of(task) is None)
 TYPES = {
     **{"bool": "TYPE_BOOL", "float16": "TYPE_FP16", "float32": "TYPE_FP32", "float64": "TYPE_FP64"},
     **{f"int{bits}": f"TYPE_INT{bits}" for bits in (8, 16, 32, 64)},
     **{f"uint{bits}": f"TYPE_UINT{bits}" for bits in (8, 16, 32, 64)},
 }
 NO_BATCHES = "This server makes no batches: a client may send several images in one request."
+
+
+def of_one_graph(task: DeviceTask) -> bool:
+    """A server gives tensors for tensors, whatever they mean; a model of several graphs is not one of its models."""
+    return task.flow is None
 
 
 @dataclass(frozen=True)
@@ -137,7 +141,7 @@ def _write_client(found: Embedded, serving: Serving, out: Path, **facts: object)
         "version": __version__,
         "tolerance": found.tolerance,
         "least_same": found.least_same,
-        "first": found.manifest.task == "classification",
+        "first": isinstance(found.form, forms.Ranking),
         "images": len(found.pixels),
         "dtype": tensor.dtype,
         "shape": ["batch", *tensor.shape[1:]],
@@ -172,7 +176,7 @@ class ModelServer:
 
         Raises as `source.find_embedded` and `find_serving`.
         """
-        found = find_embedded(folder, tuple(self.backends), TASKS, self.called)
+        found = find_embedded(folder, tuple(self.backends), self.called, of_one_graph)
         serving = find_serving(found)
         self.write_repository(found, serving, out / "models")
         facts = {"server": self.name, "start": self.start, "port": PORT, "settings": self.settings}
@@ -242,7 +246,7 @@ def write_kserve(folder: Path, out: Path) -> list[str]:
 
     Raises as `source.find_embedded` and `find_serving`.
     """
-    found = find_embedded(folder, tuple(TRITON.backends), TASKS, "KServe")
+    found = find_embedded(folder, tuple(TRITON.backends), "KServe", of_one_graph)
     serving, name = find_serving(found), server_name(found)
     server = OVMS if found.engine.target in OVMS.backends else TRITON
     server.write_repository(found, serving, out / "models")

@@ -4,13 +4,14 @@ model's facts for the page in model/model.json."""
 import json
 import re
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import onnx_ir as ir
 
 from vitdeploy import __version__
-from vitdeploy.embed.source import Embedded, find_embedded, refuse_fit, render, require_pixels, write_golden
+from vitdeploy.embed.source import Embedded, find_embedded, has_form, refuse_fit, render, require_pixels, write_golden
 from vitdeploy.embed.web.pad import drawing_form
 from vitdeploy.errors import CapabilityError, GraphError
 from vitdeploy.graph.analysis.attention import AttentionViews, token_views
@@ -19,22 +20,22 @@ from vitdeploy.graph.io.admit import admit
 from vitdeploy.graph.io.files import save_graph
 from vitdeploy.graph.passes.tokens import add_rollout
 from vitdeploy.runtime.golden import largest_difference
+from vitdeploy.runtime.tasks import forms
 from vitdeploy.spec import TensorSpec, encode
 
 TARGETS = ("onnxruntime-cpu",)
 COMMANDS = ["npm ci --ignore-scripts", "npm run build", "npm test"]
 # WebAssembly addresses 4 GB, of which a graph takes its size about twice while it is loaded.
 MOST_BYTES = 1 << 30
-# Tasks whose answers lie in the image.
-WHERE = {
-    "detection": "Boxes say",
-    "segmentation": "The map says",
-    "depth": "The map says",
-    "foreground": "The mask says",
-    "keypoints": "Points say",
-    "image-to-image": "The picture says",
+# Of answers that lie in the image.
+WHERE: Mapping[type[object], str] = {
+    forms.Boxes: "Boxes say",
+    forms.ClassMap: "The map says",
+    forms.DepthMap: "The map says",
+    forms.Matte: "The mask says",
+    forms.Points: "Points say",
+    forms.Picture: "The picture says",
 }
-TASKS = ("classification", "multi-label", "binary", "features", "embedding", "regression", *WHERE)
 ENGINE, FLOAT = "engine.onnx", "float.onnx"
 # GPUs compute float32 with approximations of their own.
 FLOAT_TOLERANCE = 1e-2
@@ -46,10 +47,10 @@ def write(folder: Path, out: Path) -> list[str]:
     there.
 
     Raises:
-        CapabilityError: a panoptic or sequence model, an input of another kind, or a graph too large for a browser.
-        Else as `source.find_embedded`.
+        CapabilityError: a task whose answers have no form, an input of another kind, or a graph too large for a
+        browser. Else as `source.find_embedded`.
     """
-    found = find_embedded(folder, TARGETS, TASKS, "the web page")
+    found = find_embedded(folder, TARGETS, "the web page", has_form)
     refuse_fit(found, "the web page")
     source = found.manifest.graphs["model"]
     for tensors in (found.engine.inputs, source.inputs):
@@ -95,9 +96,9 @@ def _write_float(found: Embedded, out: Path) -> dict[str, Any]:
     """The float graph, which tells where it looks by one more output if it has attention over patches. Gives what the
     page says of that: {grid, reader}, or the {reason} why there is none."""
     file = found.folder / found.manifest.graphs["model"].file
-    if found.manifest.task in WHERE:
+    if (where := WHERE.get(type(found.form))) is not None:
         shutil.copyfile(file, out)
-        return {"reason": f"{WHERE[found.manifest.task]} where: attention maps are drawn for classifiers and features."}
+        return {"reason": f"{where} where: attention maps are drawn for classifiers and features."}
     try:
         model, views = _looking(file)
     except GraphError as error:
@@ -119,14 +120,14 @@ def _facts(found: Embedded, attention: dict[str, Any]) -> dict[str, Any]:
     """model.json."""
     manifest, spec = found.manifest, found.preprocess
     source = manifest.graphs["model"]
-    form = drawing_form(found.pixels, spec) if manifest.task == "classification" and spec.channels == 1 else None
+    form = drawing_form(found.pixels, spec) if isinstance(found.form, forms.Ranking) and spec.channels == 1 else None
     return {
         "name": manifest.name,
         "task": manifest.task,
         "version": __version__,
         "digest": found.digest,
         "preprocess": encode(spec),
-        "postprocess": encode(manifest.postprocess),
+        "form": encode(found.form),
         "shapes": {tensor.name: list(tensor.shape[1:]) for tensor in source.outputs},
         "graphs": {
             "engine": _graph(ENGINE, found.engine.precision, found.engine.inputs[0]),

@@ -1,10 +1,10 @@
 """From the one number of a model that says yes or no to what an app reads."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
-from vitdeploy.runtime.tasks import multi_label
+from vitdeploy.runtime.tasks import forms, multi_label
 from vitdeploy.runtime.tasks.task import DeviceTask, OutputReading, Outputs
 from vitdeploy.spec import SHARE, OutputSpec, TensorSpec
 
@@ -22,6 +22,10 @@ class BinarySpec(OutputSpec):
     tensors: ClassVar[Mapping[str, int | tuple[int, ...]]] = {multi_label.LOGITS: (1, 2)}
     about_images: ClassVar[bool] = True
     in_recipes: ClassVar[tuple[str, ...] | None] = ()
+
+    @property
+    def threshold(self) -> float:
+        return multi_label.HALF if self.decision_threshold is None else self.decision_threshold
 
     def number_of_classes(self, outputs: Iterable[TensorSpec]) -> int | None:
         return 1
@@ -55,13 +59,16 @@ class Decision:
 def _answer(outputs: Outputs, reading: OutputReading) -> Decision:
     head = reading.head(BinarySpec)
     score = float(multi_label.probabilities(outputs).reshape(()))
-    threshold = multi_label.HALF if head.decision_threshold is None else head.decision_threshold
     label = head.positive or (reading.labels[0] if reading.labels else "yes")
-    return Decision(score > threshold, score, label, threshold)
+    return Decision(score > head.threshold, score, label, head.threshold)
 
 
 def _same(ours: Outputs, theirs: Outputs, reading: OutputReading) -> bool:
     return _answer(ours, reading).yes == _answer(theirs, reading).yes
 
 
-BINARY = DeviceTask(_answer, _same, postprocess=BinarySpec)
+def _form(outputs: Collection[str], spec: BinarySpec) -> forms.YesOrNo:
+    return forms.YesOrNo(*multi_label.output_of(outputs), spec.threshold, spec.positive or None)
+
+
+BINARY = DeviceTask(_answer, _same, postprocess=BinarySpec, form=_form)

@@ -1,6 +1,6 @@
 """From a classifier's outputs to what an app reads."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from vitdeploy.runtime.postprocess import best_classes, label_of
+from vitdeploy.runtime.tasks import forms
 from vitdeploy.runtime.tasks.task import DeviceTask, OutputReading, Outputs
 
 
@@ -75,4 +76,8 @@ def _same(ours: Outputs, theirs: Outputs, reading: OutputReading) -> bool:
     return bool(ours["logits"].argmax() == theirs["logits"].argmax())
 
 
-CLASSIFICATION = DeviceTask(_answer, _same)
+def _form(outputs: Collection[str], spec: None) -> forms.Ranking:
+    return forms.Ranking("logits")
+
+
+CLASSIFICATION = DeviceTask(_answer, _same, form=_form)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from vitdeploy.runtime import drawing, masks
+from vitdeploy.runtime.tasks import forms
 from vitdeploy.runtime.tasks.task import DeviceTask, Files, OutputReading, Outputs
 from vitdeploy.runtime.upsample import bands, bicubic
 from vitdeploy.spec import OutputSpec, PreprocessSpec, within
@@ -163,4 +164,8 @@ def _draw(image: Image.Image, result: Depth) -> Files:
     }
 
 
-DEPTH = DeviceTask(_answer, _same, draw=_draw, postprocess=DepthSpec)
+def _form(outputs: Collection[str], spec: DepthSpec) -> forms.DepthMap:
+    return forms.DepthMap("depth", spec.resize, spec.values)
+
+
+DEPTH = DeviceTask(_answer, _same, draw=_draw, postprocess=DepthSpec, form=_form)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 from vitdeploy.runtime import drawing, geometry, masks
 from vitdeploy.runtime.postprocess import label_of, shortened, sigmoid, softmax
+from vitdeploy.runtime.tasks import forms
 from vitdeploy.runtime.tasks.task import DeviceTask, Files, OutputReading, Outputs
 from vitdeploy.spec import SHARE, SPARSE, OutputSpec, PreprocessSpec, TensorSpec, last_axis, within
 
@@ -202,4 +203,8 @@ def draw_boxes(image: Image.Image, result: Detections) -> Files:
     return {".png": masks.png_bytes(drawn)}
 
 
-DETECTION = DeviceTask(_answer, _same, draw=draw_boxes, postprocess=PostprocessSpec)
+def _form(outputs: Collection[str], spec: PostprocessSpec) -> forms.Boxes:
+    return forms.Boxes(spec.scores, spec.boxes, spec.threshold, spec.top_k)
+
+
+DETECTION = DeviceTask(_answer, _same, draw=draw_boxes, postprocess=PostprocessSpec, form=_form)

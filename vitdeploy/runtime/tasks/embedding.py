@@ -1,7 +1,7 @@
 """From the output of an embedder, such as of faces or products, to a vector that says by its direction who or what it
 is: the cosine of two vectors says how alike two images are."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -10,6 +10,7 @@ import numpy.typing as npt
 
 from vitdeploy.errors import InputError
 from vitdeploy.runtime.postprocess import cosine
+from vitdeploy.runtime.tasks import forms
 from vitdeploy.runtime.tasks.task import COSINE, DeviceTask, OutputReading, Outputs
 from vitdeploy.spec import OutputSpec
 
@@ -90,6 +91,10 @@ def _same(ours: Outputs, theirs: Outputs, reading: OutputReading) -> bool:
     return cosine(ours[VECTOR], theirs[VECTOR]) >= COSINE
 
 
+def _form(outputs: Collection[str], spec: EmbeddingSpec) -> forms.Vector:
+    return forms.Vector(VECTOR, spec.normalised)
+
+
 EMBEDDING = DeviceTask(
-    _answer, _same, predictor="vitdeploy.runtime.gallery:EmbeddingPredictor", postprocess=EmbeddingSpec
+    _answer, _same, predictor="vitdeploy.runtime.gallery:EmbeddingPredictor", postprocess=EmbeddingSpec, form=_form
 )

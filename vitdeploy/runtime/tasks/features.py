@@ -1,5 +1,6 @@
 """From the outputs of a feature extractor to what an app reads."""
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any
 
@@ -7,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from vitdeploy.runtime.postprocess import cosine
+from vitdeploy.runtime.tasks import forms
 from vitdeploy.runtime.tasks.task import COSINE, DeviceTask, OutputReading, Outputs
 
 
@@ -37,4 +39,8 @@ def _same(ours: Outputs, theirs: Outputs, reading: OutputReading) -> bool:
     return cosine(ours["features"], theirs["features"]) >= COSINE
 
 
-FEATURES = DeviceTask(_answer, _same)
+def _form(outputs: Collection[str], spec: None) -> forms.Vector:
+    return forms.Vector("features")
+
+
+FEATURES = DeviceTask(_answer, _same, form=_form)

@@ -4,7 +4,7 @@ foreground. Background removal, salient objects, portrait mattes, binary masks."
 from __future__ import annotations
 
 import base64
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
@@ -13,6 +13,7 @@ import numpy.typing as npt
 
 from vitdeploy.runtime.masks import png_bytes
 from vitdeploy.runtime.postprocess import sigmoid
+from vitdeploy.runtime.tasks import forms
 from vitdeploy.runtime.tasks.task import DeviceTask, Files, OutputReading, Outputs
 from vitdeploy.runtime.upsample import bands
 from vitdeploy.spec import SHARE, OutputSpec, PreprocessSpec
@@ -194,4 +195,8 @@ def _draw(image: Image.Image, result: Foreground) -> Files:
     return {".png": png_bytes(result.cut_out(image)), ".matte.png": result.png()}
 
 
-FOREGROUND = DeviceTask(_answer, _same, draw=_draw, postprocess=ForegroundSpec)
+def _form(outputs: Collection[str], spec: ForegroundSpec) -> forms.Matte:
+    return forms.Matte(FOREGROUND_OUTPUT, spec.alpha, spec.enlarge, float(spec.threshold))
+
+
+FOREGROUND = DeviceTask(_answer, _same, draw=_draw, postprocess=ForegroundSpec, form=_form)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -10,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from vitdeploy.runtime.masks import png_bytes
+from vitdeploy.runtime.tasks import forms
 from vitdeploy.runtime.tasks.task import DeviceTask, Files, OutputReading, Outputs
 from vitdeploy.spec import OutputSpec
 
@@ -95,4 +97,8 @@ def _draw(image: Image.Image, result: Picture) -> Files:
     return {".png": png_bytes(result.image)}
 
 
-IMAGE_TO_IMAGE = DeviceTask(_answer, _same, draw=_draw, postprocess=ImageSpec)
+def _form(outputs: Collection[str], spec: ImageSpec) -> forms.Picture:
+    return forms.Picture(RECONSTRUCTION, spec.black, spec.white)
+
+
+IMAGE_TO_IMAGE = DeviceTask(_answer, _same, draw=_draw, postprocess=ImageSpec, form=_form)

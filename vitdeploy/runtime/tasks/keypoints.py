@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from vitdeploy.runtime import drawing, geometry, masks, postprocess, topdown
+from vitdeploy.runtime.tasks import forms
 from vitdeploy.runtime.tasks.task import DeviceTask, Files, OutputReading, Outputs
 from vitdeploy.spec import OutputSpec, PreprocessSpec, TensorSpec, within
 
@@ -202,4 +203,8 @@ def _draw(image: Image.Image, result: Keypoints | Sequence[Keypoints]) -> Files:
     }
 
 
-KEYPOINTS = DeviceTask(_answer, _same, draw=_draw, postprocess=KeypointSpec)
+def _form(outputs: Collection[str], spec: KeypointSpec) -> forms.Points:
+    return forms.Points(HEATMAPS, spec.decoding, spec.kernel, spec.threshold, spec.skeleton)
+
+
+KEYPOINTS = DeviceTask(_answer, _same, draw=_draw, postprocess=KeypointSpec, form=_form)

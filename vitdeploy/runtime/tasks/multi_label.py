@@ -1,6 +1,6 @@
 """From the outputs of a model with labels of their own, of which an image may have any number, to what an app reads."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from vitdeploy.runtime.postprocess import label_of, sigmoid
+from vitdeploy.runtime.tasks import forms
 from vitdeploy.runtime.tasks.classification import ClassScore
 from vitdeploy.runtime.tasks.task import DeviceTask, OutputReading, Outputs
 from vitdeploy.spec import SHARE, OutputSpec, TensorSpec, last_axis
@@ -65,6 +66,12 @@ def labels_in(outputs: Iterable[TensorSpec]) -> int | None:
     return last_axis(every, LOGITS) or last_axis(every, PROBABILITIES)
 
 
+def output_of(outputs: Collection[str]) -> tuple[str, bool]:
+    """The output that the answer is of, and whether it gives probabilities."""
+    given = PROBABILITIES in outputs
+    return PROBABILITIES if given else LOGITS, given
+
+
 def probabilities(outputs: Outputs) -> npt.NDArray[np.float64]:
     """float64 [..., labels] in 0..1."""
     if PROBABILITIES in outputs:
@@ -91,4 +98,8 @@ def _same(ours: Outputs, theirs: Outputs, reading: OutputReading) -> bool:
     return {row.index for row in first.labels} == {row.index for row in second.labels}
 
 
-MULTI_LABEL = DeviceTask(_answer, _same, postprocess=MultiLabelSpec)
+def _form(outputs: Collection[str], spec: MultiLabelSpec) -> forms.OwnLabels:
+    return forms.OwnLabels(*output_of(outputs), spec.thresholds)
+
+
+MULTI_LABEL = DeviceTask(_answer, _same, postprocess=MultiLabelSpec, form=_form)

@@ -1,6 +1,6 @@
 """From a regression model's output for one image to numbers with names and units."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from vitdeploy.runtime.postprocess import label_of
+from vitdeploy.runtime.tasks import forms
 from vitdeploy.runtime.tasks.task import DeviceTask, OutputReading, Outputs
 from vitdeploy.spec import OutputSpec, TensorSpec, within
 
@@ -115,4 +116,8 @@ def _same(ours: Outputs, theirs: Outputs, reading: OutputReading) -> bool:
     return bool((np.abs(a - b) <= allowed).all())
 
 
-REGRESSION = DeviceTask(_answer, _same, postprocess=RegressionSpec)
+def _form(outputs: Collection[str], spec: RegressionSpec) -> forms.Numbers:
+    return forms.Numbers(NUMBERS, spec.units)
+
+
+REGRESSION = DeviceTask(_answer, _same, postprocess=RegressionSpec, form=_form)

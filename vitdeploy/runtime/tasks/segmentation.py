@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import base64
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
@@ -13,6 +13,7 @@ import numpy.typing as npt
 from vitdeploy.runtime import drawing, upsample
 from vitdeploy.runtime.masks import png_bytes
 from vitdeploy.runtime.postprocess import label_of, shortened, sigmoid, softmax
+from vitdeploy.runtime.tasks import forms
 from vitdeploy.runtime.tasks.task import DeviceTask, Files, OutputReading, Outputs
 from vitdeploy.spec import OutputSpec, PreprocessSpec, TensorSpec, within
 
@@ -168,4 +169,8 @@ def _draw(image: Image.Image, result: Segmentation) -> Files:
     return {".png": png_bytes(drawn), ".classes.png": result.png()}
 
 
-SEGMENTATION = DeviceTask(_answer, _same, draw=_draw, postprocess=SegmentationSpec)
+def _form(outputs: Collection[str], spec: SegmentationSpec) -> forms.ClassMap:
+    return forms.ClassMap(spec.maps, spec.mask_size)
+
+
+SEGMENTATION = DeviceTask(_answer, _same, draw=_draw, postprocess=SegmentationSpec, form=_form)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar
 
 import numpy.typing as npt
 
 from vitdeploy.runtime import flows, runner, topdown
+from vitdeploy.runtime.tasks import forms
 from vitdeploy.spec import OutputSpec, Postprocess, PreprocessSpec
 
 if TYPE_CHECKING:
@@ -68,6 +69,8 @@ class DeviceTask:
     takes: what a request brings besides images, or in their place.
     flow: the graphs of its models; None of a task with one graph.
     postprocess: what the outputs mean; None where that goes without saying.
+    form: of the names of the outputs and what they mean, the form in which a program of `vitdeploy embed` writes an
+        answer; None of a task whose answers none writes.
     """
 
     answer: Callable[[Outputs, OutputReading], Result]
@@ -78,3 +81,4 @@ class DeviceTask:
     takes: Literal["images", "texts", "prompts", "tokens"] = "images"
     flow: flows.FlowRow | None = None
     postprocess: type[OutputSpec] | None = None
+    form: Callable[[Collection[str], Any], forms.Form] | None = None

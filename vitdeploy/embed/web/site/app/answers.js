@@ -23,8 +23,8 @@ export function classify(logits, labels, count = 5) {
 }
 
 // Of a model with labels of their own: all labels in their order, [{index, label, score, has}].
-export function ownLabels(outputs, labels, thresholds) {
-  const scores = outputs.probabilities ?? Array.from(outputs.logits, sigmoid);
+export function ownLabels(values, given, labels, thresholds) {
+  const scores = given ? values : Array.from(values, sigmoid);
   return Array.from(scores, (score, index) => ({ index, label: labelOf(index, labels), score, has: score > (thresholds?.[index] ?? 0.5) }));
 }
 
@@ -95,36 +95,43 @@ function direction(vector) {
   return length > 0 ? vector.map((each) => each / length) : vector;
 }
 
-// {task, ...}: `top` of a classifier, `scores` of labels of their own, `yes` with its `label` and `score`, `vector` of
-// features and embeddings, `numbers`, `objects` of a detector; `map` of every pixel, with its `classes`, its `range` of
-// depth or the `share` that is foreground; `points` with their `skeleton`; the `picture` made of the image.
-export function toAnswer(outputs, width, height, facts, labels) {
-  const { task, preprocess, postprocess } = facts;
-  if (task === "multi-label") return { task, scores: ownLabels(outputs, labels, postprocess.thresholds) };
-  if (task === "binary") {
-    const [{ score, has }] = ownLabels(outputs, labels, [postprocess.decision_threshold ?? 0.5]);
-    return { task, yes: has, label: postprocess.positive ?? (labels[0] || "yes"), score };
-  }
-  if (task === "features") return { task, vector: outputs.features };
-  if (task === "regression") return { task, numbers: measure(outputs.numbers, postprocess, labels) };
-  if (task === "embedding") return { task, vector: postprocess.normalised ? direction(outputs.features) : outputs.features };
-  if (task === "detection") return { task, objects: detect(outputs, width, height, preprocess, postprocess, labels) };
-  if (task === "segmentation") {
-    const map = classMap(outputs, facts.shapes, width, height, preprocess, postprocess);
-    return { task, map, classes: classAreas(map, labels) };
-  }
-  if (task === "depth") {
-    const map = depthMap(outputs, facts.shapes, width, height, preprocess, postprocess);
-    return { task, map, range: depthRange(map), values: postprocess.values };
-  }
-  if (task === "foreground") {
-    const map = matteMap(outputs, facts.shapes, width, height, preprocess, postprocess);
-    return { task, map, share: shareAbove(map, postprocess.threshold) };
-  }
-  if (task === "keypoints") {
-    const window = inputWindow(width, height, preprocess), { threshold, skeleton } = postprocess;
-    return { task, points: pointsOf(outputs.heatmaps, facts.shapes.heatmaps, preprocess, postprocess, labels, window), threshold, skeleton };
-  }
-  if (task === "image-to-image") return { task, picture: pictureMade(outputs.reconstruction, facts.shapes.reconstruction, postprocess) };
-  return { task, top: classify(outputs.logits, labels) };
+// How outputs become an answer of each form (model.json), at an image of `width` x `height`.
+const ANSWERS = {
+  ranking: (outputs, { output }, { labels }) => ({ top: classify(outputs[output], labels) }),
+  labels: (outputs, { output, given, thresholds }, { labels }) => ({ scores: ownLabels(outputs[output], given, labels, thresholds) }),
+  decision: (outputs, { output, given, threshold, positive }, { labels }) => {
+    const [{ score, has }] = ownLabels(outputs[output], given, labels, [threshold]);
+    return { yes: has, label: positive ?? (labels[0] || "yes"), score };
+  },
+  vector: (outputs, { output, normalised }) => ({ vector: normalised ? direction(outputs[output]) : outputs[output] }),
+  numbers: (outputs, form, { labels }) => ({ numbers: measure(outputs[form.output], form, labels) }),
+  boxes: (outputs, form, { width, height, preprocess, labels }) => ({ objects: detect(outputs, width, height, preprocess, form, labels) }),
+  classes: (outputs, form, { width, height, preprocess, shapes, labels }) => {
+    const map = classMap(outputs, shapes, width, height, preprocess, form);
+    return { map, classes: classAreas(map, labels) };
+  },
+  depth: (outputs, form, { width, height, preprocess, shapes }) => {
+    const map = depthMap(outputs, shapes, width, height, preprocess, form);
+    return { map, range: depthRange(map), values: form.values };
+  },
+  matte: (outputs, form, { width, height, preprocess, shapes }) => {
+    const map = matteMap(outputs, shapes, width, height, preprocess, form);
+    return { map, share: shareAbove(map, form.threshold) };
+  },
+  points: (outputs, form, { width, height, preprocess, shapes, labels }) => {
+    const window = inputWindow(width, height, preprocess), { output, threshold, skeleton } = form;
+    return { points: pointsOf(outputs[output], shapes[output], preprocess, form, labels, window), threshold, skeleton };
+  },
+  picture: (outputs, form, { shapes }) => ({ picture: pictureMade(outputs[form.output], shapes[form.output], form) }),
+  parts: (outputs, { parts }, at) =>
+    ({ parts: parts.map(({ name, form, labels }) => ({ name, ...answerOf(outputs, form, { ...at, labels }) })) }),
+};
+
+const answerOf = (outputs, form, at) => ({ kind: form.kind, ...ANSWERS[form.kind](outputs, form, at) });
+
+// {kind, ...}: `top` of classes that compete, `scores` of labels of their own, `yes` with its `label` and `score`, a
+// `vector`, `numbers`, `objects` in boxes; `map` of every pixel, with its `classes`, its `range` of depth or the `share` that
+// is foreground; `points` with their `skeleton`; the `picture` made of the image; `parts`, each such an answer with its `name`.
+export function toAnswer(outputs, width, height, { form, preprocess, shapes }, labels) {
+  return answerOf(outputs, form, { width, height, preprocess, shapes, labels });
 }

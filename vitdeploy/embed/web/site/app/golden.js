@@ -51,7 +51,7 @@ export async function checkGolden(facts, bytes, run, graph) {
       largest = Math.max(largest, Math.abs(each));
     });
     outputs.push({ name, difference: difference / largest, ok: difference / largest <= tolerance });
-    if (facts.task === "classification" && name === "logits") {
+    if (facts.form.kind === "ranking" && name === facts.form.output) {
       const original = floats(await bytes(`golden/original/${name}.f32`));
       first = sameFirst(found[name], original, tolerance * largest, wanted.length / images.length);
     }

@@ -98,8 +98,8 @@ export function classAreas(map, labels) {
 }
 
 // Float32Array [height, width]; not a number where the model's input does not reach.
-export function depthMap(outputs, shapes, width, height, spec, post) {
-  return atPixels(outputs.depth, shapes.depth, width, height, spec, post.resize === "bicubic");
+export function depthMap(outputs, shapes, width, height, spec, { output, resize }) {
+  return atPixels(outputs[output], shapes[output], width, height, spec, resize === "bicubic");
 }
 
 function atPixels(values, shape, width, height, spec, cubic = false) {
@@ -112,10 +112,10 @@ function atPixels(values, shape, width, height, spec, cubic = false) {
 }
 
 // Float32Array [height, width] of 0..1; not a number where the model's input does not reach.
-export function matteMap(outputs, shapes, width, height, spec, post) {
-  const sigmoid = (x) => 1 / (1 + Math.exp(-x)), inside = (x) => Math.min(1, Math.max(0, x)), late = post.enlarge === "logits";
-  const values = late ? outputs.foreground : Float64Array.from(outputs.foreground, post.alpha === "sigmoid" ? sigmoid : inside);
-  const found = atPixels(values, shapes.foreground, width, height, spec);
+export function matteMap(outputs, shapes, width, height, spec, { output, alpha, enlarge }) {
+  const sigmoid = (x) => 1 / (1 + Math.exp(-x)), inside = (x) => Math.min(1, Math.max(0, x)), late = enlarge === "logits";
+  const values = late ? outputs[output] : Float64Array.from(outputs[output], alpha === "sigmoid" ? sigmoid : inside);
+  const found = atPixels(values, shapes[output], width, height, spec);
   return late ? found.map(sigmoid) : found;
 }
 
@@ -139,12 +139,12 @@ export function colourOf(index) {
 
 // RGBA over the image: classes in their colours; depth, light is near; of a matte white where there is no foreground.
 export function pictureOf(answer) {
-  const { map, task } = answer, data = new Uint8ClampedArray(4 * map.length);
-  if (task === "segmentation") {
+  const { map, kind } = answer, data = new Uint8ClampedArray(4 * map.length);
+  if (kind === "classes") {
     map.forEach((index, i) => { if (index !== NONE) data.set([...colourOf(index), 140], 4 * i); });
     return data;
   }
-  if (task === "foreground") {
+  if (kind === "matte") {
     map.forEach((alpha, i) => data.set([255, 255, 255, 255 * (1 - (alpha || 0))], 4 * i));
     return data;
   }

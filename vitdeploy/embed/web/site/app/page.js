@@ -11,20 +11,6 @@ import { pictureOf } from "./maps.js";
 import { show } from "./overlay.js";
 import { Pad, toPixels } from "./pad.js";
 
-const TASKS = {
-  classification: "Image classification",
-  "multi-label": "Image labels",
-  binary: "Yes or no",
-  features: "Image features",
-  embedding: "Embedding",
-  regression: "Numbers of an image",
-  detection: "Object detection",
-  segmentation: "Semantic segmentation",
-  depth: "Depth",
-  foreground: "Foreground",
-  keypoints: "Key points",
-  "image-to-image": "Image to image",
-};
 const $ = (id) => document.getElementById(id);
 const percent = (share) => `${(100 * share).toFixed(1)} %`;
 const time = (ms) => `${ms < 10 ? ms.toFixed(1) : Math.round(ms)} ms`;
@@ -136,7 +122,7 @@ function forget() {
 }
 
 function describe({ answer: found, infer, prepare, latency }) {
-  const parts = DESCRIBED[found.task](found);
+  const parts = described(found);
   $("answer").replaceChildren(...parts);
   $("compare").hidden = !found.vector;
   $("latency").textContent = time(latency.median ?? infer);
@@ -171,7 +157,7 @@ function ownLabels({ scores }) {
 const decision = ({ yes, label, score }) => [best(yes ? "Yes" : "No", label), list([{ label, score }])];
 
 function objects({ objects: found }) {
-  if (!found.length) return [best("Nothing", `with a score above ${facts.postprocess.threshold}`)];
+  if (!found.length) return [best("Nothing", `with a score above ${facts.form.threshold}`)];
   return [best(`${found.length} object${found.length > 1 ? "s" : ""}`, ""), list(found)];
 }
 
@@ -208,10 +194,16 @@ const figure = ({ share }) => [best(percent(share), "of the image is foreground"
 
 const made = ({ picture: { width, height } }) => [best(`${width} × ${height} pixels`, "made of the image")];
 
+const several = ({ parts }) => parts.flatMap((part) => [make("h3", { text: part.name }), ...described(part)]);
+
 const DESCRIBED = {
-  classification: classes, "multi-label": ownLabels, binary: decision, features: vector, embedding: vector, regression: measures,
-  detection: objects, segmentation: areas, depth: range, foreground: figure, keypoints: pose, "image-to-image": made,
+  ranking: classes, labels: ownLabels, decision, vector, numbers: measures, boxes: objects, classes: areas, depth: range,
+  matte: figure, points: pose, picture: made, parts: several,
 };
+
+function described(found) {
+  return DESCRIBED[found.kind](found);
+}
 
 // --- where the model looks ------------------------------------------------------------------------------------------
 
@@ -259,7 +251,8 @@ function paint() {
 function introduce() {
   document.title = facts.name;
   $("name").textContent = facts.name;
-  $("task").textContent = TASKS[facts.task];
+  const task = facts.task.replaceAll("-", " ");
+  $("task").textContent = task[0].toUpperCase() + task.slice(1);
   $("version").textContent = facts.version;
   $("digest").textContent = `sha256:${facts.digest}`;
   $("looking").hidden = facts.attention.grid === undefined;
