@@ -18,6 +18,7 @@ from vitdeploy.runtime.tasks.depth import DepthSpec
 from vitdeploy.runtime.tasks.detection import PostprocessSpec
 from vitdeploy.runtime.tasks.embedding import EmbeddingSpec
 from vitdeploy.runtime.tasks.foreground import ForegroundSpec
+from vitdeploy.runtime.tasks.heads import HeadSpec, HeadsSpec
 from vitdeploy.runtime.tasks.image_to_image import ImageSpec
 from vitdeploy.runtime.tasks.instance_segmentation import InstanceSpec
 from vitdeploy.runtime.tasks.keypoints import KeypointSpec
@@ -49,6 +50,14 @@ OTHERS = {
     "image-to-image": ImageSpec(),
     "anomaly": AnomalySpec(threshold=0.5, pixel_threshold=0.5, sigma=0.0),
     "panoptic": PostprocessSpec(threshold=0.4, things=(0, 1)),
+    "heads": HeadsSpec(
+        (
+            HeadSpec("kind", "classification", width=QUERIES * (CLASSES + 1)),
+            HeadSpec("tags", "multi-label", postprocess=MultiLabelSpec((0.4, 0.5, 0.6)), width=CLASSES),
+            HeadSpec("sizes", "regression", "numbers", postprocess=RegressionSpec((), 0.3), width=CLASSES),
+            HeadSpec("vector", "embedding", width=QUERIES * 4),
+        )
+    ),
 }
 NAMES = ("ant", "bee", "cat")
 LABELS = {
@@ -89,6 +98,14 @@ def _nodes(task: str) -> tuple[list[onnx.NodeProto], dict[str, tuple[int, ...]]]
         return [helper.make_node("MatMul", ["pooled", "c"], [FLAT[task]])], {FLAT[task]: (PAIRS[0] * PAIRS[1],)}
     if task == "regression":
         return [helper.make_node("MatMul", ["pooled", "r"], ["numbers"])], {"numbers": (CLASSES,)}
+    if task == "heads":
+        nodes = [
+            helper.make_node("MatMul", ["pooled", "c"], ["kind"]),
+            helper.make_node("MatMul", ["pooled", "r"], ["numbers"]),
+            helper.make_node("Sub", ["numbers", "r middle"], ["tags"]),
+            helper.make_node("MatMul", ["pooled", "b"], ["vector"]),
+        ]
+        return nodes, {head.reads: (head.width or 1,) for head in OTHERS["heads"].heads}
     if task in OF_THEIR_OWN:
         weight, width = OF_THEIR_OWN[task]
         nodes = [

@@ -26,6 +26,7 @@ from vitdeploy.spec import Budget, GateStatus
 from vitdeploy.stages.step import find_graph, write_json
 from vitdeploy.tasks import adapter, features, tensors
 from vitdeploy.verification.agreement import Agreement
+from vitdeploy.verification.comparison import Comparison
 from vitdeploy.workflows.bisection import bisect_artifact
 from vitdeploy.workflows.comparison import verify_subjects
 from vitdeploy.workflows.regression import compare as compare_paths
@@ -75,6 +76,7 @@ class Verification(values.Shown):
             lines.append(f"top-5       {verified.top5:.2f} %, original {verified.reference_top5:.2f} %")
         agreement = values.interval(verified.agreement, verified.agreement_ci95)
         lines.append(f"agreement   {agreement} % ({verified.agreement_of}){values.unrelated(verified.control)}")
+        lines += [f"head        {name}: {_head(each)}" for name, each in verified.by_head.items()]
         distance = [f"KL {verified.kl:.2e} nats"] if isinstance(verified, Agreement) else []
         if isinstance(verified, Agreement | features.FeatureComparison):
             distance.append(f"cosine {verified.cosine_mean:.6f} (least {verified.cosine_min:.6f})")
@@ -89,6 +91,15 @@ class Verification(values.Shown):
         if gate.status != "none":
             lines.append(f"gate        {gate.status}" + "".join(f"; {reason}" for reason in gate.reasons))
         return lines
+
+
+def _head(facts: Comparison) -> str:
+    """One of several heads, in a line."""
+    agreement = f"agreement {values.interval(facts.agreement, facts.agreement_ci95)} %{values.unrelated(facts.control)}"
+    if facts.metric is None:
+        return agreement
+    drop = f"drop {values.interval(facts.drop or 0.0, facts.drop_ci95)} points"
+    return f"{facts.metric} {facts.value:.2f} %, original {facts.reference_value:.2f} %, {drop}; {agreement}"
 
 
 def _output(facts: tensors.OutputFacts) -> str:

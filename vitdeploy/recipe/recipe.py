@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
 import operator
 import types
@@ -260,22 +261,33 @@ class BundleSection(Section):
 class PostprocessSection(Section):
     """What the outputs of a task mean: the fields of `outputs`, and its bounds."""
 
-    outputs: ClassVar[type[spec.OutputSpec]]
+    outputs: ClassVar[type[Any]]
 
     @model_validator(mode="after")
     def _checked(self) -> PostprocessSection:
         self.to_spec()
         return self
 
-    def to_spec(self) -> spec.OutputSpec:
-        return self.outputs(**self.model_dump())
+    def to_spec(self) -> Any:
+        return self.outputs(**{name: _plain(value) for name, value in self})
 
 
-def _section(outputs: type[Any]) -> type[PostprocessSection]:
+def _plain(value: Any) -> Any:
+    """A value of a section, with a dataclass in the place of each section inside."""
+    if isinstance(value, tuple):
+        return tuple(map(_plain, value))
+    return value.to_spec() if isinstance(value, PostprocessSection) else value
+
+
+@functools.cache
+def _section(outputs: Any) -> type[PostprocessSection]:
+    """The section of a dataclass, without what only the model itself says ("own" in the metadata of a field)."""
     hints = typing.get_type_hints(outputs)
     fields: dict[str, Any] = {}
     for f in dataclasses.fields(outputs):
-        required = f.name in outputs.in_recipes or f.default is dataclasses.MISSING
+        if f.metadata.get("own"):
+            continue
+        required = f.name in (getattr(outputs, "in_recipes", None) or ()) or f.default is dataclasses.MISSING
         fields[f.name] = (_bounded(hints[f.name], f.metadata.get("within", {})), ... if required else f.default)
     section = create_model(f"{outputs.__name__}Section", __base__=PostprocessSection, __doc__=outputs.__doc__, **fields)
     section.outputs = outputs
@@ -286,34 +298,42 @@ def _bounded(kind: Any, bounds: Mapping[str, Any]) -> Any:
     """The type with bounds for every number inside; lists stand for tuples."""
     origin, args = typing.get_origin(kind), typing.get_args(kind)
     if origin in (typing.Union, types.UnionType):
+        values: list[Any] = [each for each in args if dataclasses.is_dataclass(each)]
+        if values:
+            several = _tagged({f"of-{each.__name__}": _section(each) for each in values})
+            return operator.getitem(typing.Union, (several, *(each for each in args if each not in values)))
         return operator.getitem(typing.Union, tuple(_bounded(each, bounds) for each in args))
     if origin is tuple:
         items = [each if each is Ellipsis else _bounded(each, bounds) for each in args]
         return Annotated[types.GenericAlias(tuple, tuple(items)), Field(strict=False)]
+    if dataclasses.is_dataclass(kind):
+        return _section(typing.cast(Any, kind))
     return Annotated[kind, Field(**bounds)] if kind in (int, float) and bounds else kind
 
 
-# By tags that are no names of fields: an error's path leaves them out.
+def _tagged(sections: Mapping[str, type[PostprocessSection]]) -> Any:
+    """Any of these, by tags that are no names of fields: an error's path leaves them out. It is the section that has
+    most of the given fields; the first of several."""
+
+    def tag(value: Any) -> str:
+        fields = set(value) if isinstance(value, dict) else set(getattr(type(value), "model_fields", ()))
+        return max(sections, key=lambda each: len(fields & set(sections[each].model_fields)))
+
+    members = tuple(Annotated[section, Tag(name)] for name, section in sections.items())
+    return Annotated[operator.getitem(typing.Union, members), Discriminator(tag)]
+
+
 SECTIONS: dict[str, type[PostprocessSection]] = {
-    f"of-{outputs.__name__}": _section(outputs)
+    f"of-{outputs.__name__}": _section(typing.cast(Any, outputs))
     for outputs in spec.postprocess_classes(spec.DEVICE_ROWS)
     if outputs.in_recipes is not None
 }
 
 
-def _tag(value: Any) -> str:
-    """The section that has most of the given fields; the first of several."""
-    fields = set(value) if isinstance(value, dict) else set(getattr(type(value), "model_fields", ()))
-    return max(SECTIONS, key=lambda tag: len(fields & set(SECTIONS[tag].model_fields)))
-
-
 if TYPE_CHECKING:
     AnyPostprocess: TypeAlias = PostprocessSection
 else:
-    AnyPostprocess = Annotated[
-        operator.getitem(typing.Union, tuple(Annotated[section, Tag(tag)] for tag, section in SECTIONS.items())),
-        Discriminator(_tag),
-    ]
+    AnyPostprocess = _tagged(SECTIONS)
 
 
 # --- TensorRT's build options in recipes and `vitdeploy compile`. The names are those of trtexec and Polygraphy -------

@@ -213,10 +213,11 @@ def counts_nothing(report: Judgement) -> bool:
 
 def columns(report: Judgement) -> list[answers.Measure]:
     """The task's own numbers for which at least one engine has a value."""
+    found = [engine.verify for engine in report.engines]
     return [
         measure
-        for measure in registry.TASKS[report.task].measures
-        if any(_value(engine.verify, measure.key) is not None for engine in report.engines)
+        for measure in (registry.TASKS[report.task].measures_of(found[0]) if found else ())
+        if any(_value(verify, measure.key) is not None for verify in found)
     ]
 
 
@@ -228,15 +229,22 @@ def cell(verify: verified.Verified, measure: answers.Measure) -> Cell:
 
     note = ""
     if measure.original:
-        note = f"original {form(_value(verify, f'reference_{measure.key}'))}"
+        outer, dot, name = measure.key.rpartition(".")
+        note = f"original {form(_value(verify, f'{outer}{dot}reference_{name}'))}"
     elif measure.interval:
-        note = text.interval(getattr(verify, measure.interval))
+        bounds = _at(verify, measure.interval)
+        note = text.interval(bounds if isinstance(bounds, tuple) else None)
     return Cell(form(_value(verify, measure.key)), note)
 
 
 def _value(verify: verified.Verified, key: str) -> float | None:
-    outer, _, inner = key.partition(".")
-    value = getattr(verify, outer)
-    if inner and value is not None:
-        value = getattr(value, inner)
-    return None if value is None else float(value)
+    value = _at(verify, key)
+    return float(value) if isinstance(value, int | float) else None
+
+
+def _at(value: object, key: str) -> object:
+    """What "a.0.b" leads to: b of the first of a; None where there is nothing on the way."""
+    for name in key.split("."):
+        if value is not None:
+            value = value[int(name)] if isinstance(value, tuple) else getattr(value, name)
+    return value

@@ -32,6 +32,7 @@ DEVICE_ROWS: Mapping[str, str] = {
     "open-vocabulary-detection": "vitdeploy.runtime.tasks.open_vocabulary:OPEN_VOCABULARY",
     "promptable-segmentation": "vitdeploy.runtime.tasks.prompted:PROMPTED",
     "embedding": "vitdeploy.runtime.tasks.embedding:EMBEDDING",
+    "heads": "vitdeploy.runtime.tasks.heads:HEADS",
 }
 # The entry points of other packages' tasks.
 TASKS_GROUP = "vitdeploy.runtime.tasks"
@@ -51,6 +52,16 @@ LabelKind = Literal[
     "columns",
     "pairs",
 ]
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """What the model says of one of its outputs: the task that it is surely of, None where that is not sure; what it
+    ends in, "" where that tells nothing; how many numbers of an image it has, None where that is not known."""
+
+    task: str | None
+    ends_in: str
+    width: int | None
 
 
 class OutputSpec:
@@ -90,11 +101,32 @@ class OutputSpec:
         """What the outputs that `among` chose mean; `bounded`: all lie in 0..1, as behind a sigmoid."""
         return cls()
 
+    @classmethod
+    def by_evidence(cls, outputs: Mapping[str, Evidence]) -> "OutputSpec | None":
+        """The same by what the model says of each output that `among` chose, by the task's names; None of a task that
+        `by_range` suffices for."""
+        return None
+
+    def completed(self, own: "OutputSpec | None") -> "OutputSpec":
+        """This, which a user says, with what only the model says itself, as `own`."""
+        return self
+
     @property
     def assumed(self) -> str:
         """What is taken for granted of outputs that `among` chose, and how to say otherwise, as a note; "" of
         nothing."""
         return ""
+
+    @property
+    def proposal(self) -> str:
+        """How a user says what the outputs are, where they do not say it themselves; "" where no more is to be said
+        than the task."""
+        return ""
+
+    @property
+    def otherwise(self) -> str:
+        """What to do where the outputs are not of the task, or do not say enough."""
+        return self.proposal or "name another task, or none"
 
     @classmethod
     def axes(cls, name: str) -> tuple[int, ...]:

@@ -164,6 +164,8 @@ def find_reference_model(source: Source, overrides: Overrides | None = None) -> 
             wanted=", ".join(f.name for f in dataclasses.fields(wanted)),
             fix=f"change postprocess: to that of the task {reference_model.task}, or leave it out",
         )
+    if given.postprocess is not None:
+        reference_model, postprocess = _completed(reference_model, given.postprocess)
     if postprocess is not None and (misfit := postprocess.misfit(reference_model.outputs)):
         own = given.postprocess is None
         raise CheckpointError(
@@ -172,7 +174,7 @@ def find_reference_model(source: Source, overrides: Overrides | None = None) -> 
             else f"the post-processing is not of {reference_model.name}",
             found=misfit,
             wanted="outputs of that task" if own else "values that were chosen for this model",
-            fix="name another task, or none" if own else "change postprocess:, or leave it out",
+            fix=postprocess.otherwise if own else "change postprocess:, or leave it out",
         )
     if preprocess is not None and (
         preprocess.crop != reference_model.image_size or preprocess.channels != reference_model.channels
@@ -199,6 +201,14 @@ def find_reference_model(source: Source, overrides: Overrides | None = None) -> 
     told = f"the model has labels of its own; those of {given.labels} are taken"
     notes = (*reference_model.notes, told) if reference_model.labels not in ((), labels) else reference_model.notes
     return dataclasses.replace(reference_model, labels=labels, notes=notes)
+
+
+def _completed(reference_model: ReferenceModel, given: Postprocess) -> tuple[ReferenceModel, Postprocess]:
+    """What a user says of the outputs, with what only the model says itself; and the model without the notes on what it
+    would have been taken for."""
+    own = reference_model.postprocess
+    notes = tuple(note for note in reference_model.notes if own is None or note != own.assumed)
+    return dataclasses.replace(reference_model, notes=notes), given.completed(own)
 
 
 def _of_module(source: Source) -> ReferenceModel:

@@ -30,9 +30,9 @@ class Metric:
 
 @dataclass(frozen=True)
 class Measure:
-    """One of a task's own numbers, as a column of reports. `key` leads to it in a comparison ("a.b": b of a),
-    `interval` to its 95 % bounds; `original`: the original has one too, which is called "reference_" and the key.
-    `digits`: after the point; None of a number that may be tiny."""
+    """One of a task's own numbers, as a column of reports. `key` leads to it in a comparison ("a.0.b": b of the first
+    of a), `interval` to its 95 % bounds; `original`: the original has one too, called "reference_" and the key's last
+    name. `digits`: after the point; None of a number that may be tiny."""
 
     title: str
     key: str

@@ -11,6 +11,7 @@ from vitdeploy.tasks.detection import DetectionAdapter
 from vitdeploy.tasks.embedding import EmbeddingAdapter
 from vitdeploy.tasks.features import FeaturesAdapter
 from vitdeploy.tasks.foreground import ForegroundAdapter
+from vitdeploy.tasks.heads import HeadsAdapter
 from vitdeploy.tasks.image_to_image import ImageToImageAdapter
 from vitdeploy.tasks.image_to_text import ImageToTextAdapter
 from vitdeploy.tasks.instance_segmentation import InstanceSegmentationAdapter
@@ -50,6 +51,7 @@ TASKS: RowTable[type[TaskAdapter]] = RowTable(
         "image-to-image": ImageToImageAdapter,
         "promptable-segmentation": PromptedAdapter,
         "image-to-text": ImageToTextAdapter,
+        "heads": HeadsAdapter,
     },
 )
 

@@ -1,7 +1,7 @@
 """Comparisons of answers: what differs, and whether it can be right."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -60,6 +60,11 @@ class Comparison:
     agreement_of: str
     max_difference: float
     control: Control | None = None
+
+    @property
+    def by_head(self) -> Mapping[str, "Comparison"]:
+        """The comparisons that this is made of, of a model with several heads."""
+        return {}
 
     @property
     def proves_nothing(self) -> str:

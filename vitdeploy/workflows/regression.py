@@ -262,7 +262,7 @@ def _accuracy(baseline: Report, candidate: Report, pair: Pair) -> comparison.Acc
     be."""
     old, new = baseline.engine(pair.baseline), candidate.engine(pair.candidate)
     assert old is not None and new is not None
-    a, b = old.verify, new.verify
+    a, b = _worst(old.verify, new.verify)
     if (baseline.task, a.metric, a.n) != (candidate.task, b.metric, b.n) or a.value is None or b.value is None:
         return None
     if baseline.provenance.data.evaluation != candidate.provenance.data.evaluation:
@@ -286,6 +286,16 @@ def _accuracy(baseline: Report, candidate: Report, pair: Pair) -> comparison.Acc
         agreement=None,
         agreement_ci95=None,
     )
+
+
+def _worst(old: Comparison, new: Comparison) -> tuple[Comparison, Comparison]:
+    """Both; of models with several heads the comparisons of the one that loses most from the old one to the new."""
+    names = [name for name in old.by_head if name in new.by_head]
+    pairs = [(old.by_head[name], new.by_head[name]) for name in names]
+    lost = [(a.value or 0.0) - (b.value or 0.0) for a, b in pairs if a.metric is not None]
+    if not lost or len(lost) < len(old.by_head):
+        return old, new
+    return pairs[lost.index(max(lost))]
 
 
 def _latency(baseline: Report, candidate: Report, pair: Pair, hindered: str) -> list[comparison.TimeRatio]:

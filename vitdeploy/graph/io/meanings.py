@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any, Literal
 
-from vitdeploy.spec import Task
+from vitdeploy.spec import Evidence, Task
 
 # How an output ends: in probabilities that compete, in probabilities of their own, in such with a factor, in what only
 # embeddings end in (a normalisation, a linear without a bias), in log-probabilities, or in nothing that tells.
@@ -106,6 +106,23 @@ def meaning_of(
     return "classification", f"{shown} {_ASSUMED}: --task features, --task regression or --task tensors {OTHERWISE}"
 
 
+def evidence_of(name: str, width: int | str, ending: Ending, layer: str = "") -> Evidence:
+    """The same of one of several heads, each of which may be anything: what is assumed is not known."""
+    task, told = meaning_of(name, width, ending, layer)
+    sure = {
+        "classification": told in ("", PROBABILITIES),
+        "multi-label": True,
+        "binary": True,
+        "features": "vector" in (called(name), called(layer)),
+    }
+    known = "embedding" if task == "features" else task
+    return Evidence(
+        known if sure.get(task, False) else None,
+        "" if ending == "vector" else ending,
+        width if isinstance(width, int) else None,
+    )
+
+
 def of_problem(config: Mapping[str, Any]) -> tuple[Task, str] | None:
     """The task of a model whose config.json says that its outputs are no logits of classes that compete, and a note;
     None where it says no such thing."""
@@ -151,5 +168,6 @@ def all_kept(task: Task, answer: Iterable[str], others: Iterable[str]) -> str:
     named, beside = ", ".join(answer), ", ".join(others)
     return (
         f"{OUTPUTS}beside {named} there is {beside}: all are kept as numbers (the task tensors); --task {task} "
-        f"(source.task in a recipe, task= in Python) answers by {named}, and leaves the others out"
+        f"(source.task in a recipe, task= in Python) answers by {named}, and leaves the others out; --task heads "
+        "answers by all"
     )

@@ -22,6 +22,7 @@ from vitdeploy.runtime.tasks.tensors import TensorsSpec
 from vitdeploy.runtime.values import last_resort
 from vitdeploy.spec import (
     DEVICE_ROWS,
+    Evidence,
     OutputSpec,
     Postprocess,
     Task,
@@ -102,8 +103,9 @@ def task_of(model: ir.Model, path: Path, asked: Task | None = None) -> tuple[Tas
                 continue
         if task == "tensors" != asked:
             known = (*rows, *(each for name in DEVICE_ROWS for each in _added(name)))
-            others = [each.task for each in known if each is not row and each.find(outputs, True)]
-            told = reason or last_resort(tuple(dict.fromkeys(others)))
+            others = {each.task: match for each in known if each is not row and (match := each.find(outputs, True))}
+            proposals = [spec.proposal for _, spec in others.values() if spec is not None]
+            told = "; ".join([reason or last_resort(tuple(others)), *filter(None, proposals)])
         told = told or (postprocess.assumed if postprocess is not None else "")
         notes = (*filter(None, [told]), *([meanings.left_out(_names(left))] if left else []))
         return task, _put(model, kept, postprocess, task), notes
@@ -392,7 +394,15 @@ def _by_class(kind: type[OutputSpec], outputs: Values, asked: bool) -> Found | N
     floats = {name: value for name, value in _floats(outputs).items() if value.shape is not None and len(value.shape)}
     chosen = kind.among({name: _behind_batch(value) for name, value in floats.items()}, asked)
     kept = {name: floats[own] for name, own in chosen.items()}
-    return (kept, kind.by_range(all(map(endings.is_bounded, kept.values())))) if kept else None
+    if not kept:
+        return None
+    told = kind.by_evidence({name: _evidence(str(value.name), value) for name, value in kept.items()})
+    return kept, told or kind.by_range(all(map(endings.is_bounded, kept.values())))
+
+
+def _evidence(name: str, value: ir.Value) -> Evidence:
+    width, *_ = (*_behind_batch(value), 1)
+    return meanings.evidence_of(name, width, endings.ending_of(value))
 
 
 def _behind_batch(value: ir.Value) -> tuple[int | str, ...]:

@@ -22,10 +22,12 @@ from vitdeploy.models.external import arguments as bound
 from vitdeploy.models.external.outputs import (
     ROWS,
     OutputWatch,
+    evidence,
     map_of,
     name_of,
     names_beside,
     other_tasks,
+    proposals,
     recognised,
     sizes_of_patches,
     watched,
@@ -173,11 +175,12 @@ def adapt(
             wanted=str(task),
             fix="name its own task, or wrap it in a module that returns what the task is made of",
         )
-    if row.task == "tensors" != task and not notes:
-        notes = (last_resort(other_tasks(returned, row.task)),)
+    if row.task == "tensors" != task:
+        notes = notes or (last_resort(other_tasks(returned, row.task)),)
+        notes = tuple("; ".join([note, *proposals(returned, watch)]) for note in notes)
     if row.task == "depth" and getattr(model, "config", None) is None:
         notes = (*notes, INVERSE_ASSUMED)
-    postprocess = row.postprocess(model, specs)
+    postprocess = evidence(row.task, returned, outputs, watch) or row.postprocess(model, specs)
     notes = (*notes, *filter(None, [postprocess.assumed if postprocess is not None else ""]))
     return module, family.Signature(row.task, image_size, channels, specs, postprocess, notes=notes)
 

@@ -1,6 +1,7 @@
 """What a module of others returns, by the names and shapes of its outputs."""
 
 import contextlib
+import dataclasses
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -11,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from vitdeploy.graph.io.meanings import OUTPUTS, Ending
+from vitdeploy.graph.io.meanings import OUTPUTS, Ending, evidence_of
 from vitdeploy.models.model_folder.folder import reading_rule, sides
 from vitdeploy.runtime.tasks.depth import DepthSpec
 from vitdeploy.runtime.tasks.detection import PostprocessSpec
@@ -93,9 +94,35 @@ def _named(result: Any, name: str) -> Iterator[Output]:
     elif isinstance(result, Mapping):
         for key, value in result.items():
             yield from _named(value, f"{name}_{key}" if name else str(key))
+    elif dataclasses.is_dataclass(result) and not isinstance(result, type):
+        yield from _named(vars(result), name)
     elif isinstance(result, tuple | list):
-        for index, value in enumerate(result):
-            yield from _named(value, f"{name or 'output'}_{index}")
+        names = getattr(result, "_fields", None)
+        if names is not None:
+            yield from _named(dict(zip(names, result, strict=True)), name)
+        else:
+            for index, value in enumerate(result):
+                yield from _named(value, f"{name or 'output'}_{index}")
+
+
+def evidence(task: Task, result: Any, outputs: Sequence[Output], watch: "OutputWatch") -> OutputSpec | None:
+    """What these outputs mean where the task's class says it by more than their range (`OutputSpec.by_evidence`)."""
+    kind = postprocess_of(task)
+    if kind is None or "by_evidence" not in vars(kind) or not outputs:
+        return None
+    found = {}
+    for name, tensor in outputs:
+        width, layer = tensor.shape[1] if tensor.ndim == 2 else 1, watch.layers.get(tensor.data_ptr(), "")
+        found[name] = evidence_of(name_of(result, tensor), width, watch.ending(tensor), layer)
+    return kind.by_evidence(found)
+
+
+def proposals(result: Any, watch: "OutputWatch") -> Iterator[str]:
+    """How a user says what the outputs are, by each class that takes them if they are said."""
+    for task, kind in recognising_classes(None).items():
+        told = evidence(task, result, _by_class(task, kind, result).find(result, True), watch)
+        if told is not None and told.proposal:
+            yield told.proposal
 
 
 def name_of(result: Any, tensor: Tensor) -> str:

@@ -1,0 +1,221 @@
+"""Several heads on one backbone, such as a class, a number and an embedding: each output is read as the task of its
+head reads it, and an answer has a part for each."""
+
+import dataclasses
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Literal, TypeAlias
+
+import numpy as np
+
+from vitdeploy.runtime.tasks.binary import BINARY, BinarySpec
+from vitdeploy.runtime.tasks.classification import CLASSIFICATION
+from vitdeploy.runtime.tasks.embedding import EMBEDDING, VECTOR, EmbeddingSpec
+from vitdeploy.runtime.tasks.multi_label import LOGITS, MULTI_LABEL, PROBABILITIES, MultiLabelSpec
+from vitdeploy.runtime.tasks.regression import NUMBERS, REGRESSION, RegressionSpec
+from vitdeploy.runtime.tasks.task import DeviceTask, OutputReading, Outputs, Result
+from vitdeploy.spec import SPARSE, Evidence, OutputSpec, Postprocess, TensorSpec
+
+HeadTask: TypeAlias = Literal["classification", "multi-label", "binary", "regression", "embedding"]
+# How an output ends, as far as it matters for what it may mean.
+Ending: TypeAlias = Literal["", "softmax", "sigmoid", "scaled", "log"]
+
+# By task: its row, and its name for its output.
+KINDS: Mapping[str, tuple[DeviceTask, str]] = {
+    "classification": (CLASSIFICATION, LOGITS),
+    "multi-label": (MULTI_LABEL, LOGITS),
+    "binary": (BINARY, LOGITS),
+    "regression": (REGRESSION, NUMBERS),
+    "embedding": (EMBEDDING, VECTOR),
+}
+# What numbers that end so are no answers of.
+NOT_OF: Mapping[str, tuple[str, ...]] = {
+    "softmax": ("multi-label", "binary"),
+    "log": ("multi-label", "binary"),
+    "sigmoid": ("classification",),
+    "scaled": ("classification", "multi-label", "binary"),
+}
+MOST, LONGEST = 64, 256
+# The least probability of which there is a logarithm.
+LEAST = float(np.finfo(np.float32).tiny)
+# Not of a recipe: the model itself says it.
+OWN = {**SPARSE, "own": True}
+
+
+@dataclass(frozen=True)
+class HeadSpec:
+    """One head, by its `name` in answers, in labels and in reports.
+
+    `task`: what its output is taken for; None where nobody says it, which no bundle has. `output`: that of the model;
+    None: it is called as the head. `labels`: names of its classes, labels or numbers, in their order, () without.
+    `postprocess`: as of a model of its task; None: what that means by itself.
+    `ends_in`, `width`: what the model says of the output, its ending and how many numbers an image has in it.
+    """
+
+    name: str
+    task: HeadTask | None
+    output: str | None = None
+    labels: tuple[str, ...] = ()
+    postprocess: MultiLabelSpec | BinarySpec | RegressionSpec | EmbeddingSpec | None = None
+    ends_in: Ending = field(default="", metadata=OWN)
+    width: int | None = field(default=None, metadata=OWN)
+
+    def __post_init__(self) -> None:
+        if not (0 < len(self.name) <= LONGEST and all(map(str.isprintable, (self.name, *self.labels)))):
+            raise ValueError(f"head {self.name[:80]!r}: expected a name and labels of one line")
+
+    @property
+    def reads(self) -> str:
+        """The model's output."""
+        return self.output or self.name
+
+    @property
+    def spec(self) -> Postprocess | None:
+        """What the output means, of the class of the task."""
+        kind = None if self.task is None else KINDS[self.task][0].postprocess
+        return self.postprocess or (None if kind is None else kind())
+
+    def outputs(self, values: np.ndarray) -> dict[str, np.ndarray]:
+        """Values of the model's output [...] as the outputs of a model of the head's task."""
+        if self.ends_in == "sigmoid" and self.task in ("multi-label", "binary"):
+            return {PROBABILITIES: values}
+        if self.ends_in == "softmax" and self.task == "classification":
+            values = np.log(np.maximum(values, LEAST))
+        assert self.task is not None, "refused where outputs and heads are compared"
+        return {KINDS[self.task][1]: values}
+
+    def misfit(self, outputs: Mapping[str, TensorSpec]) -> str:
+        """What of this is of other outputs than these, by name; "" where nothing is."""
+        found = outputs.get(self.reads)
+        if found is None:
+            return f"there is no output {self.reads!r}: there are {', '.join(outputs)}"
+        shown = f"{found.name} {list(found.shape)}"
+        if self.task is None:
+            return f"nothing says what {shown} is: a class, labels, yes or no, numbers or an embedding"
+        row, name = KINDS[self.task]
+        if self.postprocess is not None and type(self.postprocess) is not row.postprocess:
+            return f"{', '.join(vars(self.postprocess))} are of another task than {self.task}"
+        if len(found.shape) not in ((1, 2) if self.task in ("binary", "regression") else (2,)):
+            return f"{shown} is no output of the task {self.task}"
+        if self.task in NOT_OF.get(self.ends_in, ()):
+            return f"{shown} has a {self.ends_in} at its end, which is none of the task {self.task}"
+        width = 1 if len(found.shape) == 1 else found.shape[1]
+        if isinstance(width, int):
+            if self.width not in (None, width):
+                return f"{shown}, of which {self.width} numbers are expected"
+            if self.labels and len(self.labels) != width:
+                return f"{len(self.labels)} labels for {shown}"
+        spec = self.spec
+        return "" if spec is None else spec.misfit([dataclasses.replace(found, name=name)])
+
+
+@dataclass(frozen=True)
+class HeadsSpec(OutputSpec):
+    """From the outputs of several heads to an answer with a part for each.
+
+    `heads`: 1 to 64, in the order of the answers, of different names and outputs.
+    """
+
+    heads: tuple[HeadSpec, ...]
+    about_images: ClassVar[bool] = True
+    in_recipes: ClassVar[tuple[str, ...] | None] = ("heads",)
+
+    def __post_init__(self) -> None:
+        if not 1 <= len(self.heads) <= MOST:
+            raise ValueError(f"{len(self.heads)} heads: expected 1 to {MOST}")
+        for what, names in (("name", [h.name for h in self.heads]), ("output", [h.reads for h in self.heads])):
+            if repeated := [name for name in names if names.count(name) > 1]:
+                raise ValueError(f"two heads have the {what} {repeated[0]!r}: expected another for each")
+
+    @classmethod
+    def among(cls, shapes: Mapping[str, tuple[int | str, ...]], asked: bool) -> Mapping[str, str]:
+        """Where it is asked for, all that are a row or a number of each image, if there are several."""
+        flat = [own for own, shape in shapes.items() if len(shape) <= 1]
+        if not asked or len(flat) < 2:
+            return {}
+        names: dict[str, str] = {}
+        for own in flat:
+            name = re.sub(r"\W", "_", own)
+            while name in names or name == "image":  # which is the input
+                name += "_"
+            names[name] = own
+        return names
+
+    @classmethod
+    def in_words(cls) -> str:
+        return "several outputs [batch, width] or [batch]"
+
+    @classmethod
+    def by_evidence(cls, outputs: Mapping[str, Evidence]) -> "HeadsSpec":
+        return cls(tuple(HeadSpec(name, **vars(each)) for name, each in outputs.items()))
+
+    @property
+    def assumed(self) -> str:
+        known = [f"{head.reads} for {head.task}" for head in self.heads if head.task is not None]
+        return "" if len(known) < len(self.heads) else f"outputs: taken {', '.join(known)}, by their names and endings"
+
+    @property
+    def proposal(self) -> str:
+        rows = ", ".join(f"{{name: {head.reads}, task: {head.task or '...'}}}" for head in self.heads)
+        return f"--task heads, with postprocess: {{heads: [{rows}]}} in a recipe, says what each is"
+
+    def completed(self, own: OutputSpec | None) -> "HeadsSpec":
+        known = {head.reads: head for head in own.heads} if isinstance(own, HeadsSpec) else {}
+        return HeadsSpec(
+            tuple(
+                dataclasses.replace(head, ends_in=found.ends_in, width=found.width)
+                if (found := known.get(head.reads)) is not None
+                else head
+                for head in self.heads
+            )
+        )
+
+    def misfit(self, outputs: Iterable[TensorSpec]) -> str:
+        known = {tensor.name: tensor for tensor in outputs}
+        found = ((head.name, head.misfit(known)) for head in self.heads)
+        return "; ".join(f"head {name}: {misfit}" for name, misfit in found if misfit)
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Heads:
+    """The answer for one image. parts: by the name of a head, the answer as of a model of its task alone."""
+
+    parts: Mapping[str, Result]
+
+    def __getitem__(self, name: str) -> Any:
+        return self.parts[name]
+
+    def to_dict(self) -> dict[str, Any]:
+        return {name: part.to_dict() for name, part in self.parts.items()}
+
+    def __str__(self) -> str:
+        return "\n".join(f"{name}: {part}" for name, part in self.parts.items())
+
+    def __repr__(self) -> str:
+        return f"<Heads: {', '.join(f'{name}: {part}' for name, part in self.parts.items())}>"
+
+
+def _reading(head: HeadSpec, reading: OutputReading) -> OutputReading:
+    return dataclasses.replace(reading, postprocess=head.spec, labels=head.labels or None)
+
+
+def _answer(outputs: Outputs, reading: OutputReading) -> Heads:
+    parts = {}
+    for head in reading.head(HeadsSpec).heads:
+        row, _ = KINDS[str(head.task)]
+        parts[head.name] = row.answer(head.outputs(outputs[head.reads]), _reading(head, reading))
+    return Heads(parts)
+
+
+def _same(ours: Outputs, theirs: Outputs, reading: OutputReading) -> bool:
+    """Whether every part is the same."""
+    return all(
+        KINDS[str(head.task)][0].same(
+            head.outputs(ours[head.reads]), head.outputs(theirs[head.reads]), _reading(head, reading)
+        )
+        for head in reading.head(HeadsSpec).heads
+    )
+
+
+HEADS = DeviceTask(_answer, _same, postprocess=HeadsSpec)
