@@ -16,7 +16,7 @@ FOLDER = Path(__file__).resolve().parent.parent / "models"
 # In the order of worth: `make train-scenes` trains them one after the other.
 MODELS = (
     *("detection", "dual", "prompted", "depth", "keypoints", "text", "semantic", "foreground"),
-    *("digits", "seven", "counts", "embedding"),
+    *("digits", "seven", "counts", "embedding", "heads"),
 )
 # Part of the recipe, as the order of float sums depends on it. One, as the models are too small to share out.
 THREADS = 1
