@@ -225,16 +225,22 @@ def cell(verify: verified.Verified, measure: answers.Measure) -> Cell:
     """One engine's value, with the original's or its interval below it."""
 
     def form(value: float | None) -> str:
-        return text.small(value) if measure.digits is None else text.number(value, measure.digits)
+        return text.small(value, 3) if measure.digits is None else text.number(value, measure.digits)
 
     note = ""
     if measure.original:
-        outer, dot, name = measure.key.rpartition(".")
-        note = f"original {form(_value(verify, f'{outer}{dot}reference_{name}'))}"
+        note = f"original {form(_value(verify, _of_original(measure.key)))}"
     elif measure.interval:
         bounds = _at(verify, measure.interval)
-        note = text.interval(bounds if isinstance(bounds, tuple) else None)
+        note = " to ".join(map(form, bounds)) if isinstance(bounds, tuple) else text.MISSING
     return Cell(form(_value(verify, measure.key)), note)
+
+
+def _of_original(key: str) -> str:
+    """Where the original's number is: "reference_things.pq" of "things.pq", "a.0.reference_b" of "a.0.b"."""
+    names = key.split(".")
+    place = 2 if len(names) > 2 and names[1].isdigit() else 0
+    return ".".join([*names[:place], f"reference_{names[place]}", *names[place + 1 :]])
 
 
 def _value(verify: verified.Verified, key: str) -> float | None:

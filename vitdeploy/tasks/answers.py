@@ -31,8 +31,8 @@ class Metric:
 @dataclass(frozen=True)
 class Measure:
     """One of a task's own numbers, as a column of reports. `key` leads to it in a comparison ("a.0.b": b of the first
-    of a), `interval` to its 95 % bounds; `original`: the original has one too, called "reference_" and the key's last
-    name. `digits`: after the point; None of a number that may be tiny."""
+    of a), `interval` to its 95 % bounds; `original`: the original has one too, at "reference_things.pq" of "things.pq",
+    "a.0.reference_b" of "a.0.b". `digits`: after the point; None of a number that may be tiny."""
 
     title: str
     key: str
