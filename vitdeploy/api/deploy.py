@@ -198,6 +198,7 @@ def recipe_of(
             "annotations": str(chosen.annotations) if chosen.annotations else None,
             "texts": str(chosen.texts) if chosen.texts else None,
             "template": chosen.template,
+            "inputs": str(chosen.inputs) if chosen.inputs else None,
             "calibration": {"images": options.calibration},
             "evaluation": {"images": options.evaluation},
             "seed": options.seed,

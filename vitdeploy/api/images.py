@@ -42,7 +42,7 @@ class Images:
 
     `path` is a folder (or an .npz of tokens) whose labels are of that `kind`, None for images in memory. Of those,
     `rows` gives an image and its class (an index, a name, or None) each, and `names` are the class names by index.
-    `texts` and `template` are for models that take texts.
+    `texts` and `template` are for models that take texts, `inputs` for those that take more than an image.
     """
 
     path: Path | None
@@ -52,6 +52,7 @@ class Images:
     names: tuple[str, ...] = ()
     texts: Path | None = None
     template: str | None = None
+    inputs: Path | None = None
     _placed: dict[Any, tuple[Path, LabelKind]] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def place(self, setting: Setting) -> tuple[Path, LabelKind]:
@@ -96,6 +97,7 @@ def images(
     labels: str | Sequence[int | str] | None = None,
     *,
     annotations: str | Path | None = None,
+    inputs: str | Path | None = None,
     texts: str | Path | Sequence[str] | None = None,
     template: str | None = None,
 ) -> Images:
@@ -113,6 +115,8 @@ def images(
             brings its own.
         annotations: YOLO's folder of label files, COCO's JSON file, the folder of maps, the JSON list of texts, or the
             table of columns or of pairs.
+        inputs: for a model that takes more than the image, the folder with NAME/STEM.npy or .png for each, by the name
+            of the input and the path of the image below `source`.
         texts: for a model of two towers, what images are compared with: a list, or a file with one text a line.
         template: makes the name of a class folder a text, with {} for the name; without it "a photo of a {}.".
 
@@ -125,9 +129,10 @@ def images(
     >>> vd.images(grey, labels=[0, 1, 1]).names
     ()
     """
-    if texts is not None or template is not None:
+    if texts is not None or template is not None or inputs is not None:
         found = images(source, labels, annotations=annotations)
-        return dataclasses.replace(found, texts=_text_file(texts), template=template)
+        place = Path(inputs) if inputs is not None else None
+        return dataclasses.replace(found, texts=_text_file(texts), template=template, inputs=place)
     if isinstance(source, Images):
         return source
     if isinstance(source, str | Path):

@@ -85,6 +85,9 @@ class Labelled(Options):
         None,
         "YOLO's folder, COCO's JSON file, the folder of maps, the JSON list of texts or prompts, or a table.",
     )
+    inputs: Path | None = option(
+        None, "For models that take more than an image: the folder with NAME/STEM.npy or .png for each.", metavar="DIR"
+    )
 
 
 @dataclass(frozen=True)
@@ -143,7 +146,7 @@ class SourceOptions(Options):
     bind: Sequence[str] = option(
         (),
         "A further input of an .onnx file, or of your own module, becomes a constant: a number, numbers with commas, a "
-        ".npy or .npz.",
+        ".npy or .npz; input: each image brings its own.",
         metavar="NAME=VALUE",
     )
 

@@ -15,6 +15,7 @@ from vitdeploy.bundle.read import read_bundle
 from vitdeploy.errors import CapabilityError, ImageError, InputError, MissingFileError
 from vitdeploy.progress import Progress, silent
 from vitdeploy.runtime import load, load_sequence, preprocess
+from vitdeploy.runtime.inputs import read_further
 from vitdeploy.runtime.tasks.registry import TASKS
 
 if TYPE_CHECKING:
@@ -54,6 +55,12 @@ class Predict(Options):
     texts: Sequence[str] = option((), "Compare the images with this text; as often as needed.", flag="--text")
     beams: int | None = option(None, "Beams of a search for texts; 1: the likeliest token at each step.")
     prompt: str | None = option(None, "What a text begins with, such as the task of a Donut.")
+    beside: Sequence[str] = option(
+        (),
+        "What a model takes beside the image, a .npy or .png; of several images the same.",
+        flag="--input",
+        metavar="NAME=FILE",
+    )
     boxes: Sequence[tuple[float, float, float, float]] = option(
         (),
         "Key points of what is in this box of each image (pixels), or the mask of the object in it.",
@@ -100,8 +107,9 @@ def predict(options: Predict, find: Callable[[bool], Sequence[Input]], reporter:
 
     Raises:
         CapabilityError: `draw` for a task whose answers are no pictures.
-        InputError: texts, points, beams, a prompt or a gallery for a bundle that takes none; of promptable segmentation
-            nothing that says which object is meant, or points and several boxes; a gallery of another model.
+        InputError: texts, points, beams, a prompt, inputs or a gallery for a bundle that takes none, or not those that
+            it takes; of promptable segmentation nothing that says which object is meant, or points and several boxes; a
+            gallery of another model.
         Errors of `find`, and of reading and loading the bundle, as `runtime.load`.
     """
     bundle, texts, searched = options.bundle, options.texts, (options.beams, options.prompt) != (None, None)
@@ -118,6 +126,8 @@ def predict(options: Predict, find: Callable[[bool], Sequence[Input]], reporter:
     if searched and task != "image-to-text":
         flag = "--beams" if options.beams is not None else "--prompt"
         raise InputError(f"{bundle} writes no texts", found=f"the task {task}", fix=f"leave {flag} out")
+    if options.beside and takes != "images":
+        raise InputError(f"{bundle} takes no such input", found=f"the task {task}", fix="leave --input out")
     if options.gallery is not None and task != "embedding":
         raise InputError(f"{bundle} searches no gallery", found=f"the task {task}", fix="leave --gallery out")
     inputs = find(takes == "tokens")
@@ -138,6 +148,8 @@ def predict(options: Predict, find: Callable[[bool], Sequence[Input]], reporter:
             answers = _search(predictor, inputs, options.gallery, options.top, reporter.progress)
         elif options.boxes:
             answers = _answer_boxes(predictor, inputs, options)
+        elif takes == "images" and (options.beside or predictor.inputs):
+            answers = _answer_with(predictor, inputs, options, reporter.progress)
         else:
             answers = _answer(predictor, inputs, options, reporter.progress)
         return Predicted(predictor.target, predictor.why, *answers)
@@ -261,6 +273,28 @@ def _answer_prompts(
         return [{"image": given.name, **result.to_dict(), **drawn}], _lines(result)
 
     return _each(inputs, answer)
+
+
+def _answer_with(
+    predictor: "Predictor", inputs: Sequence[Input], options: Predict, progress: Progress
+) -> tuple[Answers, Failures]:
+    """The answers of a model that takes more than the image, which is the same beside each of them."""
+    brought, taken = dict(map(_named, options.beside)), set[str]()
+    beside = read_further(brought, predictor.inputs)
+
+    def answer(given: Input) -> tuple[list[dict[str, Any]], list[str]]:
+        result = predictor.predict_with(given.image, beside, options.top)
+        drawn = _drawn(options.draw, predictor.task, given, result, taken)
+        return [{"image": given.name, **result.to_dict(), **drawn}], _lines(result)
+
+    return _each(inputs, answer, progress)
+
+
+def _named(text: str) -> tuple[str, str]:
+    name, _, file = text.partition("=")
+    if not name or not file:
+        raise InputError(f"{text!r} names no input", found=text, wanted="NAME=FILE, a .npy or .png")
+    return name, file
 
 
 def _search(

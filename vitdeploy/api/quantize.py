@@ -17,15 +17,16 @@ from vitdeploy.backends import TARGETS
 from vitdeploy.bundle.read import MONITOR_FILE
 from vitdeploy.data.folder import Sample
 from vitdeploy.errors import CapabilityError, InputError
-from vitdeploy.graph.io.files import admitted_metadata
+from vitdeploy.graph.io.files import admitted_metadata, graph_spec, load_graph
 from vitdeploy.pipeline import assemble, setting
 from vitdeploy.pipeline.job import weight_bits
 from vitdeploy.report.html import render_sensitivity
 from vitdeploy.runtime.host import describe_host
+from vitdeploy.runtime.inputs import require_image_alone
 from vitdeploy.runtime.tasks.registry import flow_of
 from vitdeploy.runtime.values import saturation_warning
 from vitdeploy.search.precision import HighPrecision, Mixed, Sensitivity
-from vitdeploy.spec import Budget, WeightBits, encode
+from vitdeploy.spec import Budget, TensorSpec, WeightBits, encode
 from vitdeploy.stages import export, search, step
 from vitdeploy.stages.calibrate import calibrate, calibrate_parts
 from vitdeploy.stages.compile import check_task
@@ -99,7 +100,8 @@ def quantize(options: Quantize) -> QuantizedGraph:
         check_task(metadata.task, target, options.precision)
         check_float_parts(metadata.task, options.float_parts)
         _check_search(metadata.task, options.sensitivity)
-        adapter = make_adapter(setting.graph_setting(file, metadata))
+        adapter = make_adapter(setting.graph_setting(file, metadata, graph_spec(load_graph(file), file.name)))
+        _require_shown(options, metadata.name, adapter.setting.inputs)
         choice = _choice(chosen, adapter, options, reporter)
         with values.filling(home, step.OUTPUT_NAMES) as work:
             found = adapter.calibration(choice, skip_bad=options.skip_bad, progress=reporter.progress)
@@ -108,7 +110,8 @@ def quantize(options: Quantize) -> QuantizedGraph:
                 workers = workers_of(options.executor, options.jobs)  # makes a store: behind what may be wrong
                 made = _make(options, bits, file, metadata.name, found.samples, work, reporter, workers)
             else:
-                made = _make_parts(options, bits, file.parent, drive, work, reporter)
+                graphs = {"model": file} if flow_of(metadata.task) is None else step.graphs_in(file.parent)
+                made = _make_parts(options, bits, graphs, drive, work, reporter)
             _write_beside(given.parent, found.samples, adapter, work)
     return _result(home, options, made, found.skipped)
 
@@ -133,8 +136,8 @@ def _choice(chosen: Images, adapter: TaskAdapter, options: Quantize, reporter: v
         annotations = None
     if annotations is not None and chosen.kind is None and adapter.calibrated_on is not None:
         labels = adapter.calibrated_on
-    texts = chosen.texts, chosen.template or TEMPLATE
-    return DataChoice(place, labels, annotations, options.num_samples or 0, "all", options.seed, *texts)
+    more = chosen.texts, chosen.template or TEMPLATE, chosen.inputs
+    return DataChoice(place, labels, annotations, options.num_samples or 0, "all", options.seed, *more)
 
 
 def _make(
@@ -190,14 +193,33 @@ def _check_search(task: str, sensitivity: bool) -> None:
         )
 
 
+def _require_shown(options: Quantize, name: str, further: Sequence[TensorSpec]) -> None:
+    """Raise CapabilityError where what is asked shows images to the graph, and cannot show what they bring."""
+    asked = {
+        f"precision {options.precision}": options.precision == "mixed" or TARGETS[options.target].typed,
+        "sensitivity": options.sensitivity,
+    }
+    for what, wanted in asked.items():
+        if wanted:
+            require_image_alone(name, further, what)
+
+
 def _make_parts(
-    options: Quantize, bits: WeightBits, folder: Path, drive: Drive, work: Path, reporter: values.Reporter
+    options: Quantize,
+    bits: WeightBits,
+    graphs: Mapping[str, Path],
+    drive: Drive,
+    work: Path,
+    reporter: values.Reporter,
 ) -> _Made:
     """Calibrate all graphs of a model at once, and place each; the files lie in `work`."""
-    graphs = step.graphs_in(folder)
     calibrated = calibrate_parts(graphs, drive, work, reporter.progress)
     ignore, in_float = tuple(options.ignore), tuple(options.float_parts)
-    placed = place_graphs(PlaceConfig(options.target, options.precision, ignore, bits, in_float), folder, work, work)
+    config = PlaceConfig(options.target, options.precision, ignore, bits, in_float)
+    if list(graphs) == ["model"]:  # whatever its file is called
+        placed = place_graph(config, graphs["model"], work / step.STATISTICS_FILE, work)
+    else:
+        placed = place_graphs(config, next(iter(graphs.values())).parent, work, work)
     for name in graphs:
         (work / step.statistics_file(name)).unlink()
     (work / "calibrate.json").unlink()

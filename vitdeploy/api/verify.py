@@ -188,8 +188,8 @@ def bisect(options: Bisect) -> Bisection:
 
 def data_choice(chosen: Images, setting: adapter.Setting, options: VerifyOn) -> adapter.DataChoice:
     place, kind = chosen.place(setting)
-    texts = chosen.texts, chosen.template or adapter.TEMPLATE
-    return adapter.DataChoice(place, kind, chosen.annotations, 0, options.num_samples or "all", options.seed, *texts)
+    more = chosen.texts, chosen.template or adapter.TEMPLATE, chosen.inputs
+    return adapter.DataChoice(place, kind, chosen.annotations, 0, options.num_samples or "all", options.seed, *more)
 
 
 def noun_of(chosen: Images) -> str:
@@ -272,7 +272,7 @@ def _choice(chosen: Images, baseline: Path) -> adapter.DataChoice:
     if chosen.path is None:
         manifest, labels = open_bundle(baseline)
         setting = engine_setting(baseline, manifest, manifest.engines[0], labels)
-    return adapter.DataChoice(*chosen.place(setting), chosen.annotations, 0, "all", 0)
+    return adapter.DataChoice(*chosen.place(setting), chosen.annotations, 0, "all", 0, inputs=chosen.inputs)
 
 
 def _lines(engine: comparison.PairFacts) -> list[str]:

@@ -36,6 +36,7 @@ from vitdeploy.bundle.read import read_bundle
 from vitdeploy.errors import TensorError, VitdeployError
 from vitdeploy.runtime import golden, host, nvidia
 from vitdeploy.runtime.engine import make_runner
+from vitdeploy.runtime.inputs import DTYPES, random_inputs
 from vitdeploy.runtime.runner import Array, Runner
 from vitdeploy.spec import EngineSpec, TensorSpec, decode
 
@@ -220,7 +221,7 @@ class _Session:
 
 
 def random_feeds(inputs: tuple[TensorSpec, ...], batch: int) -> dict[str, Array]:
-    """Seeded random arrays for all inputs: pixels for uint8, standard normal values for float32.
+    """Seeded random arrays for all inputs: pixels for uint8, standard normal values for float32, 1 or 2 for others.
 
     A dynamic leading axis becomes `batch`.
 
@@ -237,10 +238,12 @@ def _random_array(generator: np.random.Generator, tensor: TensorSpec) -> Array:
         return generator.integers(0, 256, shape, dtype=np.uint8)
     if len(shape) == len(tensor.shape) and tensor.dtype == "float32":
         return generator.standard_normal(shape, dtype=np.float32)
+    if shape and len(shape) == len(tensor.shape) and tensor.dtype in DTYPES:
+        return random_inputs([tensor], shape[0])[tensor.name]
     raise TensorError(
         f"no random input can be made for {tensor.name!r}",
         found=str(tensor),
-        wanted="uint8 or float32, with no dynamic axis but the leading one",
+        wanted=f"{' or '.join(DTYPES)}, with no dynamic axis but the leading one",
     )
 
 

@@ -19,6 +19,7 @@ from vitdeploy.pipeline.early import default_target, kind_of, new_folder, open_b
 from vitdeploy.pipeline.setting import engine_setting, graph_setting
 from vitdeploy.runtime import backend, choice
 from vitdeploy.runtime.golden import golden_files
+from vitdeploy.runtime.inputs import further_inputs, require_image_alone
 from vitdeploy.search.rows import in_parts
 from vitdeploy.spec import EngineSpec, FileEntry, Manifest, Precision
 from vitdeploy.stages.step import MODEL_FILE, find_graph
@@ -75,6 +76,8 @@ def find_device_artifacts(
 
 def placed_shipment(name: str, graphs: PlacedGraphs, batch: int, golden: Mapping[str, Path] | None = None) -> Shipment:
     files = {part: graphs.folder / f"{part}.onnx" for part in graphs.graphs}
+    _, spec = next(iter(graphs.graphs.values()))
+    require_image_alone(name, further_inputs(graphs.metadata.task, spec.inputs), "a device")
     facts = {"sequence": graphs.metadata.sequence, "row_parts": graphs.row_parts}
     return _ship(name, graphs.target, batch, files, golden or {}, None, facts)
 
@@ -83,6 +86,7 @@ def _of_engine(
     folder: Path, manifest: Manifest, engine: EngineSpec, labels: tuple[str, ...], golden: bool, work: Path
 ) -> Shipment:
     """Of an engine of a bundle: one that is code as it is, for the device that it was built on."""
+    require_image_alone(manifest.name, further_inputs(manifest.task, engine.inputs), "a device")
     files = {part.part: folder / part.graph for part in engine.parts or (engine,)}
     if engine.row_parts is not None:  # as the bundle's own files compute them
         files = {engine.part: new_folder(work, "rows") / MODEL_FILE}

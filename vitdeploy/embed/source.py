@@ -13,6 +13,7 @@ from vitdeploy.bundle.read import MANIFEST_FILE, file_sha256, read_bundle, verif
 from vitdeploy.errors import CapabilityError, ManifestError, TargetError
 from vitdeploy.runtime import choice, runner
 from vitdeploy.runtime.golden import comparable, no_golden, read_golden
+from vitdeploy.runtime.inputs import further_inputs, require_image_alone
 from vitdeploy.runtime.tasks import forms
 from vitdeploy.runtime.tasks.registry import TASKS
 from vitdeploy.runtime.tasks.task import DeviceTask
@@ -129,6 +130,7 @@ def find_embedded(folder: Path, targets: Sequence[str], what: str, answers: Call
             fix=f"vitdeploy run RECIPE --set 'targets=[{targets[0]}]'",
         )
     engine = choice.usable_engines(manifest, found)[0]
+    require_image_alone(manifest.name, further_inputs(manifest.task, engine.inputs), what)
     verify_files(folder, manifest)
     golden = read_golden(folder, manifest, engine)
     if golden is None:

@@ -16,6 +16,7 @@ from torch.utils import _pytree as pytree
 
 from vitdeploy.errors import EngineError, ExportError, TensorError
 from vitdeploy.exporter.parity import BATCHES, SEED, TOLERANCE, refuse_two_answers, worst_difference
+from vitdeploy.runtime.inputs import random_inputs
 from vitdeploy.runtime.preprocess import normalise
 from vitdeploy.runtime.runner import Array, Runner
 from vitdeploy.spec import PreprocessSpec
@@ -46,8 +47,9 @@ def one_function(runner: Runner, preprocess: PreprocessSpec) -> OneFunction:
     Raises:
         ExportError: it gives different outputs for the same image, or runs at no size.
     """
-    images = _images(preprocess, max(SIZES))
-    asker = _Asker(runner, images if runner.inputs[0].dtype == "uint8" else normalise(images, preprocess))
+    images, (image, *others) = _images(preprocess, max(SIZES)), runner.inputs
+    fed = images if image.dtype == "uint8" else normalise(images, preprocess)
+    asker = _Asker(runner, {image.name: fed, **random_inputs(others, max(SIZES), 0)})
     again = asker.together([0])
     if not isinstance(again, str) and not isinstance(first := asker.alone(0), str):
         refuse_two_answers(again, first)
@@ -67,15 +69,15 @@ def one_function(runner: Runner, preprocess: PreprocessSpec) -> OneFunction:
 
 
 class _Asker:
-    """Asks a runner about the images `feed`, by their numbers; an answer in words says why it does not run."""
+    """Asks a runner about the images of `feeds`, by their numbers; an answer in words says why it does not run."""
 
-    def __init__(self, runner: Runner, feed: Array) -> None:
-        self._runner, self._feed = runner, feed
+    def __init__(self, runner: Runner, feeds: Answers) -> None:
+        self._runner, self._feeds = runner, feeds
         self._alone: dict[int, Answers | str] = {}
 
     def together(self, numbers: Sequence[int]) -> Answers | str:
         try:
-            return self._runner.infer({self._runner.inputs[0].name: self._feed[list(numbers)]})
+            return self._runner.infer({name: array[list(numbers)] for name, array in self._feeds.items()})
         except (EngineError, TensorError) as error:
             return error.found
 

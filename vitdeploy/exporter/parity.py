@@ -10,6 +10,7 @@ import numpy.typing as npt
 
 from vitdeploy.errors import EngineError, ExportError, TensorError
 from vitdeploy.extensions import lazy
+from vitdeploy.runtime.inputs import random_inputs
 from vitdeploy.runtime.ort import OnnxRuntimeRunner
 from vitdeploy.runtime.preprocess import normalise
 from vitdeploy.runtime.runner import Runner
@@ -57,12 +58,13 @@ class ParityRow:
 
 @dataclass(frozen=True)
 class ReferenceAnswers:
-    """uint8 pixels [batch, height, width, channels], what the original gives for them, by output, and the indices that
-    its `torch.topk` took."""
+    """uint8 pixels [batch, height, width, channels], what the original gives for them, by output, the indices that its
+    `torch.topk` took, and what each image brought besides its pixels, [batch, ...] by name."""
 
     pixels: npt.NDArray[np.uint8]
     outputs: Mapping[str, np.ndarray]
     choices: Sequence[np.ndarray] = ()
+    further: Mapping[str, np.ndarray] = field(default_factory=dict)
 
 
 def ask(reference: Runner, preprocess: PreprocessSpec, fixed_batch: int | None) -> list[ReferenceAnswers]:
@@ -70,16 +72,17 @@ def ask(reference: Runner, preprocess: PreprocessSpec, fixed_batch: int | None) 
     1, 2 and 5; of a fixed batch thrice at that batch, for other pixels.
 
     Raises:
-        ExportError: the original itself does not run at a batch, or gives two answers to the same images.
+        ExportError: the original itself does not run at a batch, or gives two answers to the same images; or an input
+            that each image brings changes nothing.
     """
     generator = np.random.default_rng(SEED)
-    name, (height, width), asked = reference.inputs[0].name, preprocess.crop, []
-    takes_pixels = reference.inputs[0].dtype == "uint8"
+    (image, *others), (height, width), asked = reference.inputs, preprocess.crop, list[ReferenceAnswers]()
     for batch in BATCHES if fixed_batch is None else (fixed_batch,) * len(BATCHES):
         pixels = generator.integers(0, 256, (batch, height, width, preprocess.channels), dtype=np.uint8)
+        brought = random_inputs(others, batch, len(asked))
         try:
             with ties.Choices() as choices:
-                outputs = reference.infer({name: pixels if takes_pixels else normalise(pixels, preprocess)})
+                outputs = reference.infer(_feed(image, ReferenceAnswers(pixels, {}, further=brought), preprocess))
         except Exception as error:  # the user's own module, which may raise anything
             raise ExportError(
                 f"the original does not run at batch {batch}",
@@ -87,13 +90,31 @@ def ask(reference: Runner, preprocess: PreprocessSpec, fixed_batch: int | None) 
                 wanted="every batch size" if fixed_batch is None else f"batch {batch}",
                 fix=FREE_BATCH,
             ) from error
-        asked.append(ReferenceAnswers(pixels, outputs, choices.taken))
-    refuse_two_answers(reference.infer(_feed(reference.inputs[0], asked[0], preprocess)), asked[0].outputs)
+        asked.append(ReferenceAnswers(pixels, outputs, choices.taken, brought))
+    refuse_two_answers(reference.infer(_feed(image, asked[0], preprocess)), asked[0].outputs)
+    for tensor in others:
+        changes = (
+            worst_difference(
+                reference.infer(
+                    {**_feed(image, each, preprocess), **random_inputs([tensor], len(each.pixels), number + 1)}
+                ),
+                each.outputs,
+            )
+            for number, each in enumerate(asked)
+        )
+        if not any(change > 0 for change in changes):
+            raise ExportError(
+                f"the answers do not depend on the input {tensor.name}, which each image is to bring",
+                found="the same outputs for other values of it",
+                wanted="an input that changes something",
+                fix=f"bind it to a value: --bind {tensor.name}=VALUE (source.bind in a recipe)",
+            )
     return asked
 
 
 def _feed(tensor: TensorSpec, asked: ReferenceAnswers, preprocess: PreprocessSpec) -> dict[str, np.ndarray]:
-    return {tensor.name: asked.pixels if tensor.dtype == "uint8" else normalise(asked.pixels, preprocess)}
+    pixels = asked.pixels if tensor.dtype == "uint8" else normalise(asked.pixels, preprocess)
+    return {tensor.name: pixels, **asked.further}
 
 
 def refuse_two_answers(second: Mapping[str, np.ndarray], first: Mapping[str, np.ndarray]) -> None:

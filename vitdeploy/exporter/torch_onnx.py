@@ -30,6 +30,7 @@ from vitdeploy.exporter import batches, patches
 from vitdeploy.graph import edit, values
 from vitdeploy.graph.canonical.normalise import normalise
 from vitdeploy.graph.io.files import BATCH, GraphMetadata, set_metadata
+from vitdeploy.runtime.inputs import random_inputs
 from vitdeploy.spec import Postprocess, PreprocessSpec, Task, TensorSpec
 
 # --- Names that a person can read, and no trace of the machine --------------------------------------------------------
@@ -142,11 +143,11 @@ class PixelsIn(nn.Module):
         self.register_buffer("scale", (1 / (255 * std)).float())
         self.register_buffer("shift", (-mean / std).float())
 
-    def forward(self, image: Tensor) -> Tensor | tuple[Tensor, ...]:
+    def forward(self, image: Tensor, *further: Tensor) -> Tensor | tuple[Tensor, ...]:
         pixels = image.permute(0, 3, 1, 2).float()
         if self.bgr:
             pixels = pixels[:, [2, 1, 0]]
-        return self.model(pixels * self.scale + self.shift)
+        return self.model(pixels * self.scale + self.shift, *further)
 
 
 class ModelIn(nn.Module):
@@ -173,10 +174,12 @@ def export_graph(
     task: Task = "classification",
     outputs: Sequence[str] = ("logits",),
     postprocess: Postprocess | None = None,
+    further: Sequence[TensorSpec] = (),
 ) -> ir.Model:
     """The ONNX graph of `model` (float32 [batch, channels, height, width] -> the tensors named by `outputs`).
 
     Args:
+        further: what the model takes behind the image, in that order, each [batch, ...].
         batch: a fixed batch, or None for a dynamic axis named "batch".
         in_graph: True takes "image" as uint8 [batch, height, width, channels]; False as normalised float32 NCHW.
 
@@ -185,19 +188,43 @@ def export_graph(
     """
     (height, width), channels, images = image_size, preprocess.channels, batch or EXAMPLE_BATCH
     opened = {0: torch.export.Dim(BATCH)}
+    more = _examples(further, images)
     if in_graph:
         wrapped: nn.Module = PixelsIn(model, preprocess)
         example = torch.zeros(images, height, width, channels, dtype=torch.uint8)
-        shapes: dict[str, Any] = {"image": opened}
+        shapes: dict[str, Any] = {"image": opened, **({"further": (opened,) * len(more)} if more else {})}
     else:
-        wrapped, shapes = ModelIn(model), {"inputs": (opened,)}
+        wrapped, shapes = ModelIn(model), {"inputs": (opened,) * (1 + len(more))}
         example = torch.zeros(images, channels, height, width)
-    graph = exported(wrapped, (example,), shapes if batch is None else None, opset, [INPUT], outputs, name)
+    inputs = [INPUT, *(tensor.name for tensor in further)]
+    graph = exported(wrapped, (example, *more), shapes if batch is None else None, opset, inputs, outputs, name)
+    _require_inputs(graph, inputs, name)
     set_metadata(graph, GraphMetadata(name, task, preprocess, postprocess=postprocess))
     return graph
 
 
-def expected_seconds(model: nn.Module, channels: int, image_size: tuple[int, int], batch: int | None) -> float:
+def _examples(further: Sequence[TensorSpec], batch: int) -> list[Tensor]:
+    return [torch.from_numpy(array) for array in random_inputs(further, batch).values()]
+
+
+def _require_inputs(graph: ir.Model, names: Sequence[str], what: str) -> None:
+    found = [str(value.name) for value in graph.graph.inputs]
+    if found != list(names):
+        raise ExportError(
+            f"the graph of {what} has other inputs than the model",
+            found=", ".join(found),
+            wanted=", ".join(names),
+            fix="bind an input that the model does not use to a constant",
+        )
+
+
+def expected_seconds(
+    model: nn.Module,
+    channels: int,
+    image_size: tuple[int, int],
+    batch: int | None,
+    further: Sequence[TensorSpec] = (),
+) -> float:
     """How long export and comparison of a model of images will take on this machine with nothing else on it, from one
     run with the batch that it is exported with: its operators, of which a trace takes some 10 ms each, and the time of
     an image, which three batch sizes in two runtimes take some 28 times. Five models of 67 to 2,776 operators took 0.8
@@ -212,7 +239,7 @@ def expected_seconds(model: nn.Module, channels: int, image_size: tuple[int, int
 
     count, images, started = Count(), batch or EXAMPLE_BATCH, time.perf_counter()
     with torch.no_grad(), count:
-        model.eval()(torch.zeros(images, channels, *image_size))
+        model.eval()(torch.zeros(images, channels, *image_size), *_examples(further, images))
     return 1 + count.operators / 100 + 28 * (time.perf_counter() - started) / images
 
 

@@ -44,6 +44,8 @@ class Signature:
                          `postprocess` says
         tensors          any outputs [batch, ...], by the module's own names
 
+    `inputs` are what the module takes behind the image, in that order, each [batch, ...]; of a user's own module.
+
     A model of sequences takes tokens instead (`models.transformer`): no channels, and an image size of 0. `notes` say
     what was decided about the outputs, one per line.
     """
@@ -55,6 +57,7 @@ class Signature:
     postprocess: Postprocess | None = None
     sequence: SequenceSpec | None = None
     notes: tuple[str, ...] = ()
+    inputs: tuple[TensorSpec, ...] = ()
 
 
 @dataclass(frozen=True)

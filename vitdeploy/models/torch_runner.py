@@ -172,11 +172,13 @@ class _TorchSequenceRunner(_TorchParts):
 class TorchRunner(_TorchParts):
     """Runs the original module in eager mode, float32, on the CPU.
 
-    Input "image": float32 [batch, channels, height, width], normalised. Outputs: those of the model's signature.
+    Input "image": float32 [batch, channels, height, width], normalised; the others and the outputs: those of the
+    model's signature.
     """
 
     def __init__(self, original: family.LoadedModel, *, threads: int = 0) -> None:
-        super().__init__(original.module, _image(original.signature), original.signature.outputs, threads)
+        signature = original.signature
+        super().__init__(original.module, (*_image(signature), *signature.inputs), signature.outputs, threads)
         self.original = original
 
 
@@ -209,11 +211,14 @@ class CompiledRunner(TorchRunner):
         self.provider = COMPILED
 
     def _infer(self, feeds: Mapping[str, runner.Array]) -> dict[str, runner.Array]:
-        image = torch.from_numpy(feeds["image"]).to(self.device).to(torch.float16)
         with torch.no_grad():
-            result = self._compiled(image)
+            result = self._compiled(*(self._on_device(feeds[tensor.name]) for tensor in self.inputs))
         tensors = (result,) if isinstance(result, torch.Tensor) else result
         return {spec.name: tensor.float().cpu().numpy() for spec, tensor in zip(self.outputs, tensors, strict=True)}
+
+    def _on_device(self, array: runner.Array) -> torch.Tensor:
+        tensor = torch.from_numpy(array).to(self.device)
+        return tensor.to(torch.float16) if tensor.is_floating_point() else tensor
 
     def _close(self) -> None:
         self._compiled = None

@@ -88,20 +88,22 @@ def golden_set(
     to agree to so many percent."""
     task, preprocess, postprocess = adapter.setting.task, adapter.setting.preprocess, adapter.setting.postprocess
     name, shared = original.inputs[0].name, adapter.shared_golden(data)
-    samples = adapter.golden_inputs(data, adapter.unlike(reference, data, GOLDEN_SAMPLES))
-    runner, samples = bound(task, original, {name: samples, **shared}, postprocess)
-    outputs = engine_outputs(runner, preprocess, samples[:1])
+    chosen = adapter.unlike(reference, data, GOLDEN_SAMPLES)
+    fed = {name: adapter.golden_inputs(data, chosen), **shared, **adapter.brought(data, chosen)}
+    runner, samples, brought = bound(task, original, fed, postprocess)
+    outputs = engine_outputs(runner, preprocess, samples[:1], _first(brought, 1))
     count = max(1, min(len(samples), write.GOLDEN_BYTES // max(1, sum(array.nbytes for array in outputs.values()))))
     seen = samples[: max(count, 2)]  # of one sample nothing shows how the answers to others would do
+    brought = _first(brought, len(seen))
     if len(seen) > 1:
-        outputs = engine_outputs(runner, preprocess, seen)
+        outputs = engine_outputs(runner, preprocess, seen, brought)
     least = least_same(count, agreement)
     kept, others = _first(outputs, count), _first(_rolled(outputs), count)
     by_chance = count_same(task, preprocess, postprocess, others, kept)
     answers = {}
     for engine, folder in engines:
         with make_runner(folder, engine) as whole:
-            found = engine_outputs(bound(task, whole, {name: samples, **shared}, postprocess)[0], preprocess, seen)
+            found = engine_outputs(bound(task, whole, fed, postprocess)[0], preprocess, seen, brought)
         names = list(found) if postprocess is None else postprocess.comparable(found)
         names = [each for each in names if found[each].dtype.kind not in "iu"]
         varies, own = largest_difference(_rolled(found), found, names), _first(found, count)
@@ -111,7 +113,7 @@ def golden_set(
         tolerance = _tolerance(engine.precision, varies)
         nothing = None if tolerance is not None or 2 * by_chance <= wanted else _nothing(varies, by_chance, count)
         answers[engine.artifact] = write.GoldenAnswers(own, tolerance or TOLERANCE[engine.precision], wanted, nothing)
-    return write.Golden({name: samples[:count], **shared}, kept, answers)
+    return write.Golden({name: samples[:count], **shared, **_first(brought, count)}, kept, answers)
 
 
 def _first(outputs: Mapping[str, Array], count: int) -> dict[str, Array]:
@@ -154,12 +156,13 @@ AT_ONCE = 8
 
 def monitor_of(job: Job, engines: Sequence[tuple[EngineSpec, Path]]) -> str | None:
     """The text of `monitor.json`, of up to 128 calibration images, evenly spread; of as many evaluation images where
-    there are too few of those. None of a model that takes no images, or where there are fewer than 32.
+    there are too few of those. None of a model that takes no images, or more than one, or where there are fewer than
+    32.
 
     Engines of several graphs have no reference of their outputs: these depend on more than the image.
     """
     model, data = job.reference_model, job.data
-    if not isinstance(job.adapter, ImageAdapter) or model.preprocess is None:
+    if not isinstance(job.adapter, ImageAdapter) or model.preprocess is None or model.inputs:
         return None
     samples = data.calibration if len(data.calibration) >= monitor_reference.LEAST_IMAGES else data.evaluation
     chunks = _chunks(samples, model.preprocess)

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from vitdeploy import __version__
+from vitdeploy.backends import TARGETS
 from vitdeploy.graph.io import admit, bound
 from vitdeploy.graph.passes.optimize import OptimizeOptions
 from vitdeploy.models.model_folder.image_processor import scaled
@@ -17,6 +18,7 @@ from vitdeploy.progress import Progress
 from vitdeploy.quantization.placement_reader import reject_quantized
 from vitdeploy.recipe.recipe import OptimizeSection, Recipe, height_width
 from vitdeploy.runtime.host import describe_host
+from vitdeploy.runtime.inputs import require_image_alone
 from vitdeploy.runtime.values import bits_for
 from vitdeploy.spec import Budget, WeightBits
 from vitdeploy.stages import export, place, rows, step
@@ -87,6 +89,7 @@ def choice_of(recipe: Recipe) -> DataChoice:
         seed=data.seed,
         texts=Path(data.texts) if data.texts else None,
         template=data.template or TEMPLATE,
+        inputs=Path(data.inputs) if data.inputs else None,
     )
 
 
@@ -176,6 +179,7 @@ def prepare(
     for target in recipe.targets:
         check_task(reference_models[0].task, target, recipe.precision)
     place.check_float_parts(reference_models[0].task, recipe.float_parts)
+    _require_shown(recipe, reference_models[0])
     if recipe.optimize.prune != "none":
         rows.check_prune(reference_models[0].task, reference_models[0].preprocess)
     if recipe.precision in ("int8", "mixed", "int4") and is_onnx(reference_models[0].source):
@@ -190,6 +194,25 @@ def prepare(
         Job(each, reference_model, adapter, data, f"{reference_model.size}: " if len(recipes) > 1 else "")
         for each, reference_model, adapter in zip(settled, reference_models, adapters, strict=True)
     )
+
+
+def _require_shown(recipe: Recipe, model: ReferenceModel) -> None:
+    """Raise CapabilityError where a part of the run shows images to the model, and cannot show what they bring."""
+    section = recipe.optimize
+    asked = {
+        "precision: mixed": recipe.precision == "mixed",
+        "optimize.prune": section.prune != "none",
+        "optimize.token_merging": section.token_merging != "none",
+        "optimize.split_rows": section.split_rows not in ("auto", "none"),
+        "source.image_sizes": recipe.source.image_sizes is not None,
+        **{
+            f"precision: {recipe.precision} for {target}": TARGETS[target].typed and recipe.precision != "fp32"
+            for target in recipe.targets
+        },
+    }
+    for name, wanted in asked.items():
+        if wanted:
+            require_image_alone(model.name, model.inputs, name)
 
 
 def weight_bits(vnni: bool | None) -> WeightBits:

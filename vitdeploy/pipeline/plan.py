@@ -46,7 +46,7 @@ def make_plan(job: Job, workers: Workers = HERE) -> list[Step]:
     contenders = candidates(job)
     reference, *verdicts = judge_plan(job, contenders)
     steps = [reference, *engine_plan(job, contenders, workers), *verdicts]
-    if job.adapter.attention and isinstance(job.adapter, ImageAdapter):
+    if job.adapter.attention and isinstance(job.adapter, ImageAdapter) and not job.reference_model.inputs:
         steps.append(attention.attention_step(job.adapter, job.data, contenders))
     return [dataclasses.replace(step, about=_about(job, step)) for step in steps]
 
@@ -63,7 +63,8 @@ def engine_plan(job: Job, contenders: Sequence[Candidate], workers: Workers = HE
     recipe = job.recipe
     steps = [export.export_step(job.reference_model, export_config_of(recipe)), *float_steps(job)]
     if any(candidate.precision in QUANTIZED for candidate in contenders):
-        drive = job.adapter.drive(Calibration(job.data.calibration, texts=job.data.classes))
+        shown = Calibration(job.data.calibration, texts=job.data.classes, inputs=job.data.inputs)
+        drive = job.adapter.drive(shown)
         steps.append(calibrate.calibrate_step(job.data, drive, workers))
     for candidate in contenders:
         plain = _plain(job, candidate)
@@ -88,7 +89,7 @@ def placement_plan(job: Job, candidate: Candidate, rest: FloatRest | Literal["me
         return [typed.typed_step(candidate, job.data, recipe.ignore)]
     price, batch = recipe.high_precision, recipe.engine_batch
     raises = search.raises_precision(candidate.target, candidate.precision, job.reference_model.task, price)
-    raises = raises and candidate.shipped
+    raises = raises and candidate.shipped and not job.reference_model.inputs
     place = place_step(candidate, plain, recipe.float_parts, raises=raises)
     return [*([search.high_precision_step(candidate, plain, price, batch, job.data, rest)] if raises else []), place]
 
@@ -109,8 +110,8 @@ def float_steps(job: Job) -> list[Step]:
 
 def row_parts_of(job: Job, candidate: Candidate) -> tuple[int, ...] | Literal["measured"] | None:
     """The parts in which a candidate's engine computes its rows: those of the recipe, those to be measured, or None."""
-    wanted = job.recipe.optimize.split_rows
-    if wanted == "none" or not rows.splits_rows(candidate.target, candidate.precision, job.reference_model.task):
+    wanted, model = job.recipe.optimize.split_rows, job.reference_model
+    if wanted == "none" or model.inputs or not rows.splits_rows(candidate.target, candidate.precision, model.task):
         return None
     return "measured" if wanted == "auto" else wanted
 
@@ -118,6 +119,8 @@ def row_parts_of(job: Job, candidate: Candidate) -> tuple[int, ...] | Literal["m
 def float_rest_of(job: Job, candidate: Candidate) -> FloatRest | Literal["measured"]:
     """In which precision a candidate's engine computes its float operators: the recipe's, or what is to be measured."""
     wanted = job.recipe.optimize.float_rest
+    if wanted == "auto" and job.reference_model.inputs:
+        return "fp32"
     if not search.has_half_rest(candidate.target, candidate.precision, job.reference_model.task):
         return "fp32"
     return "measured" if wanted == "auto" else wanted

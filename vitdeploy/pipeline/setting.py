@@ -13,6 +13,7 @@ from vitdeploy.models.names import is_graph
 from vitdeploy.models.source import Source
 from vitdeploy.pipeline.run import default_store, run_plan
 from vitdeploy.progress import Progress, silent
+from vitdeploy.runtime.inputs import further_inputs
 from vitdeploy.runtime.values import number_of_classes
 from vitdeploy.spec import EngineSpec, GraphSpec, Manifest, decode
 from vitdeploy.stages import answers
@@ -42,15 +43,22 @@ def graph_setting(
         known_labels(file, metadata) if labels is None else labels,
         None if spec is None else number_of_classes(spec.outputs, metadata.postprocess),
         tokenizer=file.parent / TOKENIZER_FILE,
+        inputs=() if spec is None else further_inputs(metadata.task, spec.inputs),
     )
 
 
 def engine_setting(folder: Path, manifest: Manifest, engine: EngineSpec, labels: tuple[str, ...]) -> Setting:
     """The setting of one engine of the bundle in `folder`, with these class names."""
     classes = number_of_classes(engine.outputs, manifest.postprocess)
-    tokenizer = folder / TOKENIZER_FILE
     return Setting(
-        manifest.task, manifest.preprocess, manifest.postprocess, engine.sequence, labels, classes, tokenizer=tokenizer
+        manifest.task,
+        manifest.preprocess,
+        manifest.postprocess,
+        engine.sequence,
+        labels,
+        classes,
+        tokenizer=folder / TOKENIZER_FILE,
+        inputs=further_inputs(manifest.task, engine.inputs),
     )
 
 
@@ -64,6 +72,7 @@ def reference_setting(model: ReferenceModel) -> Setting:
         model.classes,
         model.claim,
         model.tokenizer,
+        model.inputs,
     )
 
 

@@ -22,6 +22,7 @@ from vitdeploy.graph.values import stem
 from vitdeploy.models.external.adapted import Adapted
 from vitdeploy.qat.layers import INSERTED, read_placed, weighted
 from vitdeploy.quantization.placement import shape
+from vitdeploy.runtime.inputs import further_inputs, require_image_alone
 from vitdeploy.runtime.tasks.registry import flow_of
 
 # What a placement makes one operator of, with its bias or as attention; and what it adds.
@@ -84,6 +85,8 @@ def read_placement(file: Path) -> PlacedGraph:
         raise CapabilityError(
             "a model of several graphs has no quantization-aware training", found=f"the task {metadata.task}"
         )
+    further = further_inputs(metadata.task, files.graph_spec(model, file.name).inputs)
+    require_image_alone(metadata.name, further, "quantization-aware training")
     return PlacedGraph(model, metadata)
 
 

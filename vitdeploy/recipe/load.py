@@ -81,7 +81,7 @@ MAX_PROBLEMS = 100
 # Fields that name files: relative to the recipe, so that it runs from anywhere.
 PATHS = (
     *(("source", key) for key in ("model", "checkpoint", "labels", "text_features", "normal")),
-    *(("data", key) for key in ("path", "annotations", "texts")),
+    *(("data", key) for key in ("path", "annotations", "texts", "inputs")),
 )
 
 

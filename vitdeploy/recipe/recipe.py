@@ -79,8 +79,8 @@ class SourceSection(Section):
     one side or [height, width]. `image_sizes`: several of them, each with graphs and engines of its own in one bundle.
     `heads`: for a bare state dict that cannot say it. `labels`: a file with one class name per line.
     `text_features`: see `models.zero_shot`. `normal`: the folder of images of good parts, of the task anomaly.
-    `bind`: a number, numbers or a .npy or .npz file for each further input of an ONNX file, or of your own module
-    (--model), by its name.
+    `bind`: a number, numbers, a .npy or .npz file, or "input", which each image brings, for each further input of an
+    ONNX file, or of your own module (--model), by its name.
     """
 
     model: str | None = None
@@ -157,6 +157,7 @@ class DataSection(Section):
     by the names of the images; or a JSON file of points and boxes beside the masks of what they mean (`prompts`);
     or a JSON list of file_name and text (`texts`); or MVTec AD's folders of good and defective parts (`mvtec`).
     For models that take texts: `texts` is a file with one a line, `template` makes the name of a class folder a text.
+    For models with an input of `bind` that each image brings: `inputs` is the folder with NAME/STEM.npy or .png.
     """
 
     path: str
@@ -164,6 +165,7 @@ class DataSection(Section):
     annotations: str | None = None
     texts: str | None = None
     template: str | None = None
+    inputs: str | None = None
     calibration: CalibrationSection = CalibrationSection()
     evaluation: EvaluationSection = EvaluationSection()
     seed: Annotated[int, Field(ge=0, lt=2**32)] = 0

@@ -78,14 +78,18 @@ def check_golden(
         raise no_golden(manifest, engine.artifact)
     if len(golden.inputs) != len(runner.inputs) or not golden.inputs:
         raise ManifestError("a golden set of other inputs", found=", ".join(golden.inputs), wanted=str(runner.inputs))
-    runner, samples = bound(manifest.task, runner, golden.inputs, manifest.postprocess)
+    runner, samples, further = bound(manifest.task, runner, golden.inputs, manifest.postprocess)
+    if any(len(array) != len(samples) for array in further.values() if array.ndim) or not all(
+        array.ndim for array in further.values()
+    ):
+        raise ManifestError("a golden set of other inputs", found=", ".join(further), wanted="a row for each image")
     if manifest.preprocess is not None and not _are_pictures(samples, manifest.preprocess):
         raise ManifestError(
             "golden inputs that are no pictures",
             found=f"{samples.dtype} {samples.shape}",
             wanted="uint8 [n, height, width, channels]",
         )
-    found = engine_outputs(runner, manifest.preprocess, samples)
+    found = engine_outputs(runner, manifest.preprocess, samples, further)
     for each in (golden.outputs, golden.original):
         if set(found) != set(each):
             raise ManifestError("a golden set of other outputs", found=", ".join(each), wanted=", ".join(found))
@@ -192,14 +196,21 @@ def _arrays(files: checked.CheckedFiles, name: str) -> dict[str, Array]:
         raise ManifestError(f"{path} cannot be read", found=str(error)[:200], wanted="arrays in an .npz file") from None
 
 
-def engine_outputs(runner: Runner, preprocess: PreprocessSpec | None, samples: Array) -> dict[str, Array]:
-    """Every output of a loaded engine for n golden samples, [n, ...]."""
-    tensor = runner.inputs[0]
+def engine_outputs(
+    runner: Runner, preprocess: PreprocessSpec | None, samples: Array, further: Mapping[str, Array] | None = None
+) -> dict[str, Array]:
+    """Every output of a loaded engine for n golden samples, [n, ...]. `further`: the inputs that each of them brings,
+    [n, ...] by name."""
+    tensor, more = runner.inputs[0], further or {}
     batch = tensor.shape[0] if isinstance(tensor.shape[0], int) else None
     size = batch or len(samples)
-    chunks = (samples[start : start + size] for start in range(0, len(samples), size))
-    fed = chunks if preprocess is None else (to_input(each, preprocess, tensor) for each in chunks)
-    return values.run_batches(fed, batch, lambda feed: runner.infer({tensor.name: feed}))
+
+    def feeds(start: int) -> dict[str, Array]:
+        chunk = samples[start : start + size]
+        fed = chunk if preprocess is None else to_input(chunk, preprocess, tensor)
+        return {tensor.name: fed, **{name: array[start : start + size] for name, array in more.items()}}
+
+    return values.run_batches(map(feeds, range(0, len(samples), size)), batch, runner.infer)
 
 
 def largest_difference(found: Mapping[str, Array], wanted: Mapping[str, Array], names: Iterable[str]) -> float:

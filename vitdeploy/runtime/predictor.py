@@ -17,6 +17,7 @@ import numpy as np
 
 from vitdeploy.errors import ClosedError, InputError, TensorError
 from vitdeploy.runtime import geometry, topdown, values
+from vitdeploy.runtime.inputs import Further, Inputs, further_inputs, read_further, stacked
 from vitdeploy.runtime.preprocess import ACCEPTED, ImageSource, Pixels, decode, in_rgb, resize_and_crop, to_input
 from vitdeploy.runtime.runner import AFTER_FORK, Array, Reloaded, Runner, require_array, type_name
 from vitdeploy.runtime.tasks.registry import to_result
@@ -53,7 +54,7 @@ class Predictor(Reloaded):
     engine runs for as many at a time as it has streams, one by default. `why` says why it is this engine. With
     `reduced`, large JPEG files are decoded at a part of their size (`runtime.reduced`). `monitor` says whether images
     and answers are as usual, where `load` was asked to watch them. One that `load` gave may be pickled and copied:
-    that loads the bundle again.
+    that loads the bundle again. `inputs` are those that each image brings besides its pixels; most models have none.
 
     >>> predictor = load("out/digits")            # doctest: +SKIP
     >>> predictor.predict("seven.png").label      # doctest: +SKIP
@@ -79,6 +80,7 @@ class Predictor(Reloaded):
         self.monitor: Monitoring | None = None
         self.canary: Canary | None = None
         self._input = runner.inputs[0]
+        self.inputs = further_inputs(task, runner.inputs)
         size = self._input.shape[0]
         self._batch = size if isinstance(size, int) else DYNAMIC_CHUNK
         self._stopwatch = values.Stopwatch()
@@ -110,6 +112,20 @@ class Predictor(Reloaded):
             ImageError, MissingFileError, TensorError: the image cannot be used.
         """
         return self.predict_batch([image], top, channels=channels)[0]
+
+    def predict_with(
+        self, image: ImageSource, inputs: Inputs, top: int = 5, *, channels: ChannelOrder = "rgb"
+    ) -> Result:
+        """`predict`, of a model that takes more than the image. `inputs`: for each of `self.inputs`, by name, an array
+        without a batch axis, or the path of a .npy or .png (`runtime.inputs.read_input`).
+
+        Raises:
+            InputError: other inputs than the model takes.
+            ImageError, MissingFileError, TensorError: the image, or an input, cannot be used.
+        """
+        require_top(top)
+        further = read_further(inputs, self.inputs)
+        return self._answer_loaded([self._load(in_rgb(image, channels))], top, [further])[0]
 
     def predict_batch(
         self, images: Sequence[ImageSource], top: int = 5, *, channels: ChannelOrder = "rgb"
@@ -268,16 +284,17 @@ class Predictor(Reloaded):
             TensorError: another dtype or shape.
         """
         if len(tensor) != self._batch:
-            return self._run(tensor[start : start + self._batch] for start in range(0, len(tensor), self._batch))
-        outputs = self._infer(tensor)
+            return self._run((tensor[start : start + self._batch], {}) for start in range(0, len(tensor), self._batch))
+        outputs = self._infer({self._input.name: tensor})
         self._stopwatch.count(self._batch)
         return outputs
 
-    def outputs(self, pixels: Sequence[Pixels]) -> dict[str, Array]:
-        """Every output, [n, ...], for n preprocessed images, each uint8 [height, width, channels]."""
-        return self._run(
-            self._input_of(pixels[start : start + self._batch]) for start in range(0, len(pixels), self._batch)
-        )
+    def outputs(self, pixels: Sequence[Pixels], further: Sequence[Further] = ()) -> dict[str, Array]:
+        """Every output, [n, ...], for n preprocessed images, each uint8 [height, width, channels]. `further`: what each
+        brings for `inputs`, by name, without a batch axis."""
+        size = self._batch
+        parts = (slice(start, start + size) for start in range(0, len(pixels), size))
+        return self._run((self._input_of(pixels[part]), stacked(further[part])) for part in parts)
 
     def _load(self, image: ImageSource) -> tuple[Pixels, tuple[int, int]]:
         """The pixels that the engine wants, and (width, height) of the image."""
@@ -309,10 +326,12 @@ class Predictor(Reloaded):
         self._stopwatch.add("preprocess", start)
         return pixels
 
-    def _answer_loaded(self, loaded: Sequence[tuple[Pixels, tuple[int, int]]], top: int) -> list[Result]:
+    def _answer_loaded(
+        self, loaded: Sequence[tuple[Pixels, tuple[int, int]]], top: int, further: Sequence[Further] = ()
+    ) -> list[Result]:
         if not loaded:
             return []
-        outputs = self.outputs([pixels for pixels, _ in loaded])
+        outputs = self.outputs([pixels for pixels, _ in loaded], further)
         return self._answers(outputs, [size for _, size in loaded], top)
 
     def _answers_or_errors(
@@ -334,18 +353,20 @@ class Predictor(Reloaded):
         self._stopwatch.add("preprocess", start)
         return tensor
 
-    def _run(self, chunks: Iterable[Array]) -> dict[str, Array]:
-        """Every output of all chunks, none of which is larger than the engine's batch."""
-        outputs = values.run_batches(
-            chunks, self._batch if isinstance(self._input.shape[0], int) else None, self._infer
-        )
+    def _run(self, chunks: Iterable[tuple[Array, Further]]) -> dict[str, Array]:
+        """Every output of all chunks of images with what they bring, none of which is larger than the engine's
+        batch."""
+        feeds = ({self._input.name: images, **further} for images, further in chunks)
+        outputs = values.run_batches(feeds, self._batch if isinstance(self._input.shape[0], int) else None, self._infer)
         self._stopwatch.count(len(next(iter(outputs.values()))))
         return outputs
 
-    def _infer(self, feed: Array) -> dict[str, Array]:
+    def _infer(self, feeds: Further) -> dict[str, Array]:
+        if self.inputs and len(feeds) == 1:
+            read_further(None, self.inputs)  # which says what is missing
         start = perf_counter_ns()
-        outputs = self.runner.infer({self._input.name: feed})
-        self._ran(feed, outputs, start)
+        outputs = self.runner.infer(feeds)
+        self._ran(feeds[self._input.name], outputs, start)
         return outputs
 
     def _ran(self, feed: Array, outputs: Mapping[str, Array], start: int) -> None:

@@ -16,6 +16,7 @@ import numpy.typing as npt
 
 from vitdeploy.errors import InputError
 from vitdeploy.runtime import flow, flows, text_decoder, topdown
+from vitdeploy.runtime.inputs import Further
 from vitdeploy.runtime.predictor import OpenedBundle, Predictor, require_several, require_top
 from vitdeploy.runtime.preprocess import ImageSource, in_rgb
 from vitdeploy.runtime.prompts import Given, Prompt, PromptSpec, prompt_arrays, read_prompts, require_slots
@@ -203,7 +204,7 @@ class PromptedPredictor(Predictor):
         """Raises InputError: outputs of an image alone mean nothing."""
         raise prompted.no_prompt()
 
-    def _infer(self, feed: Array) -> dict[str, Array]:
+    def _infer(self, feeds: Further) -> dict[str, Array]:
         """Raises InputError: what runs on an image alone, such as `predict_tensor`, has no prompt."""
         raise prompted.no_prompt()
 

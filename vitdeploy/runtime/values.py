@@ -27,21 +27,28 @@ def last_resort(others: Sequence[Task]) -> str:
 # --- Runs more images than an engine takes at once, or fewer ----------------------------------------------------------
 
 
+Feeds = Mapping[str, BatchesArray]
+
+
 def run_batches(
-    chunks: Iterable[BatchesArray], batch: int | None, infer: Callable[[BatchesArray], Mapping[str, BatchesArray]]
+    chunks: Iterable[Feeds], batch: int | None, infer: Callable[[Feeds], Mapping[str, BatchesArray]]
 ) -> dict[str, BatchesArray]:
     """Every output, [n, ...], for all rows of the chunks, of which there is at least one.
 
-    A chunk is [at most `batch`, ...]; a shorter one is padded with its last row, and the padding's outputs are dropped.
-    `batch` None means an engine that takes any number.
+    A chunk has each input, [at most `batch`, ...]; a shorter one is padded with its last row, and the padding's outputs
+    are dropped. `batch` None means an engine that takes any number.
     """
     runs = []
     for chunk in chunks:
-        count = len(chunk)
+        count = len(next(iter(chunk.values())))
         missing = 0 if batch is None else batch - count
-        found = infer(np.concatenate([chunk, np.repeat(chunk[-1:], missing, axis=0)]) if missing else chunk)
+        found = infer({name: _padded(array, missing) for name, array in chunk.items()} if missing else chunk)
         runs.append({name: output[:count] for name, output in found.items()})
     return runs[0] if len(runs) == 1 else {name: np.concatenate([run[name] for run in runs]) for name in runs[0]}
+
+
+def _padded(array: BatchesArray, missing: int) -> BatchesArray:
+    return np.concatenate([array, np.repeat(array[-1:], missing, axis=0)])
 
 
 # --- Where a predictor's time went: the stages of its images, summed over all threads ---------------------------------

@@ -19,6 +19,7 @@ from vitdeploy.errors import InputError, TargetError
 from vitdeploy.runtime import Predictor, choice, golden, load, masks, predictors
 from vitdeploy.runtime.engine import make_runner
 from vitdeploy.runtime.host import default_threads, usable_cores
+from vitdeploy.runtime.inputs import require_image_alone
 from vitdeploy.runtime.load import images_of
 from vitdeploy.runtime.monitor import Monitor, canary_of, watch
 from vitdeploy.runtime.runner import Array
@@ -158,6 +159,7 @@ def _engines(
     bundle, manifest = files.folder, files.manifest
     predictor = opened.enter_context(load(bundle, target, **how))
     engine = _spec(files, predictor)
+    require_image_alone(manifest.name, predictor.inputs, "a server")
     _require_known(predictor.runner.inputs + predictor.runner.outputs, manifest.name)
     large: Predictor | None = None
     streams: Predictor | None = None

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from vitdeploy.tasks.adapter import Data, Drive
 
 
-# --- Calibration of a model of several graphs -------------------------------------------------------------------------
+# --- Calibration of a model of several graphs, or of one that takes more than the image -------------------------------
 # what each layer's input holds while the float model runs as a whole.
 
 
@@ -51,7 +51,8 @@ class _ObservedRunner(Runner):
 
 
 def calibrate_parts(graphs: Mapping[str, Path], drive: Drive, out: Path, progress: Progress = silent) -> step.Facts:
-    """Writes the statistics of each graph, ranges.json: the bounds of all, by "part/tensor", and calibrate.json.
+    """Writes the statistics of each graph, ranges.json: the bounds of all, by "part/tensor", of one graph by tensor,
+    and calibrate.json.
 
     Raises:
         GraphError: a graph is quantized already, or no sample reached one.
@@ -75,7 +76,10 @@ def calibrate_parts(graphs: Mapping[str, Path], drive: Drive, out: Path, progres
         found = observation.statistics()
         ranges.save_statistics(found, out / step.statistics_file(name))
         bounds |= {
-            f"{name}/{tensor}": {"low": float(each.low.min()), "high": float(each.high.max())}
+            (f"{name}/{tensor}" if len(graphs) > 1 else tensor): {
+                "low": float(each.low.min()),
+                "high": float(each.high.max()),
+            }
             for tensor, each in found.items()
         }
     step.write_json(out / "ranges.json", bounds)
@@ -234,8 +238,8 @@ def _calibrate_warnings(observation: observers.Observation, names: Sequence[str]
 
 
 def calibrate_step(data: Data, drive: Drive | None = None, workers: Workers = HERE) -> step.Step:
-    """The statistics of the job's float graph on the calibration images, many of them observed by `workers`; of a model
-    of several graphs those of each, while `drive` runs them."""
+    """The statistics of the job's float graph on the calibration images, many of them observed by `workers`; where
+    there is a `drive`, which runs them, those of each graph of a model."""
     samples = data.calibration
 
     def write(folders: step.Folders, out: Path, progress: Progress, scratch: Path) -> None:

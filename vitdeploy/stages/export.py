@@ -310,7 +310,7 @@ def _export_image_model(
     if original is None:
         graph = _imported(reference_model, config)
     else:
-        images = reference_model.channels, reference_model.image_size, config.batch
+        images = reference_model.channels, reference_model.image_size, config.batch, reference_model.inputs
         seconds = torch_onnx.expected_seconds(original.module, *images)
         if seconds > SAID_SECONDS:
             progress(f"export to ONNX: about {seconds:.0f} s where nothing else runs", 1, 3)
@@ -325,6 +325,7 @@ def _export_image_model(
             task=reference_model.task,
             outputs=[tensor.name for tensor in reference_model.outputs],
             postprocess=reference_model.postprocess,
+            further=reference_model.inputs,
         )
     batch = fixed_batch(graph_spec(graph, MODEL_FILE))
     if batch not in (None, config.batch):
@@ -335,7 +336,8 @@ def _export_image_model(
             fix=FREE_BATCH,
         )
     metadata = get_metadata(graph, MODEL_FILE)
-    constants = tuple(bound.without_folders(reference_model.source.bind)) or metadata.bound
+    given = bound.constants(reference_model.source.bind)
+    constants = tuple(bound.without_folders(given)) or metadata.bound
     set_metadata(graph, dataclasses.replace(metadata, labels=reference_model.labels, bound=constants))
     versions = _save({"model": graph}, out)
     del graph

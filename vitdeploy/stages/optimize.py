@@ -17,6 +17,7 @@ from vitdeploy.graph.passes.tokens import merge_tokens
 from vitdeploy.graph.values import weight_bytes
 from vitdeploy.limits import bounded
 from vitdeploy.progress import Progress, silent
+from vitdeploy.runtime.inputs import require_image_alone
 from vitdeploy.stages import step
 
 
@@ -72,6 +73,8 @@ def optimize(
                 fix="--image-size with the size that it was exported at",
             ) from None
         if options.token_merging:
+            own = files.graph_spec(model, file.name).inputs
+            require_image_alone(file.name, own[1:] if list(graphs) == ["model"] else (), "token merging")
             schedule = dict(options.token_merging)
             tokens = merge_tokens(model, schedule)[0]
             if options.align_rows is not None:

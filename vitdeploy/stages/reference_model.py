@@ -24,6 +24,7 @@ from vitdeploy.models.model_folder.folder import FILE as GENERATION
 from vitdeploy.models.names import LIBRARIES, NAMES, ONNX_FILE, graph_folder
 from vitdeploy.models.source import Source
 from vitdeploy.runtime import ort, runner, values
+from vitdeploy.runtime.inputs import further_inputs
 from vitdeploy.runtime.tasks.detection import PostprocessSpec
 from vitdeploy.spec import (
     Postprocess,
@@ -65,7 +66,7 @@ class ReferenceModel:
     `classes` is None for a model without classes, or if its outputs do not show how many there are. `labels` are the
     model's own class names, () without any. `digests`: SHA-256 of all files that it was read from, by name. `claim`:
     the accuracy that files next to the checkpoint claim. `tokenizer`: the file of a model that takes texts, on this
-    machine.
+    machine. `inputs`: what each image brings besides its pixels, in the order of the graph's inputs behind the first.
     """
 
     name: str
@@ -85,6 +86,7 @@ class ReferenceModel:
     digests: Mapping[str, str] = field(default_factory=dict)
     claim: ClaimedAccuracy | None = None
     tokenizer: Path | None = None
+    inputs: tuple[TensorSpec, ...] = ()
 
     @property
     def size(self) -> str:
@@ -257,6 +259,7 @@ def _of_module(source: Source) -> ReferenceModel:
         digests=digests,
         claim=_claim(folder),
         tokenizer=tokenizer,
+        inputs=signature.inputs,
     )
 
 
@@ -311,6 +314,7 @@ def _of_graph(source: Source, given: Overrides) -> ReferenceModel:
         family="onnx",
         notes=tuple(notes),
         digests=_digests([_graph_file(source)]) | _bound_digests(source),
+        inputs=further_inputs(graph.task, spec.inputs),
     )
 
 

@@ -13,15 +13,17 @@ from PIL import Image
 
 from vitdeploy.data.classes import ClassMap
 from vitdeploy.data.containers.find import find_containers, root_of
-from vitdeploy.data.decoding import DecodedImages, DecodedSet, Skipped
+from vitdeploy.data.decoding import DecodedImages, DecodedSet, Skipped, decode_images
 from vitdeploy.data.folder import DataSplit, Sample, digest, split
+from vitdeploy.data.inputs import InputFiles
 from vitdeploy.errors import DataError
 from vitdeploy.paths import is_dir
 from vitdeploy.progress import Progress
+from vitdeploy.runtime.inputs import Further, stacked
 from vitdeploy.runtime.predictor import Predictor
-from vitdeploy.runtime.preprocess import SUFFIXES
+from vitdeploy.runtime.preprocess import SUFFIXES, Pixels, to_input
 from vitdeploy.runtime.runner import Runner
-from vitdeploy.spec import LabelKind, OutputSpec, Postprocess, PreprocessSpec, SequenceSpec, Task
+from vitdeploy.spec import LabelKind, OutputSpec, Postprocess, PreprocessSpec, SequenceSpec, Task, TensorSpec
 from vitdeploy.tasks.answers import Copies, ExampleFacts, MappingFacts, Marks, Measure, Metric, PanelFacts, Said, Why
 from vitdeploy.tasks.images import FoundData, OfTask, calibration_images, check_images, nearest_pixels, without_copies
 from vitdeploy.verification.changes import Changes
@@ -56,7 +58,7 @@ PLACES = {
 class Setting:
     """How a model's inputs and outputs are read. `labels`: its own class names, () without; `classes`: how many;
     `claim`: the accuracy that its own files claim; `tokenizer`: the file that texts become tokens by, of a model that
-    takes texts."""
+    takes texts; `inputs`: what each image brings besides its pixels."""
 
     task: Task
     preprocess: PreprocessSpec | None
@@ -66,6 +68,7 @@ class Setting:
     classes: int | None = None
     claim: ClaimedAccuracy | None = None
     tokenizer: Path | None = None
+    inputs: tuple[TensorSpec, ...] = ()
 
     @property
     def images(self) -> PreprocessSpec:
@@ -91,7 +94,7 @@ TEMPLATE = "a photo of a {}."
 class DataChoice:
     """The choice of data in a recipe or on the command line; see the recipe's `data`. `calibration`: None for
     `data.folder.usual_calibration`. `texts`: a file, one a line; `template`: what makes the name of a class folder a
-    text, for models that take texts."""
+    text, for models that take texts. `inputs`: the folder of what each image brings besides its pixels."""
 
     path: Path
     labels: str
@@ -101,6 +104,7 @@ class DataChoice:
     seed: int
     texts: Path | None = None
     template: str = TEMPLATE
+    inputs: Path | None = None
 
     @property
     def numbers(self) -> Numbers:
@@ -117,6 +121,7 @@ class Data:
     of any other. `mapping`: how the data's classes became the model's, None without classes. `copies`: images of the
     same bytes, which `evaluation` holds once; None where there are none. `remarks`: what was assumed, repaired
     or left out; `doubts`: what makes all numbers on these labels doubtful. `decoded`: the pixels of evaluation images.
+    `inputs`: what each image brings besides its pixels, of a model that takes more.
     """
 
     root: Path
@@ -133,6 +138,7 @@ class Data:
     remarks: tuple[str, ...] = ()
     decoded: DecodedSet | None = field(default=None, repr=False, compare=False)
     doubts: tuple[str, ...] = ()
+    inputs: InputFiles | None = None
 
     def truths(self) -> list[OfTask] | None:
         """What is known of the evaluation samples, in their order; None without labels."""
@@ -162,11 +168,13 @@ class Data:
 
 @dataclass(frozen=True)
 class Calibration:
-    """Samples to calibrate on, the paths of those that cannot be read, and texts, of a model that takes texts."""
+    """Samples to calibrate on, the paths of those that cannot be read, texts, of a model that takes texts, and what
+    each image brings besides its pixels."""
 
     samples: Samples
     skipped: tuple[str, ...] = ()
     texts: tuple[str, ...] = ()
+    inputs: InputFiles | None = None
 
 
 @dataclass(frozen=True)
@@ -195,6 +203,33 @@ class Drive(ABC):
     def warnings(self) -> list[str]:
         """What may be wrong with the samples, a sentence each; to be asked after the run."""
         return []
+
+
+@dataclass(frozen=True)
+class InputsDrive(Drive):
+    """Runs one graph that takes more than the image: images of the calibration, each with what it brings."""
+
+    preprocess: PreprocessSpec
+    inputs: InputFiles
+
+    def __call__(self, runners: Mapping[str, Runner], progress: Count) -> None:
+        [runner] = runners.values()
+        image, held = runner.inputs[0], list[tuple[Pixels, Further]]()
+        size = batch if isinstance(batch := image.shape[0], int) else 1
+        if self.total % size:
+            raise DataError(
+                f"the graph has the fixed batch {size}",
+                found=f"{self.total} calibration images",
+                wanted=f"a multiple of {size}",
+                fix=f"data.calibration.images: {max(1, self.total // size) * size}, or --num-samples",
+            )
+        for sample, pixels, _ in decode_images(self.samples, self.preprocess):
+            held.append((pixels, self.inputs.of(sample)))
+            if len(held) == size:
+                tensor = to_input([each for each, _ in held], self.preprocess, image)
+                runner.infer({image.name: tensor, **stacked([brought for _, brought in held])})
+                progress(size)
+                held = []
 
 
 class TaskAdapter(ABC):
@@ -324,17 +359,32 @@ class TaskAdapter(ABC):
         """What all golden inputs have in common, by name; {} where a sample is the only input."""
         return {}
 
+    def brought(self, data: Data, chosen: Sequence[int]) -> dict[str, np.ndarray]:
+        """What some evaluation samples bring besides their pixels, [n, ...] by name; {} of a model of images alone."""
+        return {} if data.inputs is None else stacked([data.inputs.of(data.evaluation[index]) for index in chosen])
+
     def drive(self, calibration: Calibration) -> Drive | None:
-        """What runs a model of several graphs on its calibration samples; None of a model of one graph."""
-        return None
+        """What runs a model of several graphs, or one that takes more than the image, on its calibration samples; None
+        of any other."""
+        if calibration.inputs is None:
+            return None
+        return InputsDrive(calibration.samples, self.setting.images, calibration.inputs)
+
+    def input_files(self, choice: DataChoice) -> InputFiles | None:
+        """Where the images of a choice have what they bring besides their pixels; errors as `InputFiles.of_images`."""
+        return InputFiles.of_images(choice.inputs, choice.path, self.setting.inputs)
 
     def calibration(self, choice: DataChoice, *, skip_bad: bool, progress: Progress) -> Calibration:
         """The samples that `choice` asks for to calibrate on (0: all), in seeded order; errors as `load`."""
         count = choice.calibration or None
-        spec = self.setting.images
+        spec, inputs = self.setting.images, self.input_files(choice)
         if choice.annotations is None or self.calibrated_on is None:
             found = calibration_images(choice.path, count, choice.seed, spec, skip_bad=skip_bad, progress=progress)
-            return Calibration(*found)
+            if inputs is not None:
+                inputs.require_own(found[0])
+                for sample in found[0]:  # each is read before any work
+                    inputs.of(sample)
+            return Calibration(*found, inputs=inputs)
         check_labels(choice, (self.calibrated_on,), self.setting.task)
         skipped = Skipped([])
         chosen = DataSplit(self.labelled(choice, count, skipped if skip_bad else None), ())
@@ -395,7 +445,10 @@ class ImageAdapter(TaskAdapter):
         check_labels(choice, self.kinds, self.setting.task)
         unread = Skipped([])
         found = self.find(choice, unread if skip_bad else None)
-        chosen, known, copies, (notes, doubts) = without_copies(found)
+        inputs = self.input_files(choice)
+        if inputs is not None:
+            inputs.require_own((*found.parts.calibration, *found.parts.evaluation))
+        chosen, known, copies, (notes, doubts) = without_copies(found, None if inputs is None else inputs.content)
         parts, decoded, skipped = check_images(chosen, self.setting.images, skip_bad=skip_bad, progress=progress)
         labels, mapping, root = found.annotated, found.mapping, root_of(choice.path)
         calibration, evaluation = (
@@ -418,6 +471,7 @@ class ImageAdapter(TaskAdapter):
             remarks=(*parts.notes, *(labels.notes if labels is not None else ()), *notes),
             decoded=decoded,
             doubts=(*(labels.warnings if labels is not None else ()), *doubts),
+            inputs=inputs,
         )
 
     def find(self, choice: DataChoice, skipped: Skipped | None = None) -> FoundData:
@@ -432,13 +486,16 @@ class ImageAdapter(TaskAdapter):
         raise AssertionError("of tasks with such labels")
 
     def answers(self, runner: Runner, data: Data, progress: Count) -> Answers:
-        return collect(self.bound(runner, data), self.pixels(data), self.setting.images, self.keep, progress)
+        brought = None if data.inputs is None else data.inputs.each(data.evaluation)
+        return collect(self.bound(runner, data), self.pixels(data), self.setting.images, self.keep, progress, brought)
 
     def parts(self, runner: Runner, data: Data, ranges: Sequence[range], progress: Count) -> Iterator[Answers]:
         pixels = self.pixels(data)
         with Predictor(self.bound(runner, data), self.setting.images) as predictor:
             for part in ranges:
-                yield gather(predictor, pixels.some(part), self.keep, progress, fill=True)
+                samples = data.evaluation[part.start : part.stop]
+                brought = None if data.inputs is None else data.inputs.each(samples)
+                yield gather(predictor, pixels.some(part), self.keep, progress, further=brought, fill=True)
 
     def bound(self, runner: Runner, data: Data) -> Runner:
         """The runner as it takes images alone."""

@@ -6,7 +6,7 @@ What was read to evaluate on is kept: the original and every engine see these pi
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -128,11 +128,18 @@ OfTask: TypeAlias = Any
 Told: TypeAlias = tuple[tuple[str, ...], tuple[str, ...]]
 
 
-def without_copies(found: FoundData) -> tuple[DataSplit, dict[int, str], Copies | None, Told]:
+def without_copies(
+    found: FoundData, more: Callable[[Sample], str] | None = None
+) -> tuple[DataSplit, dict[int, str], Copies | None, Told]:
     """The split with one image of each content to evaluate on, the first by its path; the `contents` of all its
-    samples, by their ids; and what `copies_among` says."""
+    samples, by their ids; and what `copies_among` says. `more`: what of a sample its image does not have."""
     parts, known = found.parts, None if found.annotated is None else found.annotated.annotations
     calibration, evaluation = contents(parts.calibration), contents(parts.evaluation)
+    if more is not None:
+        calibration, evaluation = (
+            [f"{content}\t{more(sample)}" for content, sample in zip(told, part, strict=True)]
+            for told, part in ((calibration, parts.calibration), (evaluation, parts.evaluation))
+        )
     order = np.array(sorted(range(len(evaluation)), key=lambda i: parts.evaluation[i].path.parts), np.int64)
     first = first_of_copies(parts.evaluation, order, (evaluation[i] for i in order))
     kept, copies, told = copies_among(parts.evaluation, first, known, calibration, evaluation)

@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from vitdeploy.errors import EngineError
+from vitdeploy.runtime.inputs import Further
 from vitdeploy.runtime.predictor import Predictor
 from vitdeploy.runtime.preprocess import Pixels
 from vitdeploy.runtime.runner import Array as CollectArray
@@ -232,14 +233,16 @@ def collect(
     preprocess: PreprocessSpec,
     keep: Keep = everything,
     progress: Callable[[int], None] = lambda images: None,
+    further: Iterable[Further] | None = None,
 ) -> Answers:
     """The answers for preprocessed images with their original sizes, at most `CHUNK` images in memory at a time.
+    `further`: what each image brings for the further inputs of a model that has some.
 
     Raises:
         EngineError: an output is NaN or infinite.
     """
     with Predictor(runner, preprocess) as predictor:
-        return gather(predictor, images, keep, progress)
+        return gather(predictor, images, keep, progress, further=further)
 
 
 def gather(
@@ -248,6 +251,7 @@ def gather(
     keep: Keep = everything,
     progress: Callable[[int], None] = lambda images: None,
     *,
+    further: Iterable[Further] | None = None,
     fill: bool = False,
     turn: Turn = contextlib.nullcontext,
 ) -> Answers:
@@ -257,19 +261,23 @@ def gather(
     columns: dict[str, list[CollectArray]] = {}
     broken = 0
 
-    def run(held: list[tuple[Pixels, tuple[int, int]]]) -> int:
+    def run(held: list[tuple[Pixels, tuple[int, int], Further]]) -> int:
         copies = CHUNK - len(held) if fill or columns else 0
+        filled = (*held, *held[-1:] * copies)
         with turn():
-            outputs = predictor.outputs([pixels for pixels, _ in (*held, *held[-1:] * copies)])
-        for i, (_, size) in enumerate(held):
+            outputs = predictor.outputs(
+                [pixels for pixels, _, _ in filled], [brought for _, _, brought in filled if brought]
+            )
+        for i, (_, size, _) in enumerate(held):
             for name, array in keep({name: output[i] for name, output in outputs.items()}, size).items():
                 columns.setdefault(name, []).append(array)
         progress(len(held))
         return sum(not _finite(output[i] for output in outputs.values()) for i in range(len(held)))
 
-    held = []
-    for image in images:
-        held.append(image)
+    held: list[tuple[Pixels, tuple[int, int], Further]] = []
+    brings = itertools.repeat({}) if further is None else iter(further)
+    for pixels, size in images:
+        held.append((pixels, size, next(brings)))
         if len(held) == CHUNK:
             broken += run(held)
             held = []

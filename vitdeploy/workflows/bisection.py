@@ -15,6 +15,7 @@ from vitdeploy.graph.io import admit, files
 from vitdeploy.pipeline.early import float_graph, open_bundle
 from vitdeploy.progress import Progress
 from vitdeploy.runtime import choice, ort
+from vitdeploy.runtime.inputs import further_inputs, require_image_alone
 from vitdeploy.search import frame, graphs
 from vitdeploy.search.bisect import STANDS_OUT, Bisection, Culprit, Fix, GraphPart, bisect, find_fix, fixed_bits
 from vitdeploy.spec import EngineSpec
@@ -71,6 +72,7 @@ def bisect_artifact(
                 wanted="a model that takes images",
                 fix="`vitdeploy quantize --float-part NAME` leaves a graph in float: `verify` shows what it had cost",
             )
+        require_image_alone(manifest.name, further_inputs(manifest.task, engine.inputs), "--bisect")
         looked_at = _of_image(engine)
         file = float_graph(against) or float_graph(str(bundle))
         if file is None:

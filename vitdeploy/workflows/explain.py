@@ -17,6 +17,7 @@ from vitdeploy.graph.io.files import get_metadata
 from vitdeploy.publish import storage_errors, sync_folder, temporary_folder
 from vitdeploy.report.attention import MapPanel, attention_picture, picture_size
 from vitdeploy.runtime import preprocess, runner, values
+from vitdeploy.runtime.inputs import further_inputs, require_image_alone
 from vitdeploy.runtime.tasks import classification, detection, registry
 from vitdeploy.runtime.tasks.detection import PostprocessSpec
 from vitdeploy.spec import Manifest, PreprocessSpec
@@ -47,6 +48,8 @@ def explain(bundle: Path, image: Path, output: Path) -> Explanation:
             found=f"a bundle for the task {manifest.task}",
             wanted="a bundle of a model that takes images",
         )
+    graph = manifest.graphs[_image_graph(manifest)]
+    require_image_alone(manifest.name, further_inputs(manifest.task, graph.inputs), "a picture of attention")
     pixels = preprocess.load_image(image, manifest.preprocess)[0]
     model = _float_graph(bundle, manifest)
     head = manifest.postprocess

@@ -188,6 +188,8 @@ def _reason(ours: Subject, theirs: Subject, own: Setting, other: Setting) -> str
     """Why shards are not for these two; "" if they are."""
     if counted_adapter(own) is None:
         return f"the task {own.task} is not evaluated in shards"
+    if own.inputs:
+        return "each image brings more than its pixels"
     if own.preprocess != other.preprocess:
         return "the two sides prepare images differently"
     unknown = next((each.name for each in (ours, theirs) if each.identity is None), None)

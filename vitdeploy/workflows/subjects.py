@@ -413,6 +413,14 @@ def settings_of(ours: Subject, theirs: Subject) -> tuple[Setting, Setting]:
             found=f"{own.task} with {own.classes} classes against {other.task} with {other.classes}",
             wanted="the same task, and the same number of classes",
         )
+    brought = [[(each.name, each.dtype, each.shape[1:]) for each in side.inputs] for side in (own, other)]
+    if brought[0] != brought[1]:
+        raise InputError(
+            "the two models take other inputs beside the image",
+            found=" against ".join(", ".join(map(str, side.inputs)) or "none" for side in (own, other)),
+            wanted="the same inputs: each image brings them for both",
+            fix="give the original the same --bind",
+        )
     if (differs := differing(own.labels, other.labels)) is not None:
         raise InputError(
             "the two models count their classes in another order",

@@ -26,6 +26,7 @@ from vitdeploy.recipe.load import recipe_text, validate
 from vitdeploy.recipe.recipe import Recipe
 from vitdeploy.report.html import render_tuning
 from vitdeploy.runtime.host import describe_host
+from vitdeploy.runtime.inputs import require_image_alone
 from vitdeploy.runtime.tasks.registry import flow_of
 from vitdeploy.search.pruning import Pruning
 from vitdeploy.search.rows import RowTable
@@ -193,6 +194,7 @@ def prepare_search(search: schedule.LoadedRecipe, progress: Progress) -> Job:
             wanted="a model of one graph that takes images",
             fix="vitdeploy run RECIPE makes its engines; `float_parts` and `ignore` say what of them stays in float",
         )
+    require_image_alone(job.reference_model.name, job.reference_model.inputs, "a search")
     return job
 
 

@@ -1,5 +1,7 @@
 """Values for inputs of a graph or module that are no image, as a user writes them: "NAME=1", "NAME=640,480",
-"NAME=mask.npy" or, of an archive, "NAME=arrays.npz". Needs no ONNX.
+"NAME=mask.npy" or, of an archive, "NAME=arrays.npz". "NAME=input" stays an input, which each image brings; for a
+module, which declares nothing, "NAME=input:float32:1x64x64" says of which type and shape, without the batch axis. Needs
+no ONNX.
 """
 
 from collections.abc import Iterable, Mapping
@@ -11,9 +13,13 @@ import numpy.typing as npt
 
 from vitdeploy.errors import InputError, MissingFileError
 from vitdeploy.paths import is_file
+from vitdeploy.runtime.inputs import DTYPES
+from vitdeploy.spec import TensorSpec
 from vitdeploy.zip_members import DAMAGED, members
 
 FILES = (".npy", ".npz")
+INPUT, BATCH = "input", "batch"
+_SIDE = 1 << 16
 
 
 def named(text: str) -> tuple[str, str]:
@@ -23,7 +29,7 @@ def named(text: str) -> tuple[str, str]:
         raise InputError(
             f"{text!r} binds no input",
             found=text,
-            wanted="NAME=VALUE, the value a number, numbers with commas, or a .npy or .npz file",
+            wanted="NAME=VALUE, the value a number, numbers with commas, a .npy or .npz file, or input",
             fix="for example --bind mask=1, or source.bind: {mask: 1} in a recipe",
         )
     return name.strip(), value.strip()
@@ -55,6 +61,49 @@ def bound_notes(bind: Iterable[str]) -> list[str]:
     return ["the input {} is bound to {}".format(*named(text)) for text in without_folders(bind)]
 
 
+def further_note(inputs: Iterable[TensorSpec]) -> list[str]:
+    return [f"each image brings the input {tensor}" for tensor in inputs]
+
+
+def is_input(text: str) -> bool:
+    """Whether what is bound stays an input of the model."""
+    return named(text)[1].partition(":")[0] == INPUT
+
+
+def constants(bind: Iterable[str]) -> tuple[str, ...]:
+    """The bindings to values."""
+    return tuple(text for text in bind if not is_input(text))
+
+
+def asked_inputs(bind: Iterable[str]) -> dict[str, TensorSpec | None]:
+    """The inputs that each image brings, by name; None where nothing says their type and shape.
+
+    Raises:
+        InputError: a type that no file of numbers has, or sizes that are none.
+    """
+    return {named(text)[0]: _input_spec(text) for text in bind if is_input(text)}
+
+
+def _input_spec(text: str) -> TensorSpec | None:
+    (name, value) = named(text)
+    _, *parts = value.split(":")
+    dtype, sizes = parts[0] if parts else "", parts[1].split("x") if len(parts) > 1 else []
+    if not parts:
+        return None
+    if len(parts) > 2 or dtype not in DTYPES or not all(_is_side(size) for size in sizes):
+        raise InputError(
+            f"the type and shape of the input {name} cannot be read",
+            found=value,
+            wanted=f"input:TYPE, one number, or input:TYPE:SIZES, without the batch axis; {', '.join(DTYPES)}",
+            fix=f"for example {name}=input:float32:1x64x64",
+        )
+    return TensorSpec(name, dtype, (BATCH, *map(int, sizes)))
+
+
+def _is_side(text: str) -> bool:
+    return text.isascii() and text.isdecimal() and len(text) <= len(str(_SIDE)) and 0 < int(text) <= _SIDE
+
+
 def value_of(text: str) -> npt.NDArray[Any]:
     """The numbers of a binding.
 
@@ -64,13 +113,6 @@ def value_of(text: str) -> npt.NDArray[Any]:
     (name, value), file = named(text), file_of(text)
     if file is not None:
         return _array(file, name)
-    if value == "input":
-        raise InputError(
-            f"{name} cannot stay an input of the model",
-            found=text,
-            wanted="a value, which becomes a constant: predict takes images alone",
-            fix=f"for example {name}=1, {name}=640,480 or {name}=mask.npy, and a bundle for each value",
-        )
     try:
         numbers = [float(part) for part in value.strip("[]()").split(",")]
     except ValueError:

@@ -14,11 +14,12 @@ from vitdeploy.bundle.read import check_preprocess
 from vitdeploy.errors import GraphError, quoted
 from vitdeploy.graph import edit, values
 from vitdeploy.graph.io.admit import admit, admit_graph, drop_shapes, invalid, no_file, note_written
-from vitdeploy.graph.io.bound import bound_notes
+from vitdeploy.graph.io.bound import asked_inputs, bound_notes, constants, further_note
 from vitdeploy.graph.io.inputs import (
     bind_input,
     bind_values,
     drop_overridable,
+    keep_inputs,
     of_another_size,
     put_channels_first,
     set_image_size,
@@ -242,8 +243,8 @@ def fixed_batch(spec: GraphSpec) -> int | None:
 
 IMAGE, SIZES = "image", "orig_target_sizes"
 _BIND = (
-    "vitdeploy export FILE --bind NAME=VALUE for each of the others, a number or a .npy file (in a recipe source.bind: "
-    "{NAME: VALUE}); or export it with one image input"
+    "vitdeploy export FILE --bind NAME=VALUE for each of the others, a number or a .npy file, or --bind NAME=input "
+    "where each image brings its own (in a recipe source.bind: {NAME: VALUE}); or export it with one image input"
 )
 
 
@@ -277,7 +278,8 @@ def import_graph(
     """Read a file of unknown origin and say what it is for. Its function is that of the file.
 
     `image_size` is (height, width), for a file that leaves it open. `batch` fixes a batch that is open. `task`: what
-    its outputs are to be taken for. `bind`: "NAME=VALUE" of inputs that become constants.
+    its outputs are to be taken for. `bind`: "NAME=VALUE" of inputs that become constants, and "NAME=input" of those
+    that each image brings, which follow the image; a file that vitdeploy wrote says itself which these are.
 
     Raises:
         InputError: a value of `bind` cannot be read.
@@ -288,19 +290,26 @@ def import_graph(
     metadata = get_metadata(model, str(path)) if METADATA_KEY in model.metadata_props else None
     notes = []
     drop_overridable(model)
-    bind_values(model, bind)
-    notes += bound_notes(bind or (metadata.bound if metadata is not None else ()))
+    values_of = constants(bind)
+    bind_values(model, values_of)
+    notes += bound_notes(values_of or (metadata.bound if metadata is not None else ()))
+    further = asked_inputs(bind)
+    if metadata is not None and flow_of(metadata.task) is None:
+        further = {**{str(value.name): None for value in model.graph.inputs[1:]}, **further}
     if metadata is None:
         notes += widened(model)
-        if put_channels_first(model):
-            notes.append("the image has its channels last: the graph takes [batch, channels, height, width] instead")
-    if any(value.name == SIZES for value in model.graph.inputs):
+    if further:
+        keep_inputs(model, further, path)
+        notes += further_note(graph_spec(model, path.name).inputs[1:])
+    if metadata is None and put_channels_first(model, len(further)):
+        notes.append("the image has its channels last: the graph takes [batch, channels, height, width] instead")
+    if SIZES not in further and any(value.name == SIZES for value in model.graph.inputs):
         # Boxes then come out relative to the image: what the size would scale them to, post-processing does.
         bind_input(model, SIZES, np.ones(2, np.int64))
         notes.append(f"the input {SIZES} is bound to 1: boxes are relative to the image")
     if metadata is None or not _takes_pixels(model, metadata):
-        _rename_input(model, path)
-        set_image_size(model, image_size)
+        _rename_input(model, path, len(further))
+        set_image_size(model, image_size, len(further))
     elif image_size not in (None, metadata.images.crop):
         raise of_another_size(metadata.images.crop, image_size)
     if metadata is None:
@@ -333,14 +342,15 @@ def import_graph(
 def _takes_pixels(model: ir.Model, metadata: GraphMetadata) -> bool:
     """Whether the graph's input is uint8 [batch, height, width, channels], with preprocessing inside the graph."""
     inputs, spec = model.graph.inputs, metadata.preprocess
-    if len(inputs) != 1 or inputs[0].dtype != ir.DataType.UINT8 or inputs[0].shape is None or spec is None:
+    if not inputs or inputs[0].dtype != ir.DataType.UINT8 or inputs[0].shape is None or spec is None:
         return False
     return list(inputs[0].shape[1:]) == [*spec.crop, spec.channels]
 
 
-def _rename_input(model: ir.Model, path: Path) -> None:
+def _rename_input(model: ir.Model, path: Path, further: int) -> None:
+    """Call the image by our name; so many of the inputs, behind it, are no image."""
     inputs = model.graph.inputs
-    if len(inputs) != 1 or not _is_image(inputs[0]):
+    if len(inputs) != 1 + further or not _is_image(inputs[0]):
         raise GraphError(
             f"{path} does not take one image",
             found="; ".join(f"{v.name}: {v.dtype}{list(v.shape) if v.shape is not None else ''}" for v in inputs),
@@ -356,9 +366,9 @@ def _is_image(value: ir.Value) -> bool:
 
 def _batch(model: ir.Model, batch: int | None) -> None:
     """Call the leading axis by our name where it is dynamic, or fix it to `batch`."""
-    image = model.graph.inputs[0]
+    image, *further = model.graph.inputs
     assert image.shape is not None
     if not isinstance(image.shape[0], int):
-        for value in (image, *model.graph.outputs):
+        for value in (image, *further, *model.graph.outputs):
             if value.shape is not None and len(value.shape) and not isinstance(value.shape[0], int):
                 value.shape = ir.Shape([batch or BATCH, *value.shape[1:]])

@@ -2,7 +2,8 @@
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,8 @@ from vitdeploy.errors import GraphError
 from vitdeploy.graph.edit import Names
 from vitdeploy.graph.io.bound import named, value_of
 from vitdeploy.graph.values import array_of, is_constant
-from vitdeploy.spec import PreprocessSpec
+from vitdeploy.runtime.inputs import DTYPES
+from vitdeploy.spec import PreprocessSpec, TensorSpec
 
 # --- Change the inputs of a graph: bind one to a constant, set the image size, take pixels instead of floats ----------
 
@@ -96,6 +98,55 @@ def bind_values(model: ir.Model, bind: Sequence[str]) -> None:
         bind_input(model, named(text)[0], value_of(text))
 
 
+def keep_inputs(model: ir.Model, further: Mapping[str, TensorSpec | None], path: Path) -> None:
+    """Put the image before the inputs that it brings, which are `further`, in place.
+
+    Raises:
+        GraphError: no such input, more than one other that may be the image, or one that cannot be brought by each
+            image: of another type than files have, of an open size, or without the batch's axis.
+    """
+    inputs = {str(value.name): value for value in model.graph.inputs}
+    unknown = [name for name in further if name not in inputs]
+    images = [value for name, value in inputs.items() if name not in further]
+    if unknown or len(images) != 1:
+        shown = "; ".join(f"{value.name}: {value.dtype}{_sizes(value)}" for value in model.graph.inputs)
+        raise GraphError(
+            f"{path} has no input {unknown[0]!r}" if unknown else f"{path} does not take one image",
+            found=shown,
+            wanted="the name of an input that is no image" if unknown else "one input besides those that are named",
+            fix="" if unknown else "--bind NAME=VALUE or NAME=input for each other input",
+        )
+    batch = images[0].shape[0] if images[0].shape is not None and len(images[0].shape) else None
+    for name, wanted in further.items():
+        value = inputs[name]
+        sizes = [] if value.shape is None else list(value.shape)
+        own = str(value.dtype.numpy()) if value.dtype is not None and value.dtype.numpy() is not None else "none"
+        follows = bool(sizes) and (sizes[0] == batch or not (isinstance(batch, int) or isinstance(sizes[0], int)))
+        if own not in DTYPES or not follows or not all(isinstance(size, int) for size in sizes[1:]):
+            raise GraphError(
+                f"the input {name} of {path} cannot be brought by each image",
+                found=f"{own}{_sizes(value)}",
+                wanted=f"{' or '.join(DTYPES)}, [the batch of the image, sizes ...]",
+                fix=f"bind it to a value that all images share: --bind {name}=VALUE; or export the model again with a "
+                "batch axis for it",
+            )
+        if wanted is not None and (own, sizes[1:]) != (wanted.dtype, list(wanted.shape[1:])):
+            raise GraphError(
+                f"the input {name} of {path} is of another type or shape",
+                found=f"{own}{_sizes(value)}",
+                wanted=f"{wanted.dtype}{list(wanted.shape)}, as --bind says",
+                fix=f"{name}=input, which takes what the file says",
+            )
+    for name in further:
+        model.graph.inputs.remove(inputs[name])
+    for name in further:
+        model.graph.inputs.append(inputs[name])
+
+
+def _sizes(value: ir.Value) -> str:
+    return "[]" if value.shape is None else str([size if isinstance(size, int) else str(size) for size in value.shape])
+
+
 def _repeated(model: ir.Model, constant: ir.Value, batch: int | ir.SymbolicDim, images: ir.Value) -> ir.Value:
     """`constant` once for each sample: Expand to (batch, 1, ...)."""
     rest, names, name = [1] * (len(constant.shape or ()) - 1), Names(model), constant.name
@@ -126,13 +177,13 @@ CHANNELS = (1, 3, 4)
 TO_CHANNELS_LAST, TO_CHANNELS_FIRST = [0, 2, 3, 1], [0, 3, 1, 2]
 
 
-def put_channels_first(model: ir.Model) -> bool:
+def put_channels_first(model: ir.Model, further: int = 0) -> bool:
     """Let a graph whose one image has its channels last take [batch, channels, height, width] instead, in place.
 
     TensorFlow's images are [batch, height, width, channels], and its converters write a Transpose behind the input,
-    which goes. Returns whether it was such a graph.
+    which goes. Returns whether it was such a graph. `further`: how many inputs at the end are no image.
     """
-    images = [value for value in model.graph.inputs if value.shape is not None and len(value.shape) == 4]
+    images = _images(model, further)
     if len(images) != 1 or not _channels_last(images[0]):
         return False
     [image] = images
@@ -153,6 +204,12 @@ def put_channels_first(model: ir.Model) -> bool:
     return True
 
 
+def _images(model: ir.Model, further: int) -> list[ir.Value]:
+    """The inputs with four axes, without the last `further`."""
+    inputs = list(model.graph.inputs)[: len(model.graph.inputs) - further]
+    return [value for value in inputs if value.shape is not None and len(value.shape) == 4]
+
+
 def _channels_last(image: ir.Value) -> bool:
     """By the only axis that can be channels; where that does not tell, by what reads the image."""
     assert image.shape is not None
@@ -168,7 +225,7 @@ def _to_channels_first(node: ir.Node) -> bool:
     return node.op_type == "Transpose" and perm == TO_CHANNELS_FIRST and not node.outputs[0].is_graph_output()
 
 
-def set_image_size(model: ir.Model, size: tuple[int, int] | None) -> None:
+def set_image_size(model: ir.Model, size: tuple[int, int] | None, further: int = 0) -> None:
     """Give the one input of four axes [batch, channels, height, width] its channels, height and width. In place.
 
     An exporter may leave them open: optimum names all four axes.
@@ -177,11 +234,12 @@ def set_image_size(model: ir.Model, size: tuple[int, int] | None) -> None:
 
     Args:
         size: (height, width) in pixels; None if the graph is to say it.
+        further: how many inputs at the end are no image.
 
     Raises:
         GraphError: the size is open and none is given, or it is another one; or nothing tells the channels.
     """
-    images = [value for value in model.graph.inputs if value.shape is not None and len(value.shape) == 4]
+    images = _images(model, further)
     if len(images) != 1:
         return
     [image] = images

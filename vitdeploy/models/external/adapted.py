@@ -17,6 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from vitdeploy.errors import CheckpointError
 from vitdeploy.graph.io import meanings
+from vitdeploy.graph.io.bound import constants
 from vitdeploy.models import family, pixel_range, source
 from vitdeploy.models.external import arguments as bound
 from vitdeploy.models.external.outputs import (
@@ -47,7 +48,8 @@ class Adapted(nn.Module):
     """An external module with the outputs of a `Signature`: tensors in a fixed order, whatever it returns.
 
     `arguments` are passed after the image, the module's first argument. `task`: what its outputs are to be taken for.
-    `passings`: how values that a user bound reach further arguments; tensors of them become buffers.
+    `passings`: how values that a user bound reach further arguments; tensors of them become buffers. `inputs`: what
+    each image brings for others, which `forward` takes behind the image.
     `probabilities`: they are a softmax already, of which the logarithm gives logits; `independent`: they are sigmoids.
     """
 
@@ -57,12 +59,14 @@ class Adapted(nn.Module):
         arguments: Mapping[str, Any] | None = None,
         task: Task | None = None,
         passings: bound.Passings | None = None,
+        inputs: Sequence[TensorSpec] = (),
     ) -> None:
         super().__init__()
         self.model = model
         self.arguments = dict(arguments or {})
         self.passings = dict(passings or {})
-        self.keyword = bound.image_keyword(model, list(self.passings))
+        self.inputs = tuple(inputs)
+        self.keyword = bound.image_keyword(model, [*self.passings, *(tensor.name for tensor in self.inputs)])
         for name, passing in self.passings.items():
             if isinstance(passing.value, Tensor):
                 self.register_buffer(f"bound_{name}", passing.value, persistent=False)
@@ -70,16 +74,17 @@ class Adapted(nn.Module):
         self.task: Task | None = task or ("features" if getattr(model, "num_classes", None) == 0 else None)
         self.probabilities = self.independent = False
 
-    def returned(self, image: Tensor) -> Any:
+    def returned(self, image: Tensor, *further: Tensor) -> Any:
         """Whatever the module itself gives."""
         values = dict(self.arguments)
+        values |= {tensor.name: value for tensor, value in zip(self.inputs, further, strict=True)}
         for name, passing in self.passings.items():
             tensor = getattr(self, f"bound_{name}", None)  # where a copy of this module on another device has it
             values[name] = passing.for_images(image, passing.value if tensor is None else tensor)
         return self.model(image, **values) if self.keyword is None else self.model(**{self.keyword: image}, **values)
 
-    def forward(self, image: Tensor) -> Tensor | tuple[Tensor, ...]:
-        found = recognised(self.returned(image), self.task)
+    def forward(self, image: Tensor, *further: Tensor) -> Tensor | tuple[Tensor, ...]:
+        found = recognised(self.returned(image, *further), self.task)
         assert found is not None, "`adapt` refuses a module without outputs of a task"
         tensors = tuple(tensor for _, tensor in found[1])
         if self.probabilities:
@@ -119,20 +124,22 @@ def adapt(
 ) -> tuple[Adapted, family.Signature]:
     """Wrap the module in `Adapted`; also returns what one run on two images of noise shows about its outputs.
 
-    `bind`: "NAME=VALUE" of further arguments, see `arguments`.
+    `bind`: "NAME=VALUE" of further arguments, see `arguments`; "NAME=input:..." of those that each image brings.
 
     Raises:
         CheckpointError: it does not run on such images, or its outputs are of no task, or of another than `task`; or a
             bound value does not fit it.
     """
-    passings = _passings(model.float(), bind, what, (channels, *image_size), task)
-    module = Adapted(model, arguments, task, passings).eval()
+    inputs = bound.declared_inputs(bind, what)
+    passings = _passings(model.float(), bind, what, (channels, *image_size), task, inputs)
+    module = Adapted(model, arguments, task, passings, inputs).eval()
     # No image is blank: what its answers have in common, such as a length of 1, is to be seen.
     image = torch.rand(2, channels, *image_size, generator=torch.Generator().manual_seed(SEED))
     try:
         # Not inference_mode: what a module keeps from this run must still be usable when it is exported.
         with torch.no_grad(), _QueriesTaken():
-            returned, watch = watched(module.model, lambda: module.returned(image))
+            further = bound.example_inputs(inputs, len(image))
+            returned, watch = watched(module.model, lambda: module.returned(image, *further))
     except _FewTokens as error:
         tokens, queries = error.args
         smallest = smallest_size(module, image_size, channels, queries / tokens)
@@ -141,7 +148,8 @@ def adapt(
         raise CheckpointError(
             f"{what} does not run on an image of {image_size[0]}x{image_size[1]} with {channels} channels",
             found=source.where(error),
-            wanted=f"a model that takes float32 [batch, {channels}, height, width] and nothing else",
+            wanted=f"a model that takes float32 [batch, {channels}, height, width] and "
+            + (", ".join(map(str, inputs)) or "nothing else"),
             fix=_fix(module, image_size, channels),
         ) from None
     notes = _settle(module, returned, watch, image_size)
@@ -182,21 +190,28 @@ def adapt(
         notes = (*notes, INVERSE_ASSUMED)
     postprocess = evidence(row.task, returned, outputs, watch) or row.postprocess(model, specs)
     notes = (*notes, *filter(None, [postprocess.assumed if postprocess is not None else ""]))
-    return module, family.Signature(row.task, image_size, channels, specs, postprocess, notes=notes)
+    return module, family.Signature(row.task, image_size, channels, specs, postprocess, notes=notes, inputs=inputs)
 
 
 def _passings(
-    model: nn.Module, bind: Sequence[str], what: str, image: tuple[int, int, int], task: Task | None
+    model: nn.Module,
+    bind: Sequence[str],
+    what: str,
+    image: tuple[int, int, int],
+    task: Task | None,
+    inputs: Sequence[TensorSpec],
 ) -> dict[str, bound.Passing]:
     """How bound values reach the module, for images [channels, height, width]."""
+    bind = constants(bind)
     if not bind:
         return {}
     images = torch.rand(bound.trial_batch(bind), *image, generator=torch.Generator().manual_seed(SEED))
+    further = bound.example_inputs(inputs, len(images))
 
     def run(passings: bound.Passings) -> list[Tensor]:
-        module = Adapted(model, None, task, passings).eval()
+        module = Adapted(model, None, task, passings, inputs).eval()
         with torch.no_grad():
-            match = recognised(module.returned(images), module.task)
+            match = recognised(module.returned(images, *further), module.task)
         outputs = [tensor for _, tensor in match[1]] if match is not None else []
         for output in outputs:
             if len(output) != len(images):
@@ -345,7 +360,8 @@ def first_values(module: nn.Module, images: pixel_range.Floats) -> list[pixel_ra
     following = _Following(image)
     try:
         with torch.no_grad(), following:
-            module(image)
+            further = bound.example_inputs(module.inputs if isinstance(module, Adapted) else (), len(image))
+            module(image, *further)
     except _Reached:
         pass
     except Exception:  # a scripted module wraps whatever ends it
@@ -436,7 +452,7 @@ def runs(module: Adapted, size: Size, channels: int) -> bool:
     logger.setLevel(logging.CRITICAL)  # it reports every operator that refuses a shape
     try:
         with FakeTensorMode(allow_non_fake_inputs=True), torch.no_grad():
-            module.returned(torch.empty(2, channels, *size))
+            module.returned(torch.empty(2, channels, *size), *bound.example_inputs(module.inputs, 2))
     except Exception:
         return False
     finally:

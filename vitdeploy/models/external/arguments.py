@@ -16,8 +16,10 @@ import torch
 from torch import Tensor, nn
 
 from vitdeploy.errors import CheckpointError
-from vitdeploy.graph.io.bound import file_of, named, value_of, without_folders
+from vitdeploy.graph.io.bound import asked_inputs, constants, file_of, named, value_of, without_folders
 from vitdeploy.models import source
+from vitdeploy.runtime.inputs import random_inputs
+from vitdeploy.spec import TensorSpec
 
 # Images of a trial, at least: no usual number of channels, coordinates or heads, which a batch axis could be taken for.
 TRIAL_BATCH = 5
@@ -72,6 +74,30 @@ def trial_batch(bind: Sequence[str]) -> int:
     return next(count for count in itertools.count(TRIAL_BATCH, 2) if count not in lengths)
 
 
+def declared_inputs(bind: Sequence[str], what: str) -> tuple[TensorSpec, ...]:
+    """The inputs that each image brings, each [batch, ...].
+
+    Raises:
+        CheckpointError: nothing says the type and shape of one. InputError: what says it cannot be read.
+    """
+    found = []
+    for name, tensor in asked_inputs(bind).items():
+        if tensor is None:
+            raise CheckpointError(
+                f"nothing says of which type and shape the input {name} of {what} is",
+                found=f"{name}=input, and a module declares nothing",
+                wanted="its type, and its sizes for one image",
+                fix=f"for example --bind {name}=input:float32:1x64x64, or {name}=input:float32 for one number",
+            )
+        found.append(tensor)
+    return tuple(found)
+
+
+def example_inputs(inputs: Sequence[TensorSpec], batch: int) -> tuple[Tensor, ...]:
+    """`random_inputs` as tensors, in their order."""
+    return tuple(map(torch.from_numpy, random_inputs(inputs, batch).values()))
+
+
 def require_arguments(model: nn.Module, bind: Sequence[str], what: str) -> None:
     """Check the names of `bind` against the parameters of `forward`.
 
@@ -113,7 +139,8 @@ def require_arguments(model: nn.Module, bind: Sequence[str], what: str) -> None:
             found=shown,
             wanted=f"a value for {', '.join(missing)}",
             fix=f"--bind {missing[0]}=VALUE, a number, numbers with commas or a .npy file (source.bind in a recipe, "
-            "bind= in Python), or wrap the module in one that takes the image alone",
+            f"bind= in Python); {missing[0]}=input:float32:SIZES where each image brings its own; or wrap the module "
+            "in one that takes the image alone",
         )
 
 
@@ -239,5 +266,5 @@ def _in_words(passings: Passings) -> str:
 
 def passing_notes(passings: Passings, bind: Sequence[str]) -> list[str]:
     """A note on each binding: the value, and how the module gets it."""
-    values = dict(map(named, without_folders(bind)))
+    values = dict(map(named, without_folders(constants(bind))))
     return [f"the input {name} is bound to {values[name]}: {passing}" for name, passing in passings.items()]

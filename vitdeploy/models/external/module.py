@@ -25,9 +25,10 @@ from torch import Tensor, nn
 
 import vitdeploy
 from vitdeploy.errors import CheckpointError, UserCodeError
+from vitdeploy.graph.io.bound import further_note
 from vitdeploy.models.checkpoints import fit, mismatch, read
 from vitdeploy.models.external.adapted import IMAGE_SIZE, SEED, adapt, size_of, size_within, with_own_scaling
-from vitdeploy.models.external.arguments import passing_notes, require_arguments
+from vitdeploy.models.external.arguments import example_inputs, passing_notes, require_arguments
 from vitdeploy.models.family import LoadedModel
 from vitdeploy.models.model_folder.image_processor import timm_preprocess
 from vitdeploy.models.source import last_line, where
@@ -144,7 +145,7 @@ def described(
             f"the module does not say its image size: {assumption} (--image-size; source.image_size in a recipe)"
         )
     adapted, signature = adapt(model, size, channels, name, task=task, bind=bind)
-    told += passing_notes(adapted.passings, bind)
+    told += [*passing_notes(adapted.passings, bind), *further_note(signature.inputs)]
     if isinstance(signature.postprocess, PostprocessSpec):
         scores = signature.postprocess.scores
         told.append(f"detections are scored by {scores}, as far as the module tells (postprocess: says otherwise)")
@@ -423,7 +424,7 @@ def identity(original: LoadedModel) -> str:
     generator = torch.Generator().manual_seed(IDENTITY_SEED)
     images = torch.randn(2, signature.channels, *signature.image_size, generator=generator)
     with torch.no_grad():
-        answers = module(images)
+        answers = module(images, *example_inputs(signature.inputs, len(images)))
     for answer in answers if isinstance(answers, tuple) else (answers,):
         total.update(_bytes(answer))
     return total.hexdigest()
@@ -434,10 +435,11 @@ def identity_in_memory(original: LoadedModel) -> str:
     that PyTorch traces of its code. Where it cannot be traced: `identity`."""
     signature = original.signature
     images = torch.zeros(2, signature.channels, *signature.image_size)
-    batch = ({0: torch.export.Dim.DYNAMIC},)
+    further, opened = example_inputs(signature.inputs, len(images)), {0: torch.export.Dim.DYNAMIC}
+    batch = (opened, *([(opened,) * len(further)] if further else []))
     try:
         with torch.no_grad():
-            program = torch.export.export(original.module, (images,), dynamic_shapes=batch, strict=False)
+            program = torch.export.export(original.module, (images, *further), dynamic_shapes=batch, strict=False)
     except Exception:  # the export says what is wrong with it
         return identity(original)
     total = hashlib.sha256(weights_digest(original.module).encode())

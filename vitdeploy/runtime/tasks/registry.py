@@ -46,16 +46,17 @@ def _of_another_task(task: Task, outputs: Outputs, error: Exception) -> Manifest
 
 def bound(
     task: Task, runner: Runner, inputs: Mapping[str, Array], postprocess: Postprocess | None
-) -> tuple[Runner, Array]:
-    """A loaded runner whose only input are samples, and these; `inputs`: samples first, then what all of them share.
+) -> tuple[Runner, Array, dict[str, Array]]:
+    """A loaded runner, samples for its first input, and what each of these brings for the others. `inputs`: samples
+    first, then what all of them share, to which the runner is bound, or what each brings, of a task without `bind`.
 
     The runner given stays the caller's to close.
     """
     (_, samples), *others = inputs.items()
     bind = TASKS[task].bind
     if not others or bind is None:
-        return runner, samples
-    return bind(runner, dict(others), postprocess).load(), samples
+        return runner, samples, dict(others)
+    return bind(runner, dict(others), postprocess).load(), samples, {}
 
 
 def count_same(

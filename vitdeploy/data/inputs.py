@@ -1,0 +1,117 @@
+"""Files of the inputs that each image brings besides its pixels: FOLDER/NAME/STEM.npy or .png, where STEM is the path
+of the image below the folder of all images, without its suffix."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+import numpy.typing as npt
+
+from vitdeploy.bundle.read import file_sha256
+from vitdeploy.data.containers.find import find_containers, root_of
+from vitdeploy.data.folder import Sample
+from vitdeploy.errors import DataError, MissingFileError
+from vitdeploy.paths import is_dir, is_file
+from vitdeploy.runtime.inputs import SUFFIXES, read_input
+from vitdeploy.runtime.preprocess import SUFFIXES as IMAGE_SUFFIXES
+from vitdeploy.spec import TensorSpec
+
+
+@dataclass(frozen=True)
+class InputFiles:
+    """The files below `folder` for the inputs `tensors` of images below `root`."""
+
+    folder: Path
+    root: Path
+    tensors: tuple[TensorSpec, ...]
+
+    @classmethod
+    def of_images(cls, folder: Path | None, images: Path, tensors: tuple[TensorSpec, ...]) -> InputFiles | None:
+        """None of a model of images alone.
+
+        Raises:
+            DataError: inputs that the model does not have, no folder for those that it has, or images in no files.
+            MissingFileError: no such folder.
+        """
+        if not tensors and folder is None:
+            return None
+        names = [tensor.name for tensor in tensors]
+        if not tensors or folder is None:
+            raise DataError(
+                "the model takes more than the image" if tensors else "the model takes nothing but images",
+                found=f"inputs at {folder}" if folder is not None else "images alone",
+                wanted=f"{', '.join(map(str, tensors))} of each image" if tensors else "no inputs beside the images",
+                fix=f"data.inputs of a recipe, or --inputs: a folder with {names[0]}/STEM.npy for each image"
+                if tensors
+                else "leave data.inputs (--inputs) out",
+            )
+        for place in [folder / name for name in names]:
+            if not is_dir(place):
+                raise MissingFileError(
+                    f"no folder at {place}, where each image has its {place.name}",
+                    wanted="a .npy or .png for each image, by its path below the folder of images",
+                    fix="check data.inputs (--inputs): it names the folder that this one is in",
+                )
+        if not is_dir(images) or find_containers(images, IMAGE_SUFFIXES) is not None:
+            raise DataError(
+                "inputs beside the images are for a folder of image files",
+                found=f"tars, tables or a list at {images}",
+                wanted="image files, by whose names the inputs are found",
+                fix="write the images into a folder",
+            )
+        return cls(folder, root_of(images), tensors)
+
+    def of(self, sample: Sample) -> dict[str, npt.NDArray[Any]]:
+        """The arrays of one image, by name, without a batch axis.
+
+        Raises:
+            MissingFileError: an input has no file. ImageError, TensorError: as `read_input`.
+        """
+        return {tensor.name: read_input(self._file(sample, tensor), tensor) for tensor in self.tensors}
+
+    def each(self, samples: Sequence[Sample]) -> Iterator[dict[str, npt.NDArray[Any]]]:
+        """Those of several images, one at a time in memory; errors as `of`."""
+        return map(self.of, samples)
+
+    def content(self, sample: Sample) -> str:
+        """What differs where an image brings something else. Reads all of it, so that what is wrong with a file shows
+        before any work; errors as `of`."""
+        self.of(sample)
+        return " ".join(file_sha256(self._file(sample, tensor)) for tensor in self.tensors)
+
+    def require_own(self, samples: Iterable[Sample]) -> None:
+        """Raise DataError where two images would have the same files."""
+        known: dict[str, str] = {}
+        for sample in samples:
+            stem = self._stem(sample)
+            if known.setdefault(stem, sample.shown) != sample.shown:
+                raise DataError(
+                    f"two images have the same files of inputs, {stem}.npy",
+                    found=f"{known[stem]} and {sample.shown}",
+                    wanted="another name, without the suffix, for each image",
+                )
+
+    def _stem(self, sample: Sample) -> str:
+        return PurePosixPath(sample.name_below(self.root)).with_suffix("").as_posix()
+
+    def _file(self, sample: Sample, tensor: TensorSpec) -> Path:
+        stem = self._stem(sample)
+        files = [path for suffix in SUFFIXES if is_file(path := self.folder / tensor.name / f"{stem}{suffix}")]
+        if len(files) == 1:
+            return files[0]
+        wanted = self.folder / tensor.name / f"{stem}.npy"
+        if files:
+            raise DataError(
+                f"{sample.shown} has two files for the input {tensor.name}",
+                found=" and ".join(map(str, files)),
+                wanted="one of them",
+            )
+        raise MissingFileError(
+            f"{sample.shown} has no file for the input {tensor.name}",
+            found=f"neither {wanted} nor {wanted.with_suffix('.png').name} beside it",
+            wanted=f"{tensor.dtype} {list(tensor.shape[1:])}, without the batch axis",
+            fix="write it there, or take the image out",
+        )
