@@ -2,6 +2,9 @@
 
 import importlib.util
 import json
+import re
+import shlex
+import subprocess
 import sys
 from types import SimpleNamespace
 
@@ -12,7 +15,7 @@ from PIL import Image
 from torch import nn
 
 import vitdeploy as vd
-from tests.command_line import command_line
+from tests.command_line import ROOT, command_line
 from vitdeploy.bundle.read import read_bundle
 from vitdeploy.errors import CapabilityError
 from vitdeploy.graph.passes.optimize import OptimizeOptions
@@ -24,33 +27,11 @@ from vitdeploy.stages.optimize import optimize
 
 SIDE, FUNCTION = 32, "masked:Masked"
 TARGETS = ("onnxruntime-cpu", "openvino-cpu")
-MODULE = """
-import torch
-from torch import nn
-
-
-class Masked(nn.Module):
-    def __init__(self):
-        super().__init__()
-        torch.manual_seed(0)
-        self.patches = nn.Conv2d(3, 16, 8, 8)
-        self.hidden = nn.Linear(256, 64)
-        self.head = nn.Linear(64, 6, bias=False)
-
-    def forward(self, image, mask):
-        seen = self.patches(image * mask).flatten(1)
-        return 8 * self.head(torch.tanh(self.hidden(seen)))
-"""
-RECIPE = """
-vitdeploy: 1
-name: masked
-source: {{image_size: 32, bind: {{mask: "input:float32:1x32x32"}}}}
-data: {{path: images, labels: none, inputs: beside, calibration: {{images: 24}}, evaluation: {{images: all}}}}
-precision: {precision}
-targets: [onnxruntime-cpu, openvino-cpu]
-budget: {{min_agreement: 70}}
-bench: {{scenarios: [single], batch: [1], duration: 0.5}}
-"""
+# docs/recipes.md is executed.
+SECTION = (
+    (ROOT / "docs/recipes.md").read_text(encoding="utf-8").split("### What each image brings\n")[1].split("\n## ")[0]
+)
+MODULE, RECIPE, COMMANDS, PYTHON = re.findall(r"```\w+\n(.*?)```", SECTION, re.DOTALL)
 
 
 @pytest.fixture(scope="module")
@@ -74,9 +55,9 @@ def line(tmp_path_factory):
             Image.fromarray((255 * mask[0]).astype(np.uint8)).save(home / "beside/mask" / f"{name}.png")
         images.append(pixels)
         masks.append(mask)
-    (home / "recipe.yaml").write_text(RECIPE.format(precision="int8"), encoding="utf-8")
+    (home / "recipe.yaml").write_text(RECIPE, encoding="utf-8")
     with command_line(home, home / "store", short_bench=True) as command:
-        done = command("run", "recipe.yaml", "--model", FUNCTION, "-o", "bundle", "--json")
+        done = command(*shlex.split(COMMANDS.splitlines()[0])[1:], "--json")
     assert done.returncode == 0, done.stderr
     report = json.loads((home / "bundle/report.json").read_text(encoding="utf-8"))
     return SimpleNamespace(home=home, bundle=home / "bundle", report=report, images=images, masks=masks)
@@ -143,20 +124,33 @@ def test_golden_answers_with_another_mask_are_refused(line, tmp_path):
 
 
 def test_predict_takes_a_file_for_each_input(line):
-    image, mask = line.home / "images/a/000.png", line.home / "beside/mask/a/000.png"
+    image, mask = "images/a/000.png", "beside/mask/a/000.png"
     with command_line(line.home, line.home / "store") as command:
-        done = command("predict", "bundle", str(image), "--input", f"mask={mask}", "--json")
+        done = command(*shlex.split(COMMANDS.splitlines()[1])[1:], "--json")
         assert done.returncode == 0, done.stderr
         found = json.loads(done.stdout)["predictions"][0]
-        missing = command("predict", "bundle", str(image))
-        wrong = command("predict", "bundle", str(image), "--input", f"maks={mask}")
+        missing = command("predict", "bundle", image)
+        wrong = command("predict", "bundle", image, "--input", f"maks={mask}")
         checked = command("inspect", "bundle", "--check")
     with load(line.bundle) as predictor:
-        ours = predictor.predict_with(str(image), {"mask": line.masks[0]}, 3).to_dict()
+        ours = predictor.predict_with(line.home / image, {"mask": line.masks[0]}, 3).to_dict()
     assert {key: found[key] for key in ours} == ours
     assert missing.returncode == 2 and "--input mask=FILE" in missing.stderr
     assert wrong.returncode == 2 and "maks" in wrong.stderr
     assert checked.returncode == 0, checked.stderr
+
+
+def test_the_python_of_the_page_runs(line):
+    done = subprocess.run(
+        [sys.executable, "-c", f"{PYTHON}\nprint(answer.index)"],
+        cwd=line.home,
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    with load(line.bundle) as predictor:
+        wanted = predictor.predict_with(line.images[0], {"mask": line.masks[0]}).index
+    assert done.stdout.strip() == str(wanted), done.stderr
 
 
 def test_the_steps_alone_give_the_same(line, module):
@@ -187,7 +181,7 @@ def test_a_copy_is_one_of_image_and_mask(line, tmp_path):
     for number, (image, mask) in enumerate([(0, 0), (0, 1), (1, 0), (1, 0), (1, 0), (2, 0)]):
         Image.fromarray(line.images[image]).save(tmp_path / f"images/{number}.png")
         np.save(tmp_path / f"beside/mask/{number}.npy", line.masks[mask])
-    (tmp_path / "recipe.yaml").write_text(RECIPE.format(precision="fp32"), encoding="utf-8")
+    (tmp_path / "recipe.yaml").write_text(RECIPE, encoding="utf-8")
     (tmp_path / "masked.py").write_text(MODULE, encoding="utf-8")
     sys.path.insert(0, str(line.home))
     try:

@@ -52,7 +52,8 @@ def model(
         normal: a folder of images of good parts, or MVTec AD's folder of them, for the task "anomaly": the model's
             patch tokens are compared with theirs.
         bind: a value for each further input of an ONNX file, or of a module of yours: a number, numbers, an array, or a
-            .npy or .npz file. It becomes a constant.
+            .npy or .npz file, which becomes a constant; or "input", which each image brings, of a module of yours with
+            its type and sizes: "input:float32:1x64x64".
 
     Raises:
         UnknownModelError, MissingFileError, CheckpointError, PickleError, UserCodeError, InputError: what is wrong with

@@ -292,6 +292,13 @@ class Predictor(Reloaded):
     def outputs(self, pixels: Sequence[Pixels], further: Sequence[Further] = ()) -> dict[str, Array]:
         """Every output, [n, ...], for n preprocessed images, each uint8 [height, width, channels]. `further`: what each
         brings for `inputs`, by name, without a batch axis."""
+        if further and len(further) != len(pixels):  # one alone would be taken for all
+            raise InputError(
+                "each image brings its own inputs",
+                found=f"{len(pixels)} images, and inputs of {len(further)}",
+                wanted=", ".join(map(str, self.inputs)),
+                fix="predict_with(image, inputs)",
+            )
         size = self._batch
         parts = (slice(start, start + size) for start in range(0, len(pixels), size))
         return self._run((self._input_of(pixels[part]), stacked(further[part])) for part in parts)

@@ -91,6 +91,8 @@ def test_the_engine_answers_as_the_module_for_what_each_image_brings(case, targe
         assert [each.to_dict() for each in ours] != [each.to_dict() for each in others]
         with pytest.raises(InputError, match="the model takes an image, ") as refused:
             predictor.predict(pixels[0])
+        with pytest.raises(InputError, match="each image brings its own inputs"):
+            predictor.outputs(list(pixels), brought[:1])
         assert f"predict_with(image, {{'{inputs[0]}': ...}})" in refused.value.fix
 
 
