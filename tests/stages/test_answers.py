@@ -120,7 +120,12 @@ def test_an_interruption_costs_one_piece(work, monkeypatch, tmp_path):
     (scratch / "answers-000001.npz").write_bytes(b"cut off")
     ran = []
     outputs = Predictor.outputs
-    monkeypatch.setattr(Predictor, "outputs", lambda self, pixels: ran.append(len(pixels)) or outputs(self, pixels))
+
+    def counted(self, pixels, *further):
+        ran.append(len(pixels))
+        return outputs(self, pixels, *further)
+
+    monkeypatch.setattr(Predictor, "outputs", counted)
     (tmp_path / "second").mkdir()
     counted = []
     write_answers(adapter, original(), data, tmp_path / "second", counted.append, scratch)

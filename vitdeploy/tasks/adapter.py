@@ -443,9 +443,8 @@ class ImageAdapter(TaskAdapter):
 
     def load(self, choice: DataChoice, *, skip_bad: bool, progress: Progress) -> Data:
         check_labels(choice, self.kinds, self.setting.task)
-        unread = Skipped([])
+        inputs, unread = self.input_files(choice), Skipped([])
         found = self.find(choice, unread if skip_bad else None)
-        inputs = self.input_files(choice)
         if inputs is not None:
             inputs.require_own((*found.parts.calibration, *found.parts.evaluation))
         chosen, known, copies, (notes, doubts) = without_copies(found, None if inputs is None else inputs.content)

@@ -195,7 +195,7 @@ def test_the_identity_follows_the_value(tmp_path):
         (Masked, {"mask": "input"}, CheckpointError, "nothing says of which type and shape", "mask=input"),
         (Masked, {"mask": "input:float16:2"}, InputError, "the type and shape of the input mask cannot be", "float16"),
         (Masked, {"mask": "input:float32:2x"}, InputError, "the type and shape of the input mask cannot be", "2x"),
-        (Masked, {"mask": "input:float32:8x8"}, CheckpointError, "Masked does not run on an image of 16x24", "my"),
+        (Masked, {"mask": "input:float32:8x8"}, CheckpointError, "Masked does not run on an image of 16x24", "24"),
         (Masked, {"mask": "a lot"}, InputError, "the value of the input mask cannot be read", "a lot"),
         (Masked, {"mask": np.array(["a"])}, CheckpointError, "cannot be passed to a module", "<U1"),
         (Stem, {"mask": 1}, CheckpointError, "has no input 'mask' to bind", ""),

@@ -148,8 +148,7 @@ def adapt(
         raise CheckpointError(
             f"{what} does not run on an image of {image_size[0]}x{image_size[1]} with {channels} channels",
             found=source.where(error),
-            wanted=f"a model that takes float32 [batch, {channels}, height, width] and "
-            + (", ".join(map(str, inputs)) or "nothing else"),
+            wanted=_wanted(channels, inputs),
             fix=_fix(module, image_size, channels),
         ) from None
     notes = _settle(module, returned, watch, image_size)
@@ -191,6 +190,11 @@ def adapt(
     postprocess = evidence(row.task, returned, outputs, watch) or row.postprocess(model, specs)
     notes = (*notes, *filter(None, [postprocess.assumed if postprocess is not None else ""]))
     return module, family.Signature(row.task, image_size, channels, specs, postprocess, notes=notes, inputs=inputs)
+
+
+def _wanted(channels: int, inputs: Sequence[TensorSpec]) -> str:
+    beside = ", ".join(map(str, inputs)) or "nothing else"
+    return f"a model that takes float32 [batch, {channels}, height, width] and {beside}"
 
 
 def _passings(
