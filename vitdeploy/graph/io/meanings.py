@@ -6,15 +6,20 @@ logits gives wrong scores without an error: so what decides is said, and how to 
 
 import re
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from typing import Any, Literal
 
+from vitdeploy.runtime.tasks import multi_label
 from vitdeploy.spec import Evidence, Task
 
 # How an output ends: in probabilities that compete, in probabilities of their own, in such with a factor, in what only
 # embeddings end in (a normalisation, a linear without a bias), in log-probabilities, or in nothing that tells.
 Ending = Literal["softmax", "sigmoid", "scaled", "vector", "log", ""]
-# The tasks of one output [batch, width], or [batch], of numbers that are not told apart by their shape.
-FLAT: tuple[Task, ...] = ("classification", "features", "multi-label", "binary")
+# The tasks of probabilities of their own: of several labels, and of one.
+OWN: tuple[Task, Task] = ("multi-label", "binary")
+# The tasks of logits or probabilities [batch, width], or [batch], and those that their shape does not tell from these.
+SCORES: tuple[Task, ...] = ("classification", *OWN)
+FLAT: tuple[Task, ...] = (*SCORES, "features")
 
 # All notes on outputs begin so.
 OUTPUTS = "outputs: "
@@ -70,16 +75,81 @@ def called(name: str) -> str:
     return next((word for word, pattern in _WORDS if any(map(pattern.fullmatch, words))), "")
 
 
+# Why an output that ends so has no answers of a task of OWN.
+_COMPETES: Mapping[Ending, str] = {
+    "softmax": "a softmax at their end: probabilities that compete",
+    "log": "a softmax and a logarithm at their end: probabilities that compete",
+    "scaled": "probabilities with a factor, or in a form that is not known",
+}
+
+
+@dataclass(frozen=True)
+class Meaning:
+    """What one output [batch, width], or [batch], is taken for.
+
+    ending: what it ends in. note: what is assumed, or is no logits; "" where nothing is. refusal: why it has no answers
+    of the task that is asked for, "" where it has; `wanted`: what has.
+    """
+
+    task: Task
+    ending: Ending = ""
+    note: str = ""
+    refusal: str = ""
+
+    @property
+    def scores(self) -> bool:
+        """Whether the numbers are the softmax already, whose logarithm is as good as logits."""
+        return self.task == "classification" and self.ending == "softmax"
+
+    @property
+    def independent(self) -> bool:
+        """Whether the numbers are the probabilities already, each of its own."""
+        return self.task in OWN and self.ending == "sigmoid"
+
+    @property
+    def output(self) -> str:
+        """The task's name for it."""
+        if self.task == "features":
+            return self.task
+        return multi_label.PROBABILITIES if self.independent else multi_label.LOGITS
+
+    @property
+    def wanted(self) -> str:
+        if self.task == "classification":
+            return "logits of classes that compete"
+        return "logits or sigmoids of labels that do not compete"
+
+
 def meaning_of(
-    name: str, width: int | str, ending: Ending, layer: str = "", classes: int | None = None
-) -> tuple[Task, str]:
-    """The task of one output [batch, width], and a note on it, "" where nothing is assumed.
+    name: str,
+    width: int | str,
+    ending: Ending,
+    layer: str = "",
+    classes: int | None = None,
+    *,
+    problem: tuple[Task, str] | None = None,
+    asked: Task | None = None,
+) -> Meaning:
+    """What one output [batch, width] is taken for.
 
     Args:
         ending: what it ends in.
         layer: the name of the layer that gives it.
         classes: how many the model says that it has.
+        problem: what its config says, as `of_problem`.
+        asked: the task that a user asks for.
     """
+    if asked is not None and asked in OWN:
+        return Meaning(asked, ending, refusal=_COMPETES.get(ending, ""))
+    task, note = problem or _guessed(name, width, ending, layer, classes)
+    if asked != "classification":
+        return Meaning(task, ending, note)
+    refusal = "" if may_be_logits(note) else note.removeprefix(OUTPUTS)
+    return Meaning(asked, ending, PROBABILITIES if ending == "softmax" else "", refusal)
+
+
+def _guessed(name: str, width: int | str, ending: Ending, layer: str, classes: int | None) -> tuple[Task, str]:
+    """The task of one output that nobody asks for, and a note."""
     word, shown = called(name) or called(layer), f"{OUTPUTS}{name or 'the output'} [batch, {width}]"
     if word == "vector" and classes != width:
         why = f"it is called {name}" if called(name) else f"{layer} gives it"
@@ -88,7 +158,8 @@ def meaning_of(
     if ending == "scaled":
         return "tensors", INDEPENDENT
     if ending == "sigmoid" and not measures:
-        return ("binary", YES_OR_NO) if width == 1 else ("multi-label", LABELS_OF_THEIR_OWN)
+        labels, one = OWN
+        return (one, YES_OR_NO) if width == 1 else (labels, LABELS_OF_THEIR_OWN)
     if width == 1:
         return "tensors", ONE_NUMBER
     if ending == "softmax":
@@ -108,16 +179,15 @@ def meaning_of(
 
 def evidence_of(name: str, width: int | str, ending: Ending, layer: str = "") -> Evidence:
     """The same of one of several heads, each of which may be anything: what is assumed is not known."""
-    task, told = meaning_of(name, width, ending, layer)
+    meaning = meaning_of(name, width, ending, layer)
     sure = {
-        "classification": told in ("", PROBABILITIES),
-        "multi-label": True,
-        "binary": True,
+        "classification": meaning.note in ("", PROBABILITIES),
+        **dict.fromkeys(OWN, True),
         "features": "vector" in (called(name), called(layer)),
     }
-    known = "embedding" if task == "features" else task
+    known = "embedding" if meaning.task == "features" else meaning.task
     return Evidence(
-        known if sure.get(task, False) else None,
+        known if sure.get(meaning.task, False) else None,
         "" if ending == "vector" else ending,
         width if isinstance(width, int) else None,
     )
@@ -131,17 +201,6 @@ def of_problem(config: Mapping[str, Any]) -> tuple[Task, str] | None:
         return None
     task = PROBLEMS[kind]
     return task, f"{OUTPUTS}config.json says problem_type {kind}: they are of the task {task}, and {_NO_SOFTMAX}"
-
-
-def no_logits(task: Task, ending: Ending) -> str:
-    """Why an output that ends so has no answers of "multi-label" or "binary", which is asked for; "" where it may."""
-    if task not in ("multi-label", "binary") or ending not in ("softmax", "log", "scaled"):
-        return ""
-    return {
-        "softmax": "a softmax at their end: probabilities that compete",
-        "log": "a softmax and a logarithm at their end: probabilities that compete",
-        "scaled": "probabilities with a factor, or in a form that is not known",
-    }[ending]
 
 
 def may_be_logits(note: str) -> bool:

@@ -83,13 +83,14 @@ def task_of(model: ir.Model, path: Path, asked: Task | None = None) -> tuple[Tas
         if (found := row.find(outputs, row.task == asked)) is None:
             continue
         task, (kept, postprocess), told = row.task, found, ""
-        if task in meanings.FLAT and task != "features":
+        if task in meanings.SCORES:
             [value] = kept.values()
-            task, told, name = _meaning(path, value, asked)
+            meaning = _meaning(path, value, asked)
+            task, told = meaning.task, meaning.note
             if task == "tensors":
                 reason = told
                 continue
-            kept, kind = {name: value}, postprocess_of(task)
+            kept, kind = {meaning.output: value}, postprocess_of(task)
             postprocess = None if kind is None else kind()
         answer, left = list(kept.values()), [value for value in outputs.values() if value not in kept.values()]
         if task in meanings.FLAT and asked != task:
@@ -130,27 +131,20 @@ def _read_as(
     return asked, kind(), (*notes, *([meanings.left_out(_names(others))] if others else []))
 
 
-def _meaning(path: Path, value: ir.Value, asked: Task | None) -> tuple[Task, str, str]:
-    """The task of the one output [batch, width] or [batch]; a note where something is assumed, or is no logits; and
-    the task's name for it."""
+def _meaning(path: Path, value: ir.Value, asked: Task | None) -> meanings.Meaning:
+    """What the one output [batch, width] or [batch] is taken for."""
     assert value.shape is not None
-    width, ending = value.shape[1] if len(value.shape) == 2 else 1, endings.ending_of(value)
-    task, told = meanings.meaning_of(str(value.name), width if isinstance(width, int) else str(width), ending)
-    refused = ""
-    if asked in ("multi-label", "binary"):
-        task, told, refused = asked, "", meanings.no_logits(asked, ending)
-    elif asked == "classification":
-        refused = "" if meanings.may_be_logits(told) else told.removeprefix(meanings.OUTPUTS)
-        task, told = asked, told if told == meanings.PROBABILITIES else ""
-    if refused:
+    width = value.shape[1] if len(value.shape) == 2 else 1
+    name, shown = str(value.name), width if isinstance(width, int) else str(width)
+    meaning = meanings.meaning_of(name, shown, endings.ending_of(value), asked=asked)
+    if meaning.refusal:
         raise GraphError(
             f"{path} gives no answers of the task that is asked for",
-            found=refused,
-            wanted=f"logits of classes that {'compete' if asked == 'classification' else 'do not compete'}",
+            found=meaning.refusal,
+            wanted=meaning.wanted,
             fix="leave the task out",
         )
-    own = ending == "sigmoid" and task in ("multi-label", "binary")
-    return task, told, "features" if task == "features" else "probabilities" if own else "logits"
+    return meaning
 
 
 def _names(values: Iterable[ir.Value]) -> list[str]:

@@ -35,6 +35,7 @@ from vitdeploy.models.external.outputs import (
 )
 from vitdeploy.models.model_folder.folder import backbone_size, sides
 from vitdeploy.runtime.tasks.depth import INVERSE_ASSUMED
+from vitdeploy.runtime.tasks.multi_label import PROBABILITIES
 from vitdeploy.runtime.values import last_resort
 from vitdeploy.spec import Task, TensorSpec
 
@@ -164,7 +165,7 @@ def adapt(
             fix="wrap it in a module that returns one of these",
         )
     row, outputs = found
-    outputs = [("probabilities", tensor) for _, tensor in outputs] if module.independent else outputs
+    outputs = [(PROBABILITIES, tensor) for _, tensor in outputs] if module.independent else outputs
     nearest = sizes_of_patches(model, image_size) if row.task in ("segmentation", "depth", "foreground") else None
     if nearest is not None:  # the rest of the image would be left out, and the map stretched over all of it
         raise CheckpointError(
@@ -244,26 +245,21 @@ def _settle(module: Adapted, returned: Any, watch: OutputWatch, image_size: tupl
         return ()
     (row, outputs), told = found, ""
     task, tensor = row.task, outputs[0][1]
-    if task == "classification":
+    if task in meanings.SCORES:
         name, layer = name_of(returned, tensor), watch.layers.get(tensor.data_ptr(), "")
         width, ending = tensor.shape[1] if tensor.ndim == 2 else 1, watch.ending(tensor)
-        task, told = meanings.meaning_of(name, width, ending, layer, _classes(module.model))
-        problem = {"problem_type": getattr(getattr(module.model, "config", None), "problem_type", None)}
-        task, told = meanings.of_problem(problem) or (task, told)
-        module.independent = ending == "sigmoid" and task in ("multi-label", "binary")
-        if asked == "classification" and meanings.may_be_logits(told):
-            task, told = asked, told if told == meanings.PROBABILITIES else ""
-        module.probabilities = told == meanings.PROBABILITIES
-    elif task in ("multi-label", "binary"):
-        ending = watch.ending(tensor)
-        if refused := meanings.no_logits(task, ending):
+        config = {"problem_type": getattr(getattr(module.model, "config", None), "problem_type", None)}
+        classes, problem = _classes(module.model), meanings.of_problem(config)
+        meaning = meanings.meaning_of(name, width, ending, layer, classes, problem=problem, asked=asked)
+        if meaning.refusal:
             raise CheckpointError(
                 "the module gives no answers of the task that is asked for",
-                found=refused,
-                wanted="logits or sigmoids [batch, labels] of labels that do not compete",
+                found=meaning.refusal,
+                wanted=meaning.wanted,
                 fix="leave the task out, or wrap the module in one that returns its logits",
             )
-        module.independent = ending == "sigmoid"
+        task, told = meaning.task, meaning.note
+        module.probabilities, module.independent = meaning.scores, meaning.independent
     elif task == "features" != asked and isinstance(returned, Tensor):
         task, told = map_of(returned, image_size)
     # A library's own module gives one answer, and what it was computed of.
