@@ -71,10 +71,10 @@ def binary_comparison(rows: ImageRows, *, max_difference: float, seed: int = 0) 
 def _measured(
     scores: Sequence[intervals.Floats], above: Sequence[ranking.Bools], truth: ranking.Bools, seed: int
 ) -> Fields:
-    n, weights = len(truth), ranking.stratified_draws(truth, seed)
-    counts = [ranking.counted(each, truth, np.vstack([np.ones(n), weights])) for each in scores]
-    areas = [ranking.auroc_of_counts(*each) for each in counts]
-    precise = [ranking.precision_of_counts(*each) for each in counts]
+    n = len(truth)
+    weights = np.vstack([np.ones(n), ranking.stratified_draws(truth, seed)])
+    areas = [ranking.auroc_of_counts(*ranking.counted(each, truth, weights)) for each in scores]
+    precise = [ranking.precisions(each, truth, weights.T) for each in scores]
     right = [each == truth for each in above]
     decided = paired_accuracy(*paired_counts(*right))
     return {

@@ -260,7 +260,8 @@ class MultiLabelComparison(Comparison):
 def mean_precision(scores: Floats, truth: Bools, weights: Floats) -> Floats:
     """Mean average precisions [draws], 0..1, of scores [n, labels]; a label that no image of a draw has is left out."""
     known = np.flatnonzero(truth.any(axis=0))
-    rows = [ranking.precision_of_counts(*ranking.counted(scores[:, k], truth[:, k], weights)) for k in known]
+    counts = np.ascontiguousarray(weights.T)
+    rows = [ranking.precisions(scores[:, k], truth[:, k], counts) for k in known]
     return _mean_of_known(np.stack(rows))
 
 

@@ -9,7 +9,10 @@ precision times the rise of recall over all distinct scores, without interpolati
 import numpy as np
 import numpy.typing as npt
 
+from vitdeploy.extensions import lazy
 from vitdeploy.verification.intervals import REPLICATES, Floats
+
+sparse = lazy("scipy.sparse")
 
 Bools = npt.NDArray[np.bool_]
 
@@ -41,13 +44,28 @@ def auroc_of_counts(positive: Floats, negative: Floats) -> Floats:
         return np.asarray((positive * below).sum(axis=1) / pairs)
 
 
-def precision_of_counts(positive: Floats, negative: Floats) -> Floats:
-    """Average precisions [draws], 0..1, of the same counts; not a number without a positive."""
-    above = np.cumsum(positive[:, ::-1], axis=1)
-    every = above + np.cumsum(negative[:, ::-1], axis=1)
+def precisions(scores: Floats, positive: Bools, weights: Floats) -> Floats:
+    """Average precisions [draws], 0..1, of scores [n]; not a number without a positive. `weights` [n, draws]: how often
+    each image counts. Only the distinct scores of positives are steps, which are few where labels are many."""
+    order = np.argsort(-scores, kind="stable")
+    ranked, hits = scores[order], positive[order]
+    step = np.cumsum(np.r_[False, ranked[1:] < ranked[:-1]])
+    steps = np.unique(step[hits])
+    if not len(steps):
+        return np.full(weights.shape[1], np.nan)
+    place = np.searchsorted(steps, step)  # the first step that an image is above or in
+    own, every = (_sums(place[each], order[each], weights, len(steps)) for each in (hits, place < len(steps)))
+    above = np.cumsum(own, axis=0)
     with np.errstate(invalid="ignore", divide="ignore"):
-        precision = np.where(every > 0, above / every, 0.0)
-        return np.asarray((positive[:, ::-1] * precision).sum(axis=1) / above[:, -1])
+        precision = np.where(own > 0, above / np.cumsum(every, axis=0), 0.0)
+        return np.asarray((own * precision).sum(axis=0) / above[-1])
+
+
+def _sums(place: npt.NDArray[np.int64], images: npt.NDArray[np.int64], weights: Floats, count: int) -> Floats:
+    """The sums [count, draws] of the weights of images, by their places in rising order."""
+    starts = np.searchsorted(place, np.arange(count + 1))
+    table = sparse.csr_matrix((np.ones(len(images)), images, starts), shape=(count, len(weights)))
+    return np.asarray(table @ weights)
 
 
 def auroc(scores: Floats, positive: Bools) -> float:
@@ -57,4 +75,4 @@ def auroc(scores: Floats, positive: Bools) -> float:
 
 def average_precision(scores: Floats, positive: Bools) -> float:
     """The average precision of scores [n], 0..1; not a number without a positive."""
-    return float(precision_of_counts(*counted(scores, positive, np.ones((1, len(scores)))))[0])
+    return float(precisions(scores, positive, np.ones((len(scores), 1)))[0])
