@@ -1,5 +1,7 @@
 """Labels in the columns of a table, as spreadsheets, pandas and Kaggle write them."""
 
+import json
+
 import numpy as np
 import pytest
 from PIL import Image
@@ -78,6 +80,35 @@ def test_parquet_keeps_types_and_lists(images, tmp_path):
     assert (first.cells["tags"], first.flag("sold"), first.number("price")) == (["cat", "dog"], True, 1.5)
     assert (second.cells["tags"], second.flag("sold"), second.number("price")) == ([], None, None)
     assert rows.unannotated == 1
+
+
+def test_json_is_a_list_of_rows(images, tmp_path):
+    file = tmp_path / "labels.json"
+    rows = [{"image": "a.png", "tags": ["cat", "dog"], "sold": True, "price": 1.5}]
+    rows += [{"price": float("nan"), "tags": [], "image": "b.jpg", "sold": None}]
+    file.write_text(json.dumps(rows), encoding="utf-8")
+    found = read_columns(images, file)
+    first, second = (found.annotations[sample.path] for sample in found.samples)
+    assert (first.cells["tags"], first.flag("sold"), first.number("price")) == (["cat", "dog"], True, 1.5)
+    assert (second.cells["tags"], second.flag("sold"), second.number("price")) == ([], None, None)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ('[{"image": "a.png"}', "is not a JSON file"),
+        ('{"image": ["a.png"]}', "is no list of rows"),
+        ('[["image", "a.png"]]', "is no list of rows"),
+        ("[]", "is no list of rows"),
+        ('[{"image": "a.png", "age": 1}, {"image": "b.jpg"}]', "row 2 is no row of the table"),
+        ('[{"image": "a.png"}, ["b.jpg"]]', "row 2 is no row of the table"),
+        ('[{"image": "a.png", "image": "b.jpg"}]', "has a column twice"),
+    ],
+)
+def test_json_that_is_no_table(images, tmp_path, text, words):
+    (tmp_path / "labels.json").write_text(text, encoding="utf-8")
+    with pytest.raises(DataError, match=words):
+        read_columns(images, tmp_path / "labels.json")
 
 
 @pytest.mark.parametrize(("cell", "flag"), [("1", True), ("0.0", False), ("True", True), ("false", False), ("", None)])

@@ -182,6 +182,15 @@ def all_pairs(names: list[str]) -> list[tuple[str, str, object]]:
     return [(a, b, int(a[:2] == b[:2])) for i, a in enumerate(names) for b in names[i + 1 :]]
 
 
+def test_pairs_of_a_json_list_are_those_of_a_table(tmp_path):
+    rows = all_pairs(photos(tmp_path / "images", 3))
+    one = read_pairs(tmp_path / "images", table(tmp_path / "pairs.csv", rows))
+    listed = [dict(zip(("image_a", "image_b", "same"), row, strict=True)) for row in rows]
+    (tmp_path / "pairs.json").write_text(json.dumps(listed), encoding="utf-8")
+    other = read_pairs(tmp_path / "images", tmp_path / "pairs.json")
+    assert other.annotations == one.annotations and len(one.annotations) == 12
+
+
 def test_pairs_stay_whole_where_images_without_a_pair_are_enough_to_calibrate_on(tmp_path):
     names = photos(tmp_path / "images")
     paired_names = names[:20]

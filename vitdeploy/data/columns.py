@@ -1,14 +1,17 @@
-"""Labels in the columns of a table: a CSV, TSV or Parquet file with one row per image.
+"""Labels in the columns of a table: a CSV, TSV, Parquet or JSON file with one row per image.
 
 image,age,quality               one column names the images, all others are labels
 a.png,31,0.8
 train/b.png,27,0.4              by path below the folder of images, by file name, or by file name without its suffix
+
+JSON is a list of rows, {"image": "a.png", "age": 31, "quality": 0.8}, of the same names.
 """
 
 from __future__ import annotations
 
 import csv
 import io
+import json
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -30,14 +33,14 @@ if TYPE_CHECKING:
 else:
     parquet = lazy("pyarrow.parquet")
 
-# A cell: a text of a CSV file; of a Parquet file also a number, a boolean or a list. None where it is empty.
+# A cell: a text of a CSV file; of Parquet and JSON also a number, a boolean or a list. None where it is empty.
 Cell: TypeAlias = Any
 # Usual names of the column that names the images, the surest first.
 IMAGE_COLUMNS = (
     *("image", "file_name", "filename", "file", "path", "image_path", "filepath", "image_id", "img"),
     *("name", "id", "index"),
 )
-EXAMPLE = "a CSV, TSV or Parquet file with a column `image` and a column for each label"
+EXAMPLE = "a CSV, TSV, Parquet or JSON file with a column `image` and a column for each label"
 MAX_BYTES = 1 << 30
 _DELIMITERS = (",", ";", "\t")
 _FLAGS = {"1": True, "1.0": True, "true": True, "0": False, "0.0": False, "false": False}
@@ -149,10 +152,10 @@ def read_table(file: Path) -> dict[str, list[Cell]]:
     if (size := file.stat().st_size) > MAX_BYTES:
         raise DataError(f"{file} is too large for a table of labels", found=f"{size >> 20} MiB", wanted="at most 1 GiB")
     suffix = file.suffix.lower()
-    if suffix not in (".csv", ".tsv", ".txt", ".parquet"):
+    if suffix not in (".csv", ".tsv", ".txt", ".parquet", ".json"):
         raise DataError(f"{file} is no table of labels", found=f"the suffix {suffix!r}", wanted=EXAMPLE)
     with bounded(f"read {file.name}", size):
-        table = _parquet(file) if suffix == ".parquet" else _csv(file)
+        table = {".parquet": _parquet, ".json": _json}.get(suffix, _csv)(file)
     if not table or not next(iter(table.values())):
         raise DataError(f"{file} has no rows", found=", ".join(table) or "an empty file", wanted=EXAMPLE)
     return table
@@ -164,6 +167,30 @@ def _parquet(file: Path) -> dict[str, list[Cell]]:
         table = parquet.read_table(file)
     _once(file, table.column_names)
     return {name: [_cell(value) for value in table.column(name).to_pylist()] for name in table.column_names}
+
+
+def _json(file: Path) -> dict[str, list[Cell]]:
+    try:
+        rows = json.loads(file.read_bytes(), object_pairs_hook=lambda pairs: pairs)
+    except (ValueError, RecursionError) as error:  # a UnicodeDecodeError is a ValueError
+        raise DataError(f"{file} is not a JSON file", found=str(error)[:200], wanted=EXAMPLE) from None
+    header = [name for name, _ in rows[0]] if isinstance(rows, list) and rows and _is_row(rows[0]) else []
+    _once(file, header)
+    for number, row in enumerate(rows if header else [rows], 1):
+        names = [name for name, _ in row] if _is_row(row) else []
+        if sorted(names) != sorted(header) or not header:
+            raise DataError(
+                f"{file}, row {number} is no row of the table" if header else f"{file} is no list of rows",
+                found=f"the names {', '.join(names)}"[:100] if names else repr(row)[:80],
+                wanted=f"an object with {', '.join(header)}"[:100] if header else "a JSON list of objects, one a row",
+            )
+    cells = [dict(row) for row in rows]
+    return {name: [_cell(row[name]) for row in cells] for name in header}
+
+
+def _is_row(value: object) -> bool:
+    """Whether this was an object, as `_json` reads one: a list of tuples, which JSON has no others of."""
+    return isinstance(value, list) and bool(value) and all(isinstance(pair, tuple) for pair in value)
 
 
 def _csv(file: Path) -> dict[str, list[Cell]]:

@@ -49,8 +49,8 @@ PLACES = {
     "targets": "the folder of target pictures, by the names of the images",
     "prompts": "the JSON file of prompts, beside the folder masks",
     "texts": "the JSON list of file_name and text",
-    "columns": "the CSV, TSV or Parquet file with a row per image",
-    "pairs": "the CSV, TSV or Parquet file of image_a, image_b and same (1 or 0)",
+    "columns": "the CSV, TSV, Parquet or JSON file with a row per image",
+    "pairs": "the CSV, TSV, Parquet or JSON file of image_a, image_b and same (1 or 0)",
 }
 
 

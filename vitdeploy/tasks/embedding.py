@@ -164,7 +164,7 @@ COLUMNS = (
     ("image_b", "image_2", "image2", "b", "right", "second"),
     ("same", "label", "is_same", "match"),
 )
-EXAMPLE = "a CSV, TSV or Parquet file with the columns image_a, image_b and same (1 or 0)"
+EXAMPLE = "a CSV, TSV, Parquet or JSON file with the columns image_a, image_b and same (1 or 0)"
 
 
 @dataclass(frozen=True)
