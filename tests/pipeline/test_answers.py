@@ -13,12 +13,13 @@ from vitdeploy.data.decoding import DecodedSet
 from vitdeploy.data.folder import Sample
 from vitdeploy.data.masks import PanopticMap
 from vitdeploy.pipeline.plan import answer_facts
-from vitdeploy.report.summary import class_headline
+from vitdeploy.report.summary import class_headline, wrong_otherwise
 from vitdeploy.runtime.postprocess import softmax
 from vitdeploy.runtime.tasks.detection import PostprocessSpec
 from vitdeploy.spec import PreprocessSpec, SequenceSpec, encode
 from vitdeploy.tasks.adapter import CHANGED, UNSURE, USUAL, Chosen, Data, Setting, choose, example, thumbnail
 from vitdeploy.tasks.answers import ChangedCounts, Marks
+from vitdeploy.tasks.features import neighbour_changes
 from vitdeploy.tasks.registry import make_adapter
 from vitdeploy.tasks.sequence import TokenPair
 from vitdeploy.verification.changes import map_changes, object_changes
@@ -66,6 +67,7 @@ def test_the_worst_changes_come_first_then_the_least_sure_then_one_of_each_class
     found = choose(adapter, reference, {"same": reference, "changed": sure(changed, confidence)}, data)
     assert [(each.index, each.why) for each in found[:4]] == [(i, "changed") for i in (150, 50, 4, 3)]
     assert {each.engine for each in found[:4]} == {"changed"}
+    assert [each.differing for each in found] == [("changed",)] * 4 + [()] * (len(found) - 4)
     assert [each.index for each in found if each.why == "unsure"] == [0, 1, 2, 5]
     usual = [each.index for each in found if each.why == "usual"]
     assert len(usual) == USUAL and len({i % CLASSES for i in usual}) >= USUAL - 2
@@ -176,6 +178,14 @@ def test_an_image_is_cut_otherwise_from_one_percent_of_its_pixels_on():
     ids[0][0, :2], ids[1][0, :8], ids[2][:] = 2, 2, 3
     found = map_changes([PanopticMap(each, cut.classes) for each in ids], [cut] * 3)
     assert found.changed.tolist() == [False, True, False]
+
+
+def test_another_neighbour_of_the_right_class_is_not_wrong():
+    near = np.array([[1, 0], [0.99, 0.1], [0.98, -0.15], [0, 1], [0.05, 1]], np.float32)
+    found = neighbour_changes(near[[0, 2, 1, 3, 4]], near, np.array([0, 0, 0, 1, 1]))
+    assert found.changed.tolist() == found.kept.tolist() == [True, False, False, False, False]
+    assert not found.lost.any() and not found.gained.any() and 0 < found.severity[0] < 1
+    assert [wrong_otherwise(ChangedCounts(5, 1, 1, kept)) for kept in (0, 1)] == [3, 2]
 
 
 def test_changes_of_neighbours_and_of_tokens():

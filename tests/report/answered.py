@@ -38,5 +38,6 @@ def example(number, why, engines, label="cat", reference="cat", answers=(), mark
         "label": label,
         "reference": {"label": reference, "score": 0.9},
         "engines": {name: {"label": each, "score": 0.8} for name, each in zip(engines, said, strict=True)},
+        "differing": [name for name, each in zip(engines, said, strict=True) if each != reference],
         "marks": marks and {"engine": engines[0], **marks},
     }

@@ -66,6 +66,7 @@ def run_report(names=ENGINES, scenarios=("single", "offline", "sustain:12s")):
             "label": answer["label"],
             "reference": answer,
             "engines": {name: other if number < 2 and i % 3 == 0 else answer for i, name in enumerate(names)},
+            "differing": [name for i, name in enumerate(names) if number < 2 and i % 3 == 0],
         }
         for number in range(4)
     ]

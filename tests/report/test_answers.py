@@ -64,6 +64,23 @@ def test_changed_answers_come_first_with_what_became_of_them(page):
     assert [len(examples(as_report(report_of()), changed)) for changed in (True, False)] == [3, 2]
 
 
+def test_an_answer_differs_where_it_has_changed_and_not_where_its_words_do():
+    """Of numbers within their tolerance other digits may be shown, and of boxes that moved the same words."""
+    said = example(1, "usual", [NAME], label=None, reference="31 years", answers=["32 years"]) | {"differing": []}
+    text = Page(page_of(report_of(examples=[said]), {}).partition("</head>")[2]).text
+    assert "32 years" in text and "≠" not in text and "All engines agree" in text
+    said = example(1, "usual", [NAME], label=None, reference="2 boxes") | {"differing": [NAME]}
+    assert "≠" in Page(page_of(report_of(examples=[said]), {}).partition("</head>")[2]).text
+
+
+def test_right_answers_that_stay_right_have_a_column():
+    report = report_of()
+    assert "Right otherwise" not in page_of(report, {})
+    report["answers"]["changed"][NAME]["kept"] = 2
+    text = Page(page_of(report, {}).partition("</head>")[2]).text
+    assert "Right otherwise" in text and "4 wrong became right, 2 right otherwise, 4 wrong otherwise" in text
+
+
 def test_a_class_is_said_to_lose_where_its_interval_carries_it(page):
     assert page.text.count("provably loses") == 1 and "Provably lost: class 3" in page.text
     found = decode(Drops, report_of()["answers"]["classes"])

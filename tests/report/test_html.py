@@ -125,6 +125,7 @@ REPORT = {
             "label": "cat",
             "reference": {"label": "cat", "score": 0.9},
             "engines": {"openvino-cpu-int8": {"label": "dog", "score": 0.5}},
+            "differing": ["openvino-cpu-int8"],
         }
     ],
     "environment": {"cpu": "a CPU", "cores": "2", "python": "3.10.0"},

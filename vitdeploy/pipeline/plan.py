@@ -190,4 +190,5 @@ def _counts(changes: Changes) -> ChangedCounts:
         int(changes.changed.sum()),
         None if changes.lost is None else int(changes.lost.sum()),
         None if changes.gained is None else int(changes.gained.sum()),
+        0 if changes.kept is None else int(changes.kept.sum()),
     )

@@ -16,7 +16,7 @@ def wrong_otherwise(counts: ChangedCounts) -> int | None:
     """How many wrong answers became other wrong ones; None without labels."""
     if counts.lost is None or counts.gained is None:
         return None
-    return counts.changed - counts.lost - counts.gained
+    return counts.changed - counts.lost - counts.gained - counts.kept
 
 
 def summary(report: Report) -> list[tuple[str, str, str]]:
@@ -75,7 +75,9 @@ def _changed(report: Report, engine: EngineFacts) -> str:
     if other is None:
         return words
     lost, gained = text.number(counts.lost, 0), text.number(counts.gained, 0)
-    return f"{words}: {lost} right became wrong, {gained} wrong became right, {text.number(other, 0)} wrong otherwise"
+    kept = f", {text.number(counts.kept, 0)} right otherwise" if counts.kept else ""
+    other = f"{text.number(other, 0)} wrong otherwise"
+    return f"{words}: {lost} right became wrong, {gained} wrong became right{kept}, {other}"
 
 
 def _classes(report: Report, artifact: str) -> str:
@@ -135,15 +137,15 @@ def examples(report: Report, changed: bool) -> list[tuple[int, ExampleFacts]]:
 
 def reason(example: ExampleFacts) -> str:
     """Why an example is shown: "changed", "unsure" or "usual"."""
-    return example.why or ("changed" if len(answers_by_label(example)) > 1 else "usual")
+    return example.why or ("changed" if example.differing else "usual")
 
 
-def answers_by_label(example: ExampleFacts) -> dict[str, dict[str, Said]]:
-    """The answers to one example by what they say, each by its artifact: the original's first, the others as they
-    come."""
-    groups: dict[str, dict[str, Said]] = {}
+def answers_by_label(example: ExampleFacts) -> dict[tuple[str, bool], dict[str, Said]]:
+    """The answers to one example by what they say and whether that is a change, each by its artifact: the original's
+    first, the others as they come. Words may be the same of answers that differ, and differ of one that is the same."""
+    groups: dict[tuple[str, bool], dict[str, Said]] = {}
     for artifact, answer in {ORIGINAL: example.reference, **example.engines}.items():
-        groups.setdefault(answer.label, {})[artifact] = answer
+        groups.setdefault((answer.label, artifact in example.differing), {})[artifact] = answer
     return groups
 
 
@@ -154,21 +156,20 @@ def is_label(answer: str, example: ExampleFacts, task: Task) -> bool:
 
 def ticked(report: Report) -> bool:
     """Whether an answer that is shown anywhere is the label."""
-    return any(is_label(label, each, report.task) for each in report.examples for label in answers_by_label(each))
+    return any(is_label(label, each, report.task) for each in report.examples for label, _ in answers_by_label(each))
 
 
 def change_words(example: ExampleFacts, task: Task) -> str:
     """What became of the answer to an example, or why it is shown; "" where that needs no words."""
     if reason(example) != "changed":
         return "The original is least sure of it" if example.why == "unsure" else ""
-    others = {label: each for label, each in answers_by_label(example).items() if label != example.reference.label}
-    engines = sum(map(len, others.values()))
+    engines = len(example.differing)
     differ = text.count(engines, "engine differs", "engines differ") if engines else "An engine differs"
     if not TASKS[task].in_words or example.label is None:
         return differ
     if example.reference.label == example.label:
         return f"Right became wrong ({text.count(engines, 'engine')})"
-    now = len(others.get(example.label, ()))
+    now = sum(example.engines[name].label == example.label for name in example.differing)
     return f"Wrong became right ({text.count(now, 'engine')})" if now else f"Wrong otherwise ({differ})"
 
 

@@ -592,11 +592,12 @@ CHANGED, UNSURE, USUAL = 16, 4, 8
 
 @dataclass(frozen=True)
 class Chosen:
-    """The number of a sample, why it is shown, and which engine's answer to it is the worst."""
+    """The number of a sample, why it is shown, which engine's answer to it is the worst, and whose answers changed."""
 
     index: int
     why: Why
     engine: str
+    differing: tuple[str, ...] = ()
 
 
 def choose(adapter: TaskAdapter, reference: Answers, engines: Mapping[str, Answers], data: Data) -> list[Chosen]:
@@ -604,7 +605,8 @@ def choose(adapter: TaskAdapter, reference: Answers, engines: Mapping[str, Answe
     then those that the original is least sure of; then one of each class, or, where there are no classes or more of
     them, an even spread."""
     names = list(engines)
-    severity = np.stack([adapter.changes(answers, reference, data).severity for answers in engines.values()])
+    changes = [adapter.changes(answers, reference, data) for answers in engines.values()]
+    severity = np.stack([each.severity for each in changes])
     worst, by = severity.max(axis=0), severity.argmax(axis=0)
     order = np.argsort(-worst, kind="stable")
     chosen: dict[int, Why] = {int(i): "changed" for i in order[:CHANGED] if worst[i] > 0}
@@ -612,7 +614,11 @@ def choose(adapter: TaskAdapter, reference: Answers, engines: Mapping[str, Answe
     if certainty is not None:
         _take(chosen, np.argsort(certainty, kind="stable"), "unsure", UNSURE)
     _take(chosen, _spread(adapter, reference, data), "usual", USUAL)
-    return [Chosen(i, why, names[by[i]]) for i, why in chosen.items()]
+
+    def differing(i: int) -> tuple[str, ...]:
+        return tuple(name for name, each in zip(names, changes, strict=True) if each.changed[i])
+
+    return [Chosen(i, why, names[by[i]], differing(i)) for i, why in chosen.items()]
 
 
 def _take(chosen: dict[int, Why], order: Iterable[int], why: Why, count: int) -> None:
@@ -663,6 +669,7 @@ def example(
         engines={artifact: adapter.show(found, i, labels) for artifact, found in engines.items()},
         marks=adapter.marks(chosen.engine, engines[chosen.engine], reference, i),
         panels=tuple(panels),
+        differing=chosen.differing,
     )
     return row, pictures
 

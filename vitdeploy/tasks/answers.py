@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 from typing import Literal
 
+from vitdeploy.spec import SPARSE
 from vitdeploy.verification.classes import Confusion, Drops, Reliability
 
 # --- Single answers in a report ---------------------------------------------------------------------------------------
@@ -74,7 +75,8 @@ class ExampleFacts:
 
     `number`: among the samples. `why`: why it is shown. `sample`: what a person
     finds it by. `image`: the name of its picture, None if it is none. `label`: what is known to be in it. `panels`: of
-    answers that are pictures, the original's, that of the engine that differs most, and the label.
+    answers that are pictures, the original's, that of the engine that differs most, and the label. `differing`: the
+    engines whose answer has changed, which words may not show.
     """
 
     image: str | None
@@ -86,16 +88,18 @@ class ExampleFacts:
     sample: str = ""
     marks: Marks | None = None
     panels: tuple[PanelFacts, ...] = ()
+    differing: tuple[str, ...] = field(default=(), metadata=SPARSE)
 
 
 @dataclass(frozen=True)
 class ChangedCounts:
     """The number of answers that differ from the original's; among these, right answers that became wrong, and wrong
-    ones that became right (None without labels)."""
+    ones that became right (None without labels); `kept`: other answers that are right, as the original's are."""
 
     changed: int
     lost: int | None
     gained: int | None
+    kept: int = field(default=0, metadata=SPARSE)
 
 
 @dataclass(frozen=True)

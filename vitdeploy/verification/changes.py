@@ -17,7 +17,7 @@ from vitdeploy.verification.records import Ints, Records
 # ranked by severity for a person to look at.
 #
 # Severity is 0 if nothing changed. Samples that became wrong rank above those that are wrong in a different way, and
-# both above those that became right; within each group, a more confident answer or a larger change ranks higher.
+# both above those that are right now; within each group, a more confident answer or a larger change ranks higher.
 
 
 Bools = npt.NDArray[np.bool_]
@@ -30,12 +30,13 @@ MOVED_PIXELS = 0.01
 @dataclass(frozen=True)
 class Changes:
     """changed: bool [n]. lost, gained: bool [n], right before and wrong now, and the reverse; None without labels.
-    severity: float64 [n]."""
+    severity: float64 [n]. kept: bool [n], another answer that is as right as the original's; None without labels."""
 
     changed: Bools
     lost: Bools | None
     gained: Bools | None
     severity: Floats
+    kept: Bools | None = None
 
 
 def judged(changed: Bools, size: Floats, right: Bools | None = None, was_right: Bools | None = None) -> Changes:
@@ -49,9 +50,10 @@ def judged(changed: Bools, size: Floats, right: Bools | None = None, was_right: 
     if right is None or was_right is None:
         return Changes(changed, None, None, np.where(changed, 1 + size, 0.0))
     lost, gained = changed & was_right & ~right, changed & right & ~was_right
-    rank = np.where(lost, 2.0, np.where(gained, 0.0, 1.0))
+    rank = np.where(lost, 2.0, np.where(right, 0.0, 1.0))
     # Even the smallest change counts.
-    return Changes(changed, lost, gained, np.where(changed, np.maximum(rank + size, 1e-9), 0.0))
+    severity = np.where(changed, np.maximum(rank + size, 1e-9), 0.0)
+    return Changes(changed, lost, gained, severity, changed & was_right & right)
 
 
 def object_changes(artifact: Sequence[detection.Found], reference: Sequence[detection.Found]) -> Changes:
