@@ -75,7 +75,7 @@ def _changed(report: Report, engine: EngineFacts) -> str:
     if other is None:
         return words
     lost, gained = text.number(counts.lost, 0), text.number(counts.gained, 0)
-    kept = f", {text.number(counts.kept, 0)} right otherwise" if counts.kept else ""
+    kept = f", {text.number(counts.kept, 0)} as right as before" if counts.kept else ""
     other = f"{text.number(other, 0)} wrong otherwise"
     return f"{words}: {lost} right became wrong, {gained} wrong became right{kept}, {other}"
 

@@ -94,7 +94,7 @@ class ExampleFacts:
 @dataclass(frozen=True)
 class ChangedCounts:
     """The number of answers that differ from the original's; among these, right answers that became wrong, and wrong
-    ones that became right (None without labels); `kept`: other answers that are right, as the original's are."""
+    ones that became right (None without labels); `kept`: other answers that are as right."""
 
     changed: int
     lost: int | None

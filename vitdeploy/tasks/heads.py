@@ -443,8 +443,8 @@ class HeadsAdapter(adapter.ImageAdapter):
         return dataclasses.replace(found, control=Control(100 * same / found.n, value, least))
 
     def changes(self, ours: Answers, reference: Answers, data: adapter.Data) -> Changes:
-        """By the head that changed worst. An image is lost where a head lost it, and gained where one gained it and
-        none lost it."""
+        """By the head that changed worst. An image is lost where a head lost it, gained where one gained it and none
+        lost it, and as right where no head with labels changed in another way."""
         every = self._changes(ours, reference, data)
         changed, severity = (
             np.any([each.changed for each in every], axis=0),
@@ -453,8 +453,9 @@ class HeadsAdapter(adapter.ImageAdapter):
         lost, gained = ([getattr(e, name) for e in every if e.lost is not None] for name in ("lost", "gained"))
         if not lost:
             return Changes(changed, None, None, severity)
-        worse = np.any(lost, axis=0)
-        return Changes(changed, worse, np.any(gained, axis=0) & ~worse, severity)
+        worse, better = np.any(lost, axis=0), np.any(gained, axis=0)
+        wrong = np.any([each for e in every if (each := e.otherwise) is not None], axis=0)
+        return Changes(changed, worse, better & ~worse, severity, changed & ~(worse | better | wrong))
 
     def doubt(self, reference: Answers, data: adapter.Data, found: Comparison) -> str | None:
         assert isinstance(found, HeadsComparison)

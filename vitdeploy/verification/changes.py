@@ -30,13 +30,20 @@ MOVED_PIXELS = 0.01
 @dataclass(frozen=True)
 class Changes:
     """changed: bool [n]. lost, gained: bool [n], right before and wrong now, and the reverse; None without labels.
-    severity: float64 [n]. kept: bool [n], another answer that is as right as the original's; None without labels."""
+    severity: float64 [n]. kept: bool [n], another answer that is as right; None without labels."""
 
     changed: Bools
     lost: Bools | None
     gained: Bools | None
     severity: Floats
     kept: Bools | None = None
+
+    @property
+    def otherwise(self) -> Bools | None:
+        """bool [n], wrong before and wrong now in another way; None without labels."""
+        if self.lost is None or self.gained is None or self.kept is None:
+            return None
+        return self.changed & ~(self.lost | self.gained | self.kept)
 
 
 def judged(changed: Bools, size: Floats, right: Bools | None = None, was_right: Bools | None = None) -> Changes:
