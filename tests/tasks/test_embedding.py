@@ -44,6 +44,7 @@ from vitdeploy.tasks.embedding import (
 from vitdeploy.tasks.features import unit
 from vitdeploy.verification.records import Answers
 from vitdeploy.workflows.placement import compile_bundle
+from vitdeploy.workflows.subjects import Subject, settings_of
 
 SIDE = 16
 
@@ -410,6 +411,20 @@ def test_a_gallery_of_another_model_is_refused(predictor, bundles, images, tmp_p
     assert model_digest(dataclasses.replace(manifest, engines=engines)) == predictor.model
     moved = dataclasses.replace(manifest.preprocess, interpolation="nearest")
     assert model_digest(dataclasses.replace(manifest, preprocess=moved)) != predictor.model
+
+
+def test_an_extractor_on_the_other_side_needs_its_task():
+    spec = PreprocessSpec((32, 32), (32, 32), mean=(0.5,), std=(0.5,))
+
+    def subject(task: str, artifact: str = "") -> Subject:
+        return Subject(task, "fp32", Setting(task, spec), True, None, None, artifact=artifact)
+
+    assert settings_of(subject("embedding", "engine"), subject("embedding"))[1].task == "embedding"
+    for theirs, fix in ((subject("features"), "--task embedding (task= in Python), if features is a model"),
+                        (subject("features", "engine"), "")):  # fmt: skip
+        with pytest.raises(InputError, match="the tasks or classes of the two models differ") as refused:
+            settings_of(subject("embedding", "engine"), theirs)
+        assert (refused.value.fix or "").startswith(fix) and bool(refused.value.fix) == bool(fix)
 
 
 def damaged(folder: Path) -> dict[str, bytes]:

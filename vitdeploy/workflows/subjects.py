@@ -408,10 +408,13 @@ def settings_of(ours: Subject, theirs: Subject) -> tuple[Setting, Setting]:
             wanted="at least one exported graph or bundle",
         )
     if own.task != other.task or own.classes != other.classes:
+        # The outputs of a model may be those of several tasks, of which a user chooses; a bundle has chosen.
+        free = own.task != other.task and not theirs.artifact
         raise InputError(
             "the tasks or classes of the two models differ",
             found=f"{own.task} with {own.classes} classes against {other.task} with {other.classes}",
             wanted="the same task, and the same number of classes",
+            fix=f"--task {own.task} (task= in Python), if {theirs.name} is a model for that" if free else "",
         )
     brought = [[(each.name, each.dtype, each.shape[1:]) for each in side.inputs] for side in (own, other)]
     if brought[0] != brought[1]:
