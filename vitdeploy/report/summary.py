@@ -76,8 +76,8 @@ def _changed(report: Report, engine: EngineFacts) -> str:
         return words
     lost, gained = text.number(counts.lost, 0), text.number(counts.gained, 0)
     kept = f", {text.number(counts.kept, 0)} as right as before" if counts.kept else ""
-    other = f"{text.number(other, 0)} wrong otherwise"
-    return f"{words}: {lost} right became wrong, {gained} wrong became right{kept}, {other}"
+    wrong = f"{text.number(other, 0)} wrong otherwise"
+    return f"{words}: {lost} right became wrong, {gained} wrong became right{kept}, {wrong}"
 
 
 def _classes(report: Report, artifact: str) -> str:
