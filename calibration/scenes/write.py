@@ -202,19 +202,22 @@ def write_text(writer: Writer, draws: Draws) -> None:
 
 def write_identities(writer: Writer, draws: Draws) -> None:
     """images/<split>/<number>/: folders are identities; pairs.csv: neighbours in the drawing order, half of them of one
-    identity."""
+    identity; labels.csv: the first digit, the sum of the digits, and the number."""
+    labels = ["image,first,sum,number"]
     names: dict[str, list[tuple[str, str]]] = {}
     for split, index, name in draws:
         drawn = lines.numbered(stream("identities", split, index), SIZES["identities"][0], split, index, ALIKE)
         placed = str(Path(name).parent / drawn.text / Path(name).name)
         writer.picture(drawn.image, placed)
         names.setdefault(split, []).append((placed, drawn.text))
+        labels.append(f"{placed},{drawn.text[0]},{sum(map(int, drawn.text))},{drawn.text}")
     rows = ["image_a,image_b,same"]
     for known in names.values():
         near = [pair for pair in itertools.pairwise(known) if pair[0][1] == pair[1][1]]
         far = zip(known, known[ALIKE:], strict=False)
         rows += [f"{a},{b},{int(first == second)}" for (a, first), (b, second) in (*near, *far)]
     (writer.root / "pairs.csv").write_text("\n".join(rows) + "\n", "utf-8")
+    (writer.root / "labels.csv").write_text("\n".join(labels) + "\n", "utf-8")
 
 
 def write_anomaly(writer: Writer, draws: Draws) -> None:

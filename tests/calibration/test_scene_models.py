@@ -31,7 +31,7 @@ LARGEST = 5_000_000  # bytes of a checkpoint: all of them stay below 25 MB
 
 
 # Modules of plain PyTorch, with their weights alone.
-PLAIN = ("foreground",)
+PLAIN = ("foreground", "heads")
 
 
 @pytest.fixture(params=[name for name in (*CLASSES, *PLAIN) if (MODELS / name).is_dir()])

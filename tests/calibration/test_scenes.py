@@ -30,7 +30,7 @@ DIGESTS = {
     "text": "8d5264a2ac54de85",
     "anomaly": "929648f20cecc7e8",
     "foreground": "f051920c364a1060",
-    "identities": "ae9fe1b6c4cfa337",
+    "identities": "5e4a56c9996e3057",
     "digits": "b42d3d4a481ecd68",
     "counts": "19cbe99c7797502f",
 }

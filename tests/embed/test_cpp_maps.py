@@ -153,12 +153,13 @@ PROGRAMS = {
     "labels": ("labels", MultiLabelSpec((0.4, 0.5, 0.45, 0.5, 0.6)), "stretch"),
     "yes": ("yes", BinarySpec(0.45, 'a "crack"'), "stretch"),
 }
-# Of one vector three parts.
+# Of one vector several parts.
 SEVERAL = forms.Parts((
     forms.Part("who", forms.Vector("features", True)),
     forms.Part('a "kind"', forms.Ranking("features"), ("sky", "ro\tad")),
     forms.Part("tags", forms.OwnLabels("features", False, (0.4, 0.5, 0.6, 0.5, 0.5)), tuple("vwxyz")),
     forms.Part("warm", forms.Numbers("features", ("m", "°C"))),
+    forms.Part("sure", forms.Ranking("features", given=True)),
 ))  # fmt: skip
 PROGRAMS["several"] = ("features", EmbeddingSpec(), "cover")
 PROJECT = "cmake_minimum_required(VERSION 3.16)\nproject(programs CXX)\nenable_testing()\n"
@@ -330,7 +331,7 @@ def test_several_answers_are_lines_with_their_names(built, tmp_path):
         for path in paths:
             vector = predictor.predict(path).vector.astype(np.float64)
             lines = [line[1:] for line in said(program, path)]
-            who, warm = (np.array([float(value) for value in lines[0][1:]]), lines[11:])
+            who, warm = (np.array([float(value) for value in lines[0][1:]]), lines[11:16])
             np.testing.assert_allclose(who, vector / np.linalg.norm(vector), rtol=1e-4, atol=1e-5)
             kinds, tags = lines[1:6], lines[6:11]
             order = np.argsort(-vector, kind="stable")
@@ -346,6 +347,8 @@ def test_several_answers_are_lines_with_their_names(built, tmp_path):
             assert [int(line[4]) for line in tags] == above.tolist()
             np.testing.assert_allclose([float(line[3]) for line in warm], vector, rtol=1e-4, atol=1e-4)
             assert [line[4] for line in warm] == ["m", "°C", "", "", ""] and warm[0][:3] == ["warm", "0", "0"]
+            given = np.sort(np.maximum(vector, 1e-38))[::-1]
+            np.testing.assert_allclose([float(line[3]) for line in lines[16:]], given / given.sum(), atol=1e-4)
 
 
 def test_every_form_is_written_by_both_programs():

@@ -347,13 +347,17 @@ def test_several_answers_have_their_names_and_their_own_labels(written):
         forms.Part("seven", forms.YesOrNo("score", True, 0.5)),
         forms.Part("age", forms.Numbers("years", ("y",))),
         forms.Part("who", forms.Vector("embedding", True)),
+        forms.Part("sure", forms.Ranking("shares", given=True), ("cat", "dog", "cow")),
     ))  # fmt: skip
     values = {"kind_logits": [0, 3], "tags": [0.5, 0.5], "score": [0.75], "years": [31.5], "embedding": [3, 4]}
+    values["shares"] = [0.25, 0.75, 0]
     [found] = in_node(written, labels=[{"form": encode(parts), "outputs": values, "labels": ["not", "these"]}])[
         "labels"
     ]
     assert (found["kind"], [part["name"] for part in found["parts"]]) == ("parts", [p.name for p in parts.parts])
-    kind, tags, seven, age, who = found["parts"]
+    kind, tags, seven, age, who, sure = found["parts"]
+    assert [row["label"] for row in sure["top"]] == ["dog", "cat", "cow"]
+    assert [row["score"] for row in sure["top"]] == pytest.approx([0.75, 0.25, 0], abs=1e-6)
     assert [row["label"] for row in kind["top"]] == ["dog", "cat"]
     assert [(row["label"], row["has"]) for row in tags["scores"]] == [("wet", True), ("old", False)]
     assert (seven["yes"], seven["label"], seven["score"]) == (True, "yes", 0.75)

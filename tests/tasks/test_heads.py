@@ -213,6 +213,16 @@ def test_probabilities_at_an_end_are_the_scores():
     assert answer["whole"].score == pytest.approx(0.8)
 
 
+def test_programs_write_each_head_in_the_form_of_its_task():
+    spec = HeadsSpec((*SPEC.heads, HeadSpec("sure", "classification", ends_in="softmax")))
+    form = HEADS.form([head.reads for head in spec.heads], spec)
+    assert [(part.name, part.labels) for part in form.parts] == [(head.name, head.labels) for head in spec.heads]
+    for head, part in zip(SPEC.heads, form.parts, strict=False):
+        row, name = KINDS[head.task]
+        assert part.form == dataclasses.replace(row.form([name], head.spec), output=head.reads)
+    assert (form.parts[-1].form.given, form.parts[0].form.given) == (True, False)
+
+
 BAD_MANIFESTS = {
     "no head": ({"heads": []}, "0 heads: expected 1 to 64"),
     "too many heads": ({"heads": [{"name": str(k), "task": "binary"} for k in range(65)]}, "65 heads"),

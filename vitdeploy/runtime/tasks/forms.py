@@ -17,9 +17,11 @@ def _kind(name: str) -> str:
 
 @dataclass(frozen=True)
 class Ranking:
-    """Classes that compete, the best ones, with their softmax scores. output: logits [classes]."""
+    """Classes that compete, the best ones, with their softmax scores. output [classes]: logits, or these scores, which
+    are `given`."""
 
     output: str = "logits"
+    given: bool = False
     kind: str = _kind("ranking")
 
 

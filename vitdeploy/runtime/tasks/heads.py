@@ -3,12 +3,13 @@ head reads it, and an answer has a part for each."""
 
 import dataclasses
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal, TypeAlias
 
 import numpy as np
 
+from vitdeploy.runtime.tasks import forms
 from vitdeploy.runtime.tasks.binary import BINARY, BinarySpec
 from vitdeploy.runtime.tasks.classification import CLASSIFICATION
 from vitdeploy.runtime.tasks.embedding import EMBEDDING, VECTOR, EmbeddingSpec
@@ -76,9 +77,14 @@ class HeadSpec:
         kind = None if self.task is None else KINDS[self.task][0].postprocess
         return self.postprocess or (None if kind is None else kind())
 
+    @property
+    def given(self) -> bool:
+        """Whether the output has the probabilities of labels of their own."""
+        return self.ends_in == "sigmoid" and self.task in ("multi-label", "binary")
+
     def outputs(self, values: np.ndarray) -> dict[str, np.ndarray]:
         """Values of the model's output [...] as the outputs of a model of the head's task."""
-        if self.ends_in == "sigmoid" and self.task in ("multi-label", "binary"):
+        if self.given:
             return {PROBABILITIES: values}
         if self.ends_in == "softmax" and self.task == "classification":
             values = np.log(np.maximum(values, LEAST))
@@ -218,4 +224,18 @@ def _same(ours: Outputs, theirs: Outputs, reading: OutputReading) -> bool:
     )
 
 
-HEADS = DeviceTask(_answer, _same, postprocess=HeadsSpec)
+def _form(outputs: Collection[str], spec: HeadsSpec) -> forms.Parts:
+    return forms.Parts(tuple(forms.Part(head.name, _line(head), head.labels) for head in spec.heads))
+
+
+def _line(head: HeadSpec) -> forms.Line:
+    if head.task == "classification":
+        return forms.Ranking(head.reads, given=head.ends_in == "softmax")
+    row, name = KINDS[str(head.task)]
+    names = [PROBABILITIES if head.given else name]
+    found = None if row.form is None else row.form(names, head.spec)
+    assert isinstance(found, forms.OwnLabels | forms.YesOrNo | forms.Vector | forms.Numbers), "of all tasks of heads"
+    return dataclasses.replace(found, output=head.reads)
+
+
+HEADS = DeviceTask(_answer, _same, postprocess=HeadsSpec, form=_form)

@@ -97,7 +97,10 @@ function direction(vector) {
 
 // How outputs become an answer of each form (model.json), at an image of `width` x `height`.
 const ANSWERS = {
-  ranking: (outputs, { output }, { labels }) => ({ top: classify(outputs[output], labels) }),
+  ranking: (outputs, { output, given }, { labels }) => {
+    const values = outputs[output]; // the softmax of logarithms gives given scores back
+    return { top: classify(given ? Float32Array.from(values, (score) => Math.log(Math.max(score, 1.17549435e-38))) : values, labels) };
+  },
   labels: (outputs, { output, given, thresholds }, { labels }) => ({ scores: ownLabels(outputs[output], given, labels, thresholds) }),
   decision: (outputs, { output, given, threshold, positive }, { labels }) => {
     const [{ score, has }] = ownLabels(outputs[output], given, labels, [threshold]);
