@@ -9,7 +9,7 @@ from vitdeploy.tasks.anomaly import (
     compare_anomalies,
     count_pixels,
 )
-from vitdeploy.verification.ranking import auroc, auroc_of_counts, average_precision
+from vitdeploy.verification.ranking import auroc, auroc_of_counts, average_precision, precisions
 
 
 @pytest.fixture
@@ -31,6 +31,18 @@ def test_auroc_and_average_precision_are_scikit_learns(scored):
     assert auroc(*scored) == pytest.approx(metrics.roc_auc_score(scored[1], scored[0]), abs=1e-12)
     assert average_precision(*scored) == pytest.approx(metrics.average_precision_score(*scored[::-1]), abs=1e-12)
     assert np.isnan(auroc(scored[0], np.ones(80, bool))) and np.isnan(average_precision(scored[0], np.zeros(80, bool)))
+
+
+def test_images_that_are_drawn_several_times_count_so_often(scored):
+    """Of draws without a positive, without a negative, and without the images of the highest score."""
+    metrics = pytest.importorskip("sklearn.metrics")
+    scores, positive = scored
+    weights = np.random.RandomState(2).multinomial(80, np.full(80, 1 / 80), size=20).astype(float)
+    weights[0, positive], weights[1, ~positive], weights[2, scores == scores.max()] = 0, 0, 0
+    found = precisions(scores, positive, weights.T)
+    assert np.isnan(found[0]) and found[1] == 1
+    wanted = [metrics.average_precision_score(positive, scores, sample_weight=row) for row in weights[2:]]
+    np.testing.assert_allclose(found[2:], wanted, atol=1e-12)
 
 
 def test_pixels_are_counted_as_precisely_as_the_steps_are(scored):

@@ -73,12 +73,12 @@ def _measured(
 ) -> Fields:
     n = len(truth)
     weights = np.vstack([np.ones(n), ranking.stratified_draws(truth, seed)])
-    areas = [ranking.auroc_of_counts(*ranking.counted(each, truth, weights)) for each in scores]
-    precise = [ranking.precisions(each, truth, weights.T) for each in scores]
-    right = [each == truth for each in above]
+    areas = [ranking.auroc_of_counts(*ranking.counted(side, truth, weights)) for side in scores]
+    precise = [ranking.precisions(side, truth, weights.T) for side in scores]
+    right = [side == truth for side in above]
     decided = paired_accuracy(*paired_counts(*right))
     return {
-        **multi_label.drop_with_interval([each[0] for each in areas], [each[1:] for each in areas], right),
+        **multi_label.drop_with_interval([side[0] for side in areas], [side[1:] for side in areas], right),
         "auroc_ci95": multi_label.percent_with_interval(areas[0][0], areas[0][1:], n),
         "reference_auroc_ci95": multi_label.percent_with_interval(areas[1][0], areas[1][1:], n),
         "average_precision": 100 * float(precise[0][0]),
@@ -131,18 +131,18 @@ class BinaryAdapter(multi_label.LabelsAdapter):
     ) -> tuple[multi_label.LabelledSet, classes.ClassMap]:
         if choice.labels == "columns" and choice.annotations is not None:
             return multi_label.read_table(choice.path, choice.annotations, self.positive, 1)
-        found = multi_label.read_folders(choice.path)
-        chosen = classes.match_some(found.classes, self.positive, "class folders")
-        if len(found.classes) != 2 or chosen is None:
-            names = ", ".join(found.classes[:5])
+        folders = multi_label.read_folders(choice.path)
+        chosen = classes.match_some(folders.classes, self.positive, "class folders")
+        if len(folders.classes) != 2 or chosen is None:
+            names = ", ".join(folders.classes[:5])
             known = f"yes is {self.positive[0]!r}" if self.positive else "nothing says which of them is yes"
             raise DataError(
                 "which class folder means yes is not known",
-                found=f"{len(found.classes)} folders ({names}); {known}",
+                found=f"{len(folders.classes)} folders ({names}); {known}",
                 wanted="two class folders, one of them named as what yes means",
                 fix="postprocess: {positive: FOLDER} in a recipe, or that name as the model's label (source.labels)",
             )
-        both = next((path for path, names in found.names.items() if len(names) > 1), None)
+        both = next((path for path, names in folders.names.items() if len(names) > 1), None)
         if both is not None:
             raise DataError(
                 "an image lies in both class folders",
@@ -152,9 +152,9 @@ class BinaryAdapter(multi_label.LabelsAdapter):
             )
         labelled = {
             path: multi_label.ImageLabels(tuple(chosen.index[name] for name in names if name in chosen.index))
-            for path, names in found.names.items()
+            for path, names in folders.names.items()
         }
-        return annotations.AnnotatedSet(choice.path, found.samples, labelled, (), 0), chosen
+        return annotations.AnnotatedSet(choice.path, folders.samples, labelled, (), 0), chosen
 
     def check(self, truth: ranking.Bools) -> list[str]:
         if truth.any() and not truth.all():

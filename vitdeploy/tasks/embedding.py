@@ -132,7 +132,7 @@ def compare_embeddings(
         ValueError: other shapes, or fewer than two images.
     """
     plain = features.compare_features(ours, reference, None)
-    a, b = (features.unit(each) for each in (ours, reference))
+    a, b = (features.unit(side) for side in (ours, reference))
     metric: str | None = None
     more: Fields = {}
     if labels is not None and _queries(labels).any():
@@ -148,7 +148,7 @@ def compare_embeddings(
         }
     elif pairs is not None:
         metric, (places, same) = PAIRS, pairs
-        cosines, theirs = ((each[places[:, 0]] * each[places[:, 1]]).sum(axis=1) for each in (a, b))
+        cosines, theirs = ((side[places[:, 0]] * side[places[:, 1]]).sum(axis=1) for side in (a, b))
         thresholds = fold_thresholds(theirs, same)
         counts = paired_counts((cosines > thresholds) == same, (theirs > thresholds) == same)
         more = {**paired_accuracy(*counts), "trials": len(same), "threshold": float(thresholds.mean())}
@@ -281,8 +281,8 @@ def read_pairs(place: Path, file: Path) -> PairSet:
         raise annotations.other_names(place, file, paths, written)
     samples = tuple(folder.Sample(path, None) for path in sorted(known))
     others = tuple(folder.Sample(path, None) for path in sorted(set(paths.values()) - set(known)))
-    found = {sample.path: Partners(known[sample.path]) for sample in samples}
-    return PairSet(place, samples, found, (), len(others), repairs.notes, others=others)
+    annotated = {sample.path: Partners(known[sample.path]) for sample in samples}
+    return PairSet(place, samples, annotated, (), len(others), repairs.notes, others=others)
 
 
 # --- Embeddings: labels are folders of identities, or pairs -----------------------------------------------------------
@@ -313,17 +313,17 @@ class EmbeddingAdapter(features.FeaturesAdapter):
     def find_annotated(
         self, choice: adapter.DataChoice, place: Path, skipped: decoding.Skipped | None
     ) -> images.FoundData:
-        found = read_pairs(choice.path, place)
-        return images.FoundData(found.split(**choice.numbers), found, found.annotations)
+        pairs = read_pairs(choice.path, place)
+        return images.FoundData(pairs.split(**choice.numbers), pairs, pairs.annotations)
 
     def load(self, choice: adapter.DataChoice, *, skip_bad: bool, progress: Progress) -> adapter.Data:
         data = super().load(choice, skip_bad=skip_bad, progress=progress)
-        if (found := self._pairs(data)) is not None:
-            least = min(int((found[1] == kind).sum()) for kind in (True, False))
+        if (pairs := self._pairs(data)) is not None:
+            least = min(int((pairs[1] == kind).sum()) for kind in (True, False))
             if least < FOLDS:
                 raise DataError(
                     f"{choice.annotations} has too few pairs of each kind to choose a threshold and judge it",
-                    found=f"{int(found[1].sum())} of the same and {int((~found[1]).sum())} of different identities, "
+                    found=f"{int(pairs[1].sum())} of the same and {int((~pairs[1]).sum())} of different identities, "
                     "among the images to evaluate on",
                     wanted=f"at least {FOLDS} of each",
                     fix="add pairs, or evaluate on more images (data.evaluation.images)",
@@ -331,12 +331,12 @@ class EmbeddingAdapter(features.FeaturesAdapter):
         return data
 
     def compare(self, ours: Answers, reference: Answers, data: adapter.Data) -> Comparison:
-        a, b = (each.stacked(features.VECTOR) for each in (ours, reference))
+        a, b = (side.stacked(features.VECTOR) for side in (ours, reference))
         return compare_embeddings(a, b, adapter.labels_of(data), self._pairs(data))
 
     def changes(self, ours: Answers, reference: Answers, data: adapter.Data) -> Changes:
         """Of two images of one identity either may be nearest: a change says nothing of right and wrong."""
-        vectors = [each.stacked(features.VECTOR) for each in (ours, reference)]
+        vectors = [side.stacked(features.VECTOR) for side in (ours, reference)]
         return features.neighbour_changes(vectors[0], vectors[1], None)
 
     def doubt(self, reference: Answers, data: adapter.Data, found: Comparison) -> str | None:

@@ -109,7 +109,7 @@ def foreground_records(
     pairs = [region_iou(a, b) for a, b in zip(artifact, reference, strict=True)]
     if not pairs:
         raise ValueError("no image")
-    tables = {"images": ImageRows.each(iou=np.array([np.nan if each is None else each for each in pairs]))}
+    tables = {"images": ImageRows.each(iou=np.array([np.nan if iou is None else iou for iou in pairs]))}
     if errors is not None:
         sides = np.array(list(errors), np.float64)
         tables["errors"] = ImageRows.each(ours=sides[:, 0], theirs=sides[:, 1])
@@ -166,7 +166,7 @@ def matte_error(matte: Matte, truth: Matte, threshold: float) -> MatteError:
 
 def boundary_f(ours: Mask, theirs: Mask) -> float:
     """The F measure, 0..1, of the boundaries of two masks [height, width]; see `ForegroundComparison`."""
-    a, b = (_boundary(each) for each in (ours, theirs))
+    a, b = (_boundary(mask) for mask in (ours, theirs))
     if not len(a) or not len(b):
         return float(len(a) == len(b))
     reach = float(np.ceil(REACH * np.hypot(*ours.shape)))
@@ -259,13 +259,13 @@ def read_mattes(images: Path, labels: Path, skipped: decoding.Skipped | None = N
         DataError: no image has a PNG; or the values of all are neither masks nor mattes of one scale.
     """
     samples, missing = masks.with_maps(images, labels, (".png",), skipped)
-    found = {path: MatteAnnotation(file, frame) for path, (file, frame) in samples.items()}
-    holding = {path: _present(annotation) for path, annotation in found.items()}
-    one, warnings = _scale({found[path].file: values for path, values in holding.items()})
-    found = {path: replace(annotation, one=one) for path, annotation in found.items()}
-    notes = annotations.upright_notes((each.frame for each in found.values()), "map")
+    mattes = {path: MatteAnnotation(file, frame) for path, (file, frame) in samples.items()}
+    holding = {path: _present(annotation) for path, annotation in mattes.items()}
+    one, warnings = _scale({mattes[path].file: values for path, values in holding.items()})
+    mattes = {path: replace(annotation, one=one) for path, annotation in mattes.items()}
+    notes = annotations.upright_notes((matte.frame for matte in mattes.values()), "map")
     return annotations.AnnotatedSet(
-        images, tuple(folder.Sample(path, None) for path in found), found, (), missing, notes, warnings
+        images, tuple(folder.Sample(path, None) for path in mattes), mattes, (), missing, notes, warnings
     )
 
 
@@ -333,8 +333,8 @@ class ForegroundAdapter(CountedAdapter):
     head: ForegroundSpec
 
     def find_annotated(self, choice: DataChoice, place: Path, skipped: decoding.Skipped | None) -> FoundData:
-        found = read_mattes(choice.path, place, skipped)
-        return FoundData(found.split(**choice.numbers), found, found.annotations)
+        labelled = read_mattes(choice.path, place, skipped)
+        return FoundData(labelled.split(**choice.numbers), labelled, labelled.annotations)
 
     def kept(self, outputs: Mapping[str, np.ndarray], size: tuple[int, int]) -> Mapping[str, np.ndarray]:
         """The map as the model gives it, and the size of the image."""
@@ -358,7 +358,7 @@ class ForegroundAdapter(CountedAdapter):
     def _errors(self, ours: Answers, reference: Answers, data: Data) -> Iterable[tuple[MatteError, MatteError]]:
         for index in range(len(reference)):
             truth = data.truth_at(index).load()
-            a, b = (matte_error(self._matte(each, index), truth, self.head.threshold) for each in (ours, reference))
+            a, b = (matte_error(self._matte(side, index), truth, self.head.threshold) for side in (ours, reference))
             yield a, b
 
     def doubt(self, reference: Answers, data: Data, found: Comparison) -> str | None:
@@ -366,7 +366,7 @@ class ForegroundAdapter(CountedAdapter):
 
     def facts(self, answers: Answers) -> dict[str, object]:
         planes = answers.columns[FOREGROUND_OUTPUT]
-        return {"low": min(float(each.min()) for each in planes), "high": max(float(each.max()) for each in planes)}
+        return {"low": min(float(plane.min()) for plane in planes), "high": max(float(plane.max()) for plane in planes)}
 
     def doubt_counted(
         self,
@@ -376,7 +376,7 @@ class ForegroundAdapter(CountedAdapter):
         listed: Data,
     ) -> str | None:
         """Whether logits are read as mattes, or mattes as logits; whether the labels are of the other region."""
-        low, high = (choose(float(str(each[name])) for each in facts) for choose, name in ((min, "low"), (max, "high")))
+        low, high = (choose(float(str(part[name])) for part in facts) for choose, name in ((min, "low"), (max, "high")))
         outside = low < -HALF or high > 1 + HALF
         if outside == (self.head.alpha == "given"):
             other = "given" if self.head.alpha == "sigmoid" else "sigmoid"
@@ -400,7 +400,7 @@ class ForegroundAdapter(CountedAdapter):
 
     def panels(self, data: Data, index: int, answers: Mapping[str, Answers]) -> Panels:
         """The matte of every artifact, and the labelled one; white is foreground."""
-        mattes = {name: self._matte(each, index) for name, each in answers.items()}
+        mattes = {name: self._matte(side, index) for name, side in answers.items()}
         if data.truth is not None:
             mattes["label"] = data.truth_at(index).load()
         for name, matte in mattes.items():

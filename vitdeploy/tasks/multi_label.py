@@ -76,15 +76,15 @@ def read_table(
     Raises:
         DataError: as `columns.read_columns`; columns that are not those of the labels, a cell that is neither 0 nor 1.
     """
-    found = columns.read_columns(path, file)
-    rows = found.annotations
+    table = columns.read_columns(path, file)
+    rows = table.annotations
     names = list(next(iter(rows.values())).cells) if rows else []
     chosen = classes.match_some(names, labels, "columns")
     if chosen is None and labels and (listed := _list_column(rows, names, labels)) is not None:
         column, chosen = listed
         parsed = {key: listed_labels(row.cells[column]) or [] for key, row in rows.items()}
-        index = {key: sorted({chosen.index[name] for name in each}) for key, each in parsed.items()}
-        notes = (*found.notes, f"labels: the lists in the column {column!r}")
+        index = {key: sorted({chosen.index[name] for name in names}) for key, names in parsed.items()}
+        notes = (*table.notes, f"labels: the lists in the column {column!r}")
     else:
         chosen = chosen or _by_order(file, rows, names, labels, count)
         if missing := [label for place, label in enumerate(labels) if place not in chosen.index.values()]:
@@ -96,9 +96,9 @@ def read_table(
             )
         index = {key: sorted(_flags(row, chosen.index)) for key, row in rows.items()}
         others = [name for name in names if name not in chosen.index]
-        notes = (*found.notes, *([f"labels: columns that are no labels, left out: {', '.join(others)}"] * bool(others)))
-    labelled = {key: ImageLabels(tuple(each)) for key, each in index.items()}
-    whole = annotations.AnnotatedSet(path, found.samples, labelled, (), found.unannotated, notes)
+        notes = (*table.notes, *([f"labels: columns that are no labels, left out: {', '.join(others)}"] * bool(others)))
+    labelled = {key: ImageLabels(tuple(labels)) for key, labels in index.items()}
+    whole = annotations.AnnotatedSet(path, table.samples, labelled, (), table.unannotated, notes)
     return whole, chosen
 
 
@@ -128,7 +128,7 @@ def _list_column(
     candidates = []
     for name in names:
         parsed = [listed_labels(row.cells[name]) for row in rows.values()]
-        known = sorted({label for each in parsed if each is not None for label in each})
+        known = sorted({label for cell in parsed if cell is not None for label in cell})
         chosen = classes.match_some(known, labels, "labels of the data")
         if chosen is not None and len(chosen.index) == len(known) and None not in parsed:
             candidates.append((name, chosen))
@@ -167,14 +167,14 @@ def _is_flag(row: columns.LabelRow, name: str) -> bool:
 
 
 def _flags(row: columns.LabelRow, index: Mapping[str, int]) -> list[int]:
-    found = {name: row.flag(name) for name in index}
-    if empty := [name for name, flag in found.items() if flag is None]:
+    flags = {name: row.flag(name) for name in index}
+    if empty := [name for name, flag in flags.items() if flag is None]:
         raise DataError(
             f"{row.line}: the column {empty[0]!r} is empty",
             wanted="0 or 1",
             fix="fill the cell, or leave the row out",
         )
-    return [index[name] for name, flag in found.items() if flag]
+    return [index[name] for name, flag in flags.items() if flag]
 
 
 def read_categories(
@@ -182,14 +182,14 @@ def read_categories(
 ) -> tuple[LabelledSet, classes.ClassMap]:
     """The images that a COCO file lists, with the categories of their annotations; errors as `annotations.read_coco`
     and `classes.match_categories`."""
-    found = annotations.read_coco(path, file, COCO_KEYS)
-    used = {each["category_id"] for objects in found.annotations.values() for _, each in objects}
-    chosen = classes.match_categories(found.categories, used, labels, count)
+    coco = annotations.read_coco(path, file, COCO_KEYS)
+    used = {entry["category_id"] for objects in coco.annotations.values() for _, entry in objects}
+    chosen = classes.match_categories(coco.categories, used, labels, count)
 
     def labels_of(path: Path, frame: Frame, objects: annotations.Objects) -> ImageLabels:
-        return ImageLabels(tuple(sorted({chosen.index[each["category_id"]] for _, each in objects})))
+        return ImageLabels(tuple(sorted({chosen.index[entry["category_id"]] for _, entry in objects})))
 
-    return found.annotated(labels_of, skipped), chosen
+    return coco.annotated(labels_of, skipped), chosen
 
 
 class Folders(NamedTuple):
@@ -210,16 +210,16 @@ def read_folders(path: Path) -> Folders:
     parts = [path / part for part in folder.OWN_SPLIT] if folder.has_own_split(path) else [path]
     samples, names, known = list[folder.Sample](), dict[Path, set[str]](), set[str]()
     for part in parts:
-        listed, found = folder.list_images(part, "folders")
-        known |= set(found.names)
+        listed, folders = folder.list_images(part, "folders")
+        known |= set(folders.names)
         first = dict[str, folder.Sample]()
         every = list(listed)
         for sample, content in zip(every, folder.contents(every), strict=True):
             assert sample.label is not None
             kept = first.setdefault(content, dataclasses.replace(sample, label=None))
-            names.setdefault(kept.path, set()).add(found.names[sample.label])
+            names.setdefault(kept.path, set()).add(folders.names[sample.label])
         samples += first.values()
-    rows = {key: frozenset(each) for key, each in names.items()}
+    rows = {key: frozenset(folders) for key, folders in names.items()}
     return Folders(tuple(samples), rows, tuple(sorted(known)))
 
 
@@ -265,10 +265,10 @@ def mean_precision(scores: Floats, truth: Bools, weights: Floats) -> Floats:
     return _mean_of_known(np.stack(rows))
 
 
-def mean_f1(found: Bools, truth: Bools, weights: Floats) -> Floats:
+def mean_f1(above: Bools, truth: Bools, weights: Floats) -> Floats:
     """The mean F1 [draws], 0..1, of labels bool [n, labels], over those that some image has."""
     known = truth.any(axis=0)
-    a, b = (each[:, known].astype(np.float64) for each in (found, truth))
+    a, b = (labels[:, known].astype(np.float64) for labels in (above, truth))
     both, either = weights @ (a * b), weights @ a + weights @ b
     with np.errstate(invalid="ignore"):
         return _mean_of_known((2 * both / either).T)
@@ -332,12 +332,12 @@ def _measured(rows: ImageRows, above: Sequence[Bools], seed: int) -> Fields:
         )
 
     def measure(weights: Floats) -> Floats:
-        ranked = [mean_precision(each, truth, weights) for each in scores]
-        return np.stack([*ranked, *(mean_f1(each, truth, weights) for each in above)], axis=1)
+        ranked = [mean_precision(side, truth, weights) for side in scores]
+        return np.stack([*ranked, *(mean_f1(side, truth, weights) for side in above)], axis=1)
 
-    precise, theirs, f1, their_f1 = (float(each) for each in measure(np.ones((1, n)))[0])
+    precise, theirs, f1, their_f1 = (float(value) for value in measure(np.ones((1, n)))[0])
     drawn = intervals.replicates(n, seed, measure).T
-    right = [(each == truth).all(axis=1) for each in above]
+    right = [(side == truth).all(axis=1) for side in above]
     decided = drop_with_interval([f1, their_f1], drawn[2:], right)
     return {
         **drop_with_interval([precise, theirs], drawn[:2], right),
@@ -373,7 +373,7 @@ def best_threshold(scores: Floats, truth: Bools, gain: str) -> float:
     else:
         gains = hits / positives - (count - hits) / (len(truth) - positives)
     lower = np.append(ranked[1:], 0.0)[cuts]
-    a, b = (np.log(np.clip(each, 1e-12, 1)) - np.log(np.clip(1 - each, 1e-12, 1)) for each in (ranked[cuts], lower))
+    a, b = (np.log(np.clip(edge, 1e-12, 1)) - np.log(np.clip(1 - edge, 1e-12, 1)) for edge in (ranked[cuts], lower))
     best = np.flatnonzero(gains >= gains.max() - 1e-12)
     chosen = best[np.argmax((a - b)[best])]
     return float(1 / (1 + np.exp(-(a + b)[chosen] / 2)))
@@ -413,10 +413,10 @@ class LabelsAdapter(counted.CountedAdapter):
 
     def find(self, choice: adapter.DataChoice, skipped: decoding.Skipped | None = None) -> images.FoundData:
         if choice.labels == "none":
-            found = super().find(choice, skipped)
-            told = "thresholds are 0.5: no labelled calibration image says better ones (data.labels)"
-            parts = dataclasses.replace(found.parts, notes=(*found.parts.notes, told))
-            return found if self.thresholds is not None else dataclasses.replace(found, parts=parts)
+            unlabelled = super().find(choice, skipped)
+            note = "thresholds are 0.5: no labelled calibration image says better ones (data.labels)"
+            parts = dataclasses.replace(unlabelled.parts, notes=(*unlabelled.parts.notes, note))
+            return unlabelled if self.thresholds is not None else dataclasses.replace(unlabelled, parts=parts)
         labelled, mapping = self.read(choice, skipped)
         parts = labelled.split(**choice.numbers)
         doubts = self.check(self.matrix([labelled.annotations[sample.path] for sample in parts.evaluation]))
@@ -425,23 +425,23 @@ class LabelsAdapter(counted.CountedAdapter):
 
     def matrix(self, truths: Sequence[ImageLabels]) -> Bools:
         """bool [n, labels]."""
-        found = np.zeros((len(truths), self.setting.classes or 1), np.bool_)
-        for row, each in zip(found, truths, strict=True):
-            row[list(each.labels)] = True
-        return found
+        table = np.zeros((len(truths), self.setting.classes or 1), np.bool_)
+        for row, truth in zip(table, truths, strict=True):
+            row[list(truth.labels)] = True
+        return table
 
     def fits(self, data: adapter.Data) -> bool:
         return self.thresholds is None and data.truth is not None and len(data.calibration) > 0
 
     def fit(self, answers: Answers, data: adapter.Data) -> tuple[OutputSpec, str]:
         scores, truth = self.scores(answers), self.matrix(data.truths() or [])
-        found = tuple(best_threshold(scores[:, k], truth[:, k], self.gain[0]) for k in range(truth.shape[1]))
-        low, high = min(found), max(found)
-        spread = f"{low:.3g}" if len(found) == 1 else f"{low:.3g} to {high:.3g}"
+        thresholds = tuple(best_threshold(scores[:, k], truth[:, k], self.gain[0]) for k in range(truth.shape[1]))
+        low, high = min(thresholds), max(thresholds)
+        spread = f"{low:.3g}" if len(thresholds) == 1 else f"{low:.3g} to {high:.3g}"
         note = f"thresholds: {spread}, by {self.gain[1]} on {len(truth)} labelled calibration images"
         one_kind = int((truth.all(axis=0) | ~truth.any(axis=0)).sum())
         more = f"; 0.5 for {one_kind} labels that all of these have, or none" if one_kind else ""
-        return self.with_thresholds(found), note + more
+        return self.with_thresholds(thresholds), note + more
 
     def kept(self, outputs: Mapping[str, np.ndarray], size: tuple[int, int]) -> Mapping[str, np.ndarray]:
         return {name: np.atleast_1d(outputs[name]) for name in (LOGITS, PROBABILITIES) if name in outputs}
@@ -462,7 +462,7 @@ class LabelsAdapter(counted.CountedAdapter):
     def count(self, ours: Answers, reference: Answers, data: adapter.Data) -> Counts:
         sides = ours, reference
         if {*ours.columns} != {*reference.columns}:  # one of both ends in sigmoids
-            first, second = (Answers({PROBABILITIES: list(self.scores(each))}) for each in sides)
+            first, second = (Answers({PROBABILITIES: list(self.scores(side))}) for side in sides)
             sides = first, second
         [name] = sides[0].columns
         columns = {"ours": sides[0].stacked(name), "theirs": sides[1].stacked(name)}
@@ -525,14 +525,15 @@ class MultiLabelAdapter(LabelsAdapter):
             return read_table(choice.path, choice.annotations, *known)
         if choice.labels == "coco" and choice.annotations is not None:
             return read_categories(choice.path, choice.annotations, *known, skipped)
-        found = read_folders(choice.path)
-        mapping = classes.match_folders(found.classes, found.empty, *known)
+        folders = read_folders(choice.path)
+        mapping = classes.match_folders(folders.classes, folders.empty, *known)
         labelled = {
-            key: ImageLabels(tuple(sorted(mapping.index[name] for name in names))) for key, names in found.names.items()
+            key: ImageLabels(tuple(sorted(mapping.index[name] for name in names)))
+            for key, names in folders.names.items()
         }
-        several = sum(len(names) > 1 for names in found.names.values())
+        several = sum(len(names) > 1 for names in folders.names.values())
         notes = (f"labels: {several} images lie in several class folders, and have the labels of all",) * bool(several)
-        return annotations.AnnotatedSet(choice.path, found.samples, labelled, (), 0, notes), mapping
+        return annotations.AnnotatedSet(choice.path, folders.samples, labelled, (), 0, notes), mapping
 
     def check(self, truth: Bools) -> list[str]:
         missing = [label_of(k, self.setting.labels) for k in np.flatnonzero(~truth.any(axis=0)).tolist()]
@@ -553,5 +554,5 @@ class MultiLabelAdapter(LabelsAdapter):
         return _names(truth.labels, labels)
 
 
-def _names(found: Sequence[int], labels: Sequence[str] | None) -> str:
-    return ", ".join(label_of(index, labels) for index in found) or "no label"
+def _names(indices: Sequence[int], labels: Sequence[str] | None) -> str:
+    return ", ".join(label_of(index, labels) for index in indices) or "no label"

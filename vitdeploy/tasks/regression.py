@@ -108,7 +108,7 @@ def compare_numbers(
     accuracy: Fields = {"metric": None}
     if truth is not None:
         accuracy, errors = _accuracy(ours, theirs, truth, allowed, names, seed)
-        facts = [{**each, **more} for each, more in zip(facts, errors, strict=True)]
+        facts = [{**row, **more} for row, more in zip(facts, errors, strict=True)]
     within = ", ".join(f"{allowed[j]:.3g}{' ' * bool(unit := spec.unit(j))}{unit}" for j in range(k))
     derived = "" if spec.tolerance is not None else f", {SPREAD_SHARE:g} of their standard deviation"
     return RegressionComparison(
@@ -116,7 +116,7 @@ def compare_numbers(
         **counted_agreement(int(alike(ours, theirs, allowed).sum()), n),
         agreement_of=f"images with numbers within {within} of the original's{derived}",
         max_difference=max_difference,
-        numbers=tuple(NumberFacts(**each) for each in facts),
+        numbers=tuple(NumberFacts(**row) for row in facts),
         difference_mean=float(apart.mean()),
         difference_max=float(apart.max()),
         **accuracy,
@@ -170,7 +170,7 @@ def _accuracy(
     right = [alike(side, truth, allowed) for side in (ours, theirs)]
     drop, least = values[1] - values[0], least_of_difference(right[1], right[0])
     errors = [np.abs(side - truth).mean(axis=0) for side in (ours, theirs)]
-    each = [
+    rows = [
         {**_mae(errors[0][j], errors[1][j], drawn[:, 1 + j]), "r2": shares[0][j], "reference_r2": shares[1][j]}
         for j in range(k)
     ]
@@ -182,7 +182,7 @@ def _accuracy(
         "drop_ci95": percentile_interval(drop, drawn[:, 0], least, (-np.inf, np.inf)),
         **_mae(errors[0].mean(), errors[1].mean(), drawn[:, 1:].mean(axis=1)),
     }
-    return fields, [{name: _plain(value) for name, value in fields.items()} for fields in each]
+    return fields, [{name: _plain(value) for name, value in fields.items()} for fields in rows]
 
 
 def _plain(value: object) -> object:
@@ -245,8 +245,8 @@ def _columns(
         return tuple(names), ()
     numeric = [name for name in there if _is_numeric([row[name] for row in cells])]
     if count == 1 and len(numeric) == 1:
-        told = (f"labels: column {numeric[0]!r} is taken for {name!r}, as the only one of numbers" for name in names)
-        return tuple(numeric), tuple(told)
+        notes = (f"labels: column {numeric[0]!r} is taken for {name!r}, as the only one of numbers" for name in names)
+        return tuple(numeric), tuple(notes)
     if count == len(there) == 1:  # of texts: the first cell says so
         return tuple(there), ()
     of_each = f"columns {', '.join(names)}" if names else "a column for each number, by its name"
@@ -297,8 +297,8 @@ class RegressionAdapter(CountedAdapter):
     head: RegressionSpec
 
     def find_annotated(self, choice: DataChoice, place: Path, skipped: decoding.Skipped | None) -> FoundData:
-        found = read_numbers(choice.path, place, self.setting.labels, self.setting.classes or 1)
-        return FoundData(found.split(**choice.numbers), found, found.annotations)
+        labelled = read_numbers(choice.path, place, self.setting.labels, self.setting.classes or 1)
+        return FoundData(labelled.split(**choice.numbers), labelled, labelled.annotations)
 
     def fits(self, data: Data) -> bool:
         """Whether a tolerance is to be chosen: the images need no labels for that."""
@@ -312,8 +312,8 @@ class RegressionAdapter(CountedAdapter):
             return self.head, "tolerance: the original gives one answer to all calibration images, so none is chosen"
         shown = ", ".join(f"{value:g}" for value in allowed)
         why = f"{SPREAD_SHARE:g} of the standard deviation of the original's answers to {len(numbers)} images"
-        told = f"tolerance: {shown}, {why} (postprocess: {{tolerance: ...}} says otherwise)"
-        return dataclasses.replace(self.head, tolerance=allowed), told
+        note = f"tolerance: {shown}, {why} (postprocess: {{tolerance: ...}} says otherwise)"
+        return dataclasses.replace(self.head, tolerance=allowed), note
 
     def kept(self, outputs: Mapping[str, np.ndarray], size: tuple[int, int]) -> Mapping[str, np.ndarray]:
         """The numbers, float32 [k]."""
@@ -325,7 +325,7 @@ class RegressionAdapter(CountedAdapter):
         sides = {"ours": _numbers(ours), "theirs": _numbers(reference)}
         records = Records(len(reference), {IMAGES: ImageRows.each(**sides)})
         if data.truth is not None:
-            truth = np.array([each.values for each in data.truths() or ()], np.float64)
+            truth = np.array([label.values for label in data.truths() or ()], np.float64)
             records = records.with_tables(**{TRUTH: ImageRows.each(values=truth)})
         return records.with_tables(outputs=differences(ours, reference, [NUMBERS]))
 
@@ -354,7 +354,7 @@ class RegressionAdapter(CountedAdapter):
         apart = (np.abs(a - b) / np.maximum(allowed, 1e-300)).max(axis=1)
         right: tuple[npt.NDArray[np.bool_] | None, ...] = (None, None)
         if data.truth is not None:
-            truth = np.array([each.values for each in data.truths() or ()], np.float64)
+            truth = np.array([label.values for label in data.truths() or ()], np.float64)
             right = alike(a, truth, allowed), alike(b, truth, allowed)
         return judged(~alike(a, b, allowed), 1 - 1 / (1 + apart), *right)
 

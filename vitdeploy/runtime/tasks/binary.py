@@ -31,9 +31,9 @@ class BinarySpec(OutputSpec):
         return 1
 
     def misfit(self, outputs: Iterable[TensorSpec]) -> str:
-        for each in outputs:
-            if each.shape[1:] not in ((), (1,)):
-                return f"{each.name} {list(each.shape)}, which is not one number per image"
+        for tensor in outputs:
+            if tensor.shape[1:] not in ((), (1,)):
+                return f"{tensor.name} {list(tensor.shape)}, which is not one number per image"
         return ""
 
 

@@ -116,9 +116,9 @@ class Foreground:
         """The image, of mode RGB and the matte's size, with the matte as its alpha channel; its colours stay."""
         from PIL import Image
 
-        found = image.convert("RGB")
-        found.putalpha(Image.fromarray(_levels(self.matte)))
-        return found
+        picture = image.convert("RGB")
+        picture.putalpha(Image.fromarray(_levels(self.matte)))
+        return picture
 
     def to_dict(self) -> dict[str, Any]:
         """The matte as a PNG (see `png`) in Base64, and what describes its mask."""
@@ -147,11 +147,11 @@ def matte_of(
     antialiasing (`torch.nn.functional.interpolate`, align_corners=False); not a number where the model's input does
     not reach."""
     plane = plane_of(outputs)
-    found = np.full((size[1], size[0]), np.nan, np.float32)
+    matte = np.full((size[1], size[0]), np.nan, np.float32)
     early = spec.enlarge == "alpha"
     for rows, columns, band in bands((alpha_of(plane, spec) if early else plane)[None], size, preprocess):
-        found[rows, columns] = band[0] if early else alpha_of(band[0], spec)
-    return found
+        matte[rows, columns] = band[0] if early else alpha_of(band[0], spec)
+    return matte
 
 
 def plane_of(outputs: Mapping[str, Array]) -> npt.NDArray[np.float32]:
@@ -185,7 +185,7 @@ def _answer(outputs: Outputs, reading: OutputReading) -> Foreground:
 
 def _same(ours: Outputs, theirs: Outputs, reading: OutputReading) -> bool:
     spec = reading.head(ForegroundSpec)
-    a, b = (alpha_of(plane_of(each), spec) for each in (ours, theirs))
+    a, b = (alpha_of(plane_of(side), spec) for side in (ours, theirs))
     iou = region_iou(a > spec.threshold, b > spec.threshold)
     return float(np.abs(a - b).mean()) <= NEAR if iou is None else iou >= SAME_IOU
 

@@ -50,11 +50,11 @@ class Labels:
     scores: tuple[ClassScore, ...]
 
     def to_dict(self) -> dict[str, Any]:
-        return {name: [dict(vars(each)) for each in rows] for name, rows in vars(self).items()}
+        return {name: [dict(vars(row)) for row in rows] for name, rows in vars(self).items()}
 
     def __str__(self) -> str:
-        rows = (f"{each.label} {100 * each.score:.1f} %" for each in self.labels)
-        return ", ".join(rows) or "no label above its threshold"
+        texts = (f"{label.label} {100 * label.score:.1f} %" for label in self.labels)
+        return ", ".join(texts) or "no label above its threshold"
 
     def __repr__(self) -> str:
         return f"<Labels: {self}>"
@@ -94,7 +94,7 @@ def _answer(outputs: Outputs, reading: OutputReading) -> Labels:
 
 def _same(ours: Outputs, theirs: Outputs, reading: OutputReading) -> bool:
     """The same labels above their thresholds."""
-    first, second = (_answer(each, reading) for each in (ours, theirs))
+    first, second = (_answer(side, reading) for side in (ours, theirs))
     return {row.index for row in first.labels} == {row.index for row in second.labels}
 
 
