@@ -196,12 +196,10 @@ def test_a_copy_is_one_of_image_and_mask(line, tmp_path):
 
 def test_what_knows_images_alone_refuses_and_says_what_works(line, tmp_path):
     from vitdeploy.embed.source import find_embedded
-    from vitdeploy.serve.engines import load_engines
     from vitdeploy.workflows.explain import explain
 
     calls = {
-        "a page": lambda: find_embedded(line.bundle, TARGETS, ["classification"], "a page"),
-        "a server": lambda: load_engines(line.bundle),
+        "a page": lambda: find_embedded(line.bundle, TARGETS, "a page", lambda task: True),
         "a picture of attention": lambda: explain(line.bundle, line.home / "images/a/000.png", tmp_path / "a.png"),
         "token merging": lambda: optimize(
             {"model": line.bundle / "model.onnx"}, OptimizeOptions(token_merging=((0, 4),)), tmp_path

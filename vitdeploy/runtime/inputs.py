@@ -6,6 +6,7 @@ or prompts, there are none.
 
 from __future__ import annotations
 
+import io
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -24,7 +25,8 @@ from vitdeploy.zip_members import DAMAGED
 DTYPES = ("float32", "uint8", "int32", "int64", "bool")
 SUFFIXES = (".npy", ".png")
 WHITE = 255
-# Of one input: a path of a .npy or .png, or its array.
+NPY = b"\x93NUMPY"
+# Of one input: a path of a .npy or .png, the bytes of such a file, or its array.
 InputValue = Any
 Inputs = Mapping[str, InputValue]
 Further = Mapping[str, npt.NDArray[Any]]
@@ -73,13 +75,15 @@ def read_input(value: InputValue, tensor: TensorSpec) -> npt.NDArray[Any]:
     """The array of one input of one image, of the type and shape of `tensor` without its batch axis.
 
     Args:
-        value: an array; or the path of a .npy, or of a grey PNG of 8 bits. Of a PNG float32 gets 0 to 1, uint8 the
-            numbers as they are, and bool whether a pixel is white, where all are black or white.
+        value: an array; or the path or the bytes of a .npy, or of a grey PNG of 8 bits. Of a PNG float32 gets 0 to 1,
+            uint8 the numbers as they are, and bool whether a pixel is white, where all are black or white.
 
     Raises:
         MissingFileError, ImageError: no such file, or one that cannot be read.
         TensorError: another type or shape, a number that is not finite, or nothing of the kind.
     """
+    if isinstance(value, bytes):
+        return _of_bytes(value, tensor, f"the input {tensor.name}")
     if not isinstance(value, str | Path):
         runner.require_array(value, tensor, f"the input {tensor.name}")
         return _fitted(value, tensor, f"the input {tensor.name}")
@@ -94,7 +98,27 @@ def read_input(value: InputValue, tensor: TensorSpec) -> npt.NDArray[Any]:
             wanted=_wanted(tensor),
             fix="check the path",
         )
-    return _fitted(_map(path, tensor) if path.suffix.lower() == ".png" else _numbers(path, tensor), tensor, str(path))
+    read = _map(path, tensor, str(path)) if path.suffix.lower() == ".png" else _numbers(path, tensor)
+    return _fitted(read, tensor, str(path))
+
+
+def _of_bytes(content: bytes, tensor: TensorSpec, what: str) -> npt.NDArray[Any]:
+    if content.startswith(preprocess.PNG):
+        return _fitted(_map(content, tensor, what), tensor, what)
+    if not content.startswith(NPY):
+        raise TensorError(f"{what} is no file of it", found=f"{len(content):,} bytes", wanted="a .npy or .png")
+    try:
+        file = io.BytesIO(content)
+        # The header alone, before memory is taken for what it promises.
+        read = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
+        shape, _, dtype = read[np.lib.format.read_magic(file)](file)
+        if shape != tensor.shape[1:] or dtype != np.dtype(tensor.dtype):
+            raise _misfit(dtype, shape, tensor, what)
+        return _fitted(np.load(io.BytesIO(content), allow_pickle=False), tensor, what)
+    except DAMAGED as error:
+        raise TensorError(
+            f"{what} cannot be read", found=str(error)[:200], wanted=f"a .npy, {_wanted(tensor)}"
+        ) from None
 
 
 def _wanted(tensor: TensorSpec) -> str:
@@ -103,22 +127,23 @@ def _wanted(tensor: TensorSpec) -> str:
 
 def _fitted(array: npt.NDArray[Any], tensor: TensorSpec, what: str) -> npt.NDArray[Any]:
     if array.dtype != np.dtype(tensor.dtype) or array.shape != tensor.shape[1:] or not array.dtype.isnative:
-        kind = array.dtype.name if array.dtype.isnative else array.dtype.str
-        other = array.shape == tensor.shape[1:] and array.dtype.kind in "fiub"
-        raise TensorError(
-            f"{what} does not fit the input {tensor.name}",
-            found=f"{kind} {list(array.shape)}",
-            wanted=f"{_wanted(tensor)}: what one image brings, without the batch axis",
-            fix=f"array.astype({tensor.dtype!r}), where that keeps its numbers"
-            if other
-            else "prepare it as the image is",
-        )
+        raise _misfit(array.dtype, array.shape, tensor, what)
     found = np.ascontiguousarray(array).reshape(array.shape)  # which makes a number an array of one
     if found.dtype.kind == "f" and not np.isfinite(found).all():
         raise TensorError(
             f"{what} has numbers that are not finite", found="NaN or infinity", wanted=f"finite numbers, {tensor.dtype}"
         )
     return found
+
+
+def _misfit(dtype: np.dtype[Any], shape: tuple[int, ...], tensor: TensorSpec, what: str) -> TensorError:
+    other = shape == tensor.shape[1:] and dtype.kind in "fiub"
+    return TensorError(
+        f"{what} does not fit the input {tensor.name}",
+        found=f"{dtype.name if dtype.isnative else dtype.str} {list(shape)}",
+        wanted=f"{_wanted(tensor)}: what one image brings, without the batch axis",
+        fix=f"array.astype({tensor.dtype!r}), where that keeps its numbers" if other else "prepare it as the image is",
+    )
 
 
 def _numbers(path: Path, tensor: TensorSpec) -> npt.NDArray[Any]:
@@ -134,19 +159,19 @@ def _numbers(path: Path, tensor: TensorSpec) -> npt.NDArray[Any]:
     return array
 
 
-def _map(path: Path, tensor: TensorSpec) -> npt.NDArray[Any]:
+def _map(source: Path | bytes, tensor: TensorSpec, what: str) -> npt.NDArray[Any]:
     """The pixels of a PNG in the type of the input, in its shape where only axes of 1 differ."""
-    image = preprocess.decode(path, None)
+    image = preprocess.decode(source, None, what)
     if image.mode not in ("1", "L") or tensor.dtype not in ("float32", "uint8", "bool"):
         raise TensorError(
-            f"{path} is no map for the input {tensor.name}",
+            f"{what} is no map for the input {tensor.name}",
             found=f"a PNG of the mode {image.mode}, for {tensor.dtype}",
             wanted="a grey PNG of 8 bits, for float32 (0 to 1), uint8 (as it is) or bool (black or white)",
             fix=f"a .npy, {_wanted(tensor)}",
         )
     pixels = np.asarray(image.convert("L"))
     if tensor.dtype == "bool" and not np.isin(pixels, (0, WHITE)).all():
-        raise TensorError(f"{path} is no map of black and white", found="grey pixels", wanted="0 or 255 for each pixel")
+        raise TensorError(f"{what} is no map of black and white", found="grey pixels", wanted="0 or 255 for each pixel")
     found: npt.NDArray[Any] = pixels
     if tensor.dtype == "float32":
         found = pixels.astype(np.float32) / np.float32(WHITE)

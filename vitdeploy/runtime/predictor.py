@@ -277,15 +277,21 @@ class Predictor(Reloaded):
         pixels, size = self._load(in_rgb(image, channels))
         return self._input_of([pixels]), size
 
-    def run(self, tensor: Array) -> dict[str, Array]:
+    def run(self, tensor: Array, further: Further | None = None) -> dict[str, Array]:
         """Every output, [n, ...], for n >= 1 preprocessed images [n, ...], in as many runs as the engine's batch needs.
+        `further`: what they bring for `inputs`, [n, ...] by name.
 
         Raises:
             TensorError: another dtype or shape.
         """
+        brought = further or {}
+        if any(len(array) != len(tensor) for array in brought.values()):
+            counts = ", ".join(f"{name} {len(array)}" for name, array in brought.items())
+            raise TensorError("inputs of other images", found=counts, wanted=f"{len(tensor)} of each")
         if len(tensor) != self._batch:
-            return self._run((tensor[start : start + self._batch], {}) for start in range(0, len(tensor), self._batch))
-        outputs = self._infer({self._input.name: tensor})
+            parts = [slice(start, start + self._batch) for start in range(0, len(tensor), self._batch)]
+            return self._run((tensor[part], {name: array[part] for name, array in brought.items()}) for part in parts)
+        outputs = self._infer({self._input.name: tensor, **brought})
         self._stopwatch.count(self._batch)
         return outputs
 

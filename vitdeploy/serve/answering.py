@@ -9,6 +9,7 @@ from typing import Any, ClassVar, TypeVar
 
 from vitdeploy.errors import InputError
 from vitdeploy.runtime import predictors, runner
+from vitdeploy.runtime.inputs import Further, Inputs, read_further, stacked
 from vitdeploy.serve import batcher, forms, guard, protocol
 from vitdeploy.serve.engines import Engines
 from vitdeploy.serve.metrics import Metrics
@@ -54,9 +55,16 @@ class Answerer:
 
     def require_taken(self, asked: forms.PredictRequest) -> None:
         """Raise Refusal for a field that this model does not take."""
-        task = self.engines.predictor.task
-        if other := [name for name in asked.given if name not in self.takes]:
-            known = ", ".join(self.takes) or f"none of {', '.join(forms.FIELDS)}"
+        task, further = self.engines.predictor.task, [tensor.name for tensor in self.engines.predictor.inputs]
+        takes = (*self.takes, *(("inputs",) if further else ()))
+        if (given := sorted(asked.inputs or ())) != sorted(further) and (further or not asked.inputs):
+            raise protocol.Refusal(
+                400,
+                f"this model takes {' and '.join(['an image', *further])} "
+                f"({' '.join(f'-F {name}=@FILE' for name in further)}); found: {' and '.join(['an image', *given])}",
+            )
+        if other := [name for name in asked.given if name not in takes]:
+            known = ", ".join(takes) or f"none of {', '.join(forms.FIELDS)}"
             raise protocol.Refusal(
                 400, f"this model takes no {' and no '.join(other)}; found: the task {task}; wanted: {known}"
             )
@@ -71,14 +79,20 @@ class Answerer:
         assert asked.image is not None, "only a field that is not taken stands for an image"
         loop = asyncio.get_running_loop()
         started = loop.time()
-        tensor, size = await loop.run_in_executor(self.helpers, self.engines.predictor.prepare, asked.image)
+        tensor, size, further = await loop.run_in_executor(self.helpers, self._prepared, asked.image, asked.inputs)
         prepared = loop.time()
-        answer = await self.run(tensor, fields)
+        answer = await self.run(tensor, fields, further)
         inferred = loop.time()
         outputs = {name: output[0] for name, output in answer.outputs.items()}
         result = await self.read(outputs, size, top, asked)
         seconds = {"prepare": prepared - started, "wait": answer.waited, "infer": answer.ran}
         return self.document(result, {**seconds, "answer": loop.time() - inferred})
+
+    def _prepared(self, image: bytes, given: Inputs | None) -> tuple[runner.Array, tuple[int, int], Further]:
+        """The engine's input for an image, the size of the image, and what it brings besides, [1, ...] by name."""
+        predictor = self.engines.predictor
+        tensor, size = predictor.prepare(image)
+        return tensor, size, stacked([read_further(given, predictor.inputs)] if predictor.inputs else [])
 
     async def read(
         self, outputs: Mapping[str, runner.Array], size: tuple[int, int], top: int, asked: forms.PredictRequest
@@ -92,14 +106,15 @@ class Answerer:
 
     async def infer(self, inputs: Mapping[str, runner.Array], fields: Fields) -> Mapping[str, runner.Array]:
         """The outputs for tensors, by name."""
-        return (await self.run(inputs[self.engines.model.inputs[0].name], fields)).outputs
+        further = {tensor.name: inputs[tensor.name] for tensor in self.engines.predictor.inputs}
+        return (await self.run(inputs[self.engines.model.inputs[0].name], fields, further)).outputs
 
     def document(self, result: Mapping[str, Any], seconds: Mapping[str, float]) -> dict[str, Any]:
         timings = {stage: round(1e3 * value, 3) for stage, value in seconds.items()}
         return {**result, "model": self.engines.model.name, "timings": timings}
 
-    async def run(self, tensor: runner.Array, fields: Fields) -> batcher.BatchAnswer:
-        answer = await asyncio.wrap_future(self.batcher.submit(tensor))
+    async def run(self, tensor: runner.Array, fields: Fields, further: Further | None = None) -> batcher.BatchAnswer:
+        answer = await asyncio.wrap_future(self.batcher.submit(tensor, further))
         fields.update(images=len(tensor), batch=answer.batch)
         return answer
 

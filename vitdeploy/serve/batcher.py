@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from vitdeploy.runtime.inputs import Further
 from vitdeploy.runtime.runner import Array
 
 # Called with the images and the seconds of each run.
@@ -18,10 +19,11 @@ Observe = Callable[[int, float], None]
 
 @dataclass(frozen=True)
 class ExecutionPlan:
-    """How the next images run: `run` gets [n, ...] and gives outputs [n, ...]. At most `images` of those that wait go
-    together, and a request of more than that runs whole. `alone`: nothing else runs meanwhile."""
+    """How the next images run: `run` gets [n, ...], and what these bring besides, if anything, [n, ...] by name, and
+    gives outputs [n, ...]. At most `images` of those that wait go together, and a request of more than that runs whole.
+    `alone`: nothing else runs meanwhile."""
 
-    run: Callable[[Array], dict[str, Array]]
+    run: Callable[..., dict[str, Array]]
     images: int
     alone: bool = True
 
@@ -45,6 +47,11 @@ class _Waiting:
     tensor: Array
     since: float
     future: Future[BatchAnswer]
+    further: Further
+
+
+def _joined(arrays: list[Array]) -> Array:
+    return arrays[0] if len(arrays) == 1 else np.concatenate(arrays)
 
 
 class Batcher:
@@ -81,8 +88,9 @@ class Batcher:
         """Images that wait for their run."""
         return self._images
 
-    def submit(self, tensor: Array) -> Future[BatchAnswer]:
-        """The answer for [n, ...], 1 <= n <= max_batch, preprocessed images of one shape.
+    def submit(self, tensor: Array, further: Further | None = None) -> Future[BatchAnswer]:
+        """The answer for [n, ...], 1 <= n <= max_batch, preprocessed images of one shape, with what each brings
+        besides, [n, ...] by the same names each time.
 
         Raises:
             ValueError: another n.
@@ -94,7 +102,7 @@ class Batcher:
         with self._changed:
             if self._closing:
                 raise RuntimeError("the batcher is closed")
-            self._queue.append(_Waiting(tensor, time.perf_counter(), future))
+            self._queue.append(_Waiting(tensor, time.perf_counter(), future, further or {}))
             self._images += len(tensor)
             self._changed.notify()
         return future
@@ -153,9 +161,9 @@ class Batcher:
     def _answer(self, plan: ExecutionPlan, batch: list[_Waiting]) -> None:
         started = time.perf_counter()
         try:
-            tensors = [item.tensor for item in batch]
-            tensor = tensors[0] if len(tensors) == 1 else np.concatenate(tensors)
-            outputs = plan.run(tensor)
+            tensor = _joined([item.tensor for item in batch])
+            further = {name: _joined([item.further[name] for item in batch]) for name in batch[0].further}
+            outputs = plan.run(tensor, further) if further else plan.run(tensor)
         except BaseException as error:  # whoever waits must get it, whatever it is
             for item in batch:
                 item.future.set_exception(error)

@@ -19,7 +19,6 @@ from vitdeploy.errors import InputError, TargetError
 from vitdeploy.runtime import Predictor, choice, golden, load, masks, predictors
 from vitdeploy.runtime.engine import make_runner
 from vitdeploy.runtime.host import default_threads, usable_cores
-from vitdeploy.runtime.inputs import require_image_alone
 from vitdeploy.runtime.load import images_of
 from vitdeploy.runtime.monitor import Monitor, canary_of, watch
 from vitdeploy.runtime.runner import Array
@@ -159,7 +158,6 @@ def _engines(
     bundle, manifest = files.folder, files.manifest
     predictor = opened.enter_context(load(bundle, target, **how))
     engine = _spec(files, predictor)
-    require_image_alone(manifest.name, predictor.inputs, "a server")
     _require_known(predictor.runner.inputs + predictor.runner.outputs, manifest.name)
     large: Predictor | None = None
     streams: Predictor | None = None
@@ -244,7 +242,7 @@ def _times_as_long(
         if streams is not None:
             plans["streams"] = lambda: _seconds_side_by_side(streams, together, pool)
         for predictor, images in ((alone, one), (large, together)):
-            predictor.run(images)
+            predictor.run(images, _brought(predictor, images))
         ratios: dict[str, list[float]] = {name: [] for name in plans}
         started = time.perf_counter()
         while not ratios["large"] or time.perf_counter() - started < TRIAL_SECONDS * len(plans):
@@ -255,13 +253,21 @@ def _times_as_long(
 
 
 def _blank(predictor: Predictor, batch: int) -> Array:
-    tensor = predictor.runner.inputs[0]
+    return _zeros(predictor.runner.inputs[0], batch)
+
+
+def _zeros(tensor: TensorSpec, batch: int) -> Array:
     return np.zeros((batch, *(size if isinstance(size, int) else 1 for size in tensor.shape[1:])), tensor.dtype)
 
 
+def _brought(predictor: Predictor, images: Array) -> dict[str, Array]:
+    """What images bring besides, of a model that takes more."""
+    return {tensor.name: _zeros(tensor, len(images)) for tensor in predictor.inputs}
+
+
 def _seconds(predictor: Predictor, images: Array) -> float:
-    start = time.perf_counter()
-    predictor.run(images)
+    further, start = _brought(predictor, images), time.perf_counter()
+    predictor.run(images, further)
     return time.perf_counter() - start
 
 
@@ -269,5 +275,6 @@ def _seconds_side_by_side(predictor: Predictor, images: Array, pool: ThreadPoolE
     """Seconds per run, with two runs in every stream."""
     runs = 2 * predictor.runner.at_once
     start = time.perf_counter()
-    list(pool.map(lambda _: predictor.run(images), range(runs)))
+    further = _brought(predictor, images)
+    list(pool.map(lambda _: predictor.run(images, further), range(runs)))
     return (time.perf_counter() - start) / runs

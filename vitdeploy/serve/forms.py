@@ -17,6 +17,7 @@ from vitdeploy.serve.protocol import HEADER_LENGTH, Refusal, load_json
 
 TOP, MAX_TOP = 5, 1000
 MAX_FIELDS = 8
+IMAGE = ("file", "image")
 MASK_FORMS = get_args(MaskForm)
 OTHER_THAN_BASE64 = re.compile("[^A-Za-z0-9+/]")
 URL_SAFE = str.maketrans("-_", "+/")
@@ -52,7 +53,8 @@ def top_of(query: Mapping[str, str]) -> int:
 
 @dataclass(frozen=True)
 class PredictRequest:
-    """What a request asks: a file, or the `image_id` of one that is kept, and what is asked of it.
+    """What a request asks: a file, or the `image_id` of one that is kept, and what is asked of it. `inputs`: files of
+    what the image brings besides its pixels.
 
     `given`: the names of the fields that the request has.
     """
@@ -63,6 +65,7 @@ class PredictRequest:
     multimask: bool | None = None
     masks: MaskForm = "png"
     texts: Any = None
+    inputs: Mapping[str, bytes] | None = None
 
     @property
     def given(self) -> list[str]:
@@ -70,7 +73,7 @@ class PredictRequest:
 
 
 async def asked_of(request: Request) -> PredictRequest:
-    """The image of a request and what is asked of it: in its body, in a multipart form with one file, or in JSON with
+    """The image of a request and what is asked of it: in its body, in a multipart form with the file, or in JSON with
     the file in Base64. What is not in the body may be in the query.
 
     Raises:
@@ -81,8 +84,10 @@ async def asked_of(request: Request) -> PredictRequest:
     image: bytes | None
     values: dict[str, Any] = {}
     if kind == "multipart/form-data":
-        image, texts = await _form(request)
+        image, texts, files = await _form(request)
         values = {name: READ[name](name, text) for name, text in texts.items()}
+        if files:
+            values["inputs"] = files
     elif kind == "application/json":
         values = load_json(await request.body())
         image = _from_base64(values.pop("image", None))
@@ -108,6 +113,13 @@ def _checked(image: bytes | None, values: dict[str, Any], missing: str) -> Predi
         raise Refusal(400, "multimask must be true or false")
     if values.get("masks", "png") not in MASK_FORMS:
         raise Refusal(400, f"masks must be {' or '.join(MASK_FORMS)}")
+    if (inputs := values.get("inputs")) is not None:
+        if not isinstance(inputs, dict) or not inputs or None in inputs.values():
+            raise Refusal(400, 'inputs must be files in Base64 by the names of the inputs, as {"mask": "..."}')
+        values["inputs"] = {
+            name: each if isinstance(each, bytes) else _from_base64(each, f"the input {name[:40]!r}")
+            for name, each in inputs.items()
+        }
     found = values.get("image_id")
     if found is not None and (not isinstance(found, str) or not IMAGE_ID.fullmatch(found)):
         raise Refusal(400, "image_id must be one that an answer had: sha256: and 64 digits")
@@ -116,25 +128,32 @@ def _checked(image: bytes | None, values: dict[str, Any], missing: str) -> Predi
     return PredictRequest(image, **values)
 
 
-async def _form(request: Request) -> tuple[bytes | None, dict[str, str]]:
-    """The file of a form, None without, and the texts of the fields that are known."""
+async def _form(request: Request) -> tuple[bytes | None, dict[str, str], dict[str, bytes]]:
+    """The file of a form, None without, the texts of the fields that are known, and other files by their names. Of
+    several files the image is called file or image."""
     body = await request.body()
 
     async def parts() -> AsyncIterator[bytes]:
         yield body
         yield b""
 
-    parser = MultiPartParser(request.headers, parts(), max_files=1, max_fields=MAX_FIELDS)  # type: ignore[arg-type]
+    most = {"max_files": MAX_FIELDS, "max_fields": MAX_FIELDS}
+    parser = MultiPartParser(request.headers, parts(), **most)  # type: ignore[arg-type]
     parser.spool_max_size = len(body) + 1  # never to disk
     try:
         form = await parser.parse()
     except MultiPartException as error:
         raise Refusal(400, f"not a multipart form: {error.message[:100]}") from None
-    files = [value for _, value in form.multi_items() if isinstance(value, UploadFile)]
+    files = [(name, value.file.read()) for name, value in form.multi_items() if isinstance(value, UploadFile)]
+    images = [content for name, content in files if len(files) == 1 or name in IMAGE]
+    others = [(name, content) for name, content in files if len(files) > 1 and name not in IMAGE]
+    if len(images) > 1 or (files and not images) or len(dict(others)) < len(others):
+        names = ", ".join(name[:40] for name, _ in files)
+        raise Refusal(400, f"files {names}: wanted the image as file, and each further input by its name")
     texts = [(name, value) for name, value in form.multi_items() if isinstance(value, str) and name in FIELDS]
     if len(dict(texts)) < len(texts):
         raise Refusal(400, f"{texts[-1][0]} is given twice")
-    return files[0].file.read() if files else None, dict(texts)
+    return images[0] if images else None, dict(texts), dict(others)
 
 
 def _json(name: str, text: str) -> Any:
@@ -155,27 +174,28 @@ READ: dict[str, Callable[[str, str], Any]] = {
     "multimask": _json,
     "masks": _text,
     "texts": _json,
+    "inputs": _json,
 }
 FIELDS = tuple(READ)
 
 
-def _from_base64(found: Any) -> bytes | None:
+def _from_base64(found: Any, what: str = "image") -> bytes | None:
     """Also with line breaks, without padding, in the alphabet for URLs, as a data URL."""
     if found is None:
         return None
     if not isinstance(found, str):
-        raise Refusal(400, f"image must be a file in Base64, a string; found: {type(found).__name__}")
+        raise Refusal(400, f"{what} must be a file in Base64, a string; found: {type(found).__name__}")
     text = found
     if text[:5].lower() == "data:":
         head, _, text = text.partition(",")
         if not head.lower().endswith(";base64"):
-            raise Refusal(400, f"image is a data URL that is not in Base64; found: {head[:40]!r}")
+            raise Refusal(400, f"{what} is a data URL that is not in Base64; found: {head[:40]!r}")
         text = unquote(text)
     text = "".join(text.split()).translate(URL_SAFE).rstrip("=")
     if other := OTHER_THAN_BASE64.search(text):
-        raise Refusal(400, f"image must be a file in Base64; found: {other[0]!r} after {other.start()} characters")
+        raise Refusal(400, f"{what} must be a file in Base64; found: {other[0]!r} after {other.start()} characters")
     if len(text) % 4 == 1:
-        raise Refusal(400, f"image must be a file in Base64; found: {len(text)} characters, so some are missing")
+        raise Refusal(400, f"{what} must be a file in Base64; found: {len(text)} characters, so some are missing")
     return base64.b64decode(text + "=" * (-len(text) % 4))
 
 
