@@ -127,6 +127,35 @@ print(json.dumps(sorted({{name.split(".")[0] for name in sys.modules}})))
     assert not imported & {"torch", "onnx", "onnxruntime", "openvino", "scipy", "pydantic", "yaml", "rich", "fastapi"}
 
 
+BLOCKED = """
+import sys
+sys.path.insert(0, ROOT)
+class Missing:
+    def find_spec(name, path, target=None):
+        if name in NAMES:
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+sys.meta_path.insert(0, Missing)
+"""
+# The packages of the extra `export` that `bench` and `history` lack.
+EXPORT_ALONE = ("torch", "safetensors", "rich", "jinja2", "markupsafe", "matplotlib", "cloudpickle")
+
+
+def test_commands_and_wings_need_no_pytorch_before_a_model_is_made():
+    zone = tuple(f"vitdeploy.{name}" for name in ("api", "cli", "devices", "embed", "history", "releases", "workflows"))
+    code = f"ROOT, NAMES, ZONE = {str(ROOT)!r}, ['torch'], {zone!r}\n{BLOCKED}\n{IMPORT_ALL}"
+    done = run_python(sys.executable, code)
+    assert done.returncode == 0, done.stderr
+    assert {"vitdeploy.api.deploy", "vitdeploy.devices.api"} <= set(json.loads(done.stdout))
+
+
+@pytest.mark.parametrize("module", ["api.bench", "history.api", "history.command"])
+def test_a_bench_and_its_history_need_their_own_extras_only(module):
+    pytest.importorskip("pyarrow", reason="pip install 'vitdeploy[history]'")
+    code = f"ROOT, NAMES = {str(ROOT)!r}, {EXPORT_ALONE!r}\n{BLOCKED}\nimport vitdeploy.{module}"
+    done = run_python(sys.executable, code)
+    assert done.returncode == 0, done.stderr
+
+
 @pytest.mark.parametrize("package", ["torch", "onnx", "click", "PIL", "onnxruntime", "openvino", "scipy", "pydantic"])
 def test_importing_the_runtime_does_not_import(package, imported_by_runtime):
     assert package not in imported_by_runtime

@@ -5,7 +5,7 @@ import functools
 import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, cast
 
 from vitdeploy.api.artifacts import Bundle, Graph, Model, ModelLike, graph_file, labelled, preprocess_lines
 from vitdeploy.api.calls import takes
@@ -20,7 +20,7 @@ from vitdeploy.api.values import Reporter, filling, home_of, reporting
 from vitdeploy.backends import TARGETS
 from vitdeploy.bundle.read import SIZES_FOLDER
 from vitdeploy.exporter.parity import unproven_told
-from vitdeploy.extensions import wing
+from vitdeploy.extensions import lazy, wing
 from vitdeploy.graph.passes.optimize import OptimizeOptions
 from vitdeploy.known_bad.find import check_ids, described, engine_matches, match_lines
 from vitdeploy.pipeline.job import at_size, at_sizes, export_config_of, overrides_of, source_of
@@ -28,8 +28,6 @@ from vitdeploy.recipe.load import load_recipe
 from vitdeploy.runtime.flows import PARTS
 from vitdeploy.spec import EngineSpec
 from vitdeploy.stages import reference_model, step
-from vitdeploy.stages.export import Asked, ExportConfig, settle_batch
-from vitdeploy.stages.export import export as export_graph
 from vitdeploy.stages.optimize import optimize as rewrite
 from vitdeploy.workflows.placement import compile_bundle
 from vitdeploy.workflows.seeded import (
@@ -38,7 +36,12 @@ from vitdeploy.workflows.seeded import (
     seeded_answers,
 )
 
-Wanted = tuple[Callable[[], Model], Asked, ExportConfig]
+if TYPE_CHECKING:
+    from vitdeploy.stages import export as exports
+else:
+    exports = lazy("vitdeploy.stages.export")  # needs PyTorch, and what is measured, compared or sent does not
+
+Wanted: TypeAlias = "tuple[Callable[[], Model], exports.Asked, exports.ExportConfig]"
 
 
 def export(
@@ -73,14 +76,14 @@ def export(
 
     home = home_of(folder, "graph", step.OUTPUT_NAMES)
     read = model(source)
-    config = ExportConfig(graph_name(read.source.name), opset, None, preprocess_in_graph)
+    config = exports.ExportConfig(graph_name(read.source.name), opset, None, preprocess_in_graph)
     return export_sizes([(lambda: read, batch, config)], home, reporting(progress))
 
 
 def export_of(name: str | None, options: ExportOptions, reporter: Reporter) -> Graph:
     """What `vitdeploy export` makes: of a model, or of what a recipe says of one, at each image size."""
     batch, progress = options.batch, reporter.progress
-    asked = cast("Asked | None", int(batch) if batch is not None and batch.isdecimal() else batch)
+    asked = cast("exports.Asked | None", int(batch) if batch is not None and batch.isdecimal() else batch)
     changed: dict[str, Any] = {"opset": int(options.opset)} if options.opset else {}
     changed |= {"in_graph": False} if options.no_preprocess else {}
     sizes = tuple(dict.fromkeys(options.image_size))
@@ -96,7 +99,7 @@ def export_of(name: str | None, options: ExportOptions, reporter: Reporter) -> G
             read = functools.partial(read_model, dataclasses.replace(source_of(each), **said), overrides, progress)
             wanted.append((read, asked or each.export.batch, config))
     else:
-        config = dataclasses.replace(ExportConfig(graph_name(source.name), 20, None, True), **changed)
+        config = dataclasses.replace(exports.ExportConfig(graph_name(source.name), 20, None, True), **changed)
         for size in sizes or (None,):
             sized = dataclasses.replace(source, image_size=size)
             read = functools.partial(read_model, sized, reference_model.Overrides(labels=options.labels), progress)
@@ -113,12 +116,12 @@ def export_sizes(wanted: Sequence[Wanted], home: Path, reporter: Reporter) -> Gr
         for reads, asked, config in wanted:
             reporter.progress("read the model", 0, 1)
             read = reads()
-            reference, fixed = settle_batch(read.reference, asked)
+            reference, fixed = exports.settle_batch(read.reference, asked)
             for note in reference.notes:
                 reporter.note(note)
             out = work / SIZES_FOLDER / reference.size if found else work
             out.mkdir(parents=True, exist_ok=True)
-            facts = export_graph(reference, dataclasses.replace(config, batch=fixed), out, reporter.progress)
+            facts = exports.export(reference, dataclasses.replace(config, batch=fixed), out, reporter.progress)
             found.append((Model(reference, read.overrides), facts))
     lines = [line for each, facts in found for line in _exported_lines(each, facts)]
     others = [each.reference.size for each, _ in found[1:]]

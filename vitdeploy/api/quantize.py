@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from vitdeploy.api import artifacts, calls, values
 from vitdeploy.api.images import Images, images
@@ -17,6 +17,7 @@ from vitdeploy.backends import TARGETS
 from vitdeploy.bundle.read import MONITOR_FILE
 from vitdeploy.data.folder import Sample
 from vitdeploy.errors import CapabilityError, InputError
+from vitdeploy.extensions import lazy
 from vitdeploy.graph.io.files import admitted_metadata, graph_spec, load_graph
 from vitdeploy.pipeline import assemble, setting
 from vitdeploy.pipeline.job import weight_bits
@@ -27,7 +28,7 @@ from vitdeploy.runtime.tasks.registry import flow_of
 from vitdeploy.runtime.values import saturation_warning
 from vitdeploy.search.precision import HighPrecision, Mixed, Sensitivity
 from vitdeploy.spec import Budget, TensorSpec, WeightBits, encode
-from vitdeploy.stages import export, search, step
+from vitdeploy.stages import search, step
 from vitdeploy.stages.calibrate import calibrate, calibrate_parts
 from vitdeploy.stages.compile import check_task
 from vitdeploy.stages.place import PlaceConfig, check_float_parts, place_graph, place_graphs
@@ -35,6 +36,11 @@ from vitdeploy.stages.typed import EIGHT_BITS, place_typed
 from vitdeploy.stages.workers import Workers
 from vitdeploy.tasks.adapter import TEMPLATE, DataChoice, Drive, ImageAdapter, TaskAdapter
 from vitdeploy.tasks.registry import make_adapter
+
+if TYPE_CHECKING:
+    from vitdeploy.stages import export
+else:
+    export = lazy("vitdeploy.stages.export")  # needs PyTorch, and what is measured, compared or sent does not
 
 LISTED_LAYERS = 8
 

@@ -6,18 +6,17 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeAlias
+from typing import TYPE_CHECKING, TypeAlias, Union, cast
 
 from vitdeploy import __version__
-from vitdeploy.api import deploy, sweep, verify
-from vitdeploy.api.bench import Benchmark
 from vitdeploy.api.values import Column, Line, Reporter, Shown, Table, interval, reporting
 from vitdeploy.backends import TARGETS
 from vitdeploy.bundle.read import file_sha256, read_bundle
-from vitdeploy.document.bench import DeviceBench
+from vitdeploy.document.bench import BenchDocument, DeviceBench
 from vitdeploy.document.comparison import ComparisonDocument
 from vitdeploy.document.history import ChangeFacts, HistoryDocument, PointFacts, SeriesFacts
 from vitdeploy.document.report import Provenance, Report, read_report
+from vitdeploy.document.sweep import SweepDocument
 from vitdeploy.errors import AnswersError, MissingPackageError, VitdeployError
 from vitdeploy.history import canaries, of_documents
 from vitdeploy.history.files import append, documents_of, of_one_result, read_rows, require_packages
@@ -32,6 +31,13 @@ from vitdeploy.runtime.backend import RUNTIME
 from vitdeploy.runtime.host import describe_host
 from vitdeploy.spec import DecodeError, decode, encode
 from vitdeploy.stages.step import find_graph, package_versions
+
+if TYPE_CHECKING:
+    # Making a bundle needs PyTorch, and keeping the result of a benchmark does not.
+    from vitdeploy.api.bench import Benchmark
+    from vitdeploy.api.deploy import Deployment
+    from vitdeploy.api.sweep import Swept
+    from vitdeploy.api.verify import Compared
 
 # --- Print a history for people: one line per series, then where each changed -----------------------------------------
 
@@ -106,36 +112,33 @@ def _remarks(series: SeriesFacts) -> list[str]:
 # --- The rows of a history of one result: what its document says, and what it leaves out of machine and model ---------
 
 
-Result: TypeAlias = Benchmark | deploy.Deployment | verify.Compared | sweep.Swept
+Result: TypeAlias = Union["Benchmark", "Deployment", "Compared", "Swept"]
 
 
 def rows_of(result: Result) -> list[ResultRow]:
     """The rows of a result that was measured on this machine, or on a registered device."""
-    if isinstance(result, deploy.Deployment):
-        report = result.document
-        return of_documents.rows_of_report(report, this_machine(engine.target for engine in report.engines))
-    if isinstance(result, sweep.Swept):
-        reports = [each.report for each in result.document.recipes if each.report is not None]
+    document = result.document
+    if isinstance(document, Report):
+        return of_documents.rows_of_report(document, this_machine(engine.target for engine in document.engines))
+    if isinstance(document, SweepDocument):
+        reports = [recipe.report for recipe in document.recipes if recipe.report is not None]
         targets = {engine.target for report in reports for engine in report.engines}
-        return of_documents.rows_of_sweep(result.document, this_machine(targets))
-    if isinstance(result, verify.Compared):
-        bench = result.document.bench
-        machine = this_machine(row.target for row in bench.results) if bench else this_machine(())
-        return of_documents.rows_of_comparison(result.document, _candidate(result), machine)
-    names = {row.artifact: _named(row.artifact) for row in result.document.results}
-    return of_documents.rows_of_bench(result.document, names, _machine_of(result), now())
+        return of_documents.rows_of_sweep(document, this_machine(targets))
+    if isinstance(document, ComparisonDocument):
+        machine = this_machine(row.target for row in document.bench.results) if document.bench else this_machine(())
+        return of_documents.rows_of_comparison(document, _candidate(document), machine)
+    names = {row.artifact: _named(row.artifact) for row in document.results}
+    return of_documents.rows_of_bench(document, names, _machine_of(document, cast("Benchmark", result).device), now())
 
 
-def _machine_of(found: Benchmark) -> MeasuredMachine:
-    """The machine of a benchmark run: this one, or the device that ran it."""
-    if not isinstance(found.document, DeviceBench):
-        return this_machine(row.target for row in found.document.results)
-    engines = found.document.engines.values()
+def _machine_of(document: BenchDocument, device: str) -> MeasuredMachine:
+    """The machine of a benchmark run: this one, or the `device` that ran it."""
+    if not isinstance(document, DeviceBench):
+        return this_machine(row.target for row in document.results)
+    engines = document.engines.values()
     # What runs there is this vitdeploy, which was sent.
     return MeasuredMachine(
-        {"vitdeploy": __version__, **found.document.host},
-        {engine.target: engine.device for engine in engines},
-        found.device,
+        {"vitdeploy": __version__, **document.host}, {engine.target: engine.device for engine in engines}, device
     )
 
 
@@ -196,9 +199,9 @@ def _of_bundle(folder: Path, engine: str) -> MeasuredArtifact | None:
     return MeasuredArtifact(manifest.name, engine, digest_of(files))
 
 
-def _candidate(found: verify.Compared) -> MeasuredArtifact:
+def _candidate(document: ComparisonDocument) -> MeasuredArtifact:
     """What a comparison judged: a bundle, or a report."""
-    path = Path(found.document.candidate)
+    path = Path(document.candidate)
     if (of_bundle := _of_bundle(path, "") if is_dir(path) else None) is not None:
         return of_bundle
     with contextlib.suppress(VitdeployError):
@@ -431,9 +434,9 @@ def outcomes_of_result(result: Result, rows: Sequence[ResultRow], bundle: bool) 
 
 def _home(result: Result, model: str) -> Path | None:
     """The folder of the bundle that was made of a model."""
-    if isinstance(result, sweep.Swept):
-        return result.folder / model
-    return result.folder if isinstance(result, deploy.Deployment) else None
+    if isinstance(result.document, Report | SweepDocument):
+        return result.folder / model if isinstance(result.document, SweepDocument) else result.folder
+    return None
 
 
 def _attached(row: ResultRow, text: str | None, home: Path | None) -> Attached:

@@ -4,10 +4,11 @@ import dataclasses
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from vitdeploy import __version__
 from vitdeploy.backends import TARGETS
+from vitdeploy.extensions import lazy
 from vitdeploy.graph.io import admit, bound
 from vitdeploy.graph.passes.optimize import OptimizeOptions
 from vitdeploy.models.model_folder.image_processor import scaled
@@ -21,12 +22,17 @@ from vitdeploy.runtime.host import describe_host
 from vitdeploy.runtime.inputs import require_image_alone
 from vitdeploy.runtime.values import bits_for
 from vitdeploy.spec import Budget, WeightBits
-from vitdeploy.stages import export, place, rows, step
+from vitdeploy.stages import place, rows, step
 from vitdeploy.stages.compile import check_task
 from vitdeploy.stages.reference_model import Overrides, ReferenceModel, find_reference_model, is_onnx
 from vitdeploy.tasks.adapter import TEMPLATE, Data, DataChoice, TaskAdapter
 from vitdeploy.tasks.registry import make_adapter
 from vitdeploy.verification.gate import with_guard
+
+if TYPE_CHECKING:
+    from vitdeploy.stages import export
+else:
+    export = lazy("vitdeploy.stages.export")  # needs PyTorch, and what is measured, compared or sent does not
 
 # --- Convert the sections of a recipe to the configs of the parts that they configure ---------------------------------
 
@@ -93,7 +99,7 @@ def choice_of(recipe: Recipe) -> DataChoice:
     )
 
 
-def export_config_of(recipe: Recipe) -> export.ExportConfig:
+def export_config_of(recipe: Recipe) -> "export.ExportConfig":
     """The config of the export stage, its only input besides the original."""
     return export.ExportConfig(
         name=recipe.export.name or recipe.name,

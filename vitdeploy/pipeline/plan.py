@@ -3,13 +3,14 @@
 import dataclasses
 import math
 from collections.abc import Mapping, Sequence
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from vitdeploy.backends import TARGETS
+from vitdeploy.extensions import lazy
 from vitdeploy.pipeline.job import Job, export_config_of, rewrites_of
 from vitdeploy.runtime.postprocess import label_of
 from vitdeploy.spec import FloatRest
-from vitdeploy.stages import answers, attention, calibrate, export, optimize, rows, search, typed
+from vitdeploy.stages import answers, attention, calibrate, optimize, rows, search, typed
 from vitdeploy.stages.compile import compile_step
 from vitdeploy.stages.place import PlaceConfig, place_step
 from vitdeploy.stages.step import ORIGINAL, QUANTIZED, REFERENCE, UNPRUNED, Candidate, Step
@@ -19,6 +20,11 @@ from vitdeploy.tasks.adapter import Calibration, Data, ImageAdapter, TaskAdapter
 from vitdeploy.tasks.answers import AnswerFacts, ChangedCounts, ExampleFacts
 from vitdeploy.verification import classes, records
 from vitdeploy.verification.changes import Changes
+
+if TYPE_CHECKING:
+    from vitdeploy.stages import export
+else:
+    export = lazy("vitdeploy.stages.export")  # needs PyTorch, and what is measured, compared or sent does not
 
 # --- Turn a job into its plan: the steps in order. Each stage defines what its keys are made of -----------------------
 
