@@ -4,18 +4,23 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import shutil
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
+import onnxruntime
 import pytest
 import torch
 from PIL import Image
 from torch import nn
 
 import vitdeploy as vd
+from tests.command_line import command_line
 from vitdeploy.data.folder import Sample
-from vitdeploy.errors import CheckpointError, DataError, RecipeError
+from vitdeploy.errors import CheckpointError, DataError, ManifestError, RecipeError
 from vitdeploy.recipe.load import validate
+from vitdeploy.runtime import load
 from vitdeploy.runtime.tasks.binary import BinarySpec
 from vitdeploy.runtime.tasks.heads import HEADS, KINDS, HeadSpec, HeadsSpec
 from vitdeploy.runtime.tasks.multi_label import MultiLabelSpec
@@ -492,3 +497,126 @@ def test_a_head_of_several_numbers_without_names_has_no_columns(tmp_path):
     with pytest.raises(DataError, match="not a column for each number") as refused:
         read_heads(*table(tmp_path, "a.png,1", header="image,pose"), (HeadSpec("pose", "regression", width=2),))
     assert refused.value.wanted == "names of its 2 numbers"
+
+
+# --- from somebody's graph to an app's answer -------------------------------------------------------------------------
+
+
+GRAPH_RECIPE = """
+vitdeploy: 1
+name: heads
+source: {model: faces.onnx, task: heads}
+preprocess: {resize: 16, crop: 16, mean: [0.5, 0.5, 0.5], std: [0.5, 0.5, 0.5]}
+postprocess:
+  heads:
+    - {name: kind, task: classification, output: output_0, labels: [ant, bee, cat]}
+    - {name: tags, task: multi-label, output: output_1, labels: [wet, red, old]}
+    - {name: whole, task: binary, output: output_2}
+    - {name: age, task: regression, output: output_3, postprocess: {units: [years]}}
+    - {name: who, task: embedding, output: output_4}
+data: {path: photos, labels: columns, annotations: labels.csv, calibration: {images: 24}}
+precision: int8
+targets: [onnxruntime-cpu]
+budget: {min_agreement: 0}
+bench: {scenarios: [single], batch: [1], duration: 0.1}
+"""
+
+
+class Many(Backbone):
+    def __init__(self):
+        super().__init__()
+        self.tags, self.whole = nn.Linear(8, 3), nn.Linear(8, 1)
+
+    def forward(self, image):
+        pooled = self.body(image)
+        spread = 30 * (pooled - self.body(torch.zeros(1, 3, SIDE, SIDE)))
+        return (
+            self.kind(spread).softmax(1),
+            self.tags(spread),
+            self.whole(spread)[:, 0],
+            self.age(spread),
+            self.face(spread),
+        )
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory, shared_store):
+    """The folder of a bundle, its report and the command line; the graph is PyTorch's older exporter's."""
+    folder = tmp_path_factory.mktemp("run")
+    (folder / "photos").mkdir()
+    random, rows = np.random.default_rng(0), ["image,kind,tags,whole,age,who"]
+    for index in range(64):
+        level = random.integers(40, 215, 3)
+        pixels = np.clip(level + random.normal(0, 20, (SIDE, SIDE, 3)), 0, 255).astype(np.uint8)
+        Image.fromarray(pixels).save(folder / f"photos/{index:02}.png")
+        tags = "|".join(name for name, value in zip(("wet", "red", "old"), level, strict=True) if value > 127)
+        rows.append(
+            f"{index:02}.png,{NAMES[level.argmax()]},{tags},{int(level[0] > 127)},{level.mean():.2f},p{index % 9}"
+        )
+    (folder / "labels.csv").write_text("\n".join(rows) + "\n")
+    names = [f"output_{k}" for k in range(5)]
+    torch.onnx.export(
+        Many().eval(),
+        torch.rand(2, 3, SIDE, SIDE),
+        folder / "faces.onnx",
+        input_names=["image"],
+        output_names=names,
+        dynamic_axes={name: {0: "batch"} for name in ("image", *names)},
+        dynamo=False,
+    )
+    (folder / "recipe.yaml").write_text(GRAPH_RECIPE)
+    with command_line(folder, shared_store, short_bench=True) as run:
+        done = run("run", "recipe.yaml", "-o", "bundle", "--json")
+        yield folder, done.document, run
+
+
+def test_a_bundle_carries_its_heads_with_what_was_chosen(made):
+    folder, report, _ = made
+    chosen = json.loads((folder / "bundle/manifest.json").read_text())["postprocess"]["heads"]
+    assert [each["name"] for each in chosen] == ["kind", "tags", "whole", "age", "who"]
+    assert chosen[0]["ends_in"] == "softmax" and [each["width"] for each in chosen] == [3, 3, 1, 1, 4]
+    assert len(chosen[1]["postprocess"]["thresholds"]) == 3 and chosen[2]["postprocess"]["decision_threshold"] > 0
+    assert chosen[3]["postprocess"]["units"] == ["years"] and chosen[3]["postprocess"]["tolerance"][0] > 0
+    [float32] = [each["verify"] for each in report["engines"] if each["precision"] == "fp32"]
+    assert float32["metric"] == "worst head" and float32["agreement"] == 100 and float32["n"] == 40
+    metrics = [part["comparison"]["metric"] for part in float32["parts"]]
+    assert metrics == ["top-1", "mean AP", "AUROC", "R2", "recall@1"]
+    assert all(part["comparison"]["control"] is not None for part in float32["parts"])
+    page = (folder / "bundle/report.html").read_text()
+    assert all(f"{name}: {metric}, %" in page for name, metric in zip(("kind", "age"), ("top-1", "R2"), strict=True))
+
+
+def test_commands_and_apps_answer_with_a_part_for_each_head(made):
+    folder, _, run = made
+    image = folder / "photos/00.png"
+    [found] = run("predict", "bundle", image, "--json").document["predictions"]
+    session = onnxruntime.InferenceSession(folder / "faces.onnx")
+    pixels = (np.asarray(Image.open(image), np.float32).transpose(2, 0, 1)[None] / 255 - 0.5) / 0.5
+    right = dict(zip((f"output_{k}" for k in range(5)), session.run(None, {"image": pixels}), strict=True))
+    with load(folder / "bundle", "onnxruntime-cpu-fp32") as predictor:
+        answer = predictor.predict(image)
+    assert answer["kind"].label == NAMES[right["output_0"].argmax()]
+    assert answer["kind"].score == pytest.approx(right["output_0"].max(), abs=1e-4)
+    assert answer["whole"].score == pytest.approx(1 / (1 + np.exp(-right["output_2"][0])), abs=1e-4)
+    assert answer["age"].value == pytest.approx(right["output_3"].item(), rel=1e-3, abs=1e-3)
+    direction = right["output_4"][0] / np.linalg.norm(right["output_4"])
+    np.testing.assert_allclose(answer["who"].vector, direction, atol=1e-3)
+    assert list(found)[1:] == ["kind", "tags", "whole", "age", "who"] and {*found["whole"]} >= {"yes", "score"}
+
+
+def test_a_bundle_whose_heads_are_of_another_model_is_refused(made, tmp_path):
+    folder, *_ = made
+    copy = Path(shutil.copytree(folder / "bundle", tmp_path / "copy"))
+    manifest = json.loads((copy / "manifest.json").read_text())
+    manifest["postprocess"]["heads"][1]["postprocess"]["thresholds"] = [0.5] * 5
+    (copy / "manifest.json").write_text(json.dumps(manifest))
+    with pytest.raises(ManifestError, match="does not fit its engine") as refused:
+        load(copy)
+    assert refused.value.found == "head tags: 5 thresholds for 3 labels"
+
+
+def test_labels_of_one_file_are_not_those_of_every_head(tmp_path):
+    (tmp_path / "labels.txt").write_text("a\nb\nc\n")
+    with pytest.raises(CheckpointError, match="have each their own") as refused:
+        vd.model(InDict(), preprocess=PREPROCESS, task="heads", labels=tmp_path / "labels.txt")
+    assert "labels: [...]" in refused.value.fix

@@ -239,7 +239,7 @@ def cell(verify: verified.Verified, measure: answers.Measure) -> Cell:
 def _of_original(key: str) -> str:
     """Where the original's number is: "reference_things.pq" of "things.pq", "a.0.reference_b" of "a.0.b"."""
     names = key.split(".")
-    place = 2 if len(names) > 2 and names[1].isdigit() else 0
+    place = len(names) - 1 if len(names) > 2 and names[1].isdigit() else 0
     return ".".join([*names[:place], f"reference_{names[place]}", *names[place + 1 :]])
 
 

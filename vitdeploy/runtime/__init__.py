@@ -14,6 +14,7 @@ from vitdeploy.runtime.tasks.detection import Detections
 from vitdeploy.runtime.tasks.embedding import Embedding
 from vitdeploy.runtime.tasks.features import Features
 from vitdeploy.runtime.tasks.foreground import Foreground
+from vitdeploy.runtime.tasks.heads import Heads
 from vitdeploy.runtime.tasks.image_to_image import Picture
 from vitdeploy.runtime.tasks.image_to_text import Text
 from vitdeploy.runtime.tasks.instance_segmentation import Instances
@@ -40,6 +41,7 @@ __all__ = [
     "Embedding",
     "Features",
     "Foreground",
+    "Heads",
     "Instances",
     "Keypoints",
     "Labels",

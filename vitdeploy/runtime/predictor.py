@@ -105,8 +105,9 @@ class Predictor(Reloaded):
 
         An array is RGB; with `channels="bgr"` it is BGR, as `cv2.imread` and `cv2.VideoCapture` give it.
 
-        Its type is the task's: Classification (of the `top` best classes), Features, Embedding, Detections, Panoptic,
-        Segmentation, Instances, Depth, Anomaly, Keypoints, Picture, ZeroShot, Text or Tensors.
+        Its type is the task's: Classification (of the `top` best classes), Labels, Decision, Regression, Features,
+        Embedding, Heads, Detections, Panoptic, Segmentation, Instances, Depth, Foreground, Anomaly, Keypoints, Picture,
+        ZeroShot, Text or Tensors.
 
         Raises:
             ImageError, MissingFileError, TensorError: the image cannot be used.

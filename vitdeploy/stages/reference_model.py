@@ -164,7 +164,7 @@ def find_reference_model(source: Source, overrides: Overrides | None = None) -> 
             f"the post-processing does not fit {reference_model.name}",
             found=", ".join(vars(given.postprocess)),
             wanted=", ".join(f.name for f in dataclasses.fields(wanted)),
-            fix=f"change postprocess: to that of the task {reference_model.task}, or leave it out",
+            fix=f"change postprocess: to that of the task {reference_model.task}, or name its task (source.task)",
         )
     if given.postprocess is not None:
         reference_model, postprocess = _completed(reference_model, given.postprocess)
@@ -195,6 +195,7 @@ def find_reference_model(source: Source, overrides: Overrides | None = None) -> 
             fix="postprocess: {scores: softmax} or {scores: sigmoid} in a recipe",
         )
     reference_model = dataclasses.replace(reference_model, preprocess=preprocess, postprocess=postprocess)
+    reference_model = _labels_apart(reference_model, given.labels)
     if reference_model.labels or given.labels is not None:
         reference_model = dataclasses.replace(reference_model, notes=without_assumption(reference_model.notes))
     if given.labels is None:
@@ -211,6 +212,20 @@ def _completed(reference_model: ReferenceModel, given: Postprocess) -> tuple[Ref
     own = reference_model.postprocess
     notes = tuple(note for note in reference_model.notes if own is None or note != own.assumed)
     return dataclasses.replace(reference_model, notes=notes), given.completed(own)
+
+
+def _labels_apart(reference_model: ReferenceModel, given: Path | None) -> ReferenceModel:
+    """The model without labels where its outputs have each their own. Raises CheckpointError where a file has some."""
+    proposal = "" if reference_model.postprocess is None else reference_model.postprocess.proposal
+    if not proposal:
+        return reference_model
+    if given is not None:
+        raise CheckpointError(
+            f"{given} names classes, and the outputs of {reference_model.name} have each their own",
+            wanted="labels of each output",
+            fix=f"leave the file out: {proposal}, with labels: [...] beside the name",
+        )
+    return dataclasses.replace(reference_model, labels=())
 
 
 def _of_module(source: Source) -> ReferenceModel:

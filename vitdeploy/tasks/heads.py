@@ -313,6 +313,7 @@ class HeadsAdapter(adapter.ImageAdapter):
     )
     measures = (Measure("Largest difference of outputs", "max_difference", None),)
     changed_when = "An answer has changed where that of any head has."
+    attention = True
     head: HeadsSpec
 
     def __init__(self, setting: adapter.Setting) -> None:
