@@ -42,9 +42,14 @@ LIBRARIES = (
 FILES = {
     "quantization/rounding.py": [f"quantization/test_{name}.py" for name in ("rounding", "channels", "four_bits")],
     "quantization/folds.py": [f"quantization/test_{name}.py" for name in ("folds", "smoothing", "channel_split")],
-    "quantization/ranges.py": ["quantization/test_ranges.py", "quantization/test_observers.py"],
+    "quantization/ranges.py": [
+        f"quantization/test_{name}.py" for name in ("ranges", "observers", "smoothing", "folds", "placement")
+    ],
     "search/precision.py": [f"search/test_{name}.py" for name in ("high_precision", "mixed", "greedy", "sensitivity")],
-    "search/frame.py": [f"search/test_{name}.py" for name in ("expected", "front", "interval_search", "trials")],
+    "search/frame.py": [
+        f"search/test_{name}.py"
+        for name in ("expected", "front", "interval_search", "trials", "reference_outputs", "rows", "row_parts")
+    ],
     "verification/intervals.py": ["verification/test_intervals.py"],
     "benchmark/evidence.py": [f"benchmark/test_{name}.py" for name in ("paired", "percentiles", "quiet", "throttling")],
 }
