@@ -18,11 +18,14 @@ import vitdeploy as vd
 from tests.command_line import ROOT, command_line
 from vitdeploy.bundle.read import read_bundle
 from vitdeploy.errors import CapabilityError
+from vitdeploy.graph.half.half import emulate
+from vitdeploy.graph.io.files import load_graph, serialised
 from vitdeploy.graph.passes.optimize import OptimizeOptions
 from vitdeploy.pipeline.job import prepare
 from vitdeploy.progress import silent
 from vitdeploy.recipe.load import load_recipe, recipe_text
 from vitdeploy.runtime import load
+from vitdeploy.runtime.ort import OnnxRuntimeRunner
 from vitdeploy.stages.optimize import optimize
 
 SIDE, FUNCTION = 32, "masked:Masked"
@@ -172,6 +175,24 @@ def test_the_steps_alone_give_the_same(line, module):
         assert done.returncode == 2 and "mask/STEM.npy" in done.stderr
         done = command("bench", "e", "--duration", "0.2")
         assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("precision", ["fp16", "bf16", "fp8"])
+def test_types_of_gpus_are_chosen_with_what_each_image_brings(line, module, tmp_path, precision):
+    """The graph with its types, evaluated on this CPU: TensorRT builds it."""
+    read = vd.model(module, bind={"mask": "input:float32:1x32x32"}, image_size=(SIDE, SIDE))
+    given = vd.images(line.home / "images", "none", inputs=line.home / "beside")
+    how = {"precision": precision, "num_samples": 16, "progress": False}
+    placed = vd.quantize(vd.export(read, progress=False), given, "tensorrt", **how)
+    graph = emulate(load_graph(placed.file))
+    with OnnxRuntimeRunner(serialised(graph), name="emulated") as runner:
+        assert [tensor.name for tensor in runner.inputs] == ["image", "mask"]
+        feeds = {"image": np.stack(line.images[:8]), "mask": np.stack(line.masks[:8])}
+        found = runner.infer(feeds)["logits"]
+    right = logits(module, line.images[:8], line.masks[:8])
+    assert np.abs(found - right).max() < {"fp16": 0.02, "bf16": 0.1, "fp8": 0.3}[precision] * np.abs(right).max()
+    with pytest.raises(CapabilityError, match="precision int8 takes models of images alone"):
+        vd.quantize(vd.export(read, progress=False), given, "tensorrt", progress=False)
 
 
 def test_a_copy_is_one_of_image_and_mask(line, tmp_path):

@@ -34,7 +34,7 @@ from vitdeploy.stages.compile import check_task
 from vitdeploy.stages.place import PlaceConfig, check_float_parts, place_graph, place_graphs
 from vitdeploy.stages.typed import EIGHT_BITS, place_typed
 from vitdeploy.stages.workers import Workers
-from vitdeploy.tasks.adapter import TEMPLATE, DataChoice, Drive, ImageAdapter, TaskAdapter
+from vitdeploy.tasks.adapter import TEMPLATE, Calibration, DataChoice, Drive, ImageAdapter, TaskAdapter
 from vitdeploy.tasks.registry import make_adapter
 
 if TYPE_CHECKING:
@@ -112,12 +112,11 @@ def quantize(options: Quantize) -> QuantizedGraph:
         with values.filling(home, step.OUTPUT_NAMES) as work:
             found = adapter.calibration(choice, skip_bad=options.skip_bad, progress=reporter.progress)
             drive = adapter.drive(found)
-            if drive is None:
+            if drive is None or flow_of(metadata.task) is None:
                 workers = workers_of(options.executor, options.jobs)  # makes a store: behind what may be wrong
-                made = _make(options, bits, file, metadata.name, found.samples, work, reporter, workers)
+                made = _make(options, bits, file, metadata.name, found, drive, work, reporter, workers)
             else:
-                graphs = {"model": file} if flow_of(metadata.task) is None else step.graphs_in(file.parent)
-                made = _make_parts(options, bits, graphs, drive, work, reporter)
+                made = _make_parts(options, bits, file.parent, drive, work, reporter)
             _write_beside(given.parent, found.samples, adapter, work)
     return _result(home, options, made, found.skipped)
 
@@ -128,6 +127,7 @@ def _write_beside(folder: Path, samples: Sequence[Sample], adapter: TaskAdapter,
     step.copy_labels(folder, work)
     if (
         isinstance(adapter, ImageAdapter)
+        and not adapter.setting.inputs
         and (text := assemble.monitor_of_images(samples, adapter.setting.images)) is not None
     ):
         (work / MONITOR_FILE).write_text(text, encoding="utf-8")
@@ -151,17 +151,21 @@ def _make(
     bits: WeightBits,
     file: Path,
     name: str,
-    samples: Sequence[Sample],
+    found: Calibration,
+    drive: Drive | None,
     work: Path,
     reporter: values.Reporter,
     workers: Workers,
 ) -> _Made:
-    """Calibrate, search and place; the files lie in `work`."""
+    """Calibrate, search and place; the files lie in `work`. `drive`: runs a graph that takes more than images."""
+    samples = found.samples
     target, precision, ignore = options.target, options.precision, tuple(options.ignore)
     typed = TARGETS[target].typed
     mixed, costs, high, statistics = None, None, None, work / "statistics.npz"
     calibrated: dict[str, Any] = {"images": len(samples), "memory": None, "warnings": []}
-    if not typed or precision in EIGHT_BITS:
+    if drive is not None and (not typed or precision in EIGHT_BITS):
+        calibrated = calibrate_parts({"model": file}, drive, work, reporter.progress)
+    elif not typed or precision in EIGHT_BITS:
         calibrated = calibrate(file, samples, work, reporter.progress, workers=workers)
     plain, given = PlaceConfig(target, "int8", ignore, bits), search.CalibratedGraph(file, statistics, samples)
     into = work, reporter.progress
@@ -171,7 +175,7 @@ def _make(
         costs = search.SENSITIVITY_SEARCH.read(work)
     elif options.sensitivity:
         costs = search.find_sensitivity(plain, given, *into)
-    here = weight_bits(options.vnni) == weight_bits(None)  # where it is measured
+    here = weight_bits(options.vnni) == weight_bits(None) and drive is None  # where it is measured
     allowed = options.high_precision if here else 0.0
     if search.measures(target, precision, allowed):
         high = search.find_high_precision(plain, allowed, 1, given, *into)
@@ -179,9 +183,9 @@ def _make(
         (work / "sensitivity.html").write_text(render_sensitivity(costs, name), encoding="utf-8")
     config = PlaceConfig(target, precision, ignore, bits)
     if typed:
-        placed = place_typed(config, file, statistics, samples, *into)
+        placed = place_typed(config, file, statistics, samples, *into, found.inputs)
     else:
-        asked = [each for found in (mixed, high) if found is not None for each in found.precisions]
+        asked = [each for chosen in (mixed, high) if chosen is not None for each in chosen.precisions]
         placed = place_graph(config, file, statistics, work, asked)
     if statistics.exists():
         statistics.unlink()
@@ -202,7 +206,8 @@ def _check_search(task: str, sensitivity: bool) -> None:
 def _require_shown(options: Quantize, name: str, further: Sequence[TensorSpec]) -> None:
     """Raise CapabilityError where what is asked shows images to the graph, and cannot show what they bring."""
     asked = {
-        f"precision {options.precision}": options.precision == "mixed" or TARGETS[options.target].typed,
+        f"precision {options.precision}": options.precision == "mixed"
+        or (TARGETS[options.target].typed and options.precision == "int8"),
         "sensitivity": options.sensitivity,
     }
     for what, wanted in asked.items():
@@ -211,21 +216,13 @@ def _require_shown(options: Quantize, name: str, further: Sequence[TensorSpec]) 
 
 
 def _make_parts(
-    options: Quantize,
-    bits: WeightBits,
-    graphs: Mapping[str, Path],
-    drive: Drive,
-    work: Path,
-    reporter: values.Reporter,
+    options: Quantize, bits: WeightBits, folder: Path, drive: Drive, work: Path, reporter: values.Reporter
 ) -> _Made:
     """Calibrate all graphs of a model at once, and place each; the files lie in `work`."""
+    graphs = step.graphs_in(folder)
     calibrated = calibrate_parts(graphs, drive, work, reporter.progress)
     ignore, in_float = tuple(options.ignore), tuple(options.float_parts)
-    config = PlaceConfig(options.target, options.precision, ignore, bits, in_float)
-    if list(graphs) == ["model"]:  # whatever its file is called
-        placed = place_graph(config, graphs["model"], work / step.STATISTICS_FILE, work)
-    else:
-        placed = place_graphs(config, next(iter(graphs.values())).parent, work, work)
+    placed = place_graphs(PlaceConfig(options.target, options.precision, ignore, bits, in_float), folder, work, work)
     for name in graphs:
         (work / step.statistics_file(name)).unlink()
     (work / "calibrate.json").unlink()

@@ -117,8 +117,8 @@ class _Some(nn.Module):
         super().__init__()
         self.module, self.places = module, tuple(places)
 
-    def forward(self, image: Tensor) -> Tensor | tuple[Tensor, ...]:
-        outputs = self.module(image)
+    def forward(self, image: Tensor, *further: Tensor) -> Tensor | tuple[Tensor, ...]:
+        outputs = self.module(image, *further)
         kept = tuple(outputs[place] for place in self.places)
         return kept[0] if len(kept) == 1 else kept
 

@@ -212,7 +212,7 @@ def _require_shown(recipe: Recipe, model: ReferenceModel) -> None:
         "optimize.split_rows": section.split_rows not in ("auto", "none"),
         "source.image_sizes": recipe.source.image_sizes is not None,
         **{
-            f"precision: {recipe.precision} for {target}": TARGETS[target].typed and recipe.precision != "fp32"
+            f"precision: int8 for {target}": TARGETS[target].typed and recipe.precision == "int8"
             for target in recipe.targets
         },
     }

@@ -13,7 +13,7 @@ from vitdeploy.models.names import is_graph
 from vitdeploy.models.source import Source
 from vitdeploy.pipeline.run import default_store, run_plan
 from vitdeploy.progress import Progress, silent
-from vitdeploy.runtime.inputs import further_inputs
+from vitdeploy.runtime.inputs import further_inputs, require_image_alone
 from vitdeploy.runtime.values import number_of_classes
 from vitdeploy.spec import EngineSpec, GraphSpec, Manifest, decode
 from vitdeploy.stages import answers
@@ -124,6 +124,7 @@ def fitted(
 
     plain = Overrides(preprocess=given.preprocess if given else None)
     features = find_reference_model(dataclasses.replace(source, task=None, normal=None), plain)
+    require_image_alone(features.name, features.inputs, "a model of anomalies")
     folder = normal_folder(source.normal)
     normal = distinct(scan(folder, "none")[0], folder)
     step = fit_step(features, folder, normal, skip_bad)

@@ -353,13 +353,13 @@ class Extremes(ImageProbe):
         runner = OnnxRuntimeRunner(data, name="range pass", weights=weights_folder(model), as_written=True)
         super().__init__(model, preprocess, runner)
 
-    def update(self, pixels: npt.NDArray[np.uint8]) -> None:
-        """Show one batch, uint8 [n, height, width, channels].
+    def update(self, pixels: npt.NDArray[np.uint8], further: Feeds | None = None) -> None:
+        """Show one batch, uint8 [n, height, width, channels], with what its images bring besides, [n, ...] by name.
 
         Raises:
             DataError: a tensor took a value that is not finite; names the node where it arose.
         """
-        feed = self.feeds(pixels)
+        feed = self.feeds(pixels, further)
         outputs = self.run(feed)
         largest = outputs[LARGEST].astype(np.float64)
         broken = [name for name, size in zip(self._measured, largest, strict=True) if not np.isfinite(size)]

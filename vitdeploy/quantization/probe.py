@@ -39,11 +39,13 @@ class ImageProbe:
     def __exit__(self, *_: object) -> None:
         self.runner.close()
 
-    def feeds(self, pixels: npt.NDArray[np.uint8]) -> Feeds:
-        """What the graph takes of images, uint8 [n, height, width, channels]."""
+    def feeds(self, pixels: npt.NDArray[np.uint8], further: Feeds | None = None) -> Feeds:
+        """What the graph takes of images, uint8 [n, height, width, channels], with what they bring besides, [n, ...] by
+        name."""
         assert self.preprocess is not None, "asked of a graph that takes no images"
         tensor = self.runner.inputs[0]
-        return {tensor.name: pixels if tensor.dtype == "uint8" else normalise(pixels, self.preprocess)}
+        image = pixels if tensor.dtype == "uint8" else normalise(pixels, self.preprocess)
+        return {tensor.name: image, **(further or {})}
 
     def run(self, feeds: Feeds) -> observer.Arrays:
         """All outputs by name."""

@@ -12,6 +12,7 @@ import numpy as np
 import onnx_ir as ir
 
 from vitdeploy.data import decoding, folder
+from vitdeploy.data.inputs import InputFiles
 from vitdeploy.graph.analysis import rows, work
 from vitdeploy.graph.canonical.normalise import upgrade_opset
 from vitdeploy.graph.half.half import Half, emulate, patches_to_matmul, touches_floats, type_graph
@@ -22,6 +23,7 @@ from vitdeploy.quantization import observers, placement_reader, prepare
 from vitdeploy.quantization.half import HalfPlan, lift_masks, plan_half
 from vitdeploy.quantization.placement import IGNORED, LayerPrecision, ignored, place
 from vitdeploy.quantization.ranges import Statistics, load_statistics, range_of
+from vitdeploy.runtime.inputs import Further, stacked
 from vitdeploy.search.precision import high_precision_layers
 from vitdeploy.spec import Precision, PreprocessSpec, WeightBits
 from vitdeploy.stages import search, step
@@ -41,16 +43,21 @@ UNDERFLOW = 0.01
 
 @dataclass(frozen=True)
 class _RangeImages:
-    """The images of a range pass: the samples in the batches that a graph takes, and how they become its input."""
+    """The images of a range pass: the samples in the batches that a graph takes, how they become its input, and what
+    each brings besides."""
 
     samples: Sequence[folder.Sample]
     preprocess: PreprocessSpec
+    inputs: InputFiles | None = None
 
-    def batches(self, model: ir.Model) -> Iterator[np.ndarray]:
-        """uint8 [n, height, width, channels] each; what fills no fixed batch is left out."""
+    def batches(self, model: ir.Model) -> Iterator[tuple[np.ndarray, Further]]:
+        """uint8 [n, height, width, channels] each, with what these bring, [n, ...] by name; what fills no fixed batch
+        is left out."""
         fixed = fixed_batch(graph_spec(model, step.MODEL_FILE))
-        count = len(self.samples) // fixed * fixed if fixed else len(self.samples)
-        return decoding.batches(self.samples[:count], self.preprocess, fixed or BATCH)
+        shown, size = self.samples[: len(self.samples) // fixed * fixed if fixed else None], fixed or BATCH
+        for number, pixels in enumerate(decoding.batches(shown, self.preprocess, size)):
+            samples = shown[number * size : number * size + len(pixels)]
+            yield pixels, {} if self.inputs is None else stacked(list(self.inputs.each(samples)))
 
 
 def place_typed(
@@ -60,6 +67,7 @@ def place_typed(
     samples: Sequence[folder.Sample],
     out: Path,
     progress: Progress = silent,
+    inputs: InputFiles | None = None,
 ) -> step.Facts:
     """Writes the graph with its types under its own file name, and placement.json. What is in 8 bits has the rest in
     float16; of INT8, the layers that cost most for what they save (see `high_precision_layers`), with sensitivity.json.
@@ -67,6 +75,7 @@ def place_typed(
     Args:
         statistics: of the inputs of layers, for INT8 and FP8.
         samples: what the ranges of all tensors are found on, and the typed graph is evaluated on.
+        inputs: what each of them brings besides, for all but INT8, of a model that takes more than the image.
 
     Raises:
         GraphError: the graph is placed or quantized already.
@@ -77,7 +86,7 @@ def place_typed(
     eight, half = config.precision in EIGHT_BITS, half_of(config.precision)
     if eight:
         upgrade_opset(model, QDQ_OPSET)
-    images = _RangeImages(samples, metadata.images)
+    images = _RangeImages(samples, metadata.images, inputs)
     plan = _prepare_types(model, half, images, () if eight else config.ignore, progress)
     placed: step.Facts = {"target": config.target, "int8": (), "float": {}}
     if eight:
@@ -143,8 +152,8 @@ def _extremes(
     fixes = {} if precision == "float32" else {"fix": "leave this node's layer in float32 (--ignore), or take bf16"}
     counter = Counter(progress, text, len(images.samples))
     with observers.Extremes(model, images.preprocess, precision, **fixes) as extremes:
-        for pixels in images.batches(model):
-            extremes.update(pixels)
+        for pixels, further in images.batches(model):
+            extremes.update(pixels, further)
             counter(len(pixels))
     return extremes
 
@@ -164,13 +173,13 @@ def _census(model: ir.Model, plan: HalfPlan) -> step.Facts:
 
 def typed_step(candidate: step.Candidate, data: Data, ignore: tuple[str, ...] = ()) -> step.Step:
     """The placement of a candidate whose precision is typed in the graph. Layers of `ignore` stay in float32."""
-    samples, quantized = data.calibration, candidate.precision in step.QUANTIZED
+    samples, inputs, quantized = data.calibration, data.inputs, candidate.precision in step.QUANTIZED
     config = PlaceConfig(candidate.target, candidate.precision, ignore)
 
     def write(folders: step.Folders, out: Path, progress: Progress) -> None:
         progress(candidate.step("place"), 0, 1)
         statistics = folders[step.CALIBRATE].path / step.STATISTICS_FILE if quantized else None
-        place_typed(config, folders[step.OPTIMIZE].path / step.MODEL_FILE, statistics, samples, out, progress)
+        place_typed(config, folders[step.OPTIMIZE].path / step.MODEL_FILE, statistics, samples, out, progress, inputs)
         progress(candidate.step("place"), 1, 1)
 
     return step.Step(

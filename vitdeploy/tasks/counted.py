@@ -41,6 +41,7 @@ class CountedAdapter(ImageAdapter):
                 `skip_bad` is False.
         """
         check_labels(choice, self.kinds, self.setting.task)
+        self.input_files(choice)
         if choice.labels in self.listable:
             labels = choice.labels == "folders"
             parts = folder.list_split(choice.path, "folders" if labels else "none", **choice.numbers)

@@ -214,6 +214,7 @@ class SequenceAdapter(TaskAdapter):
     in_words = True
 
     def load(self, choice: DataChoice, *, skip_bad: bool, progress: Progress) -> Data:
+        self.input_files(choice)  # tokens bring nothing else
         progress("read the tokens", 0, 1)
         calibration, evaluation = split(_tokens(choice.path), **choice.numbers, source=str(choice.path))
         progress("read the tokens", 1, 1)
@@ -224,6 +225,7 @@ class SequenceAdapter(TaskAdapter):
         return Decoding(calibration.samples, self._sequence)
 
     def calibration(self, choice: DataChoice, *, skip_bad: bool, progress: Progress) -> Calibration:
+        self.input_files(choice)
         found = shuffled(_tokens(choice.path), choice.calibration or None, choice.seed, source=str(choice.path))
         return Calibration(_pairs(found))
 

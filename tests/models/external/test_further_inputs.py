@@ -114,3 +114,24 @@ def test_an_input_that_changes_nothing_is_refused():
 def test_models_without_such_inputs_have_none():
     read = vd.model(nn.Sequential(nn.Flatten(), nn.Linear(16 * 24 * 3, 6)), preprocess=SPEC)
     assert read.reference.inputs == ()
+
+
+class Embedded(Stem):
+    """One vector of an image and a text, and what it was computed of."""
+
+    def forward(self, image, text):
+        return self.features(image) * text
+
+
+def test_other_tasks_take_inputs_too():
+    module = Embedded().eval()
+    read = vd.model(module, bind={"text": "input:float32:8"}, preprocess=SPEC, task="embedding")
+    with vd.compile(vd.export(read, progress=False), "onnxruntime-cpu", progress=False).load() as predictor:
+        pixels, text = np.full((*SIZE, 3), 90, np.uint8), np.random.default_rng(0).random(8, np.float32)
+        found = predictor.predict_with(pixels, {"text": text})
+        image = (torch.from_numpy(pixels[None]).permute(0, 3, 1, 2).float() / 255 - 0.4) / 0.2
+        with torch.no_grad():
+            right = module(image, torch.from_numpy(text[None]))[0].numpy()
+        np.testing.assert_allclose(found.vector, right / np.linalg.norm(right), rtol=1e-4, atol=1e-5)
+        with pytest.raises(InputError, match="the model takes an image, text"):
+            predictor.predict(pixels)
