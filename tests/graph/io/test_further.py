@@ -6,18 +6,21 @@ import pytest
 from onnx import TensorProto, helper
 
 import vitdeploy as vd
-from vitdeploy.errors import GraphError, InputError
-from vitdeploy.graph.io.files import graph_spec, import_graph
+from vitdeploy.errors import ExportError, GraphError, InputError
+from vitdeploy.exporter.parity import ask, check_graph
+from vitdeploy.graph.io.files import graph_spec, import_graph, save_graph
 from vitdeploy.runtime.ort import OnnxRuntimeRunner
+from vitdeploy.spec import PreprocessSpec
 
 SIDE, CLASSES = 8, 5
 
 
-def written(path, *, mask=("n", 1, SIDE, SIDE), kind=TensorProto.FLOAT, batch="n"):
-    """Logits of what a mask leaves of an image, with the mask before the image."""
+def written(path, *, mask=("n", 1, SIDE, SIDE), kind=TensorProto.FLOAT, batch="n", deaf=False):
+    """Logits of what a mask, which comes first, leaves of an image; `deaf`: of half of it, whatever the mask says."""
     weight = np.random.default_rng(0).standard_normal((3 * SIDE * SIDE, CLASSES)).astype(np.float32)
     nodes = [
-        helper.make_node("Cast", ["mask"], ["part"], to=TensorProto.FLOAT),
+        helper.make_node("Cast", ["mask"], ["told"], to=TensorProto.FLOAT),
+        helper.make_node("Clip", ["told", *(["half", "half"] if deaf else [])], ["part"]),
         helper.make_node("Mul", ["pixel_values", "part"], ["seen"]),
         helper.make_node("Flatten", ["seen"], ["flat"]),
         helper.make_node("MatMul", ["flat", "weight"], ["logits"]),
@@ -30,7 +33,10 @@ def written(path, *, mask=("n", 1, SIDE, SIDE), kind=TensorProto.FLOAT, batch="n
             helper.make_tensor_value_info("pixel_values", TensorProto.FLOAT, (batch, 3, SIDE, SIDE)),
         ],
         [helper.make_tensor_value_info("logits", TensorProto.FLOAT, (batch, CLASSES))],
-        [onnx.numpy_helper.from_array(weight, "weight")],
+        [
+            onnx.numpy_helper.from_array(weight, "weight"),
+            *([onnx.numpy_helper.from_array(np.float32(0.5), "half")] if deaf else []),
+        ],
     )
     onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=9), path)
     return path
@@ -58,6 +64,25 @@ def test_the_graph_is_the_function_of_the_file(tmp_path, kind):
         turned = (1 - mask.astype(np.uint8)).astype(mask.dtype)
         other = predictor.outputs(list(pixels), [{"mask": each} for each in turned])
         assert not np.allclose(other["logits"], right["logits"], rtol=0.01)
+
+
+def test_a_graph_that_leaves_the_mask_out_is_not_the_same_function(tmp_path):
+    """The negative control of the comparison at three batch sizes."""
+    spec = PreprocessSpec((SIDE, SIDE), (SIDE, SIDE), mean=(0.0,) * 3, std=(1.0,) * 3)
+    files = [tmp_path / "a.onnx", tmp_path / "b.onnx"]
+    for file, deaf in zip(files, (False, True), strict=True):
+        save_graph(import_graph(written(file, deaf=deaf), bind=["mask=input"]).model, file)
+    with OnnxRuntimeRunner(files[0], name="the original") as original:
+        asked = ask(original, spec, None)
+    assert [len(each.further["mask"]) for each in asked] == [1, 2, 5]
+    assert max(row.max_relative_difference for row in check_graph(files[0], asked, spec)) == 0
+    with pytest.raises(ExportError, match="not the same function"):
+        check_graph(files[1], asked, spec)
+    with (
+        OnnxRuntimeRunner(files[1], name="deaf") as deaf,
+        pytest.raises(ExportError, match="do not depend on the input"),
+    ):
+        ask(deaf, spec, None)
 
 
 @pytest.mark.parametrize(
