@@ -92,6 +92,7 @@ RUN: tuple[Section[RunPage], ...] = (
     Section("summary", "Summary", lambda page: _some(summary.summary(page.report)), "summary.html.jinja", "summary"),
     Section("comparison", COMPARED, lambda page: [page.report], "comparison.html.jinja"),
     Section("outputs", "Output by output", lambda page: _some(_outputs(page.report)), "outputs.html.jinja"),
+    Section("heads", "Head by head", lambda page: _some(table.heads(page.report)), "heads.html.jinja"),
     Section("sizes", "Image sizes", lambda page: _some(page.report.sizes), "sizes.html.jinja"),
     Section("changed", "{view.data.nouns} whose answer changed", _changed, "changed.html.jinja"),
     Section("classes", "Class by class", lambda page: _some(summary.class_engines(page.report)), "classes.html.jinja"),
@@ -117,6 +118,7 @@ RUN: tuple[Section[RunPage], ...] = (
 TUNING: tuple[Section[sweep.TuneDocument], ...] = (
     Section("variants", "{view.title}", lambda document: [planes.pareto_plot(document)], "variants.html.jinja"),
     Section("comparison", COMPARED, lambda document: [document], "comparison.html.jinja"),
+    Section("heads", "Head by head", lambda document: _some(table.heads(document)), "heads.html.jinja"),
     Section("plot-{number}", "{view.title}", _plots, "plot.html.jinja"),
     Section("rows", "Number of rows", lambda document: _some(document.rows), "aligned_rows.html.jinja"),
     Section(

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from vitdeploy.benchmark.summary import Ratio, Row
-from vitdeploy.document import comparison, verified
+from vitdeploy.document import comparison
 from vitdeploy.document.engine import EngineFacts
 from vitdeploy.document.report import ORIGINAL, Judgement, RunVerdict, VerdictFacts
 from vitdeploy.report import text
@@ -12,6 +12,7 @@ from vitdeploy.report.text import MISSING
 from vitdeploy.search.frame import Expected
 from vitdeploy.spec import GateStatus, Grade, bound_words
 from vitdeploy.tasks import answers, registry
+from vitdeploy.tasks.heads import HeadFacts, HeadsComparison
 from vitdeploy.verification.comparison import Comparison, Control
 
 
@@ -213,15 +214,14 @@ def counts_nothing(report: Judgement) -> bool:
 
 def columns(report: Judgement) -> list[answers.Measure]:
     """The task's own numbers for which at least one engine has a value."""
-    found = [engine.verify for engine in report.engines]
     return [
         measure
-        for measure in (registry.TASKS[report.task].measures_of(found[0]) if found else ())
-        if any(_value(verify, measure.key) is not None for verify in found)
+        for measure in registry.TASKS[report.task].measures
+        if any(_value(engine.verify, measure.key) is not None for engine in report.engines)
     ]
 
 
-def cell(verify: verified.Verified, measure: answers.Measure) -> Cell:
+def cell(verify: Comparison, measure: answers.Measure) -> Cell:
     """One engine's value, with the original's or its interval below it."""
 
     def form(value: float | None) -> str:
@@ -229,28 +229,50 @@ def cell(verify: verified.Verified, measure: answers.Measure) -> Cell:
 
     note = ""
     if measure.original:
-        note = f"original {form(_value(verify, _of_original(measure.key)))}"
+        note = f"original {form(_value(verify, f'reference_{measure.key}'))}"
     elif measure.interval:
-        bounds = _at(verify, measure.interval)
-        note = " to ".join(map(form, bounds)) if isinstance(bounds, tuple) else text.MISSING
+        bounds = getattr(verify, measure.interval)
+        note = " to ".join(map(form, bounds)) if bounds is not None else text.MISSING
     return Cell(form(_value(verify, measure.key)), note)
 
 
-def _of_original(key: str) -> str:
-    """Where the original's number is: "reference_things.pq" of "things.pq", "a.0.reference_b" of "a.0.b"."""
-    names = key.split(".")
-    place = len(names) - 1 if len(names) > 2 and names[1].isdigit() else 0
-    return ".".join([*names[:place], f"reference_{names[place]}", *names[place + 1 :]])
+def _value(verify: Comparison, key: str) -> float | None:
+    outer, _, inner = key.partition(".")
+    value = getattr(verify, outer)
+    if inner and value is not None:
+        value = getattr(value, inner)
+    return None if value is None else float(value)
 
 
-def _value(verify: verified.Verified, key: str) -> float | None:
-    value = _at(verify, key)
-    return float(value) if isinstance(value, int | float) else None
+@dataclass(frozen=True)
+class HeadRow:
+    """One head of an engine: its comparison, the name of its metric, and what else its task measures, in words."""
+
+    artifact: str
+    head: str
+    facts: Comparison
+    metric: str
+    value: Cell
+    more: str
 
 
-def _at(value: object, key: str) -> object:
-    """What "a.0.b" leads to: b of the first of a; None where there is nothing on the way."""
-    for name in key.split("."):
-        if value is not None:
-            value = value[int(name)] if isinstance(value, tuple) else getattr(value, name)
-    return value
+def heads(report: Judgement) -> list[HeadRow]:
+    """Each head of each engine, of a model with several."""
+    return [
+        _head(engine.artifact, part)
+        for engine in report.engines
+        if isinstance(engine.verify, HeadsComparison)
+        for part in engine.verify.parts
+    ]
+
+
+def _head(artifact: str, part: HeadFacts) -> HeadRow:
+    facts, more = part.comparison, list[str]()
+    for measure in registry.TASKS[part.task].measures:
+        if measure.original and _value(facts, measure.key) is not None:
+            found = cell(facts, measure)
+            more.append(f"{measure.title} {found.value} ({found.note})")
+    value = Cell(text.MISSING)
+    if facts.metric is not None:
+        value = Cell(text.number(facts.value), f"original {text.number(facts.reference_value)}")
+    return HeadRow(artifact, part.name, facts, facts.metric or text.MISSING, value, "; ".join(more))

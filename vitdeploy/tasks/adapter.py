@@ -265,11 +265,6 @@ class TaskAdapter(ABC):
         self.setting = setting
         self.head: OfTask = setting.postprocess  # of the task's own class
 
-    @classmethod
-    def measures_of(cls, found: Comparison) -> Sequence[Measure]:
-        """The columns of a report of such a comparison, of a task whose models differ in what they measure."""
-        return cls.measures
-
     @abstractmethod
     def load(self, choice: DataChoice, *, skip_bad: bool, progress: Progress) -> Data:
         """Find the data, read all of it once, and split it. Errors of data and images propagate."""

@@ -31,9 +31,9 @@ class Metric:
 
 @dataclass(frozen=True)
 class Measure:
-    """One of a task's own numbers, as a column of reports. `key` leads to it in a comparison ("a.0.b": b of the first
-    of a), `interval` to its 95 % bounds; `original`: the original has one too, at "reference_things.pq" of "things.pq",
-    "a.0.reference_b" of "a.0.b". `digits`: after the point; None of a number that may be tiny."""
+    """One of a task's own numbers, as a column of reports. `key` leads to it in a comparison ("a.b": b of a),
+    `interval` to its 95 % bounds; `original`: the original has one too, which is called "reference_" and the key.
+    `digits`: after the point; None of a number that may be tiny."""
 
     title: str
     key: str

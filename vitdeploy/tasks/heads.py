@@ -325,28 +325,6 @@ class HeadsAdapter(adapter.ImageAdapter):
             for head in self.head.heads
         ]
 
-    @classmethod
-    def measures_of(cls, found: Comparison) -> Sequence[Measure]:
-        """And of each head its metric, its drop and its agreement, with what else the original has too."""
-        assert isinstance(found, HeadsComparison)
-        rows = list[Measure](cls.measures)
-        for place, part in enumerate(found.parts):
-            path, metric = f"parts.{place}.comparison.", part.comparison.metric
-            if metric is not None:
-                rows += [
-                    Measure(f"{part.name}: {metric}, %", f"{path}value", original=True),
-                    Measure(f"{part.name}: drop", f"{path}drop", interval=f"{path}drop_ci95"),
-                ]
-            rows += [
-                Measure(f"{part.name}: agreement, %", f"{path}agreement", interval=f"{path}agreement_ci95"),
-            ]
-            rows += [
-                dataclasses.replace(measure, title=f"{part.name}: {measure.title}", key=path + measure.key, interval="")
-                for measure in ADAPTERS[part.task].measures
-                if measure.original
-            ]
-        return rows
-
     def find(self, choice: adapter.DataChoice, skipped: decoding.Skipped | None = None) -> images.FoundData:
         found = super().find(choice, skipped)
         unset = [
