@@ -35,6 +35,7 @@ from vitdeploy.tasks.registry import make_adapter
 from vitdeploy.tasks.regression import LabelledNumbers
 from vitdeploy.verification.comparison import Control
 from vitdeploy.verification.records import Answers
+from vitdeploy.workflows.regression import _worst
 
 SIDE = 16
 PREPROCESS = vd.Preprocess(SIDE, (SIDE, SIDE), mean=(0.0,) * 3, std=(1.0,) * 3)
@@ -153,6 +154,21 @@ def test_a_comparison_is_the_same_after_a_round_trip(tmp_path):
     again = decode_verified(json.loads(json.dumps(encode(found))))
     assert again == found and type(again.parts[3].comparison).__name__ == "RegressionComparison"
     assert [*again.by_head] == [head.name for head in SPEC.heads]
+
+
+def test_recorded_values_are_compared_head_by_head(tmp_path):
+    """What is lost from one engine to another is not the difference of what each lost."""
+    adapter, known = make_adapter(setting()), data(tmp_path)
+    old, new = adapter.compare(answers(0.4), answers(), known), adapter.compare(answers(0.8), answers(), known)
+    a, b = _worst(old, new)
+    each = [old.by_head[name].value - new.by_head[name].value for name in old.by_head]
+    assert a.value - b.value == max(each) and a.metric == b.metric != "worst head"
+    fewer = dataclasses.replace(new, parts=new.parts[1:])
+    for pair in ((old, fewer), (fewer, old)):
+        a, b = _worst(*pair)
+        assert a.metric != b.metric  # which is not compared
+    alone = old.parts[0].comparison
+    assert _worst(alone, alone) == (alone, alone)
 
 
 def test_what_is_chosen_is_chosen_for_each_head(tmp_path):

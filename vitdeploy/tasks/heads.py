@@ -307,7 +307,7 @@ class HeadsAdapter(adapter.ImageAdapter):
         Metric(
             WORST,
             "Worst head is 100 less the points that the head loses which loses most, of the metric of its task.",
-            words="the head that loses most, of 100",
+            words="the worst head",
             title="Worst head",
         ),
     )

@@ -289,13 +289,17 @@ def _accuracy(baseline: Report, candidate: Report, pair: Pair) -> comparison.Acc
 
 
 def _worst(old: Comparison, new: Comparison) -> tuple[Comparison, Comparison]:
-    """Both; of models with several heads the comparisons of the one that loses most from the old one to the new."""
-    names = [name for name in old.by_head if name in new.by_head]
-    pairs = [(old.by_head[name], new.by_head[name]) for name in names]
-    lost = [(a.value or 0.0) - (b.value or 0.0) for a, b in pairs if a.metric is not None]
-    if not lost or len(lost) < len(old.by_head):
-        return old, new
-    return pairs[lost.index(max(lost))]
+    """Both; of models with several heads the comparisons of the head that loses most from the old one to the new, and
+    of a head that is not in both, or has another metric there, where there is one: these are not compared."""
+    pairs = [(each, new.by_head.get(name, old)) for name, each in old.by_head.items()]
+    pairs += [(old, each) for name, each in new.by_head.items() if name not in old.by_head]
+
+    def lost(pair: tuple[Comparison, Comparison]) -> float:
+        a, b = pair
+        known = a.metric == b.metric and a.value is not None and b.value is not None
+        return (a.value or 0.0) - (b.value or 0.0) if known else math.inf
+
+    return max(pairs, key=lost, default=(old, new))
 
 
 def _latency(baseline: Report, candidate: Report, pair: Pair, hindered: str) -> list[comparison.TimeRatio]:
