@@ -28,7 +28,7 @@ from vitdeploy.runtime.tasks.multi_label import MultiLabelSpec
 from vitdeploy.runtime.tasks.regression import RegressionSpec
 from vitdeploy.runtime.tasks.task import OutputReading
 from vitdeploy.spec import DecodeError, TensorSpec, decode, encode
-from vitdeploy.tasks.adapter import Data, Setting
+from vitdeploy.tasks.adapter import Data, DataChoice, Setting
 from vitdeploy.tasks.heads import HeadLabel, HeadLabels, read_heads
 from vitdeploy.tasks.multi_label import ImageLabels
 from vitdeploy.tasks.registry import make_adapter
@@ -514,6 +514,29 @@ def test_a_head_of_several_numbers_without_names_has_no_columns(tmp_path):
     with pytest.raises(DataError, match="not a column for each number") as refused:
         read_heads(*table(tmp_path, "a.png,1", header="image,pose"), (HeadSpec("pose", "regression", width=2),))
     assert refused.value.wanted == "names of its 2 numbers"
+
+
+def choice(places, labels="columns"):
+    return DataChoice(places[0], labels, places[1] if labels == "columns" else None, 0, "all", 0)
+
+
+def test_what_makes_a_head_doubtful_is_said_with_its_name(tmp_path):
+    places = table(tmp_path, *(f"{k}.png,cat,wet,{k % 2},{k},{k % 3}" for k in range(6)))
+    unset = HeadsSpec(LABELLED)
+    found = make_adapter(setting(unset)).find(choice(places))
+    assert any(
+        told.startswith("head tags: no image to evaluate on has the label red") for told in found.annotated.warnings
+    )
+    found = make_adapter(setting(unset)).find(choice(places, "none"))
+    assert any(told.startswith("thresholds of tags, whole are 0.5") for told in found.parts.notes)
+    assert make_adapter(setting()).find(choice(places, "none")).parts.notes == ()
+
+
+def test_identities_of_one_image_each_are_refused(tmp_path):
+    places = table(tmp_path, *(f"{k}.png,cat,wet,{k % 2},{k},{k}" for k in range(6)))
+    with pytest.raises(DataError, match="no identity of the head who has two images") as refused:
+        make_adapter(setting(HeadsSpec(LABELLED))).find(choice(places))
+    assert refused.value.found == "6 identities of 6 images"
 
 
 # --- from somebody's graph to an app's answer -------------------------------------------------------------------------
