@@ -154,12 +154,12 @@ PROGRAMS = {
     "yes": ("yes", BinarySpec(0.45, 'a "crack"'), "stretch"),
 }
 # Of one vector several parts.
-SEVERAL = forms.Parts((
-    forms.Part("who", forms.Vector("features", True)),
-    forms.Part('a "kind"', forms.Ranking("features"), ("sky", "ro\tad")),
-    forms.Part("tags", forms.OwnLabels("features", False, (0.4, 0.5, 0.6, 0.5, 0.5)), tuple("vwxyz")),
-    forms.Part("warm", forms.Numbers("features", ("m", "°C"))),
-    forms.Part("sure", forms.Ranking("features", given=True)),
+SEVERAL = forms.PartsForm((
+    forms.PartForm("who", forms.VectorForm("features", True)),
+    forms.PartForm('a "kind"', forms.RankingForm("features"), ("sky", "ro\tad")),
+    forms.PartForm("tags", forms.LabelsForm("features", False, (0.4, 0.5, 0.6, 0.5, 0.5)), tuple("vwxyz")),
+    forms.PartForm("warm", forms.NumbersForm("features", ("m", "°C"))),
+    forms.PartForm("sure", forms.RankingForm("features", given=True)),
 ))  # fmt: skip
 PROGRAMS["several"] = ("features", EmbeddingSpec(), "cover")
 PROJECT = "cmake_minimum_required(VERSION 3.16)\nproject(programs CXX)\nenable_testing()\n"
@@ -356,7 +356,7 @@ def test_every_form_is_written_by_both_programs():
     kinds = {kind.__dataclass_fields__["kind"].default for kind in every}
     answers, page = ((SITE / "app" / f"{name}.js").read_text("utf-8") for name in ("answers", "page"))
     assert all(f"\n  {kind}: (" in answers and kind in page for kind in kinds)
-    assert set(cpp.COLUMNS) == set(every) - {forms.Parts}
+    assert set(cpp.COLUMNS) == set(every) - {forms.PartsForm}
 
 
 @pytest.mark.parametrize(

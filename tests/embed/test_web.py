@@ -341,13 +341,13 @@ def test_numbers_become_the_predictors(written, labels):
 
 def test_several_answers_have_their_names_and_their_own_labels(written):
     """A part is what it would be alone."""
-    parts = forms.Parts((
-        forms.Part("kind", forms.Ranking("kind_logits"), ("cat", "dog")),
-        forms.Part("tags", forms.OwnLabels("tags", True, (0.2, 0.9)), ("wet", "old")),
-        forms.Part("seven", forms.YesOrNo("score", True, 0.5)),
-        forms.Part("age", forms.Numbers("years", ("y",))),
-        forms.Part("who", forms.Vector("embedding", True)),
-        forms.Part("sure", forms.Ranking("shares", given=True), ("cat", "dog", "cow")),
+    parts = forms.PartsForm((
+        forms.PartForm("kind", forms.RankingForm("kind_logits"), ("cat", "dog")),
+        forms.PartForm("tags", forms.LabelsForm("tags", True, (0.2, 0.9)), ("wet", "old")),
+        forms.PartForm("seven", forms.DecisionForm("score", True, 0.5)),
+        forms.PartForm("age", forms.NumbersForm("years", ("y",))),
+        forms.PartForm("who", forms.VectorForm("embedding", True)),
+        forms.PartForm("sure", forms.RankingForm("shares", given=True), ("cat", "dog", "cow")),
     ))  # fmt: skip
     values = {"kind_logits": [0, 3], "tags": [0.5, 0.5], "score": [0.75], "years": [31.5], "embedding": [3, 4]}
     values["shares"] = [0.25, 0.75, 0]

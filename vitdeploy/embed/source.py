@@ -68,7 +68,7 @@ def refuse_fit(found: Embedded, what: str) -> None:
             found=f"the bundle {found.manifest.name}, whose images are prepared with fit {fit}",
             wanted="images that are resized and cropped",
         )
-    if fit == "topdown" and not isinstance(found.form, forms.Points):
+    if fit == "topdown" and not isinstance(found.form, forms.PointsForm):
         raise CapabilityError(
             f"{what} cuts boxes out of images for key points only",
             found=f"the task {found.manifest.task}, whose images are prepared with fit topdown",

@@ -31,7 +31,7 @@ TOGETHER = 64
 
 
 @dataclass(frozen=True)
-class Match:
+class GalleryMatch:
     """An image of a gallery. name: its path below the folder, with slashes. identity: the folder that it is in, "" of
     an image directly in the gallery's. similarity: the cosine with what is searched for, -1..1."""
 
@@ -58,7 +58,7 @@ class Gallery:
     def __repr__(self) -> str:
         return f"<Gallery: {len(self)} images, {self.vectors.shape[1]} numbers each>"
 
-    def search(self, embedding: Embedding, top: int = 5) -> list[Match]:
+    def search(self, embedding: Embedding, top: int = 5) -> list[GalleryMatch]:
         """The `top` images that are most like an answer of the same model, best first; of equal ones in the gallery's
         order.
 
@@ -75,7 +75,7 @@ class Gallery:
             )
         cosines = np.clip(self.vectors @ direction(embedding.vector).astype(np.float32), -1, 1)
         best = np.argsort(-cosines, kind="stable")[:top].tolist()
-        return [Match(self.names[i], self.names[i].rpartition("/")[0], float(cosines[i])) for i in best]
+        return [GalleryMatch(self.names[i], self.names[i].rpartition("/")[0], float(cosines[i])) for i in best]
 
     def save(self, file: str | Path) -> None:
         """Write it as an .npz file, which `EmbeddingPredictor.gallery` of the same model reads."""
@@ -133,7 +133,7 @@ class EmbeddingPredictor(Predictor):
 
     def search(
         self, image: ImageSource, gallery: Gallery, top: int = 5, *, channels: ChannelOrder = "rgb"
-    ) -> list[Match]:
+    ) -> list[GalleryMatch]:
         """The `top` images of a gallery that are most like an image, best first.
 
         Raises:

@@ -35,7 +35,7 @@ GOLDEN_TEXTS = 32
 
 
 @dataclass(frozen=True)
-class Embedding(Drive):
+class EmbeddingDrive(Drive):
     """Embeds the calibration images and texts, one at a time."""
 
     samples: Sequence[Sample]
@@ -113,9 +113,9 @@ class TextAdapter(TaskAdapter):
                     fix="change the texts, the template, or the names of the class folders",
                 )
 
-    def drive(self, calibration: Calibration) -> Embedding:
+    def drive(self, calibration: Calibration) -> EmbeddingDrive:
         tokens, cut = self.tokens(calibration.texts)
-        return Embedding(calibration.samples, tokens, self.setting.images, cut)
+        return EmbeddingDrive(calibration.samples, tokens, self.setting.images, cut)
 
     def shared_golden(self, data: Data) -> dict[str, Array]:
         return {"text": self.tokens(data.classes[:GOLDEN_TEXTS])[0]}

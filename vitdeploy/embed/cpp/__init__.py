@@ -17,24 +17,27 @@ FIND_OPENVINO = "\"$(python -c 'import openvino.utils as u; print(u.get_cmake_pa
 A_MAP = "and a file of numpy there for each image:"
 # The values of the lines that it prints, behind the path of the image.
 COLUMNS: Mapping[type[forms.Form], str] = {
-    forms.Ranking: "class, label, score; the best classes first",
-    forms.OwnLabels: "label's number, label, score, 1 above its threshold and 0 below; all labels in their order",
-    forms.YesOrNo: "yes or no, what yes means, score",
-    forms.Vector: "and the numbers of the vector",
-    forms.Numbers: "number, name, value, unit",
-    forms.Boxes: "class, label, score, left, top, right, bottom; the surest object first",
-    forms.ClassMap: "class, label, pixels, share of the image; the largest class first",
-    forms.DepthMap: "least, median and largest value",
-    forms.Matte: "share of the image that is in the mask, and its left, top, right and bottom",
-    forms.Points: "number of the box from 0 on, point, name, score, x, y; the points that are shown",
-    forms.Picture: "width, height and channels of the picture, its mean level",
+    forms.RankingForm: "class, label, score; the best classes first",
+    forms.LabelsForm: "label's number, label, score, 1 above its threshold and 0 below; all labels in their order",
+    forms.DecisionForm: "yes or no, what yes means, score",
+    forms.VectorForm: "and the numbers of the vector",
+    forms.NumbersForm: "number, name, value, unit",
+    forms.BoxesForm: "class, label, score, left, top, right, bottom; the surest object first",
+    forms.ClassMapForm: "class, label, pixels, share of the image; the largest class first",
+    forms.DepthForm: "least, median and largest value",
+    forms.MatteForm: "share of the image that is in the mask, and its left, top, right and bottom",
+    forms.PointsForm: "number of the box from 0 on, point, name, score, x, y; the points that are shown",
+    forms.PictureForm: "width, height and channels of the picture, its mean level",
 }
 # The option that names a folder for files beside the lines, and what these are.
 FILES: Mapping[type[forms.Form], tuple[str, str]] = {
-    forms.ClassMap: ("--maps", f"{A_MAP} int16 [height, width] of classes, -1 where the model does not see"),
-    forms.DepthMap: ("--maps", f"{A_MAP} float32 [height, width], not a number where the model does not see"),
-    forms.Matte: ("--maps", f"{A_MAP} float32 [height, width], the matte, not a number where the model does not see"),
-    forms.Picture: ("--pictures", "and the picture as a PNG there, for each image"),
+    forms.ClassMapForm: ("--maps", f"{A_MAP} int16 [height, width] of classes, -1 where the model does not see"),
+    forms.DepthForm: ("--maps", f"{A_MAP} float32 [height, width], not a number where the model does not see"),
+    forms.MatteForm: (
+        "--maps",
+        f"{A_MAP} float32 [height, width], the matte, not a number where the model does not see",
+    ),
+    forms.PictureForm: ("--pictures", "and the picture as a PNG there, for each image"),
 }
 # What a pixel of a map is to C++ and to numpy.
 CLASSES = {"map_type": "int16_t", "map_dtype": "int16", "map_descr": "<i2"}
@@ -100,14 +103,14 @@ def _facts(found: Embedded, project: str) -> dict[str, object]:
         "topdown": spec.fit == "topdown",
         "option": option,
         "maps_too": files,
-        **(CLASSES if isinstance(form, forms.ClassMap) else FLOATS),
+        **(CLASSES if isinstance(form, forms.ClassMapForm) else FLOATS),
         # Cells of a map that a pixel lies between.
-        "taps": 4 if isinstance(form, forms.DepthMap) and form.resize == "bicubic" else 2,
+        "taps": 4 if isinstance(form, forms.DepthForm) and form.resize == "bicubic" else 2,
     }
 
 
 def _columns(form: forms.Form) -> str:
-    if not isinstance(form, forms.Parts):
+    if not isinstance(form, forms.PartsForm):
         return f"path, {COLUMNS[type(form)]}"
     kinds = {part.form.kind: COLUMNS[type(part.form)] for part in form.parts}
     return "path, name of the part; then of " + ", of ".join(f"{kind}: {text}" for kind, text in kinds.items())

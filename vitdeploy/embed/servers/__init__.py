@@ -141,7 +141,7 @@ def _write_client(found: Embedded, serving: Serving, out: Path, **facts: object)
         "version": __version__,
         "tolerance": found.tolerance,
         "least_same": found.least_same,
-        "first": isinstance(found.form, forms.Ranking),
+        "first": isinstance(found.form, forms.RankingForm),
         "images": len(found.pixels),
         "dtype": tensor.dtype,
         "shape": ["batch", *tensor.shape[1:]],

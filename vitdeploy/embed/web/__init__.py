@@ -29,12 +29,12 @@ COMMANDS = ["npm ci --ignore-scripts", "npm run build", "npm test"]
 MOST_BYTES = 1 << 30
 # Of answers that lie in the image.
 WHERE: Mapping[type[object], str] = {
-    forms.Boxes: "Boxes say",
-    forms.ClassMap: "The map says",
-    forms.DepthMap: "The map says",
-    forms.Matte: "The mask says",
-    forms.Points: "Points say",
-    forms.Picture: "The picture says",
+    forms.BoxesForm: "Boxes say",
+    forms.ClassMapForm: "The map says",
+    forms.DepthForm: "The map says",
+    forms.MatteForm: "The mask says",
+    forms.PointsForm: "Points say",
+    forms.PictureForm: "The picture says",
 }
 ENGINE, FLOAT = "engine.onnx", "float.onnx"
 # GPUs compute float32 with approximations of their own.
@@ -120,7 +120,9 @@ def _facts(found: Embedded, attention: dict[str, Any]) -> dict[str, Any]:
     """model.json."""
     manifest, spec = found.manifest, found.preprocess
     source = manifest.graphs["model"]
-    form = drawing_form(found.pixels, spec) if isinstance(found.form, forms.Ranking) and spec.channels == 1 else None
+    form = (
+        drawing_form(found.pixels, spec) if isinstance(found.form, forms.RankingForm) and spec.channels == 1 else None
+    )
     return {
         "name": manifest.name,
         "task": manifest.task,

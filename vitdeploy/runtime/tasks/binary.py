@@ -67,8 +67,8 @@ def _same(ours: Outputs, theirs: Outputs, reading: OutputReading) -> bool:
     return _answer(ours, reading).yes == _answer(theirs, reading).yes
 
 
-def _form(outputs: Collection[str], spec: BinarySpec) -> forms.YesOrNo:
-    return forms.YesOrNo(*multi_label.output_of(outputs), spec.threshold, spec.positive or None)
+def _form(outputs: Collection[str], spec: BinarySpec) -> forms.DecisionForm:
+    return forms.DecisionForm(*multi_label.output_of(outputs), spec.threshold, spec.positive or None)
 
 
 BINARY = DeviceTask(_answer, _same, postprocess=BinarySpec, form=_form)

@@ -76,8 +76,8 @@ def _same(ours: Outputs, theirs: Outputs, reading: OutputReading) -> bool:
     return bool(ours["logits"].argmax() == theirs["logits"].argmax())
 
 
-def _form(outputs: Collection[str], spec: None) -> forms.Ranking:
-    return forms.Ranking("logits")
+def _form(outputs: Collection[str], spec: None) -> forms.RankingForm:
+    return forms.RankingForm("logits")
 
 
 CLASSIFICATION = DeviceTask(_answer, _same, form=_form)

@@ -164,8 +164,8 @@ def _draw(image: Image.Image, result: Depth) -> Files:
     }
 
 
-def _form(outputs: Collection[str], spec: DepthSpec) -> forms.DepthMap:
-    return forms.DepthMap("depth", spec.resize, spec.values)
+def _form(outputs: Collection[str], spec: DepthSpec) -> forms.DepthForm:
+    return forms.DepthForm("depth", spec.resize, spec.values)
 
 
 DEPTH = DeviceTask(_answer, _same, draw=_draw, postprocess=DepthSpec, form=_form)

@@ -203,8 +203,8 @@ def draw_boxes(image: Image.Image, result: Detections) -> Files:
     return {".png": masks.png_bytes(drawn)}
 
 
-def _form(outputs: Collection[str], spec: PostprocessSpec) -> forms.Boxes:
-    return forms.Boxes(spec.scores, spec.boxes, spec.threshold, spec.top_k)
+def _form(outputs: Collection[str], spec: PostprocessSpec) -> forms.BoxesForm:
+    return forms.BoxesForm(spec.scores, spec.boxes, spec.threshold, spec.top_k)
 
 
 DETECTION = DeviceTask(_answer, _same, draw=draw_boxes, postprocess=PostprocessSpec, form=_form)

@@ -91,8 +91,8 @@ def _same(ours: Outputs, theirs: Outputs, reading: OutputReading) -> bool:
     return cosine(ours[VECTOR], theirs[VECTOR]) >= COSINE
 
 
-def _form(outputs: Collection[str], spec: EmbeddingSpec) -> forms.Vector:
-    return forms.Vector(VECTOR, spec.normalised)
+def _form(outputs: Collection[str], spec: EmbeddingSpec) -> forms.VectorForm:
+    return forms.VectorForm(VECTOR, spec.normalised)
 
 
 EMBEDDING = DeviceTask(

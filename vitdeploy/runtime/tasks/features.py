@@ -39,8 +39,8 @@ def _same(ours: Outputs, theirs: Outputs, reading: OutputReading) -> bool:
     return cosine(ours["features"], theirs["features"]) >= COSINE
 
 
-def _form(outputs: Collection[str], spec: None) -> forms.Vector:
-    return forms.Vector("features")
+def _form(outputs: Collection[str], spec: None) -> forms.VectorForm:
+    return forms.VectorForm("features")
 
 
 FEATURES = DeviceTask(_answer, _same, form=_form)

@@ -195,8 +195,8 @@ def _draw(image: Image.Image, result: Foreground) -> Files:
     return {".png": png_bytes(result.cut_out(image)), ".matte.png": result.png()}
 
 
-def _form(outputs: Collection[str], spec: ForegroundSpec) -> forms.Matte:
-    return forms.Matte(FOREGROUND_OUTPUT, spec.alpha, spec.enlarge, float(spec.threshold))
+def _form(outputs: Collection[str], spec: ForegroundSpec) -> forms.MatteForm:
+    return forms.MatteForm(FOREGROUND_OUTPUT, spec.alpha, spec.enlarge, float(spec.threshold))
 
 
 FOREGROUND = DeviceTask(_answer, _same, draw=_draw, postprocess=ForegroundSpec, form=_form)

@@ -16,7 +16,7 @@ def _kind(name: str) -> str:
 
 
 @dataclass(frozen=True)
-class Ranking:
+class RankingForm:
     """Classes that compete, the best ones, with their softmax scores. output [classes]: logits, or these scores, which
     are `given`."""
 
@@ -26,7 +26,7 @@ class Ranking:
 
 
 @dataclass(frozen=True)
-class OwnLabels:
+class LabelsForm:
     """Labels of their own, of which an image may have any number. output [labels]: logits, or `given` probabilities.
     thresholds: one a label, which its probability is above; None: 0.5."""
 
@@ -37,7 +37,7 @@ class OwnLabels:
 
 
 @dataclass(frozen=True)
-class YesOrNo:
+class DecisionForm:
     """Whether one probability is above `threshold`. positive: what yes means; None: the label, if there is one."""
 
     output: str
@@ -48,7 +48,7 @@ class YesOrNo:
 
 
 @dataclass(frozen=True)
-class Vector:
+class VectorForm:
     """The numbers of `output` [width]; `normalised`: at length 1."""
 
     output: str
@@ -57,7 +57,7 @@ class Vector:
 
 
 @dataclass(frozen=True)
-class Numbers:
+class NumbersForm:
     """The numbers of `output` [k], or one without an axis, with labels as their names; a unit for each, () without."""
 
     output: str
@@ -66,7 +66,7 @@ class Numbers:
 
 
 @dataclass(frozen=True)
-class Boxes:
+class BoxesForm:
     """Objects in boxes, of the outputs that `tasks.detection.PostprocessSpec` names."""
 
     scores: str
@@ -77,7 +77,7 @@ class Boxes:
 
 
 @dataclass(frozen=True)
-class ClassMap:
+class ClassMapForm:
     """The class of every pixel, of the outputs that `tasks.segmentation.SegmentationSpec` names."""
 
     maps: str
@@ -86,7 +86,7 @@ class ClassMap:
 
 
 @dataclass(frozen=True)
-class DepthMap:
+class DepthForm:
     """The depth of every pixel. output: [height, width]."""
 
     output: str
@@ -96,7 +96,7 @@ class DepthMap:
 
 
 @dataclass(frozen=True)
-class Matte:
+class MatteForm:
     """How much of every pixel is foreground. output: [1, height, width] or [height, width]."""
 
     output: str
@@ -107,7 +107,7 @@ class Matte:
 
 
 @dataclass(frozen=True)
-class Points:
+class PointsForm:
     """Points with names, at the peaks of `output` [points, height, width]."""
 
     output: str
@@ -119,7 +119,7 @@ class Points:
 
 
 @dataclass(frozen=True)
-class Picture:
+class PictureForm:
     """A picture that the model makes. output: [1 or 3, height, width]."""
 
     output: str
@@ -129,11 +129,11 @@ class Picture:
 
 
 # What stands in lines, not in the image.
-Line: TypeAlias = Ranking | OwnLabels | YesOrNo | Vector | Numbers
+Line: TypeAlias = RankingForm | LabelsForm | DecisionForm | VectorForm | NumbersForm
 
 
 @dataclass(frozen=True)
-class Part:
+class PartForm:
     """One of several answers: its name, and the labels of its own."""
 
     name: str
@@ -142,11 +142,11 @@ class Part:
 
 
 @dataclass(frozen=True)
-class Parts:
+class PartsForm:
     """Several answers to one image, in their order."""
 
-    parts: tuple[Part, ...]
+    parts: tuple[PartForm, ...]
     kind: str = _kind("parts")
 
 
-Form: TypeAlias = Line | Boxes | ClassMap | DepthMap | Matte | Points | Picture | Parts
+Form: TypeAlias = Line | BoxesForm | ClassMapForm | DepthForm | MatteForm | PointsForm | PictureForm | PartsForm

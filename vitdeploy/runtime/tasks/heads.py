@@ -224,17 +224,19 @@ def _same(ours: Outputs, theirs: Outputs, reading: OutputReading) -> bool:
     )
 
 
-def _form(outputs: Collection[str], spec: HeadsSpec) -> forms.Parts:
-    return forms.Parts(tuple(forms.Part(head.name, _line(head), head.labels) for head in spec.heads))
+def _form(outputs: Collection[str], spec: HeadsSpec) -> forms.PartsForm:
+    return forms.PartsForm(tuple(forms.PartForm(head.name, _line(head), head.labels) for head in spec.heads))
 
 
 def _line(head: HeadSpec) -> forms.Line:
     if head.task == "classification":
-        return forms.Ranking(head.reads, given=head.ends_in == "softmax")
+        return forms.RankingForm(head.reads, given=head.ends_in == "softmax")
     row, name = KINDS[str(head.task)]
     names = [PROBABILITIES if head.given else name]
     found = None if row.form is None else row.form(names, head.spec)
-    assert isinstance(found, forms.OwnLabels | forms.YesOrNo | forms.Vector | forms.Numbers), "of all tasks of heads"
+    assert isinstance(found, forms.LabelsForm | forms.DecisionForm | forms.VectorForm | forms.NumbersForm), (
+        "of all tasks of heads"
+    )
     return dataclasses.replace(found, output=head.reads)
 
 

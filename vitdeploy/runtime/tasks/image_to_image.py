@@ -97,8 +97,8 @@ def _draw(image: Image.Image, result: Picture) -> Files:
     return {".png": png_bytes(result.image)}
 
 
-def _form(outputs: Collection[str], spec: ImageSpec) -> forms.Picture:
-    return forms.Picture(RECONSTRUCTION, spec.black, spec.white)
+def _form(outputs: Collection[str], spec: ImageSpec) -> forms.PictureForm:
+    return forms.PictureForm(RECONSTRUCTION, spec.black, spec.white)
 
 
 IMAGE_TO_IMAGE = DeviceTask(_answer, _same, draw=_draw, postprocess=ImageSpec, form=_form)

@@ -203,8 +203,8 @@ def _draw(image: Image.Image, result: Keypoints | Sequence[Keypoints]) -> Files:
     }
 
 
-def _form(outputs: Collection[str], spec: KeypointSpec) -> forms.Points:
-    return forms.Points(HEATMAPS, spec.decoding, spec.kernel, spec.threshold, spec.skeleton)
+def _form(outputs: Collection[str], spec: KeypointSpec) -> forms.PointsForm:
+    return forms.PointsForm(HEATMAPS, spec.decoding, spec.kernel, spec.threshold, spec.skeleton)
 
 
 KEYPOINTS = DeviceTask(_answer, _same, draw=_draw, postprocess=KeypointSpec, form=_form)

@@ -98,8 +98,8 @@ def _same(ours: Outputs, theirs: Outputs, reading: OutputReading) -> bool:
     return {row.index for row in first.labels} == {row.index for row in second.labels}
 
 
-def _form(outputs: Collection[str], spec: MultiLabelSpec) -> forms.OwnLabels:
-    return forms.OwnLabels(*output_of(outputs), spec.thresholds)
+def _form(outputs: Collection[str], spec: MultiLabelSpec) -> forms.LabelsForm:
+    return forms.LabelsForm(*output_of(outputs), spec.thresholds)
 
 
 MULTI_LABEL = DeviceTask(_answer, _same, postprocess=MultiLabelSpec, form=_form)

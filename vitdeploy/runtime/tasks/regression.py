@@ -116,8 +116,8 @@ def _same(ours: Outputs, theirs: Outputs, reading: OutputReading) -> bool:
     return bool((np.abs(a - b) <= allowed).all())
 
 
-def _form(outputs: Collection[str], spec: RegressionSpec) -> forms.Numbers:
-    return forms.Numbers(NUMBERS, spec.units)
+def _form(outputs: Collection[str], spec: RegressionSpec) -> forms.NumbersForm:
+    return forms.NumbersForm(NUMBERS, spec.units)
 
 
 REGRESSION = DeviceTask(_answer, _same, postprocess=RegressionSpec, form=_form)

@@ -169,8 +169,8 @@ def _draw(image: Image.Image, result: Segmentation) -> Files:
     return {".png": png_bytes(drawn), ".classes.png": result.png()}
 
 
-def _form(outputs: Collection[str], spec: SegmentationSpec) -> forms.ClassMap:
-    return forms.ClassMap(spec.maps, spec.mask_size)
+def _form(outputs: Collection[str], spec: SegmentationSpec) -> forms.ClassMapForm:
+    return forms.ClassMapForm(spec.maps, spec.mask_size)
 
 
 SEGMENTATION = DeviceTask(_answer, _same, draw=_draw, postprocess=SegmentationSpec, form=_form)
