@@ -3,6 +3,7 @@
 import json
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -111,6 +112,11 @@ def test_what_is_asked_for_has_to_fit(tmp_path):
     with pytest.raises(VitdeployError, match="no answers of the task that is asked for") as caught:
         vd.model(softmax, preprocess=spec, task="multi-label")
     assert "softmax" in caught.value.found
+    softmax.config = SimpleNamespace(problem_type="multi_label_classification")
+    with pytest.raises(CheckpointError, match="problem_type") as caught:
+        vd.model(softmax, preprocess=spec)
+    assert "softmax" in caught.value.found
+    assert vd.model(softmax, preprocess=spec, task="classification").task == "classification"
 
 
 @pytest.fixture(scope="module", params=["multi-label", "binary"])

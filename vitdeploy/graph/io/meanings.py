@@ -88,7 +88,7 @@ class Meaning:
     """What one output [batch, width], or [batch], is taken for.
 
     ending: what it ends in. note: what is assumed, or is no logits; "" where nothing is. refusal: why it has no answers
-    of the task that is asked for, "" where it has; `wanted`: what has.
+    of the task that is asked for, or that its config names, "" where it has; `wanted`: what has.
     """
 
     task: Task
@@ -143,7 +143,8 @@ def meaning_of(
         return Meaning(asked, ending, refusal=_COMPETES.get(ending, ""))
     task, note = problem or _guessed(name, width, ending, layer, classes)
     if asked != "classification":
-        return Meaning(task, ending, note)
+        contradicts = problem is not None and task in OWN
+        return Meaning(task, ending, note, _COMPETES.get(ending, "") if contradicts else "")
     refusal = "" if may_be_logits(note) else note.removeprefix(OUTPUTS)
     return Meaning(asked, ending, PROBABILITIES if ending == "softmax" else "", refusal)
 

@@ -252,11 +252,14 @@ def _settle(module: Adapted, returned: Any, watch: OutputWatch, image_size: tupl
         classes, problem = _classes(module.model), meanings.of_problem(config)
         meaning = meanings.meaning_of(name, width, ending, layer, classes, problem=problem, asked=asked)
         if meaning.refusal:
+            why, fix = "that is asked for", "leave the task out"
+            if asked is None:
+                why, fix = f"that its config names (problem_type {config['problem_type']})", "name another (--task)"
             raise CheckpointError(
-                "the module gives no answers of the task that is asked for",
+                f"the module gives no answers of the task {why}",
                 found=meaning.refusal,
                 wanted=meaning.wanted,
-                fix="leave the task out, or wrap the module in one that returns its logits",
+                fix=f"{fix}, or wrap the module in one that returns its logits",
             )
         task, told = meaning.task, meaning.note
         module.probabilities, module.independent = meaning.scores, meaning.independent
