@@ -69,7 +69,7 @@ WALKS = {
         "bin/vitdeploy history results",
     ],
     "bench,openvino,history,mlflow,wandb": [
-        "bin/vitdeploy bench BUNDLE --scenario single --duration 0.1 --history results",
+        "bin/vitdeploy bench BUNDLE --target openvino-cpu --scenario single --duration 0.1 --history results",
         "env WANDB_MODE=offline bin/vitdeploy history results --report-to wandb --report-to bencher:measured.json",
     ],
     "embed,onnxruntime": ["bin/vitdeploy embed BUNDLE --as web -o page"],

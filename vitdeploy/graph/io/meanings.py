@@ -145,7 +145,7 @@ def meaning_of(
     if asked != "classification":
         contradicts = problem is not None and task in OWN
         return Meaning(task, ending, note, _COMPETES.get(ending, "") if contradicts else "")
-    refusal = "" if may_be_logits(note) else note.removeprefix(OUTPUTS)
+    refusal = "" if ending == "softmax" or may_be_logits(note) else note.removeprefix(OUTPUTS)
     return Meaning(asked, ending, PROBABILITIES if ending == "softmax" else "", refusal)
 
 
