@@ -492,9 +492,11 @@ def test_random_feeds_are_pixels_or_normal_values_and_always_the_same():
     assert (feeds["x"].shape, feeds["x"].dtype) == ((2, 1000), np.float32)
     assert abs(float(feeds["x"].mean())) < 0.1
     assert all(np.array_equal(feeds[name], again) for name, again in random_feeds(inputs, 4).items())
+    steps = random_feeds((TensorSpec("step", "int64", ("batch",)),), 64)["step"]
+    assert steps.dtype == np.int64 and set(steps) == {1, 2}
 
 
-@pytest.mark.parametrize("spec", [TensorSpec("x", "int64", (1,)), TensorSpec("x", "float32", ("batch", "width"))])
+@pytest.mark.parametrize("spec", [TensorSpec("x", "float64", (1,)), TensorSpec("x", "float32", ("batch", "width"))])
 def test_random_feeds_say_which_input_they_cannot_make(spec):
     with pytest.raises(TensorError, match="'x'"):
         random_feeds((spec,), 1)
