@@ -129,7 +129,7 @@ def compare_embeddings(
             same, bool [pairs]. At most one of both.
 
     Raises:
-        ValueError: other shapes, or fewer than two images.
+        ValueError: other shapes. DataError: as `features.compare_features`.
     """
     plain = features.compare_features(ours, reference, None)
     a, b = (features.unit(side) for side in (ours, reference))

@@ -7,6 +7,7 @@ from typing import ClassVar
 import numpy as np
 import numpy.typing as npt
 
+from vitdeploy.errors import DataError
 from vitdeploy.tasks import adapter, classification
 from vitdeploy.tasks.answers import Metric, Said
 from vitdeploy.verification.changes import Changes, judged
@@ -46,10 +47,18 @@ def compare_features(
     Labels of which no two are equal say nothing about neighbours and are taken as None.
 
     Raises:
-        ValueError: other shapes, or fewer than two images.
+        ValueError: other shapes.
+        DataError: one image, which is next to none.
     """
-    if features.shape != reference.shape or features.ndim != 2 or len(features) < 2:
+    if features.shape != reference.shape or features.ndim != 2:
         raise ValueError(f"features {features.shape} against {reference.shape}")
+    if len(features) < 2:
+        raise DataError(
+            "vectors are compared by which other image is nearest, and there is no other image",
+            found="1 image to evaluate on",
+            wanted="2 or more",
+            fix="add images (data.path of a recipe, --data), or evaluate on more (data.evaluation.images)",
+        )
     n = len(features)
     a, b = unit(features), unit(reference)
     cosine = (a * b).sum(axis=1)
