@@ -17,8 +17,9 @@ from vitdeploy.report.summary import class_headline, wrong_otherwise
 from vitdeploy.runtime.postprocess import softmax
 from vitdeploy.runtime.tasks.detection import PostprocessSpec
 from vitdeploy.spec import PreprocessSpec, SequenceSpec, encode
-from vitdeploy.tasks.adapter import CHANGED, UNSURE, USUAL, Chosen, Data, Setting, choose, example, thumbnail
+from vitdeploy.tasks.adapter import Data, Setting, thumbnail
 from vitdeploy.tasks.answers import ChangedCounts, Marks
+from vitdeploy.tasks.examples import CHANGED, UNSURE, USUAL, Chosen, choose, example
 from vitdeploy.tasks.features import neighbour_changes
 from vitdeploy.tasks.registry import make_adapter
 from vitdeploy.tasks.sequence import TokenPair

@@ -16,7 +16,8 @@ from vitdeploy.spec import encode
 from vitdeploy.stages import answers as stage
 from vitdeploy.stages.answers import judge, read_answers, write_answers
 from vitdeploy.stages.reference_model import find_reference_model, reference_runner
-from vitdeploy.tasks.adapter import DataChoice, choose
+from vitdeploy.tasks.adapter import DataChoice
+from vitdeploy.tasks.examples import choose
 from vitdeploy.tasks.registry import make_adapter
 from vitdeploy.verification import records as collect
 

@@ -16,8 +16,9 @@ from vitdeploy.stages.place import PlaceConfig, place_step
 from vitdeploy.stages.step import ORIGINAL, QUANTIZED, REFERENCE, UNPRUNED, Candidate, Step
 from vitdeploy.stages.workers import HERE, Workers
 from vitdeploy.store.store import Artifact
-from vitdeploy.tasks.adapter import Calibration, Data, ImageAdapter, TaskAdapter, choose, example
+from vitdeploy.tasks.adapter import Calibration, Data, ImageAdapter, TaskAdapter
 from vitdeploy.tasks.answers import AnswerFacts, ChangedCounts, ExampleFacts
+from vitdeploy.tasks.examples import choose, example
 from vitdeploy.verification import classes, records
 from vitdeploy.verification.changes import Changes
 

@@ -17,7 +17,8 @@ from vitdeploy.runtime.preprocess import Pixels
 from vitdeploy.spec import PreprocessSpec, encode
 from vitdeploy.stages import step
 from vitdeploy.stages.answers import read_answers
-from vitdeploy.tasks.adapter import Data, ImageAdapter, choose
+from vitdeploy.tasks.adapter import Data, ImageAdapter
+from vitdeploy.tasks.examples import choose
 
 # Images that attention is drawn for.
 IMAGES = 4

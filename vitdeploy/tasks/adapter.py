@@ -3,7 +3,7 @@
 import contextlib
 import io
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import ClassVar, Literal, TypeAlias, TypedDict
@@ -24,7 +24,7 @@ from vitdeploy.runtime.predictor import Predictor
 from vitdeploy.runtime.preprocess import SUFFIXES, Pixels, to_input
 from vitdeploy.runtime.runner import Runner
 from vitdeploy.spec import LabelKind, OutputSpec, Postprocess, PreprocessSpec, SequenceSpec, Task, TensorSpec
-from vitdeploy.tasks.answers import Copies, ExampleFacts, MappingFacts, Marks, Measure, Metric, PanelFacts, Said, Why
+from vitdeploy.tasks.answers import Copies, MappingFacts, Marks, Measure, Metric, Said
 from vitdeploy.tasks.images import FoundData, OfTask, calibration_images, check_images, nearest_pixels, without_copies
 from vitdeploy.verification.changes import Changes
 from vitdeploy.verification.classes import Classified
@@ -575,99 +575,3 @@ def check_labels(choice: DataChoice, allowed: Sequence[str], task: Task) -> None
 def worst_difference(ours: Answers, reference: Answers, names: Sequence[str]) -> float:
     """max|a - b| / max|b| over the named outputs, the worst of them."""
     return worst_of(differences(ours, reference, names))
-
-
-# --- Choose the evaluation samples that a report shows, each with its reason ------------------------------------------
-
-
-ORIGINAL = "original"
-# At most this many of each kind.
-CHANGED, UNSURE, USUAL = 16, 4, 8
-
-
-@dataclass(frozen=True)
-class Chosen:
-    """The number of a sample, why it is shown, which engine's answer to it is the worst, and whose answers changed."""
-
-    index: int
-    why: Why
-    engine: str
-    differing: tuple[str, ...] = ()
-
-
-def choose(adapter: TaskAdapter, reference: Answers, engines: Mapping[str, Answers], data: Data) -> list[Chosen]:
-    """The samples to show: first those whose answer an engine changed, the worst of all first (`verification.changes`);
-    then those that the original is least sure of; then one of each class, or, where there are no classes or more of
-    them, an even spread."""
-    names = list(engines)
-    changes = [adapter.changes(answers, reference, data) for answers in engines.values()]
-    severity = np.stack([each.severity for each in changes])
-    worst, by = severity.max(axis=0), severity.argmax(axis=0)
-    order = np.argsort(-worst, kind="stable")
-    chosen: dict[int, Why] = {int(i): "changed" for i in order[:CHANGED] if worst[i] > 0}
-    certainty = adapter.certainty(reference)
-    if certainty is not None:
-        _take(chosen, np.argsort(certainty, kind="stable"), "unsure", UNSURE)
-    _take(chosen, _spread(adapter, reference, data), "usual", USUAL)
-
-    def differing(i: int) -> tuple[str, ...]:
-        return tuple(name for name, each in zip(names, changes, strict=True) if each.changed[i])
-
-    return [Chosen(i, why, names[by[i]], differing(i)) for i, why in chosen.items()]
-
-
-def _take(chosen: dict[int, Why], order: Iterable[int], why: Why, count: int) -> None:
-    """The first `count` of an order that are not chosen yet."""
-    free = list(dict.fromkeys(int(i) for i in order if int(i) not in chosen))
-    chosen.update(dict.fromkeys(free[:count], why))
-
-
-def _spread(adapter: TaskAdapter, reference: Answers, data: Data) -> Iterator[int]:
-    """Samples of evenly spread classes, then any."""
-    n = len(reference)
-    known = adapter.classified(reference, data)
-    if known is not None:
-        classes, first = np.unique(known.truth, return_index=True)
-        yield from (int(first[i]) for i in _even(len(classes), USUAL))
-    yield from _even(n, min(n, CHANGED + UNSURE + USUAL))
-
-
-def _even(n: int, count: int) -> list[int]:
-    return list(dict.fromkeys(np.linspace(0, n - 1, count).round().astype(int).tolist()))
-
-
-def example(
-    adapter: TaskAdapter,
-    data: Data,
-    chosen: Chosen,
-    reference: Answers,
-    engines: Mapping[str, Answers],
-    labels: Sequence[str] | None,
-) -> tuple[ExampleFacts, dict[str, bytes]]:
-    """A sample in report.json with all answers, and its picture by name, where it is one."""
-    i = chosen.index
-    picture = adapter.picture(data, i)
-    name = None if picture is None else f"{i}.{_suffix(picture)}"
-    pictures = {} if name is None or picture is None else {name: picture}
-    panels: list[PanelFacts] = []
-    shown = {ORIGINAL: reference, chosen.engine: engines[chosen.engine]}
-    for place, (title, content) in enumerate(adapter.panels(data, i, shown)):
-        panels.append(PanelFacts(title, f"{i}-{place}.{_suffix(content)}"))
-        pictures[panels[-1].image] = content
-    row = ExampleFacts(
-        number=i,
-        why=chosen.why,
-        sample=adapter.sample_name(data, i),
-        image=name,
-        label=adapter.truth_of(data, i, labels),
-        reference=adapter.show(reference, i, labels),
-        engines={artifact: adapter.show(found, i, labels) for artifact, found in engines.items()},
-        marks=adapter.marks(chosen.engine, engines[chosen.engine], reference, i),
-        panels=tuple(panels),
-        differing=chosen.differing,
-    )
-    return row, pictures
-
-
-def _suffix(picture: bytes) -> str:
-    return "png" if picture.startswith(b"\x89PNG") else "jpg"
