@@ -230,7 +230,10 @@ def _fix(module: Adapted, size: tuple[int, int], channels: int) -> str:
     """What a module that does not run needs, as far as it is found by trying."""
     other = 1 if channels == 3 else 3
     if runs(module, size, other):
-        return f"preprocess: in a recipe, with mean and std of {other}: it runs on images of so many channels"
+        side, mean = f"[{size[0]}, {size[1]}]", f"[{', '.join(['0.5'] * other)}]"
+        values = f"resize: {min(size)}, crop: {side}, mean: {mean}, std: {mean}"
+        kind = "grey images" if other == 1 else "images of 3 channels"
+        return f"preprocess: {{{values}}} in a recipe, with the values of its training: it runs on {kind}"
     near = " or ".join(f"{h}x{w}" for h, w in nearest_sizes(module, size, channels))
     if near:
         return f"--image-size {near}: it runs on these"
