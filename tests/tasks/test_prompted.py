@@ -251,11 +251,10 @@ def test_predict_draws_masks_and_prompts(bundles, scenes, shared_store, tmp_path
 
 
 def test_what_is_not_done_is_refused(bundles):
-    from vitdeploy.embed.cpp import TASKS
-    from vitdeploy.embed.source import find_embedded
+    from vitdeploy.embed.source import find_embedded, has_form
 
     with pytest.raises(CapabilityError, match="does not answer for models of this task") as caught:
-        find_embedded(bundles["openvino-cpu"], ["openvino-cpu"], TASKS, "the C++ program")
+        find_embedded(bundles["openvino-cpu"], ["openvino-cpu"], "the C++ program", has_form)
     assert caught.value.fix == "vitdeploy.runtime.load(BUNDLE) in a Python app, or `vitdeploy serve BUNDLE` for others"
 
 
