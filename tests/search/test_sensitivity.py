@@ -97,12 +97,14 @@ def test_what_is_told_of_a_layer_is_what_was_measured_and_folded():
         images=3,
         prepared=prepared,
         reference_outputs=SimpleNamespace(task="detection"),
+        estimated=lambda progress: ({"blocks.0.a": images * power["blocks.0.a"]}, ("Mod",)),
         only=lambda choices: images * sum(power[name] for name in choices if choices[name].form == 0),
         distance=lambda choices: images * (5.0 if choices == {} else 0.0),
     )
     told = []
     ours = measure_sensitivity(trials, "openvino-cpu", lambda *each: told.append(each))
-    assert told == [("sensitivity on 3 images", i, 3) for i in range(4)]
+    assert told == [("layers in front of Mod", i, 2) for i in range(3)]
+    assert ours.impassable == ("Mod",)
     assert (ours.target, ours.images, ours.unit) == ("openvino-cpu", 3, "relative squared error")
     assert (ours.distance, ours.total) == (15.0, 12.0)
     assert [each.cost.name for each in ours.layers] == ["blocks.0.b", "blocks.0.a", "head"]
@@ -130,7 +132,7 @@ def test_costs_and_groups_come_in_descending_order():
         images=2,
         prepared=SimpleNamespace(folds=[], hidden=[]),
         reference_outputs=SimpleNamespace(task="classification"),
-        only=lambda choices: np.array([1.0, 1.0]) * sum(power[name] for name in choices),
+        estimated=lambda progress: ({name: np.full(2, power[name]) for name in names}, ()),
         distance=lambda choices: np.ones(2),
     )
     ours = measure_sensitivity(trials, "openvino-cpu")

@@ -320,6 +320,8 @@ def _cost_lines(found: Sensitivity) -> list[str]:
     worst = found.layers[:LISTED_LAYERS]
     width = max((len(each.cost.name) for each in worst), default=0)
     lines = [f"all in INT8: {found.distance:.3g} ({found.unit}) from the float graph, on {found.images} images"]
+    if found.impassable:
+        lines.append(f"layers measured one at a time: those in front of {', '.join(found.impassable)}")
     for each in worst:
         reads = f"reads {each.low:.3g} to {each.high:.3g}, half of its channels within {each.median:.3g}"
         lines.append(f"  {each.cost.name:<{width}}  {100 * each.cost.share:5.1f} %  {reads}")

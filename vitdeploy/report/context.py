@@ -319,10 +319,12 @@ def sensitivity_headline(sensitivity: Sensitivity) -> str:
 def sensitivity_summary(sensitivity: Sensitivity) -> str:
     """Describe a table of sensitivity in sentences."""
     images, distance = text.count(sensitivity.images, "calibration image"), text.small(sensitivity.distance)
-    total = text.small(sensitivity.total)
+    total, operators = text.small(sensitivity.total), ", ".join(sensitivity.impassable)
+    measured = f"; in front of {operators}, which no gradient passes, it is measured" if operators else ""
     return (
         f"All layers in INT8: {distance} {sensitivity.unit} from the float graph, mean over {images}. A layer’s "
-        f"cost is the distance with that layer alone in INT8; all costs add up to {total}."
+        f"cost is the distance with that layer alone in INT8, estimated by gradients{measured}; all costs add up to "
+        f"{total}."
     )
 
 

@@ -145,13 +145,17 @@ class ReferenceOutputs:
     def stream(self, runner: Runner) -> Iterator[dict[str, Array]]:
         """As `ask`, but a batch at a time, [n, ...] each: for outputs that are too large to hold for all images."""
         [tensor] = runner.inputs
-        for start in range(0, len(self.pixels), self.batch):
-            # An engine may be pinned to its batch: the last one is padded with earlier images.
-            chosen = np.arange(start, start + self.batch) % len(self.pixels)
-            pixels = self.pixels[chosen]
-            feed = pixels if tensor.dtype == "uint8" else normalise(pixels, self.preprocess)
+        for start, feed in self.feeds(tensor.dtype):
             outputs = runner.infer({tensor.name: feed})
             yield {name: output[: len(self.pixels) - start] for name, output in outputs.items()}
+
+    def feeds(self, dtype: str, batch: int | None = None) -> Iterator[tuple[int, Array]]:
+        """The images as a graph takes them, so many at a time, each batch with the number of its first image."""
+        batch = batch or self.batch
+        for start in range(0, len(self.pixels), batch):
+            # An engine may be pinned to its batch: the last one is padded with earlier images.
+            pixels = self.pixels[np.arange(start, start + batch) % len(self.pixels)]
+            yield start, pixels if dtype == "uint8" else normalise(pixels, self.preprocess)
 
     def of_float(self, model: ir.Model) -> dict[str, Array]:
         """The answers of another float graph, on ONNX Runtime."""

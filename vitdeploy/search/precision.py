@@ -21,10 +21,11 @@ from vitdeploy.spec import Budget, FloatRest
 # --- The cost of each quantizer ---------------------------------------------------------------------------------------
 # the distance on calibration images with one layer in INT8, and all others in float.
 #
-# Each layer takes one run over the images, with one model that is loaded once (see `switched`). The reverse, everything
-# in INT8 but one layer, would measure noise: any change early in a model changes all rounding after it, which moves the
-# answers of a good INT8 model by more than a layer costs. Errors of single layers are nearly independent, so their
-# costs nearly add up to the distance of everything in INT8.
+# A backward pass estimates it for all layers (see `gradients`). A layer that no gradient reaches takes a run over the
+# images, with one model that is loaded once (see `graphs.SwitchedRunner`). The reverse, everything in INT8 but one
+# layer, would measure noise: any change early in a model changes all rounding after it, which moves the answers of a
+# good INT8 model by more than a layer costs. Errors of single layers are nearly independent, so their costs nearly add
+# up to the distance of everything in INT8.
 
 
 @dataclass(frozen=True)
@@ -61,7 +62,8 @@ class Guilt:
 @dataclass(frozen=True)
 class Sensitivity:
     """`distance`: of everything in INT8, mean over the images, in `unit`; `total`: the costs of all layers added up.
-    Layers and groups, the most costly first."""
+    Layers and groups, the most costly first. `impassable`: operators that no gradient passes; layers in front of these
+    were measured one at a time."""
 
     target: str
     images: int
@@ -70,12 +72,17 @@ class Sensitivity:
     total: float
     layers: tuple[Guilt, ...]
     groups: tuple[Cost, ...]
+    impassable: tuple[str, ...] = ()
 
 
 def measure_sensitivity(trials: Trials, target: str, progress: Progress = silent) -> Sensitivity:
-    """Measure every layer in INT8, one at a time."""
-    layers_counted = frame.counted(trials.layers, f"sensitivity on {trials.images} images", progress)
-    found = {layer.name: trials.only({layer.name: graphs.LayerChoice()}) for layer in layers_counted}
+    """Estimate what every layer costs in INT8; measure those that no gradient reaches, one at a time."""
+    costs, impassable = trials.estimated(progress)
+    others = [layer for layer in trials.layers if layer.name not in costs]
+    if others:
+        for layer in frame.counted(others, f"layers in front of {', '.join(impassable)}", progress):
+            costs[layer.name] = trials.only({layer.name: graphs.LayerChoice()})
+    found = {layer.name: costs[layer.name] for layer in trials.layers}
     total = float(sum(each.mean() for each in found.values()))
     layers = [_guilt(each, _cost(each.name, found, (each.name,), total), trials.prepared) for each in trials.layers]
     groups = [_cost(name, found, members, total) for name, members in groups_of(list(found)).items()]
@@ -87,6 +94,7 @@ def measure_sensitivity(trials: Trials, target: str, progress: Progress = silent
         total,
         tuple(sorted(layers, key=lambda each: -each.cost.distance)),
         tuple(sorted(groups, key=lambda each: -each.distance)),
+        impassable,
     )
 
 

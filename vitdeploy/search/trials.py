@@ -11,13 +11,14 @@ import onnx_ir as ir
 
 from vitdeploy.graph.analysis.rows import Linear, find_linears
 from vitdeploy.graph.edit import Editor
+from vitdeploy.progress import Progress, silent
 from vitdeploy.quantization.folds import ANY_GAIN, ChannelSplit, best_split, hidden_first
 from vitdeploy.quantization.placement import QUANTIZE, check_calibrated, choose, shape
 from vitdeploy.quantization.prepare import Prepared, prepare, widened
 from vitdeploy.quantization.ranges import Range, Statistics, output_of, range_of, symmetric_step
 from vitdeploy.quantization.rounding import round_linear
 from vitdeploy.runtime.runner import Array
-from vitdeploy.search import frame, graphs, latency
+from vitdeploy.search import frame, gradients, graphs, latency
 from vitdeploy.spec import WeightBits
 
 PLAIN, SCALED = 0, 1
@@ -46,10 +47,13 @@ class TrialLayer:
 class Trials:
     """Runs a prepared model on the images of the reference outputs. Use `opened`.
 
-    `whole`: reference outputs of more images, for the few trials of all layers at once.
+    `whole`: reference outputs of more images, for the few trials of all layers at once. `model`: the prepared graph,
+    in float, and `forms` of its layers in plain INT8.
     """
 
     runner: graphs.SwitchedRunner
+    model: ir.Model
+    forms: Mapping[str, graphs.LayerForm]
     reference_outputs: frame.ReferenceOutputs
     whole: frame.ReferenceOutputs
     layers: tuple[TrialLayer, ...]
@@ -68,6 +72,11 @@ class Trials:
         """The distance per image, [images], with these layers in these forms, and all others in plain INT8."""
         self.runner.choose(choices)
         return self.reference_outputs.distance(self.reference_outputs.ask(self.runner))
+
+    def estimated(self, progress: Progress = silent) -> tuple[dict[str, frame.Distances], tuple[str, ...]]:
+        """What `only` gives of each layer in plain INT8, by gradients: see `gradients.estimate_costs`."""
+        biases = self.prepared.biases
+        return gradients.estimate_costs(self.model, self.forms, biases, self.reference_outputs, progress)
 
     def only(self, choices: Mapping[str, graphs.LayerChoice]) -> frame.Distances:
         """The distance per image, [images], with these layers in these forms, and all others in float."""
@@ -120,11 +129,12 @@ def opened(
         for linear in linears
     )
     with tempfile.TemporaryDirectory(prefix="vitdeploy-") as folder:
-        file = Path(folder) / "model.onnx"
+        file, plain = Path(folder) / "model.onnx", model.clone()
         graphs.write_switched(model, forms, prepared.biases, file)
         runner = graphs.SwitchedRunner(file, forms, batch=reference_outputs.batch)
         with runner:
-            yield Trials(runner, reference_outputs, whole or reference_outputs, layers, prepared)
+            of_layers = {name: each[PLAIN] for name, each in forms.items()}
+            yield Trials(runner, plain, of_layers, reference_outputs, whole or reference_outputs, layers, prepared)
 
 
 def _splits(
