@@ -14,6 +14,7 @@ import functools
 import hashlib
 import importlib
 import importlib.util
+import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import MappingProxyType
@@ -98,11 +99,11 @@ def load_row(entry: EntryPoint, kind: type[Any]) -> Any:
     return row
 
 
-@functools.lru_cache
 def row_at(place: str) -> Any:
-    """One of our rows by its place, as "module:attribute". Each answer of a model asks for one."""
+    """One of our rows by its place, as "module:attribute". Each answer of a model asks for one: a module that is loaded
+    is not imported again, which takes longer than the rest."""
     module, _, attribute = place.partition(":")
-    return getattr(importlib.import_module(module), attribute)
+    return getattr(sys.modules.get(module) or importlib.import_module(module), attribute)
 
 
 class RowTable(Mapping[str, Row]):

@@ -77,7 +77,8 @@ def find_device_artifacts(
 def placed_shipment(name: str, graphs: PlacedGraphs, batch: int, golden: Mapping[str, Path] | None = None) -> Shipment:
     files = {part: graphs.folder / f"{part}.onnx" for part in graphs.graphs}
     _, spec = next(iter(graphs.graphs.values()))
-    require_image_alone(name, further_inputs(graphs.metadata.task, spec.inputs), "a device")
+    if graphs.metadata.preprocess is not None:
+        require_image_alone(name, further_inputs(graphs.metadata.task, spec.inputs), "a device")
     facts = {"sequence": graphs.metadata.sequence, "row_parts": graphs.row_parts}
     return _ship(name, graphs.target, batch, files, golden or {}, None, facts)
 

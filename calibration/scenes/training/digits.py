@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,7 @@ from calibration.scenes.training.intervals import precision
 from calibration.scenes.training.libraries import transformers
 from calibration.scenes.training.loop import Kind, Metric, Random, Recipe, Samples, pixels
 from calibration.scenes.write import SIZES
-from vitdeploy.verification.ranking import counted, precision_of_counts
+from vitdeploy.tasks.multi_label import mean_precision
 
 SIDE, PATCH, WIDTH = SIZES["digits"][0], 6, 64
 GRID = SIDE // PATCH
@@ -81,11 +82,7 @@ def measure(model: nn.Module, samples: Samples) -> dict[str, Metric]:
     """The mean average precision of the digits, in percent."""
     found, true = logits(model, [each.image for each in samples]), np.stack([each.labels for each in samples])
 
-    def mean(weights: np.ndarray) -> np.ndarray:
-        every = [precision_of_counts(*counted(found[:, k], true[:, k], weights)) for k in range(true.shape[1])]
-        return np.asarray(np.nanmean(every, axis=0))
-
-    return {"mAP": precision(mean, len(samples), int(true.sum()), "labels")}
+    return {"mAP": precision(functools.partial(mean_precision, found, true), len(samples), int(true.sum()), "labels")}
 
 
 def helper() -> nn.Module:
