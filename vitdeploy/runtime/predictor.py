@@ -286,7 +286,7 @@ class Predictor(Reloaded):
             TensorError: another dtype or shape.
         """
         brought = further or {}
-        if any(len(array) != len(tensor) for array in brought.values()):
+        if brought and any(len(array) != len(tensor) for array in brought.values()):
             counts = ", ".join(f"{name} {len(array)}" for name, array in brought.items())
             raise TensorError("inputs of other images", found=counts, wanted=f"{len(tensor)} of each")
         if len(tensor) != self._batch:
