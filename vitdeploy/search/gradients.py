@@ -83,11 +83,11 @@ def estimate_costs(
                 if slope is not None:
                     moved = (slope * error).reshape(len(feed), -1).sum(dim=1)
                     squares[name] += np.square(moved.double().numpy()) / DRAWS
-        for name, each in squares.items():
-            costs.setdefault(name, []).append(each[: images - start])
+        for name, distances in squares.items():
+            costs.setdefault(name, []).append(distances[: images - start])
     progress(f"sensitivity on {images} images", images, images)
-    found = {name: np.concatenate(parts) for name, parts in costs.items() if name not in graph.uncertain}
-    return found, tuple(sorted(graph.impassable))
+    estimates = {name: np.concatenate(parts) for name, parts in costs.items() if name not in graph.uncertain}
+    return estimates, tuple(sorted(graph.impassable))
 
 
 def _draw(task: str, outputs: Mapping[str, Tensor], count: int, generator: np.random.Generator) -> dict[str, Tensor]:
@@ -167,8 +167,8 @@ class DifferentiableGraph:
         operator = _OPERATORS.get(node.op_type) if not node.domain else None
         if operator is not None:
             try:
-                found = operator(_Attributes(node), inputs)
-                return list(found) if isinstance(found, tuple) else [found]
+                output = operator(_Attributes(node), inputs)
+                return list(output) if isinstance(output, tuple) else [output]
             except _Unknown:
                 pass
         self._stop(node, inputs, reached)
@@ -178,12 +178,12 @@ class DifferentiableGraph:
             except EngineError:
                 self.impassable.add(node.op_type)
                 raise
-        feeds = {str(place): _array(each) for place, each in enumerate(inputs) if each is not None}
+        feeds = {str(place): _array(tensor) for place, tensor in enumerate(inputs) if tensor is not None}
         return [torch.from_numpy(np.array(output)) for output in self.sessions[node].run(None, feeds)]
 
     def _stop(self, node: ir.Node, inputs: list[Tensor | None], reached: frozenset[str]) -> None:
         """Note that no gradient passes a node, where it would have to."""
-        if node.op_type not in SIZES and any(each is not None and each.requires_grad for each in inputs):
+        if node.op_type not in SIZES and any(tensor is not None and tensor.requires_grad for tensor in inputs):
             self.impassable.add(node.op_type)
             self.uncertain |= reached
 
@@ -214,16 +214,16 @@ def _alone(node: ir.Node, inputs: list[Tensor | None], opset: int) -> Any:
     """
     values = [
         None
-        if each is None
-        else ir.Value(name=str(place), type=ir.TensorType(ir.DataType.from_numpy(_array(each).dtype)))
-        for place, each in enumerate(inputs)
+        if tensor is None
+        else ir.Value(name=str(place), type=ir.TensorType(ir.DataType.from_numpy(_array(tensor).dtype)))
+        for place, tensor in enumerate(inputs)
     ]
     attributes = list(node.attributes.values())
     copy = ir.Node(node.domain, node.op_type, values, attributes, num_outputs=len(node.outputs))
     for place, output in enumerate(copy.outputs):
         output.name = f"output {place}"
-    given = [value for value in values if value is not None]
-    graph = ir.Graph(given, copy.outputs, nodes=[copy], opset_imports={"": opset}, name="node")
+    sources = [value for value in values if value is not None]
+    graph = ir.Graph(sources, copy.outputs, nodes=[copy], opset_imports={"": opset}, name="node")
     return open_session(serialised(ir.Model(graph, ir_version=10)), spinning=False)
 
 
@@ -246,7 +246,7 @@ def _with_bias(linear: Linear, output: Tensor, bias: npt.NDArray[np.float32] | N
 
 def _rounded(linear: Linear, x: Tensor, form: graphs.LayerForm) -> Tensor:
     """The output of a layer in INT8, of the float tensor that it reads."""
-    scale, zero = (float(each) for each in ranges.activation_scale(form.bounds))
+    scale, zero = (float(value) for value in ranges.activation_scale(form.bounds))
     codes, steps = form.weight
     if linear.kind == "matmul" or not takes_pixels(linear):  # every placement keeps pixels exact
         x = (torch.clamp(torch.round(x / scale) + zero, 0, 255) - zero) * scale
@@ -271,7 +271,7 @@ Computed = Callable[[_Attributes, Any], Any]
 
 
 def _numbers(value: Tensor | None) -> list[int] | None:
-    return None if value is None else [int(each) for each in value.reshape(-1)]
+    return None if value is None else [int(number) for number in value.reshape(-1)]
 
 
 def _norm(attribute: _Attributes, inputs: Any) -> Any:
@@ -346,7 +346,7 @@ def _squeeze(attribute: _Attributes, inputs: Any) -> Any:
 
 def _unsqueeze(attribute: _Attributes, inputs: Any) -> Any:
     x, axes = inputs[0], _numbers(inputs[1]) or []
-    for axis in sorted(each % (x.ndim + len(axes)) for each in axes):
+    for axis in sorted(axis % (x.ndim + len(axes)) for axis in axes):
         x = x.unsqueeze(axis)
     return x
 
@@ -483,7 +483,7 @@ _OPERATORS: dict[str, Computed] = {
     "ReduceL2": _reduced(lambda x, dim, keepdim: x.norm(dim=dim, keepdim=keepdim)),
     "LayerNormalization": _norm,
     "Conv": _convolution,
-    "AveragePool": _pooled(lambda *asked: functional.avg_pool2d(*asked)),
+    "AveragePool": _pooled(lambda *settings: functional.avg_pool2d(*settings)),
     "MaxPool": _pooled(_max_pool),
     "GlobalAveragePool": lambda attribute, inputs: inputs[0].mean(dim=(2, 3), keepdim=True),
     "GridSample": _grid_sample,
