@@ -48,7 +48,7 @@ from vitdeploy.runtime.tasks.foreground import Foreground, ForegroundSpec, matte
 from vitdeploy.runtime.tasks.image_to_image import ImageSpec, to_pixels
 from vitdeploy.runtime.tasks.keypoints import KEYPOINTS, KeypointSpec
 from vitdeploy.runtime.tasks.multi_label import MultiLabelSpec
-from vitdeploy.runtime.tasks.registry import TASKS, to_result
+from vitdeploy.runtime.tasks.registry import TASKS, reader_of
 from vitdeploy.runtime.tasks.regression import RegressionSpec, numbers_of
 from vitdeploy.runtime.tasks.segmentation import SegmentationSpec, areas, classes_of
 from vitdeploy.runtime.tasks.task import OutputReading
@@ -379,7 +379,7 @@ def test_labels_of_their_own_become_the_predictors_answers(written):
         for task, outputs, post in cases
     ]
     for (task, outputs, post), ours in zip(cases, in_node(written, labels=asked)["labels"], strict=True):
-        wanted = to_result(task, outputs, OutputReading((1, 1), None, post, labels))
+        wanted = reader_of(task)(outputs, OutputReading((1, 1), None, post, labels))
         if task == "binary":
             assert (ours["yes"], ours["label"]) == (wanted.yes, wanted.label)
             assert ours["score"] == pytest.approx(wanted.score, rel=1e-12)

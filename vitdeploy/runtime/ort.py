@@ -1,6 +1,5 @@
 """ONNX Runtime on the CPU."""
 
-import contextlib
 import json
 import os
 from collections.abc import Mapping
@@ -155,10 +154,13 @@ class OnnxRuntimeRunner(runner.Runner):
         self.provider = CPU_PROVIDER
 
     def _infer(self, feeds: Mapping[str, runner.Array]) -> dict[str, runner.Array]:
-        bounds = bounded(f"run {self.external}") if self.external else contextlib.nullcontext()
         try:
-            with bounds:
-                return dict(zip(self._names, self._session.run(self._names, feeds), strict=True))
+            if self.external:
+                with bounded(f"run {self.external}"):
+                    outputs = self._session.run(self._names, feeds)
+            else:
+                outputs = self._session.run(self._names, feeds)
+            return dict(zip(self._names, outputs, strict=True))
         except LimitError:
             raise
         except Exception as error:

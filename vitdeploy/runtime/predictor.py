@@ -20,7 +20,7 @@ from vitdeploy.runtime import geometry, topdown, values
 from vitdeploy.runtime.inputs import Further, Inputs, further_inputs, read_further, stacked
 from vitdeploy.runtime.preprocess import ACCEPTED, ImageSource, Pixels, decode, in_rgb, resize_and_crop, to_input
 from vitdeploy.runtime.runner import AFTER_FORK, Array, Reloaded, Runner, require_array, type_name
-from vitdeploy.runtime.tasks.registry import to_result
+from vitdeploy.runtime.tasks.registry import reader_of
 from vitdeploy.runtime.tasks.task import OutputReading, Result
 from vitdeploy.spec import ChannelOrder, Postprocess, PreprocessSpec, Task
 
@@ -76,6 +76,7 @@ class Predictor(Reloaded):
         self.task = task
         self.postprocess = postprocess
         self.why = why
+        self._read = reader_of(task)
         self.reduced = False
         self.monitor: Monitoring | None = None
         self.canary: Canary | None = None
@@ -264,9 +265,7 @@ class Predictor(Reloaded):
     ) -> Result:
         """The answer that the outputs of one image mean; `size` is the original image's (width, height), and `box` the
         part of it that a top-down model was given, None for all of it."""
-        return to_result(
-            self.task, outputs, OutputReading(size, self.preprocess, self.postprocess, self.labels, top, box)
-        )
+        return self._read(outputs, OutputReading(size, self.preprocess, self.postprocess, self.labels, top, box))
 
     def prepare(self, image: ImageSource, *, channels: ChannelOrder = "rgb") -> tuple[Array, tuple[int, int]]:
         """The engine's input [1, ...] for an image, and the image's (width, height): what `run` and `answer` take.
@@ -292,7 +291,7 @@ class Predictor(Reloaded):
         if len(tensor) != self._batch:
             parts = [slice(start, start + self._batch) for start in range(0, len(tensor), self._batch)]
             return self._run((tensor[part], {name: array[part] for name, array in brought.items()}) for part in parts)
-        outputs = self._infer({self._input.name: tensor, **brought})
+        outputs = self._infer({self._input.name: tensor, **brought} if brought else {self._input.name: tensor})
         self._stopwatch.count(self._batch)
         return outputs
 

@@ -157,7 +157,8 @@ class Runner(Reloaded, ABC):
             ClosedError: not loaded, or closed.
         """
         with self._turn:
-            self._require_loaded("infer()")
+            if self._closed or self._inherited or not self._loaded:
+                self._require_loaded("infer()")
             return self._infer(feeds if self._fits_exactly(feeds) else self.check(feeds))
 
     def _require_loaded(self, call: str) -> None:

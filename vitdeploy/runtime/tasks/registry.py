@@ -1,6 +1,6 @@
 """From the outputs of one image to the answer of its task."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import numpy as np
 
@@ -20,16 +20,20 @@ def flow_of(task: str) -> FlowRow | None:
     return TASKS[task].flow
 
 
-def to_result(task: Task, outputs: Outputs, reading: OutputReading) -> Result:
-    """The answer for one image. outputs: by name, without the batch axis.
+def reader_of(task: Task) -> Callable[[Outputs, OutputReading], Result]:
+    """What reads the outputs of one image, by name, without the batch axis, as the answer of a task.
 
-    Raises:
-        ManifestError: they are not those of the task.
+    It raises ManifestError for outputs that are not those of the task.
     """
-    try:
-        return TASKS[task].answer(outputs, reading)
-    except UNREADABLE as error:
-        raise _of_another_task(task, outputs, error) from error
+    answer = TASKS[task].answer
+
+    def read(outputs: Outputs, reading: OutputReading) -> Result:
+        try:
+            return answer(outputs, reading)
+        except UNREADABLE as error:
+            raise _of_another_task(task, outputs, error) from error
+
+    return read
 
 
 # Outputs of another task, which a manifest may claim, have other names and axes than what reads them expects.
