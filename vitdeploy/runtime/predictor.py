@@ -76,7 +76,7 @@ class Predictor(Reloaded):
         self.task = task
         self.postprocess = postprocess
         self.why = why
-        self._read = reader_of(task)
+        self._answer_of = reader_of(task)
         self.reduced = False
         self.monitor: Monitoring | None = None
         self.canary: Canary | None = None
@@ -265,7 +265,7 @@ class Predictor(Reloaded):
     ) -> Result:
         """The answer that the outputs of one image mean; `size` is the original image's (width, height), and `box` the
         part of it that a top-down model was given, None for all of it."""
-        return self._read(outputs, OutputReading(size, self.preprocess, self.postprocess, self.labels, top, box))
+        return self._answer_of(outputs, OutputReading(size, self.preprocess, self.postprocess, self.labels, top, box))
 
     def prepare(self, image: ImageSource, *, channels: ChannelOrder = "rgb") -> tuple[Array, tuple[int, int]]:
         """The engine's input [1, ...] for an image, and the image's (width, height): what `run` and `answer` take.
