@@ -364,7 +364,7 @@ def quick_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
     from vitdeploy.benchmark import process
     from vitdeploy.search import frame
 
-    short = {"ROUNDS": 2, "BLOCK_SECONDS": 0.01, "WARMUP_SECONDS": 0.01, "PROCESSES": 1, "LEAST_MACS": 0}
+    short = {"ROUNDS": 2, "BLOCK_SECONDS": 0.01, "WARMUP_SECONDS": 0.01, "PROCESSES": 1}
     for name, value in short.items():
         monkeypatch.setattr(frame, name, value)
     monkeypatch.setattr(process, "subprocess", forked.SUBPROCESS)

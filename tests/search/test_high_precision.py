@@ -1,23 +1,10 @@
-"""Which layers are taken out of plain INT8: those that cost most for their products, and only so many."""
-
-import re
+"""Which layers are taken out of plain INT8: those that cost most answers for the time that they add."""
 
 import pytest
 
-from tests.graph.small_graphs import Builder
-from vitdeploy.search.frame import Expected, Reached
-from vitdeploy.search.precision import (
-    MACS_SHARE,
-    Cost,
-    Guilt,
-    Rung,
-    Sensitivity,
-    choose_rung,
-    high_precision_layers,
-    ladder,
-)
+from vitdeploy.search.precision import Cost, Guilt, Sensitivity, layers_by_worth
 
-WIDTHS = {"small": 2, "sensitive": 8, "large": 100, "harmless": 20, "other": 70}
+ADDED = {"small": 2.0, "sensitive": 8.0, "large": 100.0, "harmless": 20.0, "other": 70.0}
 
 
 def costs(**shares):
@@ -28,66 +15,34 @@ def costs(**shares):
     return Sensitivity("tensorrt", 32, "KL, nats", 1.0, 1.0, tuple(layers), ())
 
 
-def model():
-    b = Builder()
-    outputs = [b.linear("x", 10, width, name) for name, width in WIDTHS.items()]
-    return b.model({"x": ["batch", 10]}, *outputs)
+def never(left):
+    return False
 
 
-def test_the_dearest_by_product_are_spared_and_no_more_than_a_tenth():
-    found = high_precision_layers(model(), costs(small=0.1, sensitive=0.3, large=0.55, harmless=0.02, other=0.03))
-    assert found == ["small", "sensitive"]  # the large one costs more than its share, and is half of all MACs
-    assert (WIDTHS["small"] + WIDTHS["sensitive"]) / sum(WIDTHS.values()) <= MACS_SHARE
+SHARES = {"small": 0.1, "sensitive": 0.3, "large": 0.55, "harmless": 0.02, "other": 0.03}
 
 
-def test_where_all_cost_alike_none_is():
-    total = sum(WIDTHS.values())
-    assert high_precision_layers(model(), costs(**{name: width / total for name, width in WIDTHS.items()})) == []
+def test_the_dearest_for_their_time_are_taken_while_it_lasts():
+    assert layers_by_worth(costs(**SHARES), ADDED, 20.0, never) == (("small", "sensitive"), 10.0)
+    assert layers_by_worth(costs(**SHARES), ADDED, 8.0, never) == (("small",), 2.0)
+    assert layers_by_worth(costs(**SHARES), ADDED, 1.0, never) == ((), 0.0)
+    # With more time the large one comes too, as its share of the distance is above its share of the time.
+    assert layers_by_worth(costs(**SHARES), ADDED, 200.0, never) == (("small", "sensitive", "large"), 110.0)
 
 
-def test_a_layer_that_gets_rid_of_operators_is_cheaper():
-    shares = {"small": 0.1, "sensitive": 0.3, "large": 0.5, "harmless": 0.05, "other": 0.05}
-    assert high_precision_layers(model(), costs(**shares), 0.2) == ["small", "sensitive"]
-    assert high_precision_layers(model(), costs(**shares), 0.2, cheaper=["harmless"]) == [
-        "small",
-        "sensitive",
-        "harmless",
-    ]
-    assert high_precision_layers(model(), costs(**shares), 0.2, allowed=["small"]) == ["small"]
+def test_no_more_is_taken_than_is_needed():
+    left = []
+    found = layers_by_worth(costs(**SHARES), ADDED, 200.0, lambda share: left.append(share) or share <= 0.91)
+    assert found == (("small",), 2.0)
+    assert left == pytest.approx([1.0, 0.9])
 
 
-def test_sets_grow_and_are_told_apart():
-    found = ladder(model(), costs(small=0.1, sensitive=0.3, large=0.55, harmless=0.02, other=0.03), "dynamic")
-    assert [layers for layers, _ in found] == [("small", "sensitive")]
-    assert found[0][1] == pytest.approx((2 + 8) / 200)
-    kept = ladder(model(), costs(small=0.1, sensitive=0.3, large=0.55), "dynamic", kept=["sensitive"])
-    assert [layers for layers, _ in kept] == [("small",)]
+def test_where_all_cost_alike_none_is_taken():
+    total = sum(ADDED.values())
+    assert layers_by_worth(costs(**{name: time / total for name, time in ADDED.items()}), ADDED, 1e9, never) == ((), 0)
 
 
-def rung(ratio, distance, agreement=None, name="a"):
-    expected = Expected(agreement, 0.0) if agreement is not None else None
-    reached = Reached(distance, expected)
-    return Rung((1.0,), ratio, ratio - 0.02, ratio + 0.02, layers=(name,), share=0.1, reached=reached)
-
-
-INT8 = Reached(0.004, Expected(97.0, 0.1))
-
-
-@pytest.mark.parametrize(
-    ("rungs", "disturbed", "layers", "why"),
-    [
-        # The nearest of those that keep the price.
-        ([rung(1.01, 0.003, 98.0), rung(1.05, 0.002, 98.5, "b"), rung(1.06, 0.001, 99.5, "c")], "", ("b",), "for 1.05"),
-        # The first that is expected to be enough.
-        ([rung(1.01, 0.002, 99.1), rung(1.02, 0.001, 99.5, "b")], "", ("a",), "falls from 0.004 to 0.002"),
-        # Of another task nothing is expected.
-        ([rung(1.01, 0.002), rung(1.02, 0.001, None, "b")], "", ("b",), "falls from 0.004 to 0.001"),
-        ([rung(1.06, 0.001), rung(1.2, 0.0005)], "", (), "of 2 sets of layers all add more than 5 % to the latency"),
-        ([rung(1.0, 0.005)], "", (), "none brings the answers nearer"),
-        ([rung(1.3, 0.003), rung(1.0, 0.001)], "others ran", ("a",), r"the times are unreliable \(others ran\)"),
-    ],
-)
-def test_one_set_is_taken(rungs, disturbed, layers, why):
-    found, said = choose_rung(INT8, rungs, 5.0, disturbed)
-    assert found == layers
-    assert re.search(why, said)
+def test_a_layer_that_gets_faster_comes_first_and_others_stay():
+    added = {**ADDED, "harmless": -5.0}
+    assert layers_by_worth(costs(**SHARES), added, 4.0, never) == (("harmless", "small"), -3.0)
+    assert layers_by_worth(costs(**SHARES), {"other": 1.0, "small": 1.0}, 9.0, never) == (("small",), 1.0)

@@ -1,27 +1,27 @@
-"""Rows in parts, from what is measured to the engine that computes them."""
+"""Rows in parts, from what they cost to the engine that computes them."""
 
-import platform
+import dataclasses
 
 import numpy as np
 import pytest
 
 import vitdeploy
+from tests.graph.small_graphs import Builder
 from vitdeploy.api.inspect import inspect
 from vitdeploy.api.values import Reporter
-from vitdeploy.benchmark.results import BenchRun, Measurements, Round
 from vitdeploy.cli.options import rows as parts_of_text
 from vitdeploy.data.folder import split
 from vitdeploy.devices import on_devices as rows_there
-from vitdeploy.devices.agent.documents import Failure, JobResult
-from vitdeploy.devices.on_devices import measure_row_parts_there
+from vitdeploy.devices.on_devices import row_parts_there
 from vitdeploy.devices.registry import this_machine
 from vitdeploy.devices.shipment import find_device_artifacts
 from vitdeploy.errors import CapabilityError, GraphError
-from vitdeploy.graph.io.files import load_graph
+from vitdeploy.graph.io.files import load_graph, save_graph
 from vitdeploy.runtime.engine import make_runner
-from vitdeploy.search import frame as alternatives
+from vitdeploy.runtime.host import describe_host
+from vitdeploy.search import costs
 from vitdeploy.search import rows as row_parts
-from vitdeploy.search.frame import fingerprint
+from vitdeploy.search.costs import CostTable, FormCosts
 from vitdeploy.spec import decode, encode
 from vitdeploy.stages.calibrate import calibrate
 from vitdeploy.stages.compile import CompileOptions, compile_graphs
@@ -40,77 +40,41 @@ def placed(small_export, digits, tmp_path_factory):
     return folder
 
 
-def test_every_alternative_is_measured(placed, quick_rounds):
-    told = []
-    table = row_parts.measure_row_parts(
-        placed / "model.onnx", "openvino-cpu", 1, progress=lambda *each: told.append(each[0])
-    )
-    assert [each.parts for each in table.timings] == [(17,), (16, 1), (24,), (32,)]
-    assert all(len(each.rounds_ms) == 2 and each.low <= each.ratio <= each.high for each in table.timings)
-    assert (table.target, table.batch, table.reason, table.device) == (
-        "openvino-cpu",
-        1,
-        "",
-        fingerprint("openvino-cpu"),
-    )
-    assert decode(row_parts.PartsTable, encode(table)) == table
-    assert {"prepare rows in parts for openvino-cpu", "time the rows in parts"} <= set(told)
-
-
-def test_a_small_model_is_not_measured(placed, tmp_path):
-    there = measured_there(placed, tmp_path)
-    for table in (row_parts.measure_row_parts(placed / "model.onnx", "openvino-cpu", 1), there):
-        assert (table.timings, table.best) == ((), None)
-        assert "million products at batch 1, which are too few" in table.reason
-
-
-def measured_there(placed, work):
-    """By an agent in a process of this machine; the placement's folder is `work`/graphs."""
-    (work / "graphs").mkdir()
-    graphs = place_graphs(placed / "model.onnx", "openvino-cpu", None, work / "graphs")
-    return measure_row_parts_there(graphs, 1, this_machine(), Reporter(quiet=True))
-
-
-def test_a_device_measures_every_alternative(placed, tmp_path, quick_rounds):
-    table = measured_there(placed, tmp_path)
-    assert [each.parts for each in table.timings] == [(17,), (16, 1), (24,), (32,)]
-    assert (table.timings[0].ratio, table.timings[0].low) == (1, 1)
-    assert all(len(each.rounds_ms) >= 2 and each.low <= each.ratio <= each.high for each in table.timings)
-    assert table.device["python"] == platform.python_version()
-
-
-ALTERNATIVES = [(17,), (16, 1), (24,)]
-LOST = Failure("17", CapabilityError.code, "the engine did not run as placed")
-
-
-def answered(milliseconds, left_out=()):
-    """What a device answers that measured these names, in their order."""
-    protocol = alternatives.in_turns()
-    noise = np.random.default_rng(0).uniform(0.99, 1.01, (protocol.rounds, 3))
-    entries = tuple(
-        Measurements(
-            name, "openvino-cpu", "int8", "CPU", 0.5, 3.0,
-            {"single": tuple(Round(1, np.array([ms * each[i]]), 0.25, k // 4) for k, each in enumerate(noise))},
-        )
-        for i, (name, ms) in enumerate(milliseconds.items())
-    )  # fmt: skip
-    engines = dict.fromkeys(milliseconds, object())
-    return JobResult(1, "job", {"cpu": "another"}, engines, left_out, encode(BenchRun(protocol, entries, 0.1, 4)))
+# Of a CPU whose kernels are a half slower on rows that they cannot cut into equal parts.
+FORMS = dict.fromkeys(("int8", "float"), FormCosts(0, 1, 0.01, 0.5, 0, 0, 0))
+RAGGED = CostTable("openvino-cpu", "a CPU", "", "a test", FORMS, {"fp32": 0}, 0)
 
 
 @pytest.mark.parametrize(
-    ("result", "parts", "best", "reason"),
+    ("call", "batch", "parts"),
     [
-        (answered({"16+1": 20.0, "24": 25.0, "17": 30.0}), [(17,), (16, 1), (24,)], (16, 1), ""),
-        (answered({"24": 25.0, "17": 30.0}), [(17,), (24,)], (24,), ""),
-        (answered({"16+1": 20.0}, (LOST,)), [], None, "board: 17: the engine did not run as placed"),
+        (0, 1, (16, 1)),  # no row more than needed
+        (5000, 1, (18,)),  # a call is dearer than a row
+        (0, 8, None),  # 136 rows are cut into equal parts
+        (10**9, 1, None),  # rows are no time
     ],
 )
-def test_what_a_device_measured_is_told_by_its_parts(result, parts, best, reason):
-    """A form that did not run there is left out; without all rows at once there is nothing to compare with."""
-    table = rows_there._table(result, ALTERNATIVES, "openvino-cpu", 1, "board")
-    assert ([each.parts for each in table.timings], table.best, table.reason) == (parts, best, reason)
-    assert table.device == {"cpu": "another"}
+def test_the_form_of_least_cost_is_chosen(placed, call, batch, parts, monkeypatch):
+    """17 tokens, which no kernel for up to 16 rows cuts into equal parts."""
+    monkeypatch.setattr(costs, "MOST", 16)
+    form = dataclasses.replace(RAGGED.forms["int8"], call=float(call))
+    table = dataclasses.replace(RAGGED, forms=dict.fromkeys(("int8", "float"), form))
+    found = row_parts.choose_row_parts(placed / "model.onnx", batch, table)
+    assert (found.parts, found.tokens, found.reason, found.table) == (parts, 17, "", str(table))
+    assert found.ratio < 0.97 if parts else found.ratio == 1
+    assert decode(row_parts.RowParts, encode(found)) == found
+
+
+def test_a_device_has_its_rows_in_the_parts_of_its_class_of_cpus(placed, tmp_path, monkeypatch):
+    (tmp_path / "graphs").mkdir()
+    graphs = place_graphs(placed / "model.onnx", "openvino-cpu", None, tmp_path / "graphs")
+    monkeypatch.setattr(costs, "MOST", 16)
+    asked = []
+    monkeypatch.setattr(rows_there, "costs_for", lambda *given: asked.append(given) or RAGGED)
+    found = row_parts_there(graphs, 1, this_machine(), Reporter(quiet=True))
+    assert found.parts == (16, 1)
+    [(target, host)] = asked
+    assert (target, host["isa"]) == ("openvino-cpu", describe_host()["isa"])
 
 
 def test_a_device_compiles_parts_and_measures_the_bundle_s(placed, tmp_path):
@@ -134,43 +98,24 @@ def test_a_device_compiles_parts_and_measures_the_bundle_s(placed, tmp_path):
     assert sent.placed.graphs[0].placed == there.engines[0].kernels["int8"]
 
 
-@pytest.mark.parametrize(
-    ("work", "alternatives", "reason"),
-    [
-        ({}, [(1,)], "no linear over a fixed number of tokens"),
-        ({192: 10**9}, [(192,)], "192 rows are whole tiles, or less than one"),
-        ({197: 10**9}, [(197,), (192, 5)], ""),
-    ],
-)
-def test_why_there_is_nothing_to_measure(work, alternatives, reason):
-    assert row_parts._without_alternative(work, alternatives) == reason
+def test_why_there_is_no_choice(tmp_path):
+    b = Builder()
+    for tokens, reason in (
+        (None, "no linear over a fixed number of tokens"),
+        (192, "192 rows are whole tiles, or less"),
+    ):
+        shape = ["batch", 16] if tokens is None else ["batch", tokens, 16]
+        save_graph(b.model({"x": shape}, b.linear("x", 16, 16, f"layer{tokens}")), tmp_path / "model.onnx")
+        found = row_parts.choose_row_parts(tmp_path / "model.onnx", 1, RAGGED)
+        assert found.parts is None and found.reason.startswith(reason)
 
 
 @pytest.mark.parametrize(
-    ("tokens", "rows"), [(197, [200, 208]), (17, [24, 32]), (192, []), (9, [16]), (5, [8]), (4, []), (1, [])]
+    ("tokens", "rows"),
+    [(197, [198, 200, 208]), (17, [18, 24, 32]), (192, []), (9, [10, 16]), (5, [6, 8]), (4, []), (1, [])],
 )
 def test_more_rows_are_whole_tiles_and_less_than_twice_the_tokens(tokens, rows):
     assert row_parts.more_rows(tokens, row_parts.PART_MULTIPLES) == rows
-
-
-@pytest.mark.parametrize(
-    ("milliseconds", "disturbed", "best"),
-    [
-        ((30.0, 27.0, 26.0), "", (64, 64, 64, 5)),
-        ((30.0, 29.99, 31.0), "", None),
-        ((30.0, 27.0, 26.0), "others had 40 % of the CPUs' time", None),
-    ],
-)
-def test_the_best_parts_are_surely_faster_than_one(milliseconds, disturbed, best):
-    noise = np.random.default_rng(0).uniform(0.98, 1.02, (3, 16))
-    rounds = [
-        [Round(1, np.array([ms * each]), 0.25, k // 4) for k, each in enumerate(noise[i])]
-        for i, ms in enumerate(milliseconds)
-    ]
-    tried = [(197,), (192, 5), (64, 64, 64, 5)]
-    found = zip(tried, alternatives.timings_of(rounds), strict=True)
-    timings = tuple(row_parts.PartsTiming(parts=each, **vars(timing)) for each, timing in found)
-    assert row_parts.PartsTable("openvino-cpu", "today", {}, batch=1, timings=timings, disturbed=disturbed).best == best
 
 
 def test_an_engine_in_parts_keeps_the_placement_and_answers_the_same(placed, tmp_path):
@@ -197,7 +142,7 @@ def test_an_engine_in_parts_keeps_the_placement_and_answers_the_same(placed, tmp
 
 
 def test_compile_takes_parts(placed, tmp_path):
-    """A small model is not worth measuring; what is given is done, or refused, and then nothing is written."""
+    """The rows of a small model are no time; what is given is done, or refused, and then nothing is written."""
     by_itself = vitdeploy.compile(placed, "openvino-cpu", tmp_path / "auto", progress=False)
     assert ("row_parts" in by_itself.document, by_itself.engines[0].row_parts) == (False, None)
     given = vitdeploy.compile(placed, "openvino-cpu", tmp_path / "given", split_rows=(16, 1), progress=False)

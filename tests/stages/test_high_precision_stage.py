@@ -14,7 +14,7 @@ from vitdeploy.graph.io.files import load_graph, save_graph
 from vitdeploy.quantization.placement import place
 from vitdeploy.quantization.ranges import quantize_weight
 from vitdeploy.runtime.engine import make_runner
-from vitdeploy.search import frame as alternatives
+from vitdeploy.search.costs import CostTable, FormCosts, costs_for
 from vitdeploy.search.precision import in_higher_precision
 from vitdeploy.spec import encode
 from vitdeploy.stages import search as high_precision
@@ -39,48 +39,51 @@ def calibrated(small_export, digits, tmp_path_factory):
     return CalibratedGraph(small_export / "model.onnx", folder / "statistics.npz", samples)
 
 
-@pytest.fixture
-def quick(quick_rounds, monkeypatch):
+TARGETS = ("openvino-cpu", "onnxruntime-cpu")
+
+
+def found_in(calibrated, out, target="openvino-cpu", price=5.0):
+    return find_high_precision(PlaceConfig(target, "int8"), price, 1, calibrated, costs_for(target), out)
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_layers_are_ranked_priced_and_tried(target, calibrated, monkeypatch, tmp_path):
     monkeypatch.setattr(high_precision, "ENOUGH", 100.1)
-
-
-@pytest.mark.parametrize("target", ["openvino-cpu", "onnxruntime-cpu"])
-def test_layers_are_tried_timed_and_run(target, calibrated, quick, tmp_path):
-    found = find_high_precision(PlaceConfig(target, "int8"), 100.0, 1, calibrated, tmp_path)
+    found = found_in(calibrated, tmp_path, target, 100.0)
     assert found == HIGH_PRECISION_SEARCH.read(tmp_path)
     assert (tmp_path / "sensitivity.json").is_file()
-    assert found.images == 16
-    assert found.rungs
-    assert all(len(rung.rounds_ms) == 2 and rung.low <= rung.ratio <= rung.high for rung in found.rungs)
-    assert all(rung.reached.distance != found.int8.distance for rung in found.rungs)
-    if found.layers:
-        assert found.layers in [rung.layers for rung in found.rungs]
+    assert (found.images, found.table) == (16, str(costs_for(target)))
+    assert found.layers and found.reached.distance < found.int8.distance
+    assert found.ratio <= 2
+    assert "the distance falls from" in found.why and found.why.endswith(f"for {found.ratio:.2f} of the latency")
 
 
-def test_a_small_model_and_a_good_one_are_left_alone(calibrated, monkeypatch, tmp_path):
-    found = find_high_precision(PlaceConfig("openvino-cpu", "int8"), 5.0, 1, calibrated, tmp_path)
-    assert (found.rungs, found.precisions) == ((), ())
-    assert "million products at batch 1, which are too few to time layers" in found.why
-    monkeypatch.setattr(alternatives, "LEAST_MACS", 0)
+def test_a_price_is_not_exceeded(calibrated, monkeypatch, tmp_path):
+    """Of costs in proportion to products, of which float takes four times those of INT8."""
+    monkeypatch.setattr(high_precision, "ENOUGH", 100.1)
+    none = dict.fromkeys(("call", "uneven", "ragged", "weight", "read", "written"), 0.0)
+    forms = {name: FormCosts(**none, mac=mac) for name, mac in (("int8", 1.0), ("float", 4.0), ("dynamic", 4.0))}
+    table = CostTable("openvino-cpu", "a CPU", "", "a test", forms, {"fp32": 0.0}, 0.0)
+    config = PlaceConfig("openvino-cpu", "int8")
+    dear, cheap = (find_high_precision(config, price, 1, calibrated, table, tmp_path) for price in (1.0, 50.0))
+    assert (dear.layers, dear.ratio) == ((), 1.0)
+    assert cheap.layers and 1.0 < cheap.ratio <= 1.5
+
+
+def test_a_good_model_is_left_alone(calibrated, monkeypatch, tmp_path):
     monkeypatch.setattr(high_precision, "ENOUGH", 1.0)
-    found = find_high_precision(PlaceConfig("openvino-cpu", "int8"), 5.0, 1, calibrated, tmp_path)
+    found = found_in(calibrated, tmp_path)
+    assert (found.layers, found.precisions, found.ratio) == ((), (), 1.0)
     assert found.why.startswith("plain INT8 is expected to keep ")
     assert not (tmp_path / "sensitivity.json").exists()
-
-
-def test_a_model_too_large_to_try_each_layer_of_is_left_alone():
-    reason = high_precision._too_small_or_large(3_000_000_000_000, 130)
-    assert reason == "3000 billion products in 130 layers, which are too many to try each layer"
-    assert high_precision._too_small_or_large(17_500_000_000, 73) == ""
 
 
 def test_a_graph_that_layers_cannot_be_tried_of_is_quantized_as_before(calibrated, monkeypatch, tmp_path):
     def refused(*given):
         raise GraphError("the layer pads by itself", found="SAME_UPPER", wanted="explicit pads")
 
-    monkeypatch.setattr(alternatives, "LEAST_MACS", 0)
     monkeypatch.setattr(high_precision, "open_trials", refused)
-    found = find_high_precision(PlaceConfig("openvino-cpu", "int8"), 5.0, 1, calibrated, tmp_path)
+    found = found_in(calibrated, tmp_path)
     assert (found.precisions, found.why) == ((), "single layers cannot be tried: the layer pads by itself")
 
 
@@ -102,7 +105,7 @@ def test_the_placement_says_which_layers_and_why(calibrated, tmp_path):
 
 def test_openvino_quantizes_groups_of_a_row(tmp_path):
     """The product, by the runtime and by NumPy: each 32 channels of a row in steps of their largest / 127."""
-    if form_of("openvino-cpu", 8) != "dynamic":
+    if form_of(PlaceConfig("openvino-cpu", "int8")) != "dynamic":
         pytest.skip("this CPU has no VNNI, so OpenVINO computes such a layer in float")
     b = Builder()
     model = b.model({"x": ["batch", 5, 128]}, b.linear("x", 128, 64, "layer"))
@@ -136,7 +139,8 @@ def test_onnxruntime_has_no_such_layers():
     model = b.model({"x": ["batch", 5, 128]}, b.linear("x", 128, 64, "layer"))
     with pytest.raises(CapabilityError, match="onnxruntime-cpu quantizes no activations by itself"):
         place(model, {}, "onnxruntime-cpu", asked=in_higher_precision(["layer"], "dynamic"))
-    assert form_of("onnxruntime-cpu", 8) == form_of("openvino-cpu", 7) == "float"
+    assert form_of(PlaceConfig("onnxruntime-cpu", "int8")) == "float"
+    assert form_of(PlaceConfig("openvino-cpu", "int8", weight_bits=7)) == "float"
 
 
 @pytest.mark.parametrize(
@@ -155,5 +159,5 @@ def test_where_precision_is_raised(target, precision, task, price, wanted):
 
 
 def test_why_is_in_the_file(calibrated, tmp_path):
-    found = find_high_precision(PlaceConfig("onnxruntime-cpu", "int8"), 5.0, 1, calibrated, tmp_path)
+    found = found_in(calibrated, tmp_path, "onnxruntime-cpu")
     assert json.loads((tmp_path / "high_precision.json").read_text(encoding="utf-8")) == encode(found)

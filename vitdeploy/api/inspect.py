@@ -273,6 +273,18 @@ def diagnose() -> tuple[dict[str, Any], list[str]]:
     return document, lines
 
 
+def measure_layers(target: str | None, progress: Progress) -> tuple[dict[str, Any], list[str]]:
+    """Measure what layers cost on this CPU, on one target or on all that are installed and have tables; see
+    `search.costs`."""
+    from vitdeploy.search import costs
+
+    targets = [target] if target is not None else [name for name in TARGETS if costs.has_costs(name)]
+    check_target(targets[0])
+    tables = {name: costs.measure_costs(name, progress) for name in targets if target or probe_target(name).works}
+    lines = [f"{name}: {table}" for name, table in tables.items()]
+    return {"costs": encode(tables)}, [*lines, "builds on this machine choose by these from now on"]
+
+
 def _host_lines(host: dict[str, str]) -> list[str]:
     """What this machine is, and what its CPU has for INT8."""
     cores = f"{host['cores']} cores" + (f" (a quota of {host['quota']})" if "quota" in host else "")

@@ -262,7 +262,7 @@ class Quantize(Options):
     )
     high_precision: float = option(
         5.0,
-        "What layers out of plain INT8 may add to the latency, measured here; 0: none.",
+        "What layers out of plain INT8 may add to the latency, by a table of costs; 0: none.",
         doc='for "int8" on a CPU, percent of the latency that layers out of plain INT8 may add where they bring the '
         "answers nearer to the float graph's, measured on this machine; 0 measures nothing.",
         min=0,
@@ -337,7 +337,7 @@ class Compile(Options):
     split_rows: Literal["auto", "none"] | Sequence[int] = option(
         "auto",
         "How INT8 on openvino-cpu computes the rows of its tokens: in parts, such as 192,5, or more, such as 200; "
-        "auto: as measured.",
+        "auto: by what layers cost on this CPU.",
         kind="rows",
         metavar="auto|none|A,B",
     )

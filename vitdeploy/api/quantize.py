@@ -26,6 +26,7 @@ from vitdeploy.runtime.host import describe_host
 from vitdeploy.runtime.inputs import require_image_alone
 from vitdeploy.runtime.tasks.registry import flow_of
 from vitdeploy.runtime.values import saturation_warning
+from vitdeploy.search.costs import costs_for
 from vitdeploy.search.precision import HighPrecision, Mixed, Sensitivity
 from vitdeploy.spec import Budget, TensorSpec, WeightBits, encode
 from vitdeploy.stages import search, step
@@ -177,8 +178,8 @@ def _make(
         costs = search.find_sensitivity(plain, given, *into)
     here = weight_bits(options.vnni) == weight_bits(None) and drive is None  # where it is measured
     allowed = options.high_precision if here else 0.0
-    if search.measures(target, precision, allowed):
-        high = search.find_high_precision(plain, allowed, 1, given, *into)
+    if search.raises_precision(target, precision, None, allowed):
+        high = search.find_high_precision(plain, allowed, 1, given, costs_for(target), *into)
     if costs is not None:
         (work / "sensitivity.html").write_text(render_sensitivity(costs, name), encoding="utf-8")
     config = PlaceConfig(target, precision, ignore, bits)

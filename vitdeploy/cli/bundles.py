@@ -232,12 +232,20 @@ class DoctorOptions(Options):
     target: str | None = option(
         None, "Everything that this one target needs; exit code 4 where it does not work here.", complete="targets"
     )
+    measure: bool = option(
+        False, "Time single layers on this CPU, some minutes, and choose INT8 graphs by their costs from now on."
+    )
 
 
 @command_of(DoctorOptions)
 def doctor(console: Console, options: DoctorOptions) -> None:
     """Show what is installed here and which targets work."""
     module, target = api("inspect"), options.target
+    if options.measure:
+        with console:
+            document, lines = module.measure_layers(target, console.progress)
+        console.finish(document, lines, None)
+        return
     document, lines = module.diagnose() if target is None else module.diagnose_target(target)
     console.finish(document, lines, None)
     if target is not None and not document["works"]:

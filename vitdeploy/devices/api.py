@@ -138,7 +138,7 @@ def compile_on(
         parts = chosen_row_parts(
             graphs,
             options.split_rows,
-            lambda: on_devices.measure_row_parts_there(graphs, size, devices[0], reporter),
+            lambda: on_devices.row_parts_there(graphs, size, devices[0], reporter),
         )
         seeded = seeded_answers(placed / f"{next(iter(graphs.graphs))}.onnx", target)
         golden = {} if seeded.why or accepted else golden_folder(seeded, target, Path(folder) / "golden")

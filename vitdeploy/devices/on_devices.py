@@ -10,13 +10,13 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Generic, NoReturn, TypeAlias, TypeVar
+from typing import Generic, NoReturn, TypeVar
 
 from vitdeploy.api.options import Compile, VerifyOn
 from vitdeploy.api.values import Reporter
 from vitdeploy.benchmark.protocol import Protocol
 from vitdeploy.benchmark.run import against_last
-from vitdeploy.devices.agent.documents import JobResult, PlacedArtifact
+from vitdeploy.devices.agent.documents import PlacedArtifact
 from vitdeploy.devices.agent.probe import DeviceProbe
 from vitdeploy.devices.client import Client
 from vitdeploy.devices.registry import Device
@@ -24,15 +24,15 @@ from vitdeploy.devices.results import check_named, check_run, product_files, rep
 from vitdeploy.devices.runner import RemoteRunner
 from vitdeploy.devices.shipment import Shipment, entries, make_job, placed_shipment
 from vitdeploy.document import bench, report
-from vitdeploy.errors import CapabilityError, KnownBadError, VitdeployError
+from vitdeploy.errors import KnownBadError, VitdeployError
 from vitdeploy.graph.io.files import graph_spec, load_graph
 from vitdeploy.known_bad.entries import REFUSED
 from vitdeploy.known_bad.find import Match, accepted_of, in_spite, matches, refuse_known_bad
 from vitdeploy.known_bad.platform import concerns, for_target, platform_there
-from vitdeploy.pipeline import early, measure
+from vitdeploy.pipeline import measure
 from vitdeploy.runtime.values import weight_remarks
-from vitdeploy.search.frame import in_turns, judged, now
-from vitdeploy.search.rows import PartsTable, PartsTiming, alternatives_of
+from vitdeploy.search.costs import costs_for
+from vitdeploy.search.rows import RowParts, choose_row_parts
 from vitdeploy.spec import Budget, EngineSpec, Precision
 from vitdeploy.stages.compile import check_batch
 from vitdeploy.stages.step import MODEL_FILE
@@ -316,64 +316,17 @@ def _bring_graph(graphs: placement.PlacedGraphs, part: EngineSpec, folder: Path)
 
 
 # ----------------------------------------------------------------------------------------------------------------------
-# Finds on a device in which parts a placed model computes its rows fastest there (`search.row_parts` does it here).
+# In which parts a device computes the rows of a placed model: what the costs of layers on its class of CPUs say.
 
 
-Parts: TypeAlias = tuple[int, ...]
-
-
-def measure_row_parts_there(
-    placed: placement.PlacedGraphs, batch: int, device: Device, reporter: Reporter
-) -> PartsTable:
-    """The measurement of `search.row_parts.measure_row_parts`, by a device: one job with the graph in each form, which
-    it compiles and measures in alternating blocks.
-
-    A form that does not work there is left out. Without the first one, or where the device cannot time anything, as in
-    an emulator, nothing is measured, and the table has the `reason`.
+def row_parts_there(placed: placement.PlacedGraphs, batch: int, device: Device, reporter: Reporter) -> RowParts:
+    """What `search.rows.choose_row_parts` chooses for a device.
 
     Raises:
-        VitdeployError: the device cannot be reached, or answers what it was not asked for.
+        VitdeployError: the device cannot be reached.
     """
-    alternatives, reason = alternatives_of(placed.folder / MODEL_FILE)
-    if reason:
-        return PartsTable(placed.target, now(), {}, batch=batch, reason=reason)
-    protocol = in_turns()
-    with tempfile.TemporaryDirectory(prefix="vitdeploy-") as work:
-        forms, results = Path(work) / "forms", Path(work) / "results"
-        forms.mkdir()
-        results.mkdir()
-        shipments = []
-        for done, parts in enumerate(_in_order(alternatives)):
-            reporter.progress(f"prepare rows in parts for {device.name}", done, len(alternatives))
-            form = placed if parts == alternatives[0] else placed.in_parts(parts, early.new_folder(forms, _name(parts)))
-            shipments.append(placed_shipment(_name(parts), form, batch))
-        job, files = make_job("bench", shipments, protocol=protocol)
-        (outcome,) = on_all([device], lambda client: client.run(job, files, results), reporter)
-    if isinstance(outcome.error, CapabilityError):
-        return PartsTable(placed.target, now(), {}, batch=batch, reason=outcome.error.message)
+    (outcome,) = on_all([device], lambda client: client.probe(), reporter)
     if outcome.error is not None:
         raise outcome.error
     assert outcome.found is not None
-    return _table(outcome.found, alternatives, placed.target, batch, device.name)
-
-
-def _in_order(alternatives: Sequence[Parts]) -> list[Parts]:
-    """All at once last: a device compares with the last one, and measures again what is not narrow."""
-    return [*alternatives[1:], alternatives[0]]
-
-
-def _name(parts: Parts) -> str:
-    return "+".join(map(str, parts))
-
-
-def _table(result: JobResult, alternatives: Sequence[Parts], target: str, batch: int, device: str) -> PartsTable:
-    for failure in result.left_out:
-        if failure.artifact == _name(alternatives[0]):
-            return PartsTable(target, now(), dict(result.host), batch=batch, reason=reported(device, failure).message)
-    measured = [parts for parts in _in_order(alternatives) if _name(parts) in result.engines]
-    bench_run = check_run(device, result.bench_run, in_turns(), [_name(parts) for parts in measured])
-    *others, together = bench_run.entries
-    timings, disturbed = judged(dataclasses.replace(bench_run, entries=(together, *others)))
-    rows = zip((measured[-1], *measured[:-1]), timings, strict=True)
-    found = tuple(PartsTiming(parts=parts, **vars(timing)) for parts, timing in rows)
-    return PartsTable(target, now(), dict(result.host), batch=batch, timings=found, disturbed=disturbed)
+    return choose_row_parts(placed.folder / MODEL_FILE, batch, costs_for(placed.target, outcome.found.host))

@@ -194,13 +194,13 @@ def said_of_placement(artifacts: Mapping[str, Artifact], candidate: step.Candida
 def said_of_layers(artifacts: Mapping[str, Artifact], candidate: step.Candidate) -> list[str]:
     """A remark on layers that are out of plain INT8."""
     searched = artifacts.get(candidate.step(step.HIGH_PRECISION))
-    precisions = HIGH_PRECISION_SEARCH.read(searched.path).precisions if searched is not None else ()
-    if not precisions:
+    found = HIGH_PRECISION_SEARCH.read(searched.path) if searched is not None else None
+    if found is None or not found.layers:
         return []
-    one = precisions[0]
+    precisions, one = found.precisions, found.precisions[0]
     form = {"dynamic": "with activations that the runtime quantizes", "float": "in float"}[one.precision]
     layers = f"{len(precisions)} {'layer' if len(precisions) == 1 else 'layers'} {form}"
-    return [f"{candidate.artifact} has {layers}: on the calibration images {one.evidence}, measured here."]
+    return [f"{candidate.artifact} has {layers}: on the calibration images {one.evidence}, by {found.table}."]
 
 
 def said_of_runtime(artifacts: Mapping[str, Artifact], candidate: step.Candidate) -> list[str]:
@@ -214,14 +214,14 @@ def said_of_rest(artifacts: Mapping[str, Artifact], candidate: step.Candidate) -
     if engine.float_rest is None:
         return []
     said = f"{candidate.artifact} computes what is not in INT8 in {engine.float_rest}"
-    measured = artifacts.get(candidate.step(FLOAT_REST))
-    if measured is None:
+    chosen = artifacts.get(candidate.step(FLOAT_REST))
+    if chosen is None:
         return [f"{said}, as the recipe says."]
-    found = FLOAT_REST_SEARCH.read(measured.path)
+    found = FLOAT_REST_SEARCH.read(chosen.path)
     plain, half = found.distances
     return [
-        f"{said}: {found.ratio:.2f} [{found.low:.2f}, {found.high:.2f}] of the latency with fp32, and a distance of "
-        f"{half:.2g} from the float graph on the calibration images, in place of {plain:.2g}, measured here."
+        f"{said}: {found.ratio:.2f} of the latency with fp32, by {found.table}, and a distance of {half:.2g} from the "
+        f"float graph on the calibration images, in place of {plain:.2g}."
     ]
 
 
@@ -232,13 +232,11 @@ def said_of_rows(artifacts: Mapping[str, Artifact], candidate: step.Candidate) -
     if rows is None:
         return []
     said = f"{candidate.artifact} computes {engine.rows_told}"
-    measured = artifacts.get(candidate.step("parts"))
-    if measured is None:
+    chosen = artifacts.get(candidate.step("parts"))
+    if chosen is None:
         return [f"{said}, as the recipe says."]
-    found = next(each for each in PARTS_SEARCH.read(measured.path).timings if each.parts == rows)
-    return [
-        f"{said}: {found.ratio:.2f} [{found.low:.2f}, {found.high:.2f}] of the latency with one a token, measured here."
-    ]
+    found = PARTS_SEARCH.read(chosen.path)
+    return [f"{said}: its layers take {found.ratio:.2f} of their time with one a token, by {found.table}."]
 
 
 def _calibration(job: Job, artifacts: Mapping[str, Artifact]) -> CalibrationFacts | None:

@@ -78,18 +78,18 @@ def engine_plan(job: Job, contenders: Sequence[Candidate], workers: Workers = HE
         if candidate.precision == "mixed":
             steps.append(search.search_step(candidate, plain, recipe.to_budget(), job.data))
         rest = float_rest_of(job, candidate)
-        if rest == "measured":
+        if rest == "chosen":
             steps.append(search.float_rest_step(candidate, plain, recipe.engine_batch, job.data))
         steps += placement_plan(job, candidate, rest)
         parts = row_parts_of(job, candidate)
-        if parts == "measured":
-            steps.append(rows.parts_step(candidate, recipe.engine_batch, rest))
+        if parts == "chosen":
+            steps.append(rows.parts_step(candidate, recipe.engine_batch))
         build, accepted = recipe.to_build(), recipe.accept_known_bad
         steps.append(compile_step(candidate, recipe.engine_batch, build, accepted, parts, rest))
     return steps
 
 
-def placement_plan(job: Job, candidate: Candidate, rest: FloatRest | Literal["measured"] = "fp32") -> list[Step]:
+def placement_plan(job: Job, candidate: Candidate, rest: FloatRest | Literal["chosen"] = "fp32") -> list[Step]:
     """The plan from the calibrated graph to a candidate's placement. `rest`: as `float_rest_of` gives it."""
     recipe, plain = job.recipe, _plain(job, candidate)
     if TARGETS[candidate.target].typed and candidate.precision != "fp32":
@@ -115,22 +115,22 @@ def float_steps(job: Job) -> list[Step]:
     return [unpruned, rows.pruning_step(job.data, UNPRUNED), rows.prune_step(section.prune, job.data)]
 
 
-def row_parts_of(job: Job, candidate: Candidate) -> tuple[int, ...] | Literal["measured"] | None:
-    """The parts in which a candidate's engine computes its rows: those of the recipe, those to be measured, or None."""
+def row_parts_of(job: Job, candidate: Candidate) -> tuple[int, ...] | Literal["chosen"] | None:
+    """The parts in which a candidate's engine computes its rows: the recipe's, a step's choice, or None."""
     wanted, model = job.recipe.optimize.split_rows, job.reference_model
     if wanted == "none" or model.inputs or not rows.splits_rows(candidate.target, candidate.precision, model.task):
         return None
-    return "measured" if wanted == "auto" else wanted
+    return "chosen" if wanted == "auto" else wanted
 
 
-def float_rest_of(job: Job, candidate: Candidate) -> FloatRest | Literal["measured"]:
-    """In which precision a candidate's engine computes its float operators: the recipe's, or what is to be measured."""
+def float_rest_of(job: Job, candidate: Candidate) -> FloatRest | Literal["chosen"]:
+    """In which precision a candidate's engine computes its float operators: the recipe's, or what a step chooses."""
     wanted = job.recipe.optimize.float_rest
     if wanted == "auto" and job.reference_model.inputs:
         return "fp32"
     if not search.has_half_rest(candidate.target, candidate.precision, job.reference_model.task):
         return "fp32"
-    return "measured" if wanted == "auto" else wanted
+    return "chosen" if wanted == "auto" else wanted
 
 
 def original_step(job: Job) -> Step:

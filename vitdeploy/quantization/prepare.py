@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -11,7 +12,7 @@ import numpy.typing as npt
 import onnx_ir as ir
 
 from vitdeploy.errors import DataError
-from vitdeploy.graph.analysis.rows import find_linears
+from vitdeploy.graph.analysis.rows import Linear, find_linears
 from vitdeploy.graph.edit import Editor
 from vitdeploy.graph.passes.folds import image_bounds
 from vitdeploy.quantization.folds import (
@@ -27,8 +28,9 @@ from vitdeploy.quantization.folds import (
 )
 from vitdeploy.quantization.observer import Arrays
 from vitdeploy.quantization.placement import QUANTIZE, Placement
-from vitdeploy.quantization.ranges import QuantizedWeight, Range, Statistics, output_of, range_of
-from vitdeploy.quantization.rounding import Rounded, round_linear
+from vitdeploy.quantization.ranges import Numbers, QuantizedWeight, Range, Statistics, output_of, range_of
+from vitdeploy.quantization.rounding import round_linear
+from vitdeploy.runtime.host import usable_cores
 from vitdeploy.spec import PreprocessSpec, WeightBits
 
 # --- Between observing a float graph and placing INT8 in it: folds, ranges, rounded weights, corrected biases ---------
@@ -38,6 +40,8 @@ from vitdeploy.spec import PreprocessSpec, WeightBits
 FOLDS: tuple[Folding, ...] = (smooth_norms, smooth_values, smooth_scores, smooth_hidden, scale_channels)
 # What other images reach beyond the calibration images. Folds that give every channel the same range leave no room.
 MARGIN = 0.1
+# Layers that are rounded at the same time: each takes some copies of its weight, in float64.
+MOST_AT_ONCE = 4
 
 
 @dataclass(frozen=True)
@@ -59,7 +63,6 @@ def prepare(
     statistics: Mapping[str, Statistics],
     placement: Placement,
     bits: WeightBits = 8,
-    rounding: Rounded | None = None,
 ) -> Prepared:
     """Make a float graph easier to quantize, in place: except for corrected biases, its function stays the same.
 
@@ -69,7 +72,6 @@ def prepare(
             justifies an operator. Nothing is folded for the inputs of "dynamic" layers, and their weights are rounded
             for an input without errors: what the runtime makes of it is near enough.
         bits: bits of the weights; with fewer than 8, attention scores stay float.
-        rounding: what other placements of the model have rounded.
     """
     layers, dynamic = set(placement.int8), set(placement.dynamic)
     scaled = [each.layer for each in placement.layers if each.scaled]
@@ -85,14 +87,19 @@ def prepare(
         done += records
     ranges = {name: range_of(found) for name, found in known.items()}
     editor, weights, biases = Editor(model), {}, {}
-    for linear in editor.linears:
-        name, found = str(linear.input.name), known.get(str(linear.input.name))
-        if found is None or (linear.name not in layers and linear.name not in dynamic):
-            continue
-        if linear.name in clips:
-            ranges[name] = range_of(found).times(clips[linear.name])
+    linears = [each for each in editor.linears if each.name in layers | dynamic and str(each.input.name) in known]
+
+    def rounded(linear: Linear) -> tuple[QuantizedWeight, Numbers]:
         step = 0.0 if linear.name in dynamic else None
-        weights[linear.name], bias = (rounding or round_linear)(linear, found, bits, step)
+        return round_linear(linear, known[str(linear.input.name)], bits, step)
+
+    with ThreadPoolExecutor(min(MOST_AT_ONCE, usable_cores())) as pool:
+        made = list(pool.map(rounded, linears))
+    for linear, (weight, bias) in zip(linears, made, strict=True):
+        name = str(linear.input.name)
+        if linear.name in clips:
+            ranges[name] = range_of(known[name]).times(clips[linear.name])
+        weights[linear.name] = weight
         if linear.bias is not None or linear.kind == "conv" or not linear.output.is_graph_output():
             biases[linear.name] = linear.bias
             editor.set_linear(linear, bias=bias)

@@ -185,10 +185,10 @@ class OptimizeSection(Section):
     """Graph rewrites: see `graph.passes.optimize.OptimizeOptions`. All but `token_merging` are exact; that is none, or
     the tokens that remain after the attention of each block, as {1: 192, 6: 128}. `align_rows`: none, or how many.
     `split_rows`: none, the parts in which INT8 engines compute the rows of their tokens, as [192, 5], or a larger
-    number of rows, as [200], or auto: what is measured here to be faster (OpenVINO on the CPU). `float_rest`: in which
-    precision INT8 engines compute what they leave in float, or auto: what is measured here (OpenVINO, on CPUs with AMX;
-    fp32 on others). `prune`: none, or
-    the least share of all MACs that goes with hidden channels and heads; not exact either, see `search.pruning`."""
+    number of rows, as [200], or auto: what is faster by costs of layers (OpenVINO on the CPU). `float_rest`: in which
+    precision INT8 engines compute what they leave in float, or auto: bf16 where it is faster by these costs and near
+    enough (OpenVINO, on CPUs with AMX), else fp32. `prune`: none, or the least share of all MACs that goes with hidden
+    channels and heads; not exact either, see `search.pruning`."""
 
     fold_layer_scale: bool = True
     rotate_residual: bool = False
@@ -389,9 +389,9 @@ class Recipe(Section):
     `vnni`: whether the CPU that runs INT8 has it; auto: as this machine. `float_parts`: graphs of a model of several
     that stay in float where the others are in INT8; `ignore`: layers that do, with * for any, as `quantize --ignore`
     takes them; of a model of several graphs as graph/layer. `high_precision`: percent of the latency that layers out of
-    plain INT8 may add, where they bring the answers nearer to the original's, as measured on this machine; 0 leaves all
-    in plain INT8. `accept_known_bad`: entries of the table of runtimes known
-    to be wrong that are no reason to refuse an engine.
+    plain INT8 may add, by costs of layers, where they bring the answers nearer to the original's; 0 leaves all in plain
+    INT8. `accept_known_bad`: entries of the table of runtimes known to be wrong that are no reason to refuse an
+    engine.
     """
 
     vitdeploy: Literal[1]

@@ -45,10 +45,6 @@ FINGERPRINT = ("cpu", "isa", "cores", "quota", "machine", "board", "caches", "em
 # A claim of a few percent needs more than one process of each: processes differ by as much.
 ROUNDS, BLOCK_SECONDS, WARMUP_SECONDS, PROCESSES = 16, 0.25, 0.5, 4
 LEVEL = 0.95
-# MACs of linears and convolutions at batch 1. Below, an engine is done before a few percent can be told apart: calling
-# the kernels twice for rows in parts costs more there than fuller tiles save (the digits, 115 million, took 1.19 of
-# their time with 64 and 1 rows), and no layer takes long enough.
-LEAST_MACS = 400_000_000
 
 T = TypeVar("T")
 
@@ -237,32 +233,15 @@ def fingerprint(target: str) -> dict[str, str]:
     return {**{key: host[key] for key in FINGERPRINT if key in host}, package: importlib.metadata.version(package)}
 
 
-def too_few(macs: int, what: str = "") -> str:
-    """Why nothing is measured of a model with so many MACs; "" if something is."""
-    return f"{macs / 1e6:.0f} million products at batch 1, which are too few{what}" if macs < LEAST_MACS else ""
-
-
 # --- Make and measure -------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class GraphVariant:
-    """One candidate of a search, by name. `write` puts its graph, placed, into an empty folder, and gives the file.
-    `float_rest`: what its engine computes its float operators in."""
+    """One candidate of a search, by name. `write` puts its graph, placed, into an empty folder, and gives the file."""
 
     name: str
     write: Callable[[Path], Path]
-    float_rest: FloatRest = "fp32"
-
-
-@dataclass(frozen=True)
-class MeasuredVariant:
-    """The timing of a variant; and of its answers, where there are any, the distances [images] from the float graph's
-    and what is expected of a classifier's."""
-
-    timing: VariantTiming
-    distances: Distances
-    expected: Expected | None
 
 
 def save_in(model: ir.Model, folder: Path) -> Path:
@@ -274,42 +253,33 @@ def save_in(model: ir.Model, folder: Path) -> Path:
 def measure(
     variants: Sequence[GraphVariant],
     target: str,
-    batch: int,
     texts: tuple[str, str],
     progress: Progress,
     *,
     precision: Precision = "int8",
-    reference_outputs: ReferenceOutputs | None = None,
-) -> tuple[list[MeasuredVariant], str]:
-    """The engines of variants in alternating blocks, the first being what the others are compared with; and why their
-    times are unreliable, "" if nothing says so.
+) -> tuple[list[VariantTiming], str]:
+    """The engines of variants at batch 1 in alternating blocks, the first being what the others are compared with; and
+    why their times are unreliable, "" if nothing says so.
 
     Args:
         texts: what progress says of making, where {} is a variant's name, and of timing them.
-        reference_outputs: on whose images each engine is run too.
 
     Raises:
         CapabilityError, EngineError, WorkerError: as `compile_engine` and `run_benchmark`. Errors of `write` propagate.
     """
-    candidates, answered = list[run.BenchCandidate](), list[tuple[Distances, Expected | None]]()
+    candidates = list[run.BenchCandidate]()
     with tempfile.TemporaryDirectory(prefix="vitdeploy-") as scratch:
         for done, variant in enumerate(variants):
             progress(texts[0].format(variant.name), done, len(variants))
             out, graph = Path(scratch) / variant.name, Path(scratch) / "graph"
             graph.mkdir()
-            file, rest = variant.write(graph), variant.float_rest
-            model, distances, expected = load_graph(file), np.zeros(0), None
-            if reference_outputs is not None:
-                answers = answers_of(model, target, precision, reference_outputs, rest)
-                distances, expected = reference_outputs.distance(answers), reference_outputs.expected(answers)
-            answered.append((distances, expected))
-            engine = engine_of(model, file, out, target, precision, batch, rest)
+            file = variant.write(graph)
+            engine = engine_of(load_graph(file), file, out, target, precision, 1, "fp32")
             candidates.append(run.engine_candidate(engine, out, variant.name))
             shutil.rmtree(graph)
         progress(texts[0].format(variants[-1].name), len(variants), len(variants))
         bench_run = run.run_benchmark(candidates, in_turns(), lambda text, done, total: progress(texts[1], done, total))
-    timings, disturbed = judged(bench_run)
-    return [MeasuredVariant(timing, *each) for timing, each in zip(timings, answered, strict=True)], disturbed
+    return judged(bench_run)
 
 
 def answers_of(

@@ -139,8 +139,8 @@ def _shape(linear: Linear, before: list[int], after: list[int]) -> Shape:
     return Shape(int(np.prod(after[2:])), inside * kernel[0] * kernel[1], n, layout)
 
 
-def layer_graph(shape: Shape) -> ir.Model:
-    """`shape.copies` such layers, each with an input, random weights and a bias of its own, called "0", "1" ...
+def layer_graph(shape: Shape, copies: int | None = None) -> ir.Model:
+    """So many such layers, by default `shape.copies`, called "0", "1" ..., each with its own input, weights and bias.
 
     Only one row of each output leaves the graph, so that the time is that of the layer and not of copying its result.
     """
@@ -161,7 +161,7 @@ def layer_graph(shape: Shape) -> ir.Model:
         return output
 
     row = initializer(np.array([0], np.int64), "row")
-    for i in range(shape.copies):
+    for i in range(shape.copies if copies is None else copies):
         layout = shape.convolution
         sizes = [1, shape.rows, shape.k] if layout is None else [1, layout.channels, layout.height, layout.width]
         x = ir.Value(name=f"x{i}", type=ir.TensorType(ir.DataType.FLOAT), shape=ir.Shape(sizes))

@@ -2,19 +2,17 @@
 
 import math
 import re
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Literal
 
 import numpy as np
 import onnx_ir as ir
 
-from vitdeploy.graph.analysis import rows, work
 from vitdeploy.progress import Progress, silent
 from vitdeploy.quantization.placement import DYNAMIC, IN_FLOAT, HigherForm, LayerPrecision
 from vitdeploy.quantization.prepare import Prepared
-from vitdeploy.search import frame, graphs, latency
+from vitdeploy.search import costs, frame, graphs, latency
 from vitdeploy.search.trials import FLOAT, SCALED, TrialLayer, Trials
 from vitdeploy.spec import Budget, FloatRest
 
@@ -77,12 +75,12 @@ class Sensitivity:
 
 def measure_sensitivity(trials: Trials, target: str, progress: Progress = silent) -> Sensitivity:
     """Estimate what every layer costs in INT8; measure those that no gradient reaches, one at a time."""
-    costs, impassable = trials.estimated(progress)
-    others = [layer for layer in trials.layers if layer.name not in costs]
+    distances, impassable = trials.estimated(progress)
+    others = [layer for layer in trials.layers if layer.name not in distances]
     if others:
         for layer in frame.counted(others, f"layers in front of {', '.join(impassable)}", progress):
-            costs[layer.name] = trials.only({layer.name: graphs.LayerChoice()})
-    found = {layer.name: costs[layer.name] for layer in trials.layers}
+            distances[layer.name] = trials.only({layer.name: graphs.LayerChoice()})
+    found = {layer.name: distances[layer.name] for layer in trials.layers}
     total = float(sum(each.mean() for each in found.values()))
     layers = [_guilt(each, _cost(each.name, found, (each.name,), total), trials.prepared) for each in trials.layers]
     groups = [_cost(name, found, members, total) for name, members in groups_of(list(found)).items()]
@@ -346,34 +344,33 @@ def _fronts(layer: TrialLayer) -> tuple[latency.Shape, latency.Shape]:
     return replace(layer.shape, front=("Gelu",)), replace(layer.shape, front=("Gelu", "Mul", "Add"))
 
 
-# --- The result of a search for layers that are taken out of plain INT8, and what it measured -------------------------
+# --- Layers whose INT8 costs much and saves little: which to take out of plain INT8 ----------------------------------
 
 
-@dataclass(frozen=True, kw_only=True)
-class Rung(frame.VariantTiming):
-    """One set of layers out of plain INT8, and its time against that of plain INT8. `share`: of all MACs. `reached`: on
-    the calibration images, by the engine itself."""
-
-    layers: tuple[str, ...]
-    share: float
-    reached: frame.Reached
+# Expected agreement, in percent, from which on nothing more is bought.
+ENOUGH = 99.5
 
 
-@dataclass(frozen=True, kw_only=True)
-class HighPrecision(frame.Measurement):
-    """What was measured of layers out of plain INT8, and which of them are: `layers`, in `form`.
+@dataclass(frozen=True)
+class HighPrecision:
+    """Which layers are out of plain INT8, in `form`: "dynamic" (INT8 weights, and activations that the runtime
+    quantizes) or "float".
 
-    `form`: "dynamic" (INT8 weights, and activations that the runtime quantizes) or "float". `price`: the most that they
-    may add to the latency, in percent. `int8`: without any, on the calibration images. `rungs`: of more and more
-    layers. `why`: what decided. Of disturbed times only the first rung may be taken.
+    `price`: the most that they may add to the latency at `batch`, in percent. `int8`, `reached`: without and with
+    them, on the calibration images. `ratio`: the latency with them over that of plain INT8, as the costs of `table`
+    predict it. `why`: what decided.
     """
 
+    target: str
     form: HigherForm
     price: float
+    batch: int
     images: int
+    table: str
     why: str
     int8: frame.Reached | None = None
-    rungs: tuple[Rung, ...] = ()
+    reached: frame.Reached | None = None
+    ratio: float = 1.0
     layers: tuple[str, ...] = ()
 
     @property
@@ -382,113 +379,37 @@ class HighPrecision(frame.Measurement):
 
 
 def in_higher_precision(layers: Sequence[str], form: HigherForm, why: str = "") -> tuple[LayerPrecision, ...]:
-    """Layers out of plain INT8, and what a search measured of them."""
+    """Layers out of plain INT8, and what a search found of them."""
     reason = DYNAMIC if form == "dynamic" else IN_FLOAT
     return tuple(LayerPrecision(layer, form, reason, why) for layer in layers)
 
 
-# --- Layers whose INT8 costs much and saves little: which to take out of plain INT8, and in which form ----------------
-
-
-# Of all MACs of linears and convolutions, at most this share is left out of INT8 where no latency can be measured.
-MACS_SHARE = 0.1
-# Shares that are tried where it can be, by the form: float takes several times as long as INT8; INT8 whose activations
-# the runtime quantizes 1.2 to 1.5 times.
-SHARES: dict[str, tuple[float, ...]] = {"dynamic": (0.1, 0.2, 0.35), "float": (0.03, 0.06, 0.1)}
-# Where engines compute float operators in bf16: layers out of plain INT8 are then products in bf16 of INT8 weights.
-HALF_SHARES = (0.1, 0.2, 0.35, 0.6, 1.0)
-# A layer with operators in front that only INT8 needs (`smooth_hidden`) is left for a part of its price: they go too.
-SPLIT_PRICE = 1 / 3
-# Expected agreement, in percent, from which on nothing more is bought.
-ENOUGH = 99.0
-
-
-def high_precision_layers(
-    model: ir.Model,
-    costs: Sensitivity,
-    share: float = MACS_SHARE,
-    *,
-    cheaper: Collection[str] = (),
-    allowed: Collection[str] | None = None,
-) -> list[str]:
-    """The layers that cost most for their MACs, up to a share of all MACs; only those whose share of the costs exceeds
-    their share of the MACs.
+def layers_by_worth(
+    sensitivity: Sensitivity, added: Mapping[str, float], most: float, enough: Callable[[float], bool]
+) -> tuple[tuple[str, ...], float]:
+    """The layers to take out of plain INT8, and the time that this adds: those with the largest distance for their time
+    first, until what remains of the distance is `enough`; none whose share of the distance is below its share of the
+    time of all.
 
     Args:
-        model: the float graph that the costs are of.
-        share: of the MACs of all linears and convolutions.
-        cheaper: layers whose price is `SPLIT_PRICE` of that of their MACs.
-        allowed: only these; None: any.
+        added: what the other form adds to a layer's time; layers that are not in it stay. Negative: it is faster.
+        most: the time that may be added in all.
+        enough: whether so large a share of the distance may remain.
     """
-    macs = {linear.name: work.layer_macs(model, linear) or 0 for linear in rows.find_linears(model)}
-    total, taken, chosen = max(sum(macs.values()), 1), 0, []
-    price = {name: max(count * (SPLIT_PRICE if name in cheaper else 1), 1) for name, count in macs.items()}
-    for each in sorted(costs.layers, key=lambda each: each.cost.share / price[each.cost.name], reverse=True):
-        name = each.cost.name
-        if each.cost.share <= price[name] / total:
+    shares = {each.cost.name: max(each.cost.share, 0.0) for each in sensitivity.layers if each.cost.name in added}
+    every, total = sum(max(added[name], 0.0) for name in shares), sum(shares.values())
+    taken, spent, left = list[str](), 0.0, 1.0
+    for name in sorted(shares, key=lambda name: (-shares[name] / max(added[name], 1e-9 * most), name)):
+        if enough(left):
             break
-        if taken + macs[name] <= share * total and (allowed is None or name in allowed):
-            taken += macs[name]
-            chosen.append(name)
-    return chosen
+        if shares[name] * every <= added[name] * total or spent + added[name] > most:
+            continue
+        taken.append(name)
+        spent, left = spent + added[name], left - shares[name]
+    return tuple(taken), spent
 
 
-def ladder(
-    model: ir.Model,
-    costs: Sensitivity,
-    form: HigherForm,
-    cheaper: Collection[str] = (),
-    kept: Collection[str] = (),
-    shares: Sequence[float] = (),
-) -> list[tuple[tuple[str, ...], float]]:
-    """Sets of layers for each of the `shares`, by default the form's, and their share of the MACs; without empty and
-    equal ones.
-
-    Args:
-        model, cheaper: as in `high_precision_layers`.
-        kept: layers that stay in plain INT8, where the form is "dynamic".
-    """
-    linears = rows.find_linears(model)
-    macs = {linear.name: work.layer_macs(model, linear) or 0 for linear in linears}
-    allowed = {linear.name for linear in linears if linear.name not in kept} if form == "dynamic" else None
-    discount = cheaper if form == "dynamic" else ()
-    found = [
-        tuple(high_precision_layers(model, costs, share, cheaper=discount, allowed=allowed))
-        for share in shares or SHARES[form]
-    ]
-    total = max(sum(macs.values()), 1)
-    return [(layers, sum(macs[name] for name in layers) / total) for layers in dict.fromkeys(found) if layers]
-
-
-def choose_rung(
-    int8: frame.Reached, rungs: Sequence[Rung], price: float, disturbed: str
-) -> tuple[tuple[str, ...], str]:
-    """The layers of the rung to take, none for plain INT8, and why.
-
-    Of those within the price it is the first that is expected to keep `ENOUGH` of the answers, else the one that is
-    nearest to the float graph, if it is nearer than plain INT8. Where times are unreliable only the first may be taken.
-    """
-    most = 1 + price / 100
-    within = [rung for rung in rungs if rung.ratio <= most]
-    if disturbed:
-        within = list(rungs[:1])
-    nearer = [rung for rung in within if rung.reached.distance < int8.distance]
-    if not nearer:
-        dear = f"all add more than {price:g} % to the latency" if not within else "none brings the answers nearer"
-        return (), f"of {len(rungs)} sets of layers {dear}"
-    enough = [rung for rung in nearer if _agreement(rung.reached.expected) >= ENOUGH]
-    best = enough[0] if enough else min(nearer, key=lambda rung: rung.reached.distance)
-    distance = f"the distance falls from {int8.distance:.2g} to {best.reached.distance:.2g}"
-    if disturbed:
-        return best.layers, f"{distance}; the times are unreliable ({disturbed}), so only the fewest layers were taken"
-    return best.layers, f"{distance} for {best.ratio:.2f} [{best.low:.2f}, {best.high:.2f}] of the latency"
-
-
-def _agreement(expected: frame.Expected | None) -> float:
-    return expected.agreement if expected is not None else 0.0
-
-
-# --- The precision of an INT8 engine's float operators: fp32, or bf16 where that is measured to be faster -------------
+# --- The precision of an INT8 engine's float operators: fp32, or bf16 where that is faster ----------------------------
 
 
 # Of the distance that INT8 has. With enough images any rounding is surely further; layers out of plain INT8, which are
@@ -497,52 +418,49 @@ MOST_FURTHER = 0.2
 RESTS: tuple[FloatRest, FloatRest] = ("fp32", "bf16")
 
 
-@dataclass(frozen=True, kw_only=True)
-class FloatRestTable(frame.Measurement):
-    """What was measured of an INT8 placement with its float operators in fp32 and in bf16.
+@dataclass(frozen=True)
+class FloatRestChoice:
+    """What decided whether an INT8 placement has its float operators in fp32 or in bf16.
 
-    `ratio`, `low`, `high`: the latency with bf16 over that with fp32, with its 95 % interval. `distances`: mean, of the
+    `ratio`: the latency with bf16 over that with fp32, as the costs of `table` predict it. `distances`: mean, of the
     answers of fp32 and of bf16 from the float graph's on the calibration images; `further`: the bounds of the 95 %
-    interval of how much further those of bf16 are. Without a measurement `reason` says why.
+    interval of how much further those of bf16 are.
     """
 
+    target: str
     batch: int
-    reason: str = ""
-    ratio: float = 1.0
-    low: float = 1.0
-    high: float = 1.0
+    table: str
+    ratio: float
     distances: tuple[float, float] = (0.0, 0.0)
     further: tuple[float, float] = (0.0, 0.0)
 
     @property
     def best(self) -> FloatRest:
-        """bf16 if it is surely faster and not surely further from the float graph by more than `MOST_FURTHER`."""
-        faster = not self.reason and not self.disturbed and self.high < 1
-        return "bf16" if faster and self.further[0] <= MOST_FURTHER * self.distances[0] else "fp32"
+        """bf16 if it is faster and not surely further from the float graph by more than `MOST_FURTHER`."""
+        return "bf16" if self.ratio < 1 and self.further[0] <= MOST_FURTHER * self.distances[0] else "fp32"
 
 
-def measure_float_rest(
-    write: Callable[[Path], Path],
-    target: str,
+def choose_float_rest(
+    placed: ir.Model,
+    workload: costs.Workload,
+    table: costs.CostTable,
     batch: int,
     reference_outputs: frame.ReferenceOutputs,
     progress: Progress = silent,
-) -> FloatRestTable:
-    """Time the placed INT8 graph that `write` puts into a folder, with its float operators in fp32 and in bf16, and run
-    both on the images of the reference outputs. Raises what `measure` does."""
-    variants = [frame.GraphVariant(rest, write, rest) for rest in RESTS]
-    texts = f"float operators in bf16 for {target}", "time bf16 against fp32"
-    (plain, half), disturbed = frame.measure(
-        variants, target, batch, texts, progress, reference_outputs=reference_outputs
+) -> FloatRestChoice:
+    """Run a placed INT8 graph with its float operators in fp32 and in bf16 on the images of the reference outputs, if
+    bf16 is faster by the table.
+
+    Raises:
+        EngineError, CapabilityError: as `compile_engine`.
+    """
+    ratio = table.plain(workload, "bf16") / table.plain(workload, "fp32")
+    if ratio >= 1:
+        return FloatRestChoice(table.target, batch, str(table), ratio)
+    plain, half = (
+        reference_outputs.distance(frame.answers_of(placed, table.target, "int8", reference_outputs, rest))
+        for rest in frame.counted(RESTS, f"float operators in bf16 for {table.target}", progress)
     )
-    _, *further = frame.mean_interval(half.distances - plain.distances)
-    return FloatRestTable(
-        **frame.measured_here(target),
-        batch=batch,
-        ratio=half.timing.ratio,
-        low=half.timing.low,
-        high=half.timing.high,
-        distances=(float(plain.distances.mean()), float(half.distances.mean())),
-        further=(further[0], further[1]),
-        disturbed=disturbed,
-    )
+    _, *further = frame.mean_interval(half - plain)
+    distances = float(plain.mean()), float(half.mean())
+    return FloatRestChoice(table.target, batch, str(table), ratio, distances, (further[0], further[1]))

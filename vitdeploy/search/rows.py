@@ -11,28 +11,28 @@ from vitdeploy.errors import GraphError
 from vitdeploy.graph.analysis.attention import find_attentions, follow, merge_points
 from vitdeploy.graph.analysis.rows import count_int8, find_linears
 from vitdeploy.graph.edit import drop_unused
-from vitdeploy.graph.io.files import get_metadata, load_graph, save_graph
+from vitdeploy.graph.io.files import load_graph, save_graph
 from vitdeploy.graph.passes.rows import (
     align_rows,
     complete_shapes,
+    layers_by_tokens,
     parts_of,
     split_rows,
     token_stream,
-    work_by_tokens,
 )
 from vitdeploy.graph.passes.tokens import merge_tokens
 from vitdeploy.progress import Progress, silent
 from vitdeploy.quantization.placement import place, shape
 from vitdeploy.quantization.ranges import score_tensors
-from vitdeploy.search import frame, latency
-from vitdeploy.spec import FloatRest, Precision
+from vitdeploy.search import costs, frame, latency
+from vitdeploy.spec import Precision
 
 # --- The number of rows at which the linears of a ViT are fastest, on the target and the model itself -----------------
 # The placements for this use arbitrary ranges: times depend on shapes, not on values.
 
 
 # Sizes of tiles that kernels may take, of any model, and of one that is placed already.
-MULTIPLES, PART_MULTIPLES = (8, 16, 32, 64), (8, 16)
+MULTIPLES, PART_MULTIPLES = (8, 16, 32, 64), (2, 8, 16)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,78 +94,68 @@ def measure_rows(graph: Path, target: str, precision: Precision = "int8", *, pro
     numbers = (tokens, *more_rows(tokens, MULTIPLES))
     variants = [frame.GraphVariant(str(rows), functools.partial(write, rows)) for rows in numbers]
     texts = f"prepare {{}} rows for {target}", "time the rows"
-    measured, disturbed = frame.measure(variants, target, 1, texts, progress, precision=precision)
-    timings = (RowTiming(rows=rows, **vars(each.timing)) for rows, each in zip(numbers, measured, strict=True))
+    measured, disturbed = frame.measure(variants, target, texts, progress, precision=precision)
+    timings = (RowTiming(rows=rows, **vars(each)) for rows, each in zip(numbers, measured, strict=True))
     return RowTable(
         **frame.measured_here(target), precision=precision, tokens=tokens, timings=tuple(timings), disturbed=disturbed
     )
 
 
-# --- Rows in parts, or more of them than tokens: whether a placed model is faster so ----------------------------------
+# --- Rows in parts, or more of them than tokens: which form of a placed model the costs of its layers are lowest in ---
 
 
-@dataclass(frozen=True, kw_only=True)
-class PartsTiming(frame.VariantTiming):
-    """The model with its rows in `parts`, against all in one part; one number is all rows in one part, of as many
-    tokens or more."""
-
-    parts: tuple[int, ...]
+# A form is taken if its layers take at most this share of their time: what the costs say is within a few percent.
+WORTH_PARTS = 0.97
 
 
-@dataclass(frozen=True, kw_only=True)
-class PartsTable(frame.Measurement):
-    """The measurements of one placed model; the first of `timings` is that of all rows in one part.
+@dataclass(frozen=True)
+class RowParts:
+    """In which `parts` a placed model computes its rows; one number is more rows in one part, None as many as tokens.
 
-    Without an alternative there is none, and `reason` says why. Of disturbed times the rows stay in one part.
+    `ratio`: of the time of its layers over that with a row for each of `tokens`, by the costs of `table`. Without an
+    alternative `reason` says why.
     """
 
+    target: str
     batch: int
-    timings: tuple[PartsTiming, ...] = ()
+    table: str
+    tokens: int = 0
+    parts: tuple[int, ...] | None = None
+    ratio: float = 1.0
     reason: str = ""
 
-    @property
-    def best(self) -> tuple[int, ...] | None:
-        """The parts of the fastest of those that are surely faster than one; None without any."""
-        fastest = frame.surely_fastest(self.timings, self.disturbed)
-        return None if fastest is None else fastest.parts
 
-
-def measure_row_parts(
-    graph: Path, target: str, batch: int, *, float_rest: FloatRest = "fp32", progress: Progress = silent
-) -> PartsTable:
-    """Measure a placed model with its rows in each of `alternatives_of`, in alternating blocks. `float_rest`: in which
-    precision the engine computes its float operators. Raises what `measure` does."""
-    alternatives, reason = alternatives_of(graph)
+def choose_row_parts(graph: Path, batch: int, table: costs.CostTable) -> RowParts:
+    """The form of `alternatives_of` whose layers take the least time. Images of a batch share a product, whose rows are
+    those of all; they are split at batch 1 alone, as each part of more images is copied together first."""
+    alternatives, layers, reason = alternatives_of(graph)
+    chosen = RowParts(table.target, batch, str(table), alternatives[0][0], reason=reason)
     if reason:
-        return PartsTable(**frame.measured_here(target), batch=batch, reason=reason)
+        return chosen
 
-    def write(parts: Sequence[int], folder: Path) -> Path:
-        in_parts(graph, None if parts == alternatives[0] else parts, folder / "model.onnx")
-        return folder / "model.onnx"
+    def time(parts: Sequence[int]) -> float:
+        return sum(table.parts(latency.Shape(1, k, n), [batch * rows for rows in parts]) for k, n in layers)
 
-    variants = [
-        frame.GraphVariant("+".join(map(str, parts)), functools.partial(write, parts), float_rest)
-        for parts in alternatives
-    ]
-    texts = f"prepare rows in parts for {target}", "time the rows in parts"
-    precision = get_metadata(load_graph(graph), str(graph)).precision
-    measured, disturbed = frame.measure(variants, target, batch, texts, progress, precision=precision or "fp32")
-    timings = [
-        PartsTiming(parts=parts, **vars(each.timing)) for parts, each in zip(alternatives, measured, strict=True)
-    ]
-    return PartsTable(**frame.measured_here(target), batch=batch, timings=tuple(timings), disturbed=disturbed)
+    times = {parts: time(parts) for parts in alternatives if batch == 1 or len(parts) == 1}
+    whole, best = times[alternatives[0]], min(times, key=lambda parts: times[parts])
+    if times[best] > WORTH_PARTS * whole:
+        return chosen
+    return replace(chosen, parts=best, ratio=times[best] / whole)
 
 
-def alternatives_of(graph: Path) -> tuple[list[tuple[int, ...]], str]:
-    """In what parts a placed model may compute its rows, all at once first; and why nothing is worth measuring, "" if
-    there is something."""
+def alternatives_of(graph: Path) -> tuple[list[tuple[int, ...]], list[tuple[int, int]], str]:
+    """In what parts a placed model may compute its rows, all at once first; inputs and outputs of each layer over so
+    many tokens; and why there is no choice, "" if there is one."""
     model = load_graph(graph)
-    work = work_by_tokens(model)
-    tokens = next(iter(work), 1)
+    layers = layers_by_tokens(model)
+    tokens = next(iter(layers), 1)
     alternatives, more = [(tokens,), *parts_of(tokens)], more_rows(tokens, PART_MULTIPLES)
     if more and _takes_more(model, tokens, more[0]):
         alternatives += [(rows,) for rows in more]
-    return alternatives, _without_alternative(work, alternatives)
+    if not layers:
+        return alternatives, [], "no linear over a fixed number of tokens"
+    alone = f"{tokens} rows are whole tiles, or less than one" if len(alternatives) == 1 else ""
+    return alternatives, layers[tokens], alone
 
 
 def _takes_more(model: ir.Model, tokens: int, rows: int) -> bool:
@@ -174,15 +164,6 @@ def _takes_more(model: ir.Model, tokens: int, rows: int) -> bool:
         return token_stream(find_attentions(model))[1] == tokens and align_rows(model, rows) > 0
     except GraphError:
         return False
-
-
-def _without_alternative(work: Mapping[int, int], alternatives: Sequence[tuple[int, ...]]) -> str:
-    """Why nothing is measured; "" if there is something to measure."""
-    if not work:
-        return "no linear over a fixed number of tokens"
-    if len(alternatives) == 1:
-        return f"{alternatives[0][0]} rows are whole tiles, or less than one"
-    return frame.too_few(next(iter(work.values())))
 
 
 def in_parts(graph: Path, parts: Sequence[int] | None, out: Path) -> int:

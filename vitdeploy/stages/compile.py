@@ -163,8 +163,8 @@ def compile_step(
     batch: int,
     build: BuildOptions,
     accepted: Sequence[str] = (),
-    row_parts: Sequence[int] | Literal["measured"] | None = None,
-    rest: FloatRest | Literal["measured"] = "fp32",
+    row_parts: Sequence[int] | Literal["chosen"] | None = None,
+    rest: FloatRest | Literal["chosen"] = "fp32",
 ) -> step.Step:
     """The engine of a candidate, compiled at `batch`. `build`: how TensorRT builds; no other back end depends on it.
     `row_parts`: parts of rows, or those that the plan's step for them has measured to be faster; `rest`: the precision
@@ -179,7 +179,7 @@ def compile_step(
     def write(folders: step.Folders, out: Path, progress: Progress) -> None:
         progress(candidate.step("compile"), 0, 1)
         parts = (
-            rows.PARTS_SEARCH.read(folders[candidate.step("parts")].path).best if row_parts == "measured" else row_parts
+            rows.PARTS_SEARCH.read(folders[candidate.step("parts")].path).parts if row_parts == "chosen" else row_parts
         )
         placed = folders[candidate.step("place")].path
         options = CompileOptions(shaped, accepted, parts, asked.of(folders))
@@ -196,10 +196,10 @@ def compile_step(
             "known_bad": entries.digest_of(TARGETS[candidate.target].package),
             **({"build": encode(shaped)} if shaped else {}),
             **({"accepted": sorted(accepted)} if accepted else {}),
-            **({"row_parts": list(row_parts)} if row_parts and row_parts != "measured" else {}),
+            **({"row_parts": list(row_parts)} if row_parts and row_parts != "chosen" else {}),
             **asked.config,
         },
-        (candidate.step("place"), *((candidate.step("parts"),) if row_parts == "measured" else ()), *asked.inputs),
+        (candidate.step("place"), *((candidate.step("parts"),) if row_parts == "chosen" else ()), *asked.inputs),
         packages=step.target_tools(candidate.target),
         usable=step.may_load,
     )

@@ -17,10 +17,9 @@ from vitdeploy.progress import Progress
 from vitdeploy.quantization import four_bits, ranges
 from vitdeploy.quantization.placement import LayerPrecision, choose, place, shape
 from vitdeploy.quantization.prepare import prepare
-from vitdeploy.quantization.rounding import Rounded
 from vitdeploy.runtime.host import family
 from vitdeploy.runtime.tasks.registry import flow_of
-from vitdeploy.search.precision import FloatRestTable, HighPrecision, Mixed
+from vitdeploy.search.precision import FloatRestChoice, HighPrecision, Mixed
 from vitdeploy.spec import FloatRest, Precision, Task, WeightBits, decode
 from vitdeploy.stages.step import (
     CALIBRATE,
@@ -48,7 +47,7 @@ PLACEMENT_FILE = "placement.json"
 FLOAT_REST = "float_rest"
 MIXED_SEARCH = Search("search", MIXED_FILE, Mixed)
 HIGH_PRECISION_SEARCH = Search(HIGH_PRECISION, HIGH_PRECISION_FILE, HighPrecision)
-FLOAT_REST_SEARCH = Search(FLOAT_REST, "float_rest.json", FloatRestTable)
+FLOAT_REST_SEARCH = Search(FLOAT_REST, "float_rest.json", FloatRestChoice)
 
 # --- The graphs of one target in one precision, where that is no precision typed in the graph (see `typed`) -----------
 
@@ -143,13 +142,11 @@ def place_graph(
     statistics: Path | None,
     out: Path,
     asked: Sequence[LayerPrecision] = (),
-    rounding: Rounded | None = None,
 ) -> Facts:
     """Writes the graph for one target in one precision under its own file name, and placement.json.
 
     Args:
         asked: the precision of single layers, as searches found it; for INT8 and mixed.
-        rounding: what other placements of the graph have rounded.
     """
     check_precision(config.target, config.precision)
     model = load_graph(graph)
@@ -166,7 +163,7 @@ def place_graph(
         placed = four.facts((), ())
     if config.precision in ("int8", "mixed") and statistics is not None:
         bits = config.weight_bits
-        placed = place_int8(model, config, ranges.load_statistics(statistics), asked, rounding)
+        placed = place_int8(model, config, ranges.load_statistics(statistics), asked)
         drop_unused(model)
     set_metadata(model, replace(metadata, target=config.target, precision=config.precision, weight_bits=bits))
     save_graph(model, out / graph.name)
@@ -179,12 +176,11 @@ def place_int8(
     config: PlaceConfig,
     statistics: Mapping[str, ranges.Statistics],
     asked: Sequence[LayerPrecision] = (),
-    rounding: Rounded | None = None,
 ) -> Facts:
     """Write INT8 into a float graph, in place; arguments as of `place_graph`. Returns what placement.json says."""
     shape(model, config.target, config.ignore)
     chosen = choose(model, config.target, config.ignore, asked)
-    prepared = prepare(model, statistics, chosen, config.weight_bits, rounding)
+    prepared = prepare(model, statistics, chosen, config.weight_bits)
     placed = place(model, prepared.ranges, config.target, config.ignore, prepared.weights, asked=asked)
     return placed.facts(prepared.folds, prepared.hidden)
 
@@ -248,5 +244,5 @@ class AskedRest:
         return (self.step,) if self.step is not None else ()
 
 
-def rest_of(candidate: Candidate, rest: FloatRest | Literal["measured"]) -> AskedRest:
-    return AskedRest(step=candidate.step(FLOAT_REST)) if rest == "measured" else AskedRest(rest)
+def rest_of(candidate: Candidate, rest: FloatRest | Literal["chosen"]) -> AskedRest:
+    return AskedRest(step=candidate.step(FLOAT_REST)) if rest == "chosen" else AskedRest(rest)

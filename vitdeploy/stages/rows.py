@@ -7,7 +7,7 @@ import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -24,16 +24,16 @@ from vitdeploy.quantization.probe import ImageProbe, with_outputs
 from vitdeploy.quantization.ranges import Statistics
 from vitdeploy.runtime.ort import OnnxRuntimeRunner
 from vitdeploy.runtime.tasks.registry import flow_of
-from vitdeploy.search import latency, pruning, rows
-from vitdeploy.spec import EngineSpec, FloatRest, PreprocessSpec, Task
-from vitdeploy.stages import place, search, step
+from vitdeploy.search import costs, latency, pruning, rows
+from vitdeploy.spec import EngineSpec, PreprocessSpec, Task
+from vitdeploy.stages import search, step
 
 if TYPE_CHECKING:
     from vitdeploy.tasks.adapter import Data
 
 GRAPH_PACKAGES = ("onnx-ir", "numpy")
 ROWS_SEARCH = step.Search("rows", "rows.json", rows.RowTable, GRAPH_PACKAGES)
-PARTS_SEARCH = step.Search("parts", "row_parts.json", rows.PartsTable, GRAPH_PACKAGES)
+PARTS_SEARCH = step.Search("parts", "row_parts.json", rows.RowParts, GRAPH_PACKAGES)
 
 # --- The number of rows with which a model is fastest in INT8, and whether a placed one is faster with rows in parts --
 
@@ -49,19 +49,15 @@ def rows_step(target: str) -> step.Step:
     return ROWS_SEARCH.step(f"rows {target}", write, {"target": target}, (step.OPTIMIZE,), target)
 
 
-def parts_step(candidate: step.Candidate, batch: int, rest: FloatRest | Literal["measured"] = "fp32") -> step.Step:
-    """The parts in which the rows of a candidate's placement are fastest on this machine, if any are. `rest`: the
-    precision of its float operators, or that which the plan's step for it has found."""
-    asked, target, placed = place.rest_of(candidate, rest), candidate.target, candidate.step("place")
+def parts_step(candidate: step.Candidate, batch: int) -> step.Step:
+    """The parts in which the rows of a candidate's placement are computed, if costs of layers say that it pays."""
+    target, placed, table = candidate.target, candidate.step("place"), costs.costs_for(candidate.target)
 
     def write(folders: step.Folders, out: Path, progress: Progress) -> None:
-        graph = folders[placed].path / step.MODEL_FILE
-        PARTS_SEARCH.write(
-            rows.measure_row_parts(graph, target, batch, float_rest=asked.of(folders), progress=progress), out
-        )
+        PARTS_SEARCH.write(rows.choose_row_parts(folders[placed].path / step.MODEL_FILE, batch, table), out)
 
-    config = {"target": target, "batch": batch, **asked.config}
-    return PARTS_SEARCH.step(candidate.step("parts"), write, config, (placed, *asked.inputs), target)
+    config = {"target": target, "batch": batch, "costs": table.digest}
+    return PARTS_SEARCH.step(candidate.step("parts"), write, config, (placed,), target, measured=False)
 
 
 def splits_rows(target: str, precision: str, task: Task) -> bool:

@@ -3,55 +3,47 @@
 from __future__ import annotations
 
 import contextlib
-import shutil
+import functools
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, TypeVar
 
 import numpy as np
 import onnx_ir as ir
 
-from vitdeploy.backends import TARGETS
 from vitdeploy.benchmark import results, run, summary
 from vitdeploy.benchmark.protocol import Protocol
 from vitdeploy.compilation.backend import COMPILE
 from vitdeploy.data.decoding import batches
 from vitdeploy.data.folder import Sample
-from vitdeploy.errors import GraphError, MissingPackageError
+from vitdeploy.errors import GraphError
 from vitdeploy.graph.analysis import rows, work
 from vitdeploy.graph.io.files import fixed_batch, get_metadata, graph_spec, load_graph
 from vitdeploy.progress import Progress, silent
 from vitdeploy.quantization.placement import QUANTIZE, HigherForm, shape
-from vitdeploy.quantization.ranges import load_statistics
-from vitdeploy.quantization.rounding import Rounded
-from vitdeploy.runtime.backend import require_runtime
+from vitdeploy.quantization.ranges import Statistics, load_statistics
 from vitdeploy.runtime.engine import make_runner
-from vitdeploy.runtime.host import VNNI, describe_host
+from vitdeploy.runtime.host import describe_host
 from vitdeploy.runtime.ort import OnnxRuntimeRunner
 from vitdeploy.runtime.tasks.registry import flow_of
-from vitdeploy.search import frame, latency
+from vitdeploy.search import costs, frame, latency
 from vitdeploy.search.precision import (
     ENOUGH,
-    HALF_SHARES,
-    SHARES,
-    FloatRestTable,
+    FloatRestChoice,
     HighPrecision,
     Mixed,
-    Rung,
     Sensitivity,
+    choose_float_rest,
     choose_mends,
-    choose_rung,
-    in_higher_precision,
-    ladder,
-    measure_float_rest,
+    layers_by_worth,
     measure_sensitivity,
     shapes_to_time,
 )
-from vitdeploy.search.trials import Trials, opened
-from vitdeploy.spec import Budget, FloatRest, Task, WeightBits
+from vitdeploy.search.trials import FLOAT, Trials, opened
+from vitdeploy.spec import Budget, FloatRest, Task
 from vitdeploy.stages import step
 from vitdeploy.stages.place import (
     FLOAT_REST_SEARCH,
@@ -169,10 +161,12 @@ def _step_of(
     config: step.Facts,
     data: Data,
     inputs: tuple[str, ...] = (),
+    *,
+    measured: bool = True,
 ) -> step.Step:
-    """A step that measures a candidate of the calibrated graph on this machine."""
-    name = candidate.step(search.kind)
-    return search.step(name, write, config, (step.OPTIMIZE, step.CALIBRATE, *inputs), candidate.target, data)
+    """A step that tries a candidate of the calibrated graph on this machine; `measured`: and times it."""
+    name, before = candidate.step(search.kind), (step.OPTIMIZE, step.CALIBRATE, *inputs)
+    return search.step(name, write, config, before, candidate.target, data, measured=measured)
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -270,7 +264,7 @@ def _proven_faster(bench_run: results.BenchRun) -> dict[str, list[str]]:
     return faster
 
 
-# --- Find in which precision INT8 engines compute their float operators on this machine -------------------------------
+# --- What the costs of layers decide: the precision of float operators, and which layers are out of plain INT8 -------
 
 
 def has_half_rest(target: str, precision: str, task: Task) -> bool:
@@ -279,81 +273,54 @@ def has_half_rest(target: str, precision: str, task: Task) -> bool:
 
 
 def find_float_rest(
-    config: PlaceConfig, batch: int, calibrated: CalibratedGraph, out: Path, progress: Progress = silent
-) -> FloatRestTable:
-    """Writes float_rest.json: what was measured of the model in plain INT8, at `batch` if the graph has no other.
+    config: PlaceConfig,
+    batch: int,
+    calibrated: CalibratedGraph,
+    table: costs.CostTable,
+    out: Path,
+    progress: Progress = silent,
+) -> FloatRestChoice:
+    """Writes float_rest.json: what decides of the model in plain INT8, at `batch` if the graph has no other.
 
     Raises:
-        GraphError, EngineError, CapabilityError, WorkerError: as `place_graph` and `search.frame.measure`.
+        GraphError, EngineError, CapabilityError: as `place_graph` and `choose_float_rest`.
     """
-    model = load_graph(calibrated.graph)
-    batch = fixed_batch(graph_spec(model, step.MODEL_FILE)) or batch
-    if reason := frame.too_few(sum(work.layer_macs(model, linear) or 0 for linear in rows.find_linears(model))):
-        return FLOAT_REST_SEARCH.write(
-            FloatRestTable(**frame.measured_here(config.target), batch=batch, reason=reason), out
-        )
+    shaped, batch = _shaped(config, calibrated.graph, batch)
     whole = float_reference_outputs(calibrated.graph, calibrated.samples)
-    with tempfile.TemporaryDirectory(prefix="vitdeploy-") as placed:
-        name = _Placed(config, calibrated).write(Path(placed)).name
-
-        def write(folder: Path) -> Path:
-            return Path(shutil.copytree(placed, folder, dirs_exist_ok=True)) / name
-
-        table = measure_float_rest(write, config.target, batch, whole, progress)
-    return FLOAT_REST_SEARCH.write(table, out)
+    with tempfile.TemporaryDirectory(prefix="vitdeploy-") as folder:
+        place_graph(config, calibrated.graph, calibrated.statistics, Path(folder))
+        placed = load_graph(Path(folder) / calibrated.graph.name)
+        choice = choose_float_rest(placed, costs.workload_of(shaped, batch), table, batch, whole, progress)
+    return FLOAT_REST_SEARCH.write(choice, out)
 
 
-@dataclass(frozen=True)
-class _Placed:
-    """The graph of a variant: placed in INT8 with some layers out of it, in `form`."""
-
-    config: PlaceConfig
-    calibrated: CalibratedGraph
-    layers: tuple[str, ...] = ()
-    form: HigherForm = "float"
-    rounding: Rounded | None = None
-
-    def write(self, folder: Path) -> Path:
-        graph, statistics = self.calibrated.graph, self.calibrated.statistics
-        asked = in_higher_precision(self.layers, self.form)
-        place_graph(self.config, graph, statistics, folder, asked, self.rounding)
-        return folder / graph.name
+def _shaped(config: PlaceConfig, graph: Path, batch: int) -> tuple[ir.Model, int]:
+    """The float graph in the form that is placed, and its own batch, if that is fixed."""
+    model = load_graph(graph)
+    shape(model, config.target, config.ignore)
+    return model, fixed_batch(graph_spec(model, step.MODEL_FILE)) or batch
 
 
 def float_rest_step(candidate: step.Candidate, config: PlaceConfig, batch: int, data: Data) -> step.Step:
-    """The precision of a candidate's float operators; measured on this machine. `config`: of plain INT8."""
+    """The precision of a candidate's float operators. `config`: of plain INT8."""
+    table = costs.costs_for(candidate.target)
 
     def write(folders: step.Folders, out: Path, progress: Progress) -> None:
-        find_float_rest(config, batch, CalibratedGraph.of(folders, data), out, progress)
+        find_float_rest(config, batch, CalibratedGraph.of(folders, data), table, out, progress)
 
-    return _step_of(FLOAT_REST_SEARCH, candidate, write, {**asdict(config), "batch": batch}, data)
-
-
-# --- Find which layers to take out of plain INT8 on this machine ------------------------------------------------------
-# by what they cost and what they add to the latency.
+    facts = {**asdict(config), "batch": batch, "costs": table.digest}
+    return _step_of(FLOAT_REST_SEARCH, candidate, write, facts, data, measured=False)
 
 
-# A layer is tried on this many images; on fewer if it would take more than so many MACs for each layer.
-MOST_IMAGES, LEAST_IMAGES, TRIAL_MACS = 32, 8, 64_000_000_000
-# With more in all trials of single layers, which takes some ten minutes on two cores, none is tried.
-MOST_MACS = 100_000_000_000_000
+# Layers are ranked on 32 images, and all of them together are tried on as many as there are; on fewer of a model that
+# takes more than so many MACs for that.
+LEAST_IMAGES, RANK_MACS, TRIAL_MACS = 8, 64_000_000_000, 600_000_000_000
 
 
 def raises_precision(target: str, precision: str, task: Task | None, price: float) -> bool:
-    """Whether layers of a placement may be taken out of plain INT8 by measurement: INT8, of one graph, on a CPU. Where
-    no task is given it is one graph."""
-    return precision == "int8" and price > 0 and not TARGETS[target].typed and (task is None or not flow_of(task))
-
-
-def measures(target: str, precision: str, price: float) -> bool:
-    """As `raises_precision` for one graph, and whether the target's runtime is here to be measured."""
-    if not raises_precision(target, precision, None, price):
-        return False
-    try:
-        require_runtime(target)
-    except MissingPackageError:
-        return False
-    return True
+    """Whether layers of a placement may be taken out of plain INT8: INT8, of one graph, where the costs of layers are
+    known. Where no task is given it is one graph."""
+    return precision == "int8" and price > 0 and costs.has_costs(target) and (task is None or not flow_of(task))
 
 
 def find_high_precision(
@@ -361,25 +328,25 @@ def find_high_precision(
     price: float,
     batch: int,
     calibrated: CalibratedGraph,
+    table: costs.CostTable,
     out: Path,
     progress: Progress = silent,
     float_rest: FloatRest = "fp32",
 ) -> HighPrecision:
-    """Writes high_precision.json, and sensitivity.json where layers were tried.
+    """Writes high_precision.json, and sensitivity.json where layers were ranked.
 
-    Layers are ranked by what each costs in INT8 on the calibration images; growing sets of them are placed, compiled
-    and timed against plain INT8, and run on all calibration images; `choose_rung` takes one.
+    Layers are ranked by the distance that INT8 in each causes on the calibration images, for the time that its other
+    form adds by the `table`. Those that are taken are tried together, and stay in plain INT8 if that is nearer.
 
     Args:
         config: of plain INT8.
-        price: percent of the latency that layers out of plain INT8 may add, measured at `batch` if the graph has no
-            other.
+        price: percent of the latency that layers out of plain INT8 may add, at `batch` if the graph has no other.
         float_rest: in which precision their engines compute float operators.
 
     Raises:
-        GraphError, EngineError, CapabilityError, WorkerError: as `place_graph` and `search.frame.measure`.
+        GraphError: as `place_graph`.
     """
-    return HIGH_PRECISION_SEARCH.write(_find(config, price, batch, calibrated, out, progress, float_rest), out)
+    return HIGH_PRECISION_SEARCH.write(_find(config, price, batch, calibrated, table, out, progress, float_rest), out)
 
 
 def _find(
@@ -387,76 +354,91 @@ def _find(
     price: float,
     batch: int,
     calibrated: CalibratedGraph,
+    table: costs.CostTable,
     out: Path,
     progress: Progress,
     rest: FloatRest,
 ) -> HighPrecision:
-    target, form = config.target, form_of(config.target, config.weight_bits)
-    about: step.Facts = {**frame.measured_here(target), "form": form, "price": price}
-    about["images"] = len(calibrated.samples)
-    shaped = load_graph(calibrated.graph)
-    shape(shaped, target, config.ignore)
-    linears = rows.find_linears(shaped)
-    macs = sum(work.layer_macs(shaped, linear) or 0 for linear in linears)
-    if reason := _too_small_or_large(macs, len(linears)):
-        return HighPrecision(**about, why=reason)
+    target, form = config.target, form_of(config)
+    shaped, batch = _shaped(config, calibrated.graph, batch)
+    macs = max(sum(work.layer_macs(shaped, linear) or 0 for linear in rows.find_linears(shaped)), 1)
+    tried = replace(calibrated, samples=calibrated.samples[: max(IMAGES, TRIAL_MACS // macs)])
+    ranked = max(LEAST_IMAGES, min(IMAGES, RANK_MACS // macs))
+    given = functools.partial(HighPrecision, target, form, price, batch, len(tried.samples), str(table))
     with contextlib.ExitStack() as stack:
         try:
-            trials = stack.enter_context(open_trials(config, calibrated, progress, _images(macs)))
+            workload = costs.workload_of(shaped, batch)
+            trials = stack.enter_context(open_trials(config, tried, progress, ranked))
         except GraphError as error:  # plain INT8 takes graphs that single layers cannot be tried of
-            return HighPrecision(**about, why=f"single layers cannot be tried: {error.message}")
-        int8 = trials.whole.reached(trials.answers({}))
-        if int8.expected is not None and int8.expected.agreement >= ENOUGH:
-            kept = f"plain INT8 is expected to keep {int8.expected.agreement:.2f} % of the answers"
-            return HighPrecision(**about, why=kept, int8=int8)
-        costs = SENSITIVITY_SEARCH.write(measure_sensitivity(trials, target, progress), out)
-        split = {each.layer for each in trials.prepared.hidden}
-        shares = SHARES[form] if rest == "fp32" else HALF_SHARES
-        sets = dict(ladder(shaped, costs, form, split, _kept(shaped, target, calibrated.statistics), shares))
-        if not sets:
-            return HighPrecision(**about, why="no layer costs more answers than its share of the products", int8=int8)
-        whole = trials.whole
-    rounding, batch = Rounded(), fixed_batch(graph_spec(shaped, step.MODEL_FILE)) or batch
-    placed = [_Placed(config, calibrated, layers, form, rounding) for layers in ((), *sets)]
-    variants = [frame.GraphVariant(str(number), each.write, rest) for number, each in enumerate(placed)]
-    texts = f"layers out of plain INT8 for {target}", "time them"
-    measured, disturbed = frame.measure(variants, target, batch, texts, progress, reference_outputs=whole)
-    plain, *reached = (frame.Reached(float(each.distances.mean()), each.expected) for each in measured)
-    rungs = [
-        Rung(layers=layers, share=share, reached=found, **vars(each.timing))
-        for (layers, share), found, each in zip(sets.items(), reached, measured[1:], strict=True)
-    ]
-    layers, why = choose_rung(plain, rungs, price, disturbed)
-    return HighPrecision(**about, why=why, int8=plain, rungs=tuple(rungs), layers=layers, disturbed=disturbed)
+            return given(f"single layers cannot be tried: {error.message}")
+        answers = trials.answers({})
+        int8 = trials.whole.reached(answers)
+        if _agreement(int8.expected) >= ENOUGH:
+            kept = f"plain INT8 is expected to keep {_agreement(int8.expected):.2f} % of the answers"
+            return given(kept, int8=int8)
+        sensitivity = SENSITIVITY_SEARCH.write(measure_sensitivity(trials, target, progress), out)
+        added = _added(shaped, workload, table, form, rest, trials, load_statistics(calibrated.statistics))
+        plain = table.plain(workload, rest)
+        layers, spent = layers_by_worth(
+            sensitivity,
+            added,
+            price / 100 * plain,
+            lambda left: _agreement(trials.whole.expected(answers, left)) >= ENOUGH,
+        )
+        if not layers:
+            return given(f"no layer is worth what it adds to the latency, of {price:g} %", int8=int8)
+        reached = trials.whole.reached(trials.answers(dict.fromkeys(layers, FLOAT)))
+    ratio = 1 + spent / plain
+    if reached.distance >= int8.distance:
+        return given(f"{len(layers)} layers bring the answers no nearer", int8=int8)
+    why = f"the distance falls from {int8.distance:.2g} to {reached.distance:.2g} for {ratio:.2f} of the latency"
+    return given(why, int8=int8, reached=reached, ratio=ratio, layers=layers)
 
 
-def form_of(target: str, bits: WeightBits) -> HigherForm:
+def _agreement(expected: frame.Expected | None) -> float:
+    return expected.agreement if expected is not None else 0.0
+
+
+def form_of(config: PlaceConfig) -> HigherForm:
     """The form of layers that cost too much in plain INT8: where the runtime quantizes activations itself on this CPU
     that, else float."""
-    here = set(describe_host()["isa"].split())
-    return "dynamic" if QUANTIZE[target].dynamic is not None and bits == 8 and VNNI & here else "float"
+    return "dynamic" if config.weight_bits == 8 and costs.has_dynamic(config.target, describe_host()) else "float"
 
 
-def _kept(shaped: ir.Model, target: str, statistics: Path) -> set[str]:
-    """The layers whose inputs the runtime does not quantize; and queries and keys whose scores are in INT8, as those of
-    others would not be, which costs more than the layer."""
-    linears, is_dynamic = rows.find_linears(shaped), QUANTIZE[target].dynamic
-    scores = QUANTIZE[target].scores_in_int8(shaped, {each.name for each in linears}, load_statistics(statistics))
-    other = {each.name for each in linears if is_dynamic is not None and not is_dynamic(each)}
-    return other | {linear.name for each in scores for linear in (each.query, each.key)}
+def _added(
+    shaped: ir.Model,
+    workload: costs.Workload,
+    table: costs.CostTable,
+    form: HigherForm,
+    rest: FloatRest,
+    trials: Trials,
+    statistics: Mapping[str, Statistics],
+) -> dict[str, float]:
+    """Nanoseconds that the other form adds, of each layer that may have it.
 
-
-def _too_small_or_large(macs: int, layers: int) -> str:
-    """Why layers of a model with so many MACs are not tried; "" if they are."""
-    if reason := frame.too_few(macs, " to time layers"):
-        return reason
-    if _images(macs) * macs * layers > MOST_MACS:
-        return f"{macs / 1e9:.0f} billion products in {layers} layers, which are too many to try each layer"
-    return ""
-
-
-def _images(macs: int) -> int:
-    return max(LEAST_IMAGES, min(MOST_IMAGES, TRIAL_MACS // max(macs, 1)))
+    None of "dynamic" has an input that the runtime does not quantize, or is a query or key whose scores are in INT8: in
+    float they would cost more than the layer. In float, scores go with the layer. Operators that scale hidden channels
+    for INT8 alone go too.
+    """
+    linears, is_dynamic = rows.find_linears(shaped), QUANTIZE[table.target].dynamic
+    names = {linear.name for linear in linears}
+    split = {each.layer for each in trials.prepared.hidden}
+    added = {}
+    for name in (layer.name for layer in trials.layers):
+        one = workload.layers[name]
+        more = table.layer(one, form, rest) - table.layer(one, "int8")
+        added[name] = more - (table.scaling * one.rows * one.k if name in split else 0.0)
+    for linear in linears:
+        if form == "dynamic" and is_dynamic is not None and not is_dynamic(linear):
+            added.pop(linear.name, None)
+    for scores in QUANTIZE[table.target].scores_in_int8(shaped, names, statistics):
+        macs = work.node_macs(shaped, scores.attention.scores) or 0
+        for linear in (scores.query, scores.key):
+            if form == "dynamic":
+                added.pop(linear.name, None)
+            elif linear.name in added:
+                added[linear.name] += macs * (table.forms["float"].mac - table.forms["int8"].mac)
+    return added
 
 
 def high_precision_step(
@@ -465,15 +447,15 @@ def high_precision_step(
     price: float,
     batch: int,
     data: Data,
-    rest: FloatRest | Literal["measured"] = "fp32",
+    rest: FloatRest | Literal["chosen"] = "fp32",
 ) -> step.Step:
-    """The layers of a candidate that are taken out of plain INT8, which `config` is of; measured on this machine.
-    `rest`: the precision of float operators, or that which the plan's step for it has found."""
-    asked = rest_of(candidate, rest)
+    """The layers of a candidate that are taken out of plain INT8, which `config` is of. `rest`: the precision of float
+    operators, or that which the plan's step for it has chosen."""
+    asked, table = rest_of(candidate, rest), costs.costs_for(candidate.target)
 
     def write(folders: step.Folders, out: Path, progress: Progress) -> None:
         calibrated = CalibratedGraph.of(folders, data)
-        find_high_precision(config, price, batch, calibrated, out, progress, asked.of(folders))
+        find_high_precision(config, price, batch, calibrated, table, out, progress, asked.of(folders))
 
-    about = {**asdict(config), "price": price, "batch": batch, **asked.config}
-    return _step_of(HIGH_PRECISION_SEARCH, candidate, write, about, data, asked.inputs)
+    about = {**asdict(config), "price": price, "batch": batch, "costs": table.digest, **asked.config}
+    return _step_of(HIGH_PRECISION_SEARCH, candidate, write, about, data, asked.inputs, measured=False)

@@ -24,7 +24,7 @@ from vitdeploy.quantization.half import HalfPlan, lift_masks, plan_half
 from vitdeploy.quantization.placement import IGNORED, LayerPrecision, ignored, place
 from vitdeploy.quantization.ranges import Statistics, load_statistics, range_of
 from vitdeploy.runtime.inputs import Further, stacked
-from vitdeploy.search.precision import high_precision_layers
+from vitdeploy.search.precision import layers_by_worth
 from vitdeploy.spec import Precision, PreprocessSpec, WeightBits
 from vitdeploy.stages import search, step
 from vitdeploy.stages.place import PLACEMENT_FILE, PlaceConfig, place_int8
@@ -36,6 +36,8 @@ if TYPE_CHECKING:
 QDQ_OPSET = 19
 EIGHT_BITS = ("int8", "fp8")
 BATCH = 4
+# Of all MACs of linears and convolutions, at most this share is left out of INT8, as no GPU has a table of costs.
+MACS_SHARE = 0.1
 TOO_DEAR = "its INT8 costs more answers than its share of the MACs"
 # Tensors that lose a larger share of their numbers to zero than this are reported.
 UNDERFLOW = 0.01
@@ -70,7 +72,7 @@ def place_typed(
     inputs: InputFiles | None = None,
 ) -> step.Facts:
     """Writes the graph with its types under its own file name, and placement.json. What is in 8 bits has the rest in
-    float16; of INT8, the layers that cost most for what they save (see `high_precision_layers`), with sensitivity.json.
+    float16; of INT8, the layers that cost most for what they save (see `layers_by_worth`), with sensitivity.json.
 
     Args:
         statistics: of the inputs of layers, for INT8 and FP8.
@@ -95,7 +97,10 @@ def place_typed(
         if config.precision == "int8":
             plain = PlaceConfig(config.target, "int8", config.ignore)
             costs = search.find_sensitivity(plain, search.CalibratedGraph(graph, statistics, samples), out, progress)
-            kept_float = high_precision_layers(load_graph(graph), costs)
+            plain_graph = load_graph(graph)
+            macs = {each.name: work.layer_macs(plain_graph, each) or 0 for each in rows.find_linears(plain_graph)}
+            in_float, _ = layers_by_worth(costs, macs, MACS_SHARE * sum(macs.values()), lambda left: False)
+            kept_float = list(in_float)
         placed = _place(model, config, load_statistics(statistics), plan, kept_float)
     placed["half"] = _write_types(model, half, plan, images, progress)
     bits: WeightBits | None = 8 if config.precision == "int8" else None

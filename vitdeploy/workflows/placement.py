@@ -19,7 +19,8 @@ from vitdeploy.graph.passes.folds import cast_pixels_first
 from vitdeploy.progress import Progress, silent
 from vitdeploy.runtime.monitor_reference import reference_beside
 from vitdeploy.runtime.tasks.registry import flow_of
-from vitdeploy.search.rows import PartsTable, in_parts, measure_row_parts
+from vitdeploy.search.costs import costs_for
+from vitdeploy.search.rows import RowParts, choose_row_parts, in_parts
 from vitdeploy.spec import EngineSpec, GraphSpec, Manifest, Precision
 from vitdeploy.stages import rows, step
 from vitdeploy.stages.compile import CompileOptions, check_task, compile_graphs
@@ -122,7 +123,7 @@ def compile_bundle(
 
     Args:
         split_rows: the parts in which an INT8 engine computes the rows of its tokens, or one larger number of them;
-            "auto": as is measured here.
+            "auto": as costs of layers on this CPU say.
 
     Raises:
         GraphError: the rows cannot be split so.
@@ -138,18 +139,18 @@ def compile_bundle(
         graphs.check_build(build)
         size = batch or graphs.batch
         graph = placed / step.MODEL_FILE
-        parts = chosen_row_parts(graphs, split_rows, lambda: measure_row_parts(graph, target, size, progress=progress))
+        parts = chosen_row_parts(graphs, split_rows, lambda: choose_row_parts(graph, size, costs_for(target)))
         compile_graphs(placed, target, size, made, progress, CompileOptions(build, accepted, parts))
         return bundle_of(graphs, step.read_engine(made), made, out)
 
 
 def chosen_row_parts(
-    placed: PlacedGraphs, wanted: Literal["auto", "none"] | Sequence[int], measure: Callable[[], PartsTable]
+    placed: PlacedGraphs, wanted: Literal["auto", "none"] | Sequence[int], choose: Callable[[], RowParts]
 ) -> Sequence[int] | None:
-    """The parts in which the rows of a placement are computed; None for all at once. `measure` is asked for "auto".
+    """The parts in which the rows of a placement are computed; None for all at once. `choose` is asked for "auto".
 
     Raises:
-        CapabilityError: parts for a target, precision or task that has none. Errors of `measure` propagate.
+        CapabilityError: parts for a target, precision or task that has none. Errors of `choose` propagate.
     """
     able = rows.splits_rows(placed.target, placed.precision, placed.metadata.task)
     if wanted == "none" or (wanted == "auto" and not able):
@@ -163,7 +164,7 @@ def chosen_row_parts(
         )
     if wanted != "auto":
         return tuple(wanted)
-    return measure().best
+    return choose().parts
 
 
 def bundle_of(placed: PlacedGraphs, engine: EngineSpec, folder: Path, out: Path) -> Manifest:

@@ -15,7 +15,7 @@ from tests.graph.small_graphs import FORMS, WIDTH, Builder, random_feeds
 from vitdeploy.errors import GraphError
 from vitdeploy.graph.analysis.rows import count_int8, find_linears
 from vitdeploy.graph.edit import drop_unused
-from vitdeploy.graph.passes.rows import align_rows, complete_shapes, parts_of, split_rows, work_by_tokens
+from vitdeploy.graph.passes.rows import align_rows, complete_shapes, layers_by_tokens, parts_of, split_rows
 from vitdeploy.graph.values import dim
 from vitdeploy.quantization.placement import place, shape
 from vitdeploy.quantization.ranges import Range, score_tensors
@@ -163,9 +163,10 @@ def test_parts_are_whole_tiles_and_the_rest(tokens, parts):
     assert parts_of(tokens) == parts
 
 
-def test_work_is_counted_for_each_number_of_tokens():
+def test_layers_are_found_for_each_number_of_tokens():
     """Four blocks: query, key, value and projection, and an MLP of twice the width."""
     model = vit("separate")
-    expected = sum(TOKENS * linear.weight.size for linear in find_linears(model) if linear.kind == "matmul")
-    assert work_by_tokens(model) == {TOKENS: expected}
-    assert work_by_tokens(placed(vit("separate"))) == {TOKENS: expected}
+    expected = [linear.weight.shape for linear in find_linears(model) if linear.kind == "matmul"]
+    for found in (layers_by_tokens(model), layers_by_tokens(placed(vit("separate")))):
+        assert list(found) == [TOKENS]
+        assert sorted(found[TOKENS]) == sorted(expected)

@@ -98,6 +98,15 @@ def node_macs(model: ir.Model, node: ir.Node) -> int | None:
         return None
 
 
+def elements(model: ir.Model, node: ir.Node) -> int:
+    """The elements of what a node makes, at batch 1 if the batch is free; 0 where its size depends on more than
+    that."""
+    try:
+        return math.prod(_Sizes(model, 1)(node.outputs[0]))
+    except UnknownSize:
+        return 0
+
+
 def _try(model: ir.Model, batch: int) -> Counter[str] | None:
     """FLOPs by precision; None if a size is not known."""
     sizes, found = _Sizes(model, batch), Counter[str]()

@@ -202,15 +202,15 @@ def parts_of(tokens: int) -> list[tuple[int, ...]]:
     return [(rows, tokens - rows) for rows in whole if 0 < rows < tokens]
 
 
-def work_by_tokens(model: ir.Model) -> dict[int, int]:
-    """MACs at batch 1 of the linears over each number of tokens that work on each row alone, the most first."""
+def layers_by_tokens(model: ir.Model) -> dict[int, list[tuple[int, int]]]:
+    """(inputs, outputs) of the linears over each number of tokens that work on each row alone; the most work first."""
     complete_shapes(model)
-    work: dict[int, int] = {}
+    layers: dict[int, list[tuple[int, int]]] = {}
     for node in model.graph:
         tokens = dim(node.outputs[0], TOKENS)
         if _is_linear(node) and tokens is not None and tokens > 1:
-            work[tokens] = work.get(tokens, 0) + tokens * (dim(node.inputs[1], 0) or 0) * (dim(node.inputs[1], 1) or 0)
-    return dict(sorted(work.items(), key=lambda item: -item[1]))
+            layers.setdefault(tokens, []).append((dim(node.inputs[1], 0) or 0, dim(node.inputs[1], 1) or 0))
+    return dict(sorted(layers.items(), key=lambda item: -item[0] * sum(k * n for k, n in item[1])))
 
 
 def split_rows(model: ir.Model, parts: Sequence[int]) -> int:
@@ -232,7 +232,7 @@ def split_rows(model: ir.Model, parts: Sequence[int]) -> int:
     computed = {node: inputs for node in model.graph if (inputs := _rows_of(node, tokens)) is not None}
     chosen = _ending_in_float(_with_linears(computed))
     if not chosen:
-        there = " and ".join(map(str, work_by_tokens(model)))
+        there = " and ".join(map(str, layers_by_tokens(model)))
         raise GraphError(
             "the rows of this graph cannot be split",
             found=f"linears over {there} tokens" if there else "no linear over tokens [batch, tokens, channels]",
