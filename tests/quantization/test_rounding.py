@@ -5,6 +5,7 @@ import pytest
 
 from tests.graph.small_graphs import Builder
 from vitdeploy.graph.analysis.rows import find_linears
+from vitdeploy.quantization import rounding
 from vitdeploy.quantization.ranges import Statistics, quantize_weight
 from vitdeploy.quantization.rounding import round_linear, round_weight
 
@@ -175,3 +176,26 @@ def test_each_group_and_position_of_a_convolution_is_rounded_by_its_own_channels
             np.testing.assert_array_equal(rounded[out, :, row, column].T, wanted)
     lost = (weight - rounded * scales[:, None, None, None]).sum(axis=(2, 3)).reshape(2, 3, 4)
     np.testing.assert_allclose(bias, np.einsum("goi,gi->go", lost, found.mean.reshape(2, 4)).ravel(), atol=1e-5)
+
+
+def test_what_was_rounded_lately_is_not_rounded_again(monkeypatch):
+    """Unless anything that it depends on differs, or more was rounded since than is kept."""
+    b = Builder()
+    first, second = (find_linears(b.model({"x": ["batch", 16]}, b.linear("x", 16, 8, name)))[0] for name in "ab")
+    found, calls, new = gathered(correlated(0, 200, 16)), [], rounding.round_new
+    monkeypatch.setattr(rounding, "_RECENT", rounding._Recent())
+    monkeypatch.setattr(rounding, "round_new", lambda *given: calls.append(given) or new(*given))
+    for linear, step in ((first, None), (first, None), (first, 0.0), (second, None), (first, None)):
+        (codes, scales), bias = round_linear(linear, found, 8, step)
+        (wanted_codes, wanted_scales), wanted_bias = new(linear, found, 8, step)
+        np.testing.assert_array_equal(codes, wanted_codes)
+        np.testing.assert_array_equal(scales, wanted_scales)
+        np.testing.assert_array_equal(bias, wanted_bias)
+    assert len(calls) == 2 + (not np.array_equal(first.weight, second.weight))
+    monkeypatch.setattr(rounding._Recent, "MOST_BYTES", codes.nbytes)
+    for step in (0.5, None, 0.5):
+        before = len(calls)
+        round_linear(first, found, 8, step)
+        assert len(calls) == before + 1
+    round_linear(first, found, 8, 0.5)
+    assert len(calls) == before + 1

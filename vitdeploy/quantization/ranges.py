@@ -31,7 +31,8 @@ class Statistics:
     """Statistics by channel of the rows x of one tensor, the input of a linear or convolution.
 
     `low`, `high`: float64 [channels], over all rows. `mean` [channels] and `covariance` [channels, channels]: over
-    `rows` of them. If nothing uses the full matrix, `covariance` is its diagonal, [channels].
+    `rows` of them. If nothing uses the full matrix, `covariance` is its diagonal, [channels]. It is float32 where it is
+    stored, as those of a model may take more memory than its weights.
     `upper`: about 99.9 % of the values |x| are below it; NaN where that is not known.
     """
 
@@ -44,7 +45,8 @@ class Statistics:
 
     @property
     def variance(self) -> npt.NDArray[np.floating]:
-        return self.covariance if self.covariance.ndim == 1 else np.diag(self.covariance)
+        diagonal = self.covariance if self.covariance.ndim == 1 else np.diag(self.covariance)
+        return diagonal.astype(np.float64)
 
     @property
     def reach(self) -> Numbers:
@@ -66,7 +68,7 @@ class Statistics:
         """The statistics of (x - shift) / scale, scale > 0, by channel: exact, no image is needed again."""
         low, high, mean = ((each - shift) / scale for each in (self.low, self.high, self.mean))
         divisor = scale**2 if self.covariance.ndim == 1 else np.outer(scale, scale)
-        return Statistics(low, high, mean, self.covariance / divisor, self.rows)
+        return Statistics(low, high, mean, (self.covariance / divisor).astype(self.covariance.dtype), self.rows)
 
     def taken(self, source: npt.NDArray[np.int64]) -> Statistics:
         """The statistics of x[source]: channels that are copied, or in another order."""
@@ -93,8 +95,8 @@ def load_statistics(path: Path) -> dict[str, Statistics]:
 
 
 def _loaded(fields: Mapping[str, npt.NDArray[Any]]) -> Statistics:
-    low, high, mean, covariance = (fields[field].astype(np.float64) for field in FIELDS[:-1])
-    return Statistics(low, high, mean, covariance, int(fields["rows"]), float(fields["upper"]))
+    low, high, mean = (fields[field].astype(np.float64) for field in FIELDS[:-2])
+    return Statistics(low, high, mean, fields["covariance"], int(fields["rows"]), float(fields["upper"]))
 
 
 # --- Turn statistics into ranges, scales and zero points; and float weights into INT8 ---------------------------------

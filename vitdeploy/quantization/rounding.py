@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import hashlib
+import threading
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
@@ -152,9 +154,45 @@ COLUMNS = 64
 ROWS_PER_CHANNEL = 8
 
 
-def round_linear(
-    linear: Linear, found: ranges.Statistics, bits: WeightBits = 8, step: float | None = None
-) -> tuple[ranges.QuantizedWeight, ranges.Numbers]:
+class _Recent:
+    """Rounded weights of linears by all that they depend on, up to `MOST_BYTES` of them: a search, and the placement
+    after it, round most layers alike."""
+
+    MOST_BYTES = 256 * 2**20
+
+    def __init__(self) -> None:
+        self._known: dict[bytes, tuple[ranges.QuantizedWeight, ranges.Numbers]] = {}
+        self._lock = threading.Lock()
+
+    def get(self, key: bytes, make: Callable[[], Rounding]) -> Rounding:
+        with self._lock:
+            known = self._known.get(key)
+        if known is None:
+            known = make()
+            with self._lock:
+                self._known[key] = known
+                while sum(codes.nbytes for (codes, _), _ in self._known.values()) > self.MOST_BYTES:
+                    del self._known[next(iter(self._known))]
+        return known
+
+
+# A rounded weight with its scales, and the bias.
+Rounding = tuple[ranges.QuantizedWeight, ranges.Numbers]
+_RECENT = _Recent()
+
+
+def round_linear(linear: Linear, found: ranges.Statistics, bits: WeightBits = 8, step: float | None = None) -> Rounding:
+    """As `round_new`; what was rounded lately, and is not written to, is not rounded again."""
+    if linear.kind != "matmul":
+        return round_new(linear, found, bits, step)
+    digest = hashlib.blake2b(repr((linear.weight.shape, found.covariance.shape, found.rows, bits, step)).encode())
+    bias = np.zeros(0) if linear.bias is None else linear.bias
+    for array in (linear.weight, bias, found.low, found.high, found.mean, found.covariance):
+        digest.update(np.ascontiguousarray(array).data)
+    return _RECENT.get(digest.digest(), lambda: round_new(linear, found, bits, step))
+
+
+def round_new(linear: Linear, found: ranges.Statistics, bits: WeightBits = 8, step: float | None = None) -> Rounding:
     """The weight of a linear or convolution in its shape, rounded, and its bias [out] with the mean of what that does.
 
     E[x W + b] = E[x Q + b'], with Q the rounded weight. Under the padding of a convolution x is zero: the mean is that

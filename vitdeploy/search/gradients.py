@@ -21,6 +21,7 @@ from vitdeploy.extensions import lazy
 from vitdeploy.graph.analysis.rows import Linear, find_linears
 from vitdeploy.graph.io.files import serialised
 from vitdeploy.graph.passes.folds import takes_pixels
+from vitdeploy.graph.values import weight_bytes
 from vitdeploy.progress import Progress, silent
 from vitdeploy.quantization import ranges
 from vitdeploy.runtime.ort import open_session
@@ -34,8 +35,9 @@ if TYPE_CHECKING:
 else:
     torch, functional = lazy("torch"), lazy("torch.nn.functional")
 
-# Images at a time, of a graph that takes any number: what a backward pass needs is kept of all layers.
-BATCH = 2
+# Images at a time, of a graph that takes any number: what a backward pass needs is kept of all layers. One of a model
+# with more weights than that.
+BATCH, LARGE_BYTES = 2, 150 * 2**20
 # Vectors drawn for each image: the mean over draws and images has a relative error of some sqrt(2 / (draws x images)).
 DRAWS, SEED = 4, 0
 # What they give depends on no value of what they read.
@@ -57,9 +59,10 @@ def estimate_costs(
         biases: of layers in float, where they differ from those in the graph.
     """
     graph = DifferentiableGraph(model, forms, biases)
+    at_once = 1 if weight_bytes(model) > LARGE_BYTES else BATCH
     generator, images = np.random.default_rng(SEED), len(reference_outputs.pixels)
     costs: dict[str, list[frame.Distances]] = {}
-    for start, feed in reference_outputs.feeds(graph.dtype, graph.batch or BATCH):
+    for start, feed in reference_outputs.feeds(graph.dtype, graph.batch or at_once):
         progress(f"sensitivity on {images} images", start, images)
         try:
             outputs, layers = graph.run(torch.from_numpy(feed))

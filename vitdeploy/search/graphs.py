@@ -15,7 +15,7 @@ from vitdeploy.errors import DataError
 from vitdeploy.graph.analysis.prunable import part
 from vitdeploy.graph.analysis.rows import Linear, find_linears
 from vitdeploy.graph.edit import constant
-from vitdeploy.graph.io.files import save_graph
+from vitdeploy.graph.io.files import save_briefly, save_graph
 from vitdeploy.graph.passes.folds import takes_pixels
 from vitdeploy.quantization import place_onnxruntime, placement_reader, ranges
 from vitdeploy.runtime.engine import make_runner
@@ -297,7 +297,7 @@ def write_switched(
     for linear in find_linears(model):
         if linear.name in forms:
             _switch(model, linear, forms[linear.name], biases)
-    save_graph(model, path)
+    save_briefly(model, path)
 
 
 def _switch(model: ir.Model, linear: Linear, forms: Sequence[LayerForm], biases: Mapping[str, Any]) -> None:

@@ -92,6 +92,8 @@ def opened(
     ignore: Sequence[str] = (),
     whole: frame.ReferenceOutputs | None = None,
     bits: WeightBits = 8,
+    *,
+    scaled: bool = True,
 ) -> Iterator[Trials]:
     """Trials of a float graph, which is changed in place, on the layers that `target` computes in INT8.
 
@@ -100,6 +102,7 @@ def opened(
         ignore: as of `placement.choose`.
         whole: as of `Trials`; by default the reference outputs themselves.
         bits: of the weights.
+        scaled: whether layers also have a form with their hidden channels scaled for any gain.
 
     Raises:
         TargetError, GraphError: as `placement.choose`; or a layer was not calibrated.
@@ -113,14 +116,14 @@ def opened(
     prepared = prepare(model, statistics, chosen, bits)
     shapes = latency.shapes_of(model, names)
     linears = [linear for linear in find_linears(model) if linear.name in names]
-    splits = _splits(model, statistics, prepared, names, bits)
+    splits = _splits(model, statistics, prepared, names, bits) if scaled else {}
     steps = _output_steps(model, names, prepared, target)
     forms = {each.name: _forms(each, prepared, splits.get(each.name), steps.get(each.name), bits) for each in linears}
     layers = tuple(
         TrialLayer(
             linear.name,
             tensors[linear.name],
-            statistics[tensors[linear.name]],
+            statistics[tensors[linear.name]].without_covariance(),
             shapes[linear.name],
             forms[linear.name][PLAIN].bounds,
             tuple(each.name for each in linears if each.input is linear.input),
@@ -128,6 +131,7 @@ def opened(
         )
         for linear in linears
     )
+    del statistics  # which may be the only hold on covariances of more bytes than the model
     with tempfile.TemporaryDirectory(prefix="vitdeploy-") as folder:
         file, plain = Path(folder) / "model.onnx", model.clone()
         graphs.write_switched(model, forms, prepared.biases, file)

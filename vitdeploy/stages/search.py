@@ -118,7 +118,7 @@ def find_mixed(
         MissingFileError, InputError, TargetError: `table` is not there, or not of this device and target.
     """
     known = latency.load_table(table, config.target) if table is not None else None
-    with open_trials(config, calibrated, progress) as trials:
+    with open_trials(config, calibrated, progress, scaled=True) as trials:
         latencies = known or latency.measure_latencies(shapes_to_time(trials), config.target, progress=progress)
         sensitivity = SENSITIVITY_SEARCH.write(measure_sensitivity(trials, config.target, progress), out)
         mixed = choose_mends(trials, sensitivity, latencies, budget, progress)
@@ -134,12 +134,15 @@ def open_trials(
     images: int = IMAGES,
     *,
     few: bool = False,
+    scaled: bool = False,
 ) -> Iterator[Trials]:
-    """Trials of all layers at once run on all samples, or on `few` too; those of single layers on the first few."""
+    """Trials of all layers at once run on all samples, or on `few` too; those of single layers on the first few.
+    `scaled`: as for `opened`."""
     progress("open the layers", 0, 1)
-    model, known = load_graph(calibrated.graph), load_statistics(calibrated.statistics)
+    model, target, bits = load_graph(calibrated.graph), config.target, config.weight_bits
     whole = float_reference_outputs(calibrated.graph, calibrated.samples[: images if few else None])
-    with opened(model, known, config.target, whole.first(images), config.ignore, whole, config.weight_bits) as trials:
+    some, known = whole.first(images), load_statistics
+    with opened(model, known(calibrated.statistics), target, some, config.ignore, whole, bits, scaled=scaled) as trials:
         progress("open the layers", 1, 1)
         yield trials
 
@@ -368,16 +371,22 @@ def _find(
     with contextlib.ExitStack() as stack:
         try:
             workload = costs.workload_of(shaped, batch)
+            added = _added(shaped, workload, table, form, rest, load_statistics(calibrated.statistics))
+            del shaped
             trials = stack.enter_context(open_trials(config, tried, progress, ranked))
         except GraphError as error:  # plain INT8 takes graphs that single layers cannot be tried of
             return given(f"single layers cannot be tried: {error.message}")
+        added = {layer.name: added[layer.name] for layer in trials.layers if layer.name in added}
+        for hidden in trials.prepared.hidden:  # operators that scale channels for INT8 alone go with the layer's
+            if hidden.layer in added:
+                one = workload.layers[hidden.layer]
+                added[hidden.layer] -= table.scaling * one.rows * one.k
         answers = trials.answers({})
         int8 = trials.whole.reached(answers)
         if _agreement(int8.expected) >= ENOUGH:
             kept = f"plain INT8 is expected to keep {_agreement(int8.expected):.2f} % of the answers"
             return given(kept, int8=int8)
         sensitivity = SENSITIVITY_SEARCH.write(measure_sensitivity(trials, target, progress), out)
-        added = _added(shaped, workload, table, form, rest, trials, load_statistics(calibrated.statistics))
         plain = table.plain(workload, rest)
         layers, spent = layers_by_worth(
             sensitivity,
@@ -411,26 +420,19 @@ def _added(
     table: costs.CostTable,
     form: HigherForm,
     rest: FloatRest,
-    trials: Trials,
     statistics: Mapping[str, Statistics],
 ) -> dict[str, float]:
     """Nanoseconds that the other form adds, of each layer that may have it.
 
     None of "dynamic" has an input that the runtime does not quantize, or is a query or key whose scores are in INT8: in
-    float they would cost more than the layer. In float, scores go with the layer. Operators that scale hidden channels
-    for INT8 alone go too.
+    float they would cost more than the layer. In float, scores go with the layer.
     """
     linears, is_dynamic = rows.find_linears(shaped), QUANTIZE[table.target].dynamic
-    names = {linear.name for linear in linears}
-    split = {each.layer for each in trials.prepared.hidden}
-    added = {}
-    for name in (layer.name for layer in trials.layers):
-        one = workload.layers[name]
-        more = table.layer(one, form, rest) - table.layer(one, "int8")
-        added[name] = more - (table.scaling * one.rows * one.k if name in split else 0.0)
+    added = {name: table.layer(each, form, rest) - table.layer(each, "int8") for name, each in workload.layers.items()}
     for linear in linears:
         if form == "dynamic" and is_dynamic is not None and not is_dynamic(linear):
             added.pop(linear.name, None)
+    names = {linear.name for linear in linears}
     for scores in QUANTIZE[table.target].scores_in_int8(shaped, names, statistics):
         macs = work.node_macs(shaped, scores.attention.scores) or 0
         for linear in (scores.query, scores.key):

@@ -124,9 +124,18 @@ def save_graph(model: ir.Model, path: Path) -> None:
         return
     ir.external_data.load_to_model(model)  # weights that are external to another file
     proto = ir.to_proto(model)
-    _check(proto)
-    path.write_bytes(proto.SerializeToString(deterministic=True))
+    data = proto.SerializeToString(deterministic=True)
+    _check(data)
+    path.write_bytes(data)
     note_written(proto)
+
+
+def save_briefly(model: ir.Model, path: Path) -> None:
+    """Write a graph that this process alone opens, and deletes: its bytes, unchecked."""
+    if values.weight_bytes(model) > MAX_WEIGHT_BYTES:
+        ir.save(model, path, external_data=f"{path.name}.data")
+    else:
+        path.write_bytes(serialised(model))
 
 
 def serialised(model: ir.Model) -> bytes:
@@ -158,7 +167,7 @@ def _lower_ir_version(model: ir.Model) -> None:
     )
 
 
-def _check(model: str | onnx.ModelProto) -> None:
+def _check(model: str | bytes) -> None:
     try:
         onnx.checker.check_model(model)
     except onnx.checker.ValidationError as error:
