@@ -157,21 +157,21 @@ import sys
 import vitdeploy
 from vitdeploy.stages import search
 search.ENOUGH = 100.1  # a small model keeps its answers in plain INT8
-found = vitdeploy.quantize(*sys.argv[1:], num_samples=16, high_precision=50.0, progress=False)
+found = vitdeploy.quantize(*sys.argv[1:], num_samples=64, high_precision=50.0, progress=False)
 assert found.high_precision.layers, found.high_precision
 """
 
 
 @pytest.mark.parametrize("target", TARGETS)
-def test_a_busy_machine_makes_the_same_graph(target, small_export, digits, tmp_path):
+def test_a_busy_machine_makes_the_same_graph(target, planted_file, digits, tmp_path):
     """The same inputs, in two processes, one of them beside two that are busy and with one thread for products."""
     images = tmp_path / "images"
     images.mkdir()
-    for sample in split(digits, "none", calibration=16, evaluation=1, seed=0).calibration:
+    for sample in split(digits, "none", calibration=64, evaluation=1, seed=0).calibration:
         (images / sample.path.name).write_bytes(sample.path.read_bytes())
 
     def made(name, **environment):
-        command = [sys.executable, "-c", QUANTIZE, str(small_export / "model.onnx"), str(images), target]
+        command = [sys.executable, "-c", QUANTIZE, str(planted_file), str(images), target]
         subprocess.run([*command, str(tmp_path / name)], check=True, env={**os.environ, **environment})
         return {file: (tmp_path / name / file).read_bytes() for file in ("model.onnx", "high_precision.json")}
 

@@ -1,6 +1,9 @@
 """Layers out of plain INT8: measured, placed and computed by the runtimes."""
 
+import dataclasses
 import json
+import math
+import sys
 
 import numpy as np
 import pytest
@@ -14,7 +17,8 @@ from vitdeploy.graph.io.files import load_graph, save_graph
 from vitdeploy.quantization.placement import place
 from vitdeploy.quantization.ranges import quantize_weight
 from vitdeploy.runtime.engine import make_runner
-from vitdeploy.search.costs import CostTable, FormCosts, costs_for
+from vitdeploy.search import frame as alternatives
+from vitdeploy.search.costs import CostTable, FormCosts, costs_for, workload_of
 from vitdeploy.search.precision import in_higher_precision
 from vitdeploy.spec import encode
 from vitdeploy.stages import search as high_precision
@@ -34,7 +38,7 @@ GROUP = 32
 def calibrated(small_export, digits, tmp_path_factory):
     """The float graph, its statistics, and the images."""
     folder = tmp_path_factory.mktemp("calibrated")
-    samples = split(digits, "none", calibration=16, evaluation=1, seed=0).calibration
+    samples = split(digits, "none", calibration=64, evaluation=1, seed=0).calibration
     calibrate(small_export / "model.onnx", samples, folder)
     return CalibratedGraph(small_export / "model.onnx", folder / "statistics.npz", samples)
 
@@ -52,22 +56,28 @@ def test_layers_are_ranked_priced_and_tried(target, calibrated, monkeypatch, tmp
     found = found_in(calibrated, tmp_path, target, 100.0)
     assert found == HIGH_PRECISION_SEARCH.read(tmp_path)
     assert (tmp_path / "sensitivity.json").is_file()
-    assert (found.images, found.table) == (16, str(costs_for(target)))
+    assert (found.images, found.table) == (64, str(costs_for(target)))
     assert found.layers and found.reached.distance < found.int8.distance
     assert found.ratio <= 2
     assert "the distance falls from" in found.why and found.why.endswith(f"for {found.ratio:.2f} of the latency")
 
 
-def test_a_price_is_not_exceeded(calibrated, monkeypatch, tmp_path):
+def test_the_price_is_a_share_of_the_time_of_plain_int8(calibrated, monkeypatch, tmp_path):
     """Of costs in proportion to products, of which float takes four times those of INT8."""
-    monkeypatch.setattr(high_precision, "ENOUGH", 100.1)
     none = dict.fromkeys(("call", "uneven", "ragged", "weight", "read", "written"), 0.0)
-    forms = {name: FormCosts(**none, mac=mac) for name, mac in (("int8", 1.0), ("float", 4.0), ("dynamic", 4.0))}
-    table = CostTable("openvino-cpu", "a CPU", "", "a test", forms, {"fp32": 0.0}, 0.0)
-    config = PlaceConfig("openvino-cpu", "int8")
-    dear, cheap = (find_high_precision(config, price, 1, calibrated, table, tmp_path) for price in (1.0, 50.0))
-    assert (dear.layers, dear.ratio) == ((), 1.0)
-    assert cheap.layers and 1.0 < cheap.ratio <= 1.5
+    forms = {name: FormCosts(**none, mac=mac) for name, mac in (("int8", 1.0), ("float", 4.0), ("dynamic", 3.0))}
+    table = CostTable("onnxruntime-cpu", "a CPU", "", "a test", forms, {"fp32": 0.0}, 0.0)
+    config, asked = PlaceConfig("onnxruntime-cpu", "int8"), []
+    monkeypatch.setattr(high_precision, "ENOUGH", 100.1)
+    monkeypatch.setattr(high_precision, "layers_by_worth", lambda *given: asked.append(given) or ((), 0.0))
+    found = find_high_precision(config, 20.0, 3, calibrated, table, tmp_path)
+    model = load_graph(calibrated.graph)
+    work = workload_of(model, 3)
+    [(_, added, most, _)] = asked
+    assert most == pytest.approx(0.2 * table.plain(work))
+    assert added["head"] == 3 * work.layers["head"].macs
+    assert (found.batch, found.layers) == (3, ())
+    assert found.why == "no layer is worth what it adds to the latency, of 20 %"
 
 
 def test_a_good_model_is_left_alone(calibrated, monkeypatch, tmp_path):
@@ -161,3 +171,22 @@ def test_where_precision_is_raised(target, precision, task, price, wanted):
 def test_why_is_in_the_file(calibrated, tmp_path):
     found = found_in(calibrated, tmp_path, "onnxruntime-cpu")
     assert json.loads((tmp_path / "high_precision.json").read_text(encoding="utf-8")) == encode(found)
+
+
+def test_too_few_images_prove_nothing_and_it_says_how_many_may(calibrated, monkeypatch, tmp_path):
+    """Two images, one of which gains and one of which does not."""
+    monkeypatch.setattr(high_precision, "ENOUGH", 100.1)
+    monkeypatch.setattr(high_precision, "layers_by_worth", lambda *given: (("head",), 1.0))
+    distances = iter([np.array([0.3, 0.2]), np.array([0.1, 0.2])])
+    whole = alternatives.ReferenceOutputs.distance
+    monkeypatch.setattr(
+        alternatives.ReferenceOutputs,
+        "distance",
+        lambda self, answers: next(distances) if sys._getframe(1).f_code.co_name == "_find" else whole(self, answers),
+    )
+    two = dataclasses.replace(calibrated, samples=calibrated.samples[:2])
+    found = found_in(two, tmp_path)
+    assert found.layers == ()
+    # t(0.975, 1) = 12.706 and a standard error of 0.1: (0.1 - low) / 0.1 = 12.706.
+    needed = math.ceil(2 * 12.706205**2) + 1
+    assert found.why.endswith(f"no nearer for sure, on 2 images; some {needed} images may prove it")

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given
@@ -9,10 +10,11 @@ from hypothesis import strategies as st
 
 from vitdeploy.api.sweep import SweepPlan
 from vitdeploy.document.sweep import Estimate, PlannedRecipe, PlannedStage, PlanTotal, SweepPlanDocument
+from vitdeploy.pipeline.run import MOST_BY_RULE, RULES, StageTimes, by_rule, expected_stages
 from vitdeploy.stages.step import Step
 from vitdeploy.store.key import Record
 from vitdeploy.store.store import LOG_FILE, Line, append, made_now, read_log
-from vitdeploy.workflows.sweep import _Costs, added, planned_keys
+from vitdeploy.workflows.sweep import added, planned_keys
 
 ABOUT = {"parameters": 1000, "pixels": 1024, "samples": 100}
 
@@ -38,21 +40,21 @@ def test_two_plans_share_the_keys_of_what_is_equal_up_to_there():
 def test_a_stage_is_estimated_by_those_that_were_as_large():
     log = [line(seconds=seconds, size=size) for seconds, size in ((2.0, 100), (8.0, 300), (3.0, 200))]
     log += [line(seconds=99.0, about={**ABOUT, "samples": 126}), line("verify other", 99.0), line(cpu="another")]
-    seconds, size, seen = _Costs(log, anywhere=False).of(step("verify"))
+    seconds, size, seen = StageTimes(log, anywhere=False).of(step("verify"))
     assert (seconds, size, seen) == (Estimate(2.0, 3.0, 8.0), Estimate(100, 200, 300), 3)
-    assert _Costs(log, anywhere=True).of(step("verify"))[2] == 4
-    assert _Costs(log, anywhere=False).of(step("verify", about={**ABOUT, "samples": 125}))[2] == 4
+    assert StageTimes(log, anywhere=True).of(step("verify"))[2] == 4
+    assert StageTimes(log, anywhere=False).of(step("verify", about={**ABOUT, "samples": 125}))[2] == 4
 
 
 @pytest.mark.parametrize("about", [{**ABOUT, "parameters": 2000}, {"parameters": 1000, "pixels": 1024}])
 def test_of_what_was_never_seen_nothing_is_known(about):
-    assert _Costs([line()], anywhere=True).of(step("verify", about=about)) == (None, None, 0)
+    assert StageTimes([line()], anywhere=True).of(step("verify", about=about)) == (None, None, 0)
     assert added([]) is None
 
 
 @given(st.lists(st.integers(0, 10**6), min_size=1, max_size=30))
 def test_an_estimate_lies_in_what_was_seen(seen):
-    seconds, _, count = _Costs([line(seconds=value) for value in seen], anywhere=True).of(step("verify"))
+    seconds, _, count = StageTimes([line(seconds=value) for value in seen], anywhere=True).of(step("verify"))
     assert count == min(len(seen), 20) and min(seen) <= seconds.least <= seconds.median <= seconds.most <= max(seen)
 
 
@@ -84,3 +86,36 @@ def test_the_plan_says_what_is_unknown_and_does_not_count_it():
     text = str(SweepPlan(SweepPlanDocument(1, "", recipes, stages, total, {}), cost_per_hour=360.0))
     assert "5 asked for, 3 distinct, 1 there, 2 to make: about 2 s (1 s to 5 s) and 4.0 MB; unknown for 1 more" in text
     assert "at least 32 s, for 3.20 at the least" in text and "2, 1 finished already, 1 to measure, about 30 s" in text
+
+
+class Stored:
+    """A store whose log has some lines, and which has the artifacts of some kinds."""
+
+    def __init__(self, root, lines=(), kinds=()):
+        self.root, self.kinds = root, kinds
+        (root / LOG_FILE).write_text("")
+        for each in lines:
+            append(root, "made", Record(1, each.key, each.kind, {}, {}, {}, (), each.made))
+
+    def find(self, key):
+        return SimpleNamespace(path=self.root, digest="00" * 32) if key in self.kinds else None
+
+
+def test_stages_take_what_they_took_here_or_what_a_rule_says(tmp_path):
+    export, verify = step("export"), step("verify")
+    nothing = expected_stages([export, verify], Stored(tmp_path), resume=True)
+    assert nothing.seconds == pytest.approx(by_rule("export", ABOUT) + by_rule("verify", ABOUT))
+    assert nothing.most == pytest.approx(MOST_BY_RULE * nothing.seconds)
+    known = expected_stages([export, verify], Stored(tmp_path, [line("verify", 80.0)]), resume=True)
+    assert known.seconds == pytest.approx(by_rule("export", ABOUT) + 80)
+    there = Stored(tmp_path, kinds={export.key({})})
+    assert expected_stages([export, verify], there, resume=True).seconds == by_rule("verify", ABOUT)
+    assert expected_stages([export, verify], there, resume=False).seconds == nothing.seconds
+
+
+def test_a_larger_model_and_more_images_take_longer():
+    base = {"parameters": 5_700_000, "pixels": 224 * 224, "images": 128}
+    for kind in RULES:
+        assert by_rule(kind, base) <= by_rule(kind, {**base, "parameters": 86_000_000})
+    assert by_rule("calibrate", base) < by_rule("calibrate", {**base, "images": 256})
+    assert by_rule("unheard of", base) > 0

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from vitdeploy.benchmark.protocol import Protocol
-from vitdeploy.benchmark.run import engine_candidate
+from vitdeploy.benchmark.run import BenchCandidate, ExpectedTime, engine_candidate, expected
 from vitdeploy.bundle import read, write
 from vitdeploy.data.decoding import batches
 from vitdeploy.data.folder import Sample
@@ -240,7 +240,8 @@ def run_pipeline(
         jobs: what `source.prepare` gives, one for each image size.
         progress, finished: one of each per job; as in `run_plan`.
         resume: as in `run_plan`.
-        note: called before the work with the bounds of the budget that the data cannot prove.
+        note: called before the work with how long it will take, and the bounds of the budget that the data cannot
+            prove.
         workers: do what can be shared out of a step, and whole steps side by side; nothing that is measured, and they
             have ended before the bench begins.
 
@@ -260,6 +261,8 @@ def run_pipeline(
                 fresh=fresh,
             )
             plan = make_plan(job, workers)
+            stages, bench = run.expected_stages(plan, store, resume=resume), expected_bench(job.recipe, plan)
+            note(job, f"takes {ExpectedTime(stages.seconds + bench.seconds, stages.most + bench.most)}")
             early = make([step for step in plan if step.name == REFERENCE])
             for text in foresee(job.adapter, read_answers(early[REFERENCE].path), job.data, job.budget):
                 note(job, text)
@@ -287,6 +290,15 @@ def run_pipeline(
         for job, artifacts in zip(jobs, made, strict=True)
     ]
     return write_run(outcomes, source.recipe, out), outcomes
+
+
+def expected_bench(recipe: Recipe, plan: Sequence[Step]) -> ExpectedTime:
+    """How long the bench of a recipe takes, of the engines of a plan."""
+    protocol = Protocol(scenarios=recipe.bench.scenarios, batch=recipe.bench.batch, duration=recipe.bench.duration)
+    engines = [step.name for step in plan if step.kind == "compile"]
+    requests: dict[str, dict[str, dict[str, str]]] = {ORIGINAL: {}, **{name: {"engine": {}} for name in engines}}
+    contenders = [BenchCandidate(name, "", "", (), request) for name, request in requests.items()]
+    return expected(contenders, protocol, context=True)
 
 
 def bench_job(job: Job, artifacts: Mapping[str, Artifact], progress: Progress, kept: Sequence[str]) -> Bench:

@@ -1,10 +1,15 @@
 """Run a plan: find each step's artifact in the store, or make it. A second run resumes where the first one stopped."""
 
-from collections.abc import Callable, Mapping
+import statistics
+from collections import defaultdict, deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
+from vitdeploy.benchmark.run import ExpectedTime
+from vitdeploy.document.sweep import Estimate
 from vitdeploy.progress import Progress
+from vitdeploy.runtime.host import usable_cores
 from vitdeploy.stages.step import Step
-from vitdeploy.store.store import Artifact, Store, shared_store, store_folder
+from vitdeploy.store.store import Artifact, Line, Store, read_log, shared_store, store_folder, this_machine
 
 
 def default_store() -> Store:
@@ -73,3 +78,72 @@ def preview(plan: list[Step], store: Store) -> list[tuple[str, bool]]:
             artifacts[step.name] = found
         rows.append((step.name, found is not None))
     return rows
+
+
+# --- What stages take: as such stages took before, else by a rule -----------------------------------------------------
+
+
+# A stage is like another one if its numbers, of parameters, pixels and images, differ by no more than this factor.
+ALIKE = 1.25
+# Estimates are from the last ones.
+LAST = 20
+# Seconds of a kind of stage: of any, for each million parameters, and for each thousand million products of a model
+# whose patches of 16 pixels are multiplied by all of its parameters; on two cores of an Intel Xeon with AVX512-VNNI.
+RULES: Mapping[str, tuple[float, float, float]] = {
+    "reference": (2, 0, 0.013), "export": (5.5, 0.1, 0), "optimize": (0.5, 0.08, 0), "calibrate": (5, 0, 0.012),
+    "high_precision": (10, 0.5, 0), "float_rest": (4, 0.2, 0), "search": (100, 1, 0), "place": (1.5, 0.08, 0),
+    "parts": (0, 0.002, 0), "compile": (1, 0.03, 0), "verify": (1, 0, 0.01), "attention": (1, 0.02, 0),
+}  # fmt: skip
+OTHER, CORES = (5, 0.2, 0.01), 2
+# A stage takes at most so many times what the rule says, of all models that were looked at.
+MOST_BY_RULE = 3
+
+
+class StageTimes:
+    """What the log of a store says of stages. `anywhere`: also of those that other kinds of machines have made."""
+
+    def __init__(self, log: Iterable[Line], *, anywhere: bool) -> None:
+        self._seen: dict[str, deque[Line]] = defaultdict(lambda: deque(maxlen=1000))
+        cpu, cores = this_machine()
+        for line in log:
+            if anywhere or (line.made.cpu, line.made.cores) == (cpu, cores):
+                self._seen[line.made.name].append(line)
+
+    def of(self, step: Step) -> tuple[Estimate | None, Estimate | None, int]:
+        """The seconds and the bytes of a stage, and of how many such ones; None where there was none."""
+        found = [line for line in self._seen[step.name] if _alike(line.made.about, step.about)][-LAST:]
+        if not found:
+            return None, None, 0
+        return _estimate([line.made.seconds for line in found]), _estimate([line.bytes for line in found]), len(found)
+
+
+def expected_stages(plan: list[Step], store: Store, *, resume: bool) -> ExpectedTime:
+    """How long the stages of a plan take that are not in the store."""
+    times, seconds, most = StageTimes(read_log(store.root), anywhere=False), 0.0, 0.0
+    stored = dict(preview(plan, store)) if resume else {}
+    for step in plan:
+        if stored.get(step.name):
+            continue
+        known, _, _ = times.of(step)
+        one = by_rule(step.kind, step.about) if known is None else known.median
+        seconds += one
+        most += MOST_BY_RULE * one if known is None else max(known.most, MOST_BY_RULE * one / 2)
+    return ExpectedTime(seconds, most)
+
+
+def by_rule(kind: str, about: Mapping[str, int]) -> float:
+    """The seconds of a stage that was never made on this machine."""
+    fixed, by_size, by_products = RULES.get(kind, OTHER)
+    size = about.get("parameters", 0) / 1e6
+    products = size * about.get("pixels", 0) / 256 * (about.get("images", 0) + about.get("samples", 0)) / 1e3
+    return fixed + (by_size * size + by_products * products) * CORES / min(usable_cores(), 2 * CORES)
+
+
+def _alike(one: Mapping[str, int], other: Mapping[str, int]) -> bool:
+    return one.keys() == other.keys() and all(
+        max(one[name], other[name]) <= ALIKE * min(one[name], other[name]) for name in one
+    )
+
+
+def _estimate(values: Sequence[float]) -> Estimate:
+    return Estimate(min(values), statistics.median(values), max(values))

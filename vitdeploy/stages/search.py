@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import math
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -396,10 +397,14 @@ def _find(
         )
         if not layers:
             return given(f"no layer is worth what it adds to the latency, of {price:g} %", int8=int8)
-        reached = trials.whole.reached(trials.answers(dict.fromkeys(layers, FLOAT)))
-    ratio = 1 + spent / plain
-    if reached.distance >= int8.distance:
-        return given(f"{len(layers)} layers bring the answers no nearer", int8=int8)
+        raised = trials.answers(dict.fromkeys(layers, FLOAT))
+        reached = trials.whole.reached(raised)
+        nearer, low, _ = frame.mean_interval(trials.whole.distance(answers) - trials.whole.distance(raised))
+    ratio, images = 1 + spent / plain, len(tried.samples)
+    if low <= 0:
+        needed = math.ceil(images * ((nearer - low) / nearer) ** 2) + 1 if nearer > 0 else 0
+        more = f"; some {needed} images may prove it" if needed > images else ""
+        return given(f"{len(layers)} layers bring the answers no nearer for sure, on {images} images{more}", int8=int8)
     why = f"the distance falls from {int8.distance:.2g} to {reached.distance:.2g} for {ratio:.2f} of the latency"
     return given(why, int8=int8, reached=reached, ratio=ratio, layers=layers)
 

@@ -6,17 +6,15 @@ import hashlib
 import os
 import shutil
 import socket
-import statistics
 import time
 import uuid
-from collections import defaultdict, deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import cast
 
-from vitdeploy.benchmark.protocol import Protocol
-from vitdeploy.benchmark.run import BenchCandidate, ExpectedTime, expected
+from vitdeploy.benchmark.run import ExpectedTime
 from vitdeploy.bundle.read import file_sha256
 from vitdeploy.document import sweep
 from vitdeploy.document.bench import ErrorFacts
@@ -25,22 +23,21 @@ from vitdeploy.errors import VitdeployError, WorkerError
 from vitdeploy.pipeline import assemble, outcome, schedule
 from vitdeploy.pipeline.job import Job
 from vitdeploy.pipeline.plan import make_plan
+from vitdeploy.pipeline.run import StageTimes
 from vitdeploy.progress import Progress, silent
 from vitdeploy.publish import replacing, storage_errors
 from vitdeploy.runtime.host import describe_host
 from vitdeploy.spec import encode
-from vitdeploy.stages.step import ORIGINAL, OUTPUT_NAMES, Step, package_versions
+from vitdeploy.stages.step import OUTPUT_NAMES, Step, package_versions
 from vitdeploy.stages.workers import Executor, Pool, Workers
 from vitdeploy.store.key import Identity, canonical_json, code_version
 from vitdeploy.store.store import (
-    Line,
     Store,
     append_line,
     decoded_lines,
     files_digest,
     read_log,
     shared_store,
-    this_machine,
 )
 
 # --- The recipes of a sweep, and what each would make -----------------------------------------------------------------
@@ -106,40 +103,6 @@ def unmeasured(plan: Sequence[Step]) -> list[Step]:
 # --- What stages and measurements cost, as far as it is known: a stage by what such stages took before ----------------
 
 
-# A stage is like another one if its numbers, of parameters, pixels and images, differ by no more than this factor.
-ALIKE = 1.25
-# Estimates are from the last ones.
-LAST = 20
-
-
-class _Costs:
-    """What the log of a store says of stages. `anywhere`: also of those that other kinds of machines have made."""
-
-    def __init__(self, log: Iterable[Line], *, anywhere: bool) -> None:
-        self._seen: dict[str, deque[Line]] = defaultdict(lambda: deque(maxlen=1000))
-        cpu, cores = this_machine()
-        for line in log:
-            if anywhere or (line.made.cpu, line.made.cores) == (cpu, cores):
-                self._seen[line.made.name].append(line)
-
-    def of(self, step: Step) -> tuple[sweep.Estimate | None, sweep.Estimate | None, int]:
-        """The seconds and the bytes of a stage, and of how many such ones; None where there was none."""
-        found = [line for line in self._seen[step.name] if _alike(line.made.about, step.about)][-LAST:]
-        if not found:
-            return None, None, 0
-        return _estimate([line.made.seconds for line in found]), _estimate([line.bytes for line in found]), len(found)
-
-
-def _alike(one: Mapping[str, int], other: Mapping[str, int]) -> bool:
-    return one.keys() == other.keys() and all(
-        max(one[name], other[name]) <= ALIKE * min(one[name], other[name]) for name in one
-    )
-
-
-def _estimate(values: Sequence[float]) -> sweep.Estimate:
-    return sweep.Estimate(min(values), statistics.median(values), max(values))
-
-
 def added(estimates: Sequence[sweep.Estimate]) -> sweep.Estimate | None:
     """Of several stages one after the other; None of none."""
     if not estimates:
@@ -153,14 +116,7 @@ def added(estimates: Sequence[sweep.Estimate]) -> sweep.Estimate | None:
 
 def measuring(outlined: _Outlined) -> ExpectedTime:
     """How long the bench of a recipe takes, at all its image sizes."""
-    bench = outlined.entry.recipe.bench
-    protocol = Protocol(scenarios=bench.scenarios, batch=bench.batch, duration=bench.duration)
-    found = []
-    for plan in outlined.plans:
-        engines = [step.name for step in plan if step.kind == "compile"]
-        requests: dict[str, dict[str, dict[str, str]]] = {ORIGINAL: {}, **{name: {"engine": {}} for name in engines}}
-        candidates = [BenchCandidate(name, "", "", (), request) for name, request in requests.items()]
-        found.append(expected(candidates, protocol, context=True))
+    found = [assemble.expected_bench(outlined.entry.recipe, plan) for plan in outlined.plans]
     return ExpectedTime(sum(each.seconds for each in found), sum(each.most for each in found))
 
 
@@ -248,7 +204,7 @@ def plan_sweep(
 
     Errors of a shared store propagate.
     """
-    finished, costs = _FinishedRecipes(out), _Costs(read_log(store.root), anywhere=anywhere)
+    finished, costs = _FinishedRecipes(out), StageTimes(read_log(store.root), anywhere=anywhere)
     rows: list[sweep.PlannedRecipe] = []
     stages: dict[str, _Stage] = {}
     asked = 0
@@ -289,7 +245,7 @@ def _look(outlined: _Outlined, plan: Sequence[Step], stages: dict[str, _Stage], 
         stages.setdefault(key, _Stage(step, there)).recipes[outlined.name] = None
 
 
-def _planned(stage: _Stage, costs: _Costs) -> sweep.PlannedStage:
+def _planned(stage: _Stage, costs: StageTimes) -> sweep.PlannedStage:
     seconds, size, seen = (None, None, 0) if stage.there else costs.of(stage.step)
     return sweep.PlannedStage(stage.step.name, tuple(stage.recipes), stage.there, seconds, size, seen)
 
