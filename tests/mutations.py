@@ -46,6 +46,7 @@ FILES = {
         f"quantization/test_{name}.py" for name in ("ranges", "observers", "smoothing", "folds", "placement")
     ],
     "search/precision.py": [f"search/test_{name}.py" for name in ("high_precision", "mixed", "greedy", "sensitivity")],
+    "search/costs.py": [f"search/test_{name}.py" for name in ("costs", "row_parts")],
     "search/frame.py": [
         f"search/test_{name}.py"
         for name in ("expected", "front", "interval_search", "trials", "reference_outputs", "rows", "row_parts")

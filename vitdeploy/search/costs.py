@@ -328,7 +328,7 @@ def _times(target: str, comparison: Comparison) -> dict[str, float]:
     if reason := summary.disturbed_reason(bench_run):
         raise CapabilityError(
             "costs are not measured on a busy machine",
-            found=reason,
+            found=reason.removesuffix(f": {summary.MEASURE_AGAIN}"),
             wanted="a machine on which nothing else runs",
             fix="run `vitdeploy doctor --measure` again later; until then builds take the costs of this class of CPUs",
         )
