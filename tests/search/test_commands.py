@@ -30,7 +30,7 @@ def table(tmp_path, planted_file, planted_statistics, planted_yardstick):
 
 
 def test_sensitivity_names_the_guilty_layer_and_writes_a_page(here, quantize, tmp_path):
-    done = here(*quantize, "--sensitivity", "--high-precision", 0, "--json")
+    done = here(*quantize, "--sensitivity", "--json")
     found = done.document["sensitivity"]
     assert found["layers"][0]["cost"]["name"] == PLANTED
     assert f"  {PLANTED}" in done.stderr

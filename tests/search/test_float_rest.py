@@ -19,6 +19,7 @@ from vitdeploy.search.costs import costs_for
 from vitdeploy.search.frame import mean_interval
 from vitdeploy.search.precision import FloatRestChoice
 from vitdeploy.spec import decode, encode
+from vitdeploy.stages import search as stages
 from vitdeploy.stages.calibrate import calibrate
 from vitdeploy.stages.compile import CompileOptions, compile_graphs
 from vitdeploy.stages.place import FLOAT_REST_SEARCH, AskedRest, PlaceConfig, place_graph, rest_of
@@ -151,10 +152,11 @@ def test_there_the_float_model_is_tried_in_bf16_too(precision, more, monkeypatch
 
 
 @pytest.mark.parametrize("faster", [True, False])
-def test_both_are_run_where_bf16_is_faster(faster, small_export, calibrated, samples, tmp_path):
+def test_both_are_run_where_bf16_is_faster(faster, small_export, calibrated, samples, monkeypatch, tmp_path):
     """By the table for CPUs with AMX; by that of others bf16 saves nothing, and no engine is made."""
     if faster:
         needs_bf16()
+    monkeypatch.setattr(stages, "LEAST_MACS", 0)
     table = costs_for(TARGET, {"isa": "avx512_vnni amx_int8 amx_bf16" if faster else "avx512_vnni"})
     told = []
     config, given = PlaceConfig(TARGET, "int8"), CalibratedGraph(small_export / "model.onnx", calibrated, samples)
@@ -166,6 +168,13 @@ def test_both_are_run_where_bf16_is_faster(faster, small_export, calibrated, sam
         assert found.distances[0] != found.distances[1] and min(found.distances) > 0
     else:
         assert found.best == "fp32"
+
+
+def test_a_small_model_has_them_in_fp32(small_export, calibrated, samples, tmp_path):
+    given = CalibratedGraph(small_export / "model.onnx", calibrated, samples)
+    table = costs_for(TARGET, {"isa": "avx512_vnni amx_int8 amx_bf16"})
+    found = find_float_rest(PlaceConfig(TARGET, "int8"), 1, given, table, tmp_path)
+    assert (found.best, found.ratio, found.distances) == ("fp32", 1.0, (0.0, 0.0))
 
 
 def test_what_a_step_asks_of_its_plan():

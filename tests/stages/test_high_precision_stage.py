@@ -46,6 +46,12 @@ def calibrated(small_export, digits, tmp_path_factory):
 TARGETS = ("openvino-cpu", "onnxruntime-cpu")
 
 
+@pytest.fixture(autouse=True)
+def _any_size(monkeypatch):
+    """The models of these tests are small, and would be left in plain INT8 for that alone."""
+    monkeypatch.setattr(high_precision, "LEAST_MACS", 0)
+
+
 def found_in(calibrated, out, target="openvino-cpu", price=5.0):
     return find_high_precision(PlaceConfig(target, "int8"), price, 1, calibrated, costs_for(target), out)
 
@@ -78,6 +84,14 @@ def test_the_price_is_a_share_of_the_time_of_plain_int8(calibrated, monkeypatch,
     assert added["head"] == 3 * work.layers["head"].macs
     assert (found.batch, found.layers) == (3, ())
     assert found.why == "no layer is worth what it adds to the latency, of 20 %"
+
+
+def test_a_small_model_is_left_alone(calibrated, monkeypatch, tmp_path):
+    monkeypatch.setattr(high_precision, "LEAST_MACS", 400_000_000)
+    found = found_in(calibrated, tmp_path)
+    assert (found.layers, found.ratio) == ((), 1.0)
+    assert "million products at batch 1, which are too few to choose layers" in found.why
+    assert not (tmp_path / "sensitivity.json").exists()
 
 
 def test_a_good_model_is_left_alone(calibrated, monkeypatch, tmp_path):

@@ -271,6 +271,11 @@ def _proven_faster(bench_run: results.BenchRun) -> dict[str, list[str]]:
 # --- What the costs of layers decide: the precision of float operators, and which layers are out of plain INT8 -------
 
 
+# MACs of linears and convolutions at batch 1. A smaller model takes its time in calls, which costs of layers foretell
+# badly (by them the digits, 115 million, would have no layer in INT8), and is done in a millisecond or two in any form.
+LEAST_MACS = 400_000_000
+
+
 def has_half_rest(target: str, precision: str, task: Task) -> bool:
     """Whether an engine may be faster here with its float operators in bf16: INT8, of one graph, on such a CPU."""
     return precision == "int8" and not flow_of(task) and COMPILE[target].half_rest()
@@ -290,6 +295,8 @@ def find_float_rest(
         GraphError, EngineError, CapabilityError: as `place_graph` and `choose_float_rest`.
     """
     shaped, batch = _shaped(config, calibrated.graph, batch)
+    if _macs(shaped) < LEAST_MACS:
+        return FLOAT_REST_SEARCH.write(FloatRestChoice(config.target, batch, str(table), 1.0), out)
     whole = float_reference_outputs(calibrated.graph, calibrated.samples)
     with tempfile.TemporaryDirectory(prefix="vitdeploy-") as folder:
         place_graph(config, calibrated.graph, calibrated.statistics, Path(folder))
@@ -303,6 +310,10 @@ def _shaped(config: PlaceConfig, graph: Path, batch: int) -> tuple[ir.Model, int
     model = load_graph(graph)
     shape(model, config.target, config.ignore)
     return model, fixed_batch(graph_spec(model, step.MODEL_FILE)) or batch
+
+
+def _macs(model: ir.Model) -> int:
+    return sum(work.layer_macs(model, linear) or 0 for linear in rows.find_linears(model))
 
 
 def float_rest_step(candidate: step.Candidate, config: PlaceConfig, batch: int, data: Data) -> step.Step:
@@ -365,10 +376,12 @@ def _find(
 ) -> HighPrecision:
     target, form = config.target, form_of(config)
     shaped, batch = _shaped(config, calibrated.graph, batch)
-    macs = max(sum(work.layer_macs(shaped, linear) or 0 for linear in rows.find_linears(shaped)), 1)
+    macs = max(_macs(shaped), 1)
     tried = replace(calibrated, samples=calibrated.samples[: max(IMAGES, TRIAL_MACS // macs)])
     ranked = max(LEAST_IMAGES, min(IMAGES, RANK_MACS // macs))
     given = functools.partial(HighPrecision, target, form, price, batch, len(tried.samples), str(table))
+    if macs < LEAST_MACS:
+        return given(f"{macs / 1e6:.0f} million products at batch 1, which are too few to choose layers by their costs")
     with contextlib.ExitStack() as stack:
         try:
             workload = costs.workload_of(shaped, batch)
