@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from vitdeploy.api.sweep import SweepPlan
 from vitdeploy.document.sweep import Estimate, PlannedRecipe, PlannedStage, PlanTotal, SweepPlanDocument
-from vitdeploy.pipeline.run import MOST_BY_RULE, RULES, StageTimes, by_rule, expected_stages
+from vitdeploy.pipeline.run import MOST_BY_RULE, RULES, StepTimes, by_rule, expected_stages
 from vitdeploy.stages.step import Step
 from vitdeploy.store.key import Record
 from vitdeploy.store.store import LOG_FILE, Line, append, made_now, read_log
@@ -40,21 +40,21 @@ def test_two_plans_share_the_keys_of_what_is_equal_up_to_there():
 def test_a_stage_is_estimated_by_those_that_were_as_large():
     log = [line(seconds=seconds, size=size) for seconds, size in ((2.0, 100), (8.0, 300), (3.0, 200))]
     log += [line(seconds=99.0, about={**ABOUT, "samples": 126}), line("verify other", 99.0), line(cpu="another")]
-    seconds, size, seen = StageTimes(log, anywhere=False).of(step("verify"))
+    seconds, size, seen = StepTimes(log, anywhere=False).of(step("verify"))
     assert (seconds, size, seen) == (Estimate(2.0, 3.0, 8.0), Estimate(100, 200, 300), 3)
-    assert StageTimes(log, anywhere=True).of(step("verify"))[2] == 4
-    assert StageTimes(log, anywhere=False).of(step("verify", about={**ABOUT, "samples": 125}))[2] == 4
+    assert StepTimes(log, anywhere=True).of(step("verify"))[2] == 4
+    assert StepTimes(log, anywhere=False).of(step("verify", about={**ABOUT, "samples": 125}))[2] == 4
 
 
 @pytest.mark.parametrize("about", [{**ABOUT, "parameters": 2000}, {"parameters": 1000, "pixels": 1024}])
 def test_of_what_was_never_seen_nothing_is_known(about):
-    assert StageTimes([line()], anywhere=True).of(step("verify", about=about)) == (None, None, 0)
+    assert StepTimes([line()], anywhere=True).of(step("verify", about=about)) == (None, None, 0)
     assert added([]) is None
 
 
 @given(st.lists(st.integers(0, 10**6), min_size=1, max_size=30))
 def test_an_estimate_lies_in_what_was_seen(seen):
-    seconds, _, count = StageTimes([line(seconds=value) for value in seen], anywhere=True).of(step("verify"))
+    seconds, _, count = StepTimes([line(seconds=value) for value in seen], anywhere=True).of(step("verify"))
     assert count == min(len(seen), 20) and min(seen) <= seconds.least <= seconds.median <= seconds.most <= max(seen)
 
 

@@ -120,7 +120,9 @@ def row_parts_of(job: Job, candidate: Candidate) -> tuple[int, ...] | Literal["c
     wanted, model = job.recipe.optimize.split_rows, job.reference_model
     if wanted == "none" or model.inputs or not rows.splits_rows(candidate.target, candidate.precision, model.task):
         return None
-    return "chosen" if wanted == "auto" else wanted
+    if wanted == "auto":
+        return "chosen" if rows.chooses_rows(candidate.target, candidate.precision, model.task) else None
+    return wanted
 
 
 def float_rest_of(job: Job, candidate: Candidate) -> FloatRest | Literal["chosen"]:

@@ -99,7 +99,7 @@ OTHER, CORES = (5, 0.2, 0.01), 2
 MOST_BY_RULE = 3
 
 
-class StageTimes:
+class StepTimes:
     """What the log of a store says of stages. `anywhere`: also of those that other kinds of machines have made."""
 
     def __init__(self, log: Iterable[Line], *, anywhere: bool) -> None:
@@ -119,7 +119,7 @@ class StageTimes:
 
 def expected_stages(plan: list[Step], store: Store, *, resume: bool) -> ExpectedTime:
     """How long the stages of a plan take that are not in the store."""
-    times, seconds, most = StageTimes(read_log(store.root), anywhere=False), 0.0, 0.0
+    times, seconds, most = StepTimes(read_log(store.root), anywhere=False), 0.0, 0.0
     stored = dict(preview(plan, store)) if resume else {}
     for step in plan:
         if stored.get(step.name):

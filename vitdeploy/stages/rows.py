@@ -60,6 +60,11 @@ def parts_step(candidate: step.Candidate, batch: int) -> step.Step:
     return PARTS_SEARCH.step(candidate.step("parts"), write, config, (placed,), target, measured=False)
 
 
+def chooses_rows(target: str, precision: str, task: Task) -> bool:
+    """As `splits_rows`, and whether costs of layers say into which parts."""
+    return splits_rows(target, precision, task) and costs.has_costs(target)
+
+
 def splits_rows(target: str, precision: str, task: Task) -> bool:
     """Whether an engine may compute the rows of its tokens in parts: INT8, of one graph, where the back end does."""
     return COMPILE[target].splits_rows and precision in step.QUANTIZED and precision != "int4" and not flow_of(task)

@@ -19,7 +19,7 @@ from vitdeploy.graph.passes.folds import cast_pixels_first
 from vitdeploy.progress import Progress, silent
 from vitdeploy.runtime.monitor_reference import reference_beside
 from vitdeploy.runtime.tasks.registry import flow_of
-from vitdeploy.search.costs import costs_for
+from vitdeploy.search.costs import costs_for, has_costs
 from vitdeploy.search.rows import RowParts, choose_row_parts, in_parts
 from vitdeploy.spec import EngineSpec, GraphSpec, Manifest, Precision
 from vitdeploy.stages import rows, step
@@ -153,7 +153,7 @@ def chosen_row_parts(
         CapabilityError: parts for a target, precision or task that has none. Errors of `choose` propagate.
     """
     able = rows.splits_rows(placed.target, placed.precision, placed.metadata.task)
-    if wanted == "none" or (wanted == "auto" and not able):
+    if wanted == "none" or (wanted == "auto" and not (able and has_costs(placed.target))):
         return None
     if not able:
         raise CapabilityError(

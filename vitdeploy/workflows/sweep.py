@@ -23,7 +23,7 @@ from vitdeploy.errors import VitdeployError, WorkerError
 from vitdeploy.pipeline import assemble, outcome, schedule
 from vitdeploy.pipeline.job import Job
 from vitdeploy.pipeline.plan import make_plan
-from vitdeploy.pipeline.run import StageTimes
+from vitdeploy.pipeline.run import StepTimes
 from vitdeploy.progress import Progress, silent
 from vitdeploy.publish import replacing, storage_errors
 from vitdeploy.runtime.host import describe_host
@@ -204,7 +204,7 @@ def plan_sweep(
 
     Errors of a shared store propagate.
     """
-    finished, costs = _FinishedRecipes(out), StageTimes(read_log(store.root), anywhere=anywhere)
+    finished, costs = _FinishedRecipes(out), StepTimes(read_log(store.root), anywhere=anywhere)
     rows: list[sweep.PlannedRecipe] = []
     stages: dict[str, _Stage] = {}
     asked = 0
@@ -245,7 +245,7 @@ def _look(outlined: _Outlined, plan: Sequence[Step], stages: dict[str, _Stage], 
         stages.setdefault(key, _Stage(step, there)).recipes[outlined.name] = None
 
 
-def _planned(stage: _Stage, costs: StageTimes) -> sweep.PlannedStage:
+def _planned(stage: _Stage, costs: StepTimes) -> sweep.PlannedStage:
     seconds, size, seen = (None, None, 0) if stage.there else costs.of(stage.step)
     return sweep.PlannedStage(stage.step.name, tuple(stage.recipes), stage.there, seconds, size, seen)
 
