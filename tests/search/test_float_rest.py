@@ -11,7 +11,7 @@ from vitdeploy.compilation import openvino as compilation
 from vitdeploy.data.folder import split
 from vitdeploy.devices.agent.documents import PlacedArtifact
 from vitdeploy.devices.results import check_engine
-from vitdeploy.errors import DeviceResultError
+from vitdeploy.errors import DeviceResultError, GraphError
 from vitdeploy.pipeline.plan import LEAST_PARAMETERS, candidates
 from vitdeploy.runtime import openvino as runtime
 from vitdeploy.runtime.engine import make_runner
@@ -175,6 +175,17 @@ def test_a_small_model_has_them_in_fp32(small_export, calibrated, samples, tmp_p
     table = costs_for(TARGET, {"isa": "avx512_vnni amx_int8 amx_bf16"})
     found = find_float_rest(PlaceConfig(TARGET, "int8"), 1, given, table, tmp_path)
     assert (found.best, found.ratio, found.distances) == ("fp32", 1.0, (0.0, 0.0))
+
+
+def test_of_unknown_sizes_they_are_in_fp32(small_export, calibrated, samples, monkeypatch, tmp_path):
+    def unknown(model, batch):
+        raise GraphError("the size of what a layer reads is not known")
+
+    monkeypatch.setattr(stages, "LEAST_MACS", 0)
+    monkeypatch.setattr(stages.costs, "workload_of", unknown)
+    given = CalibratedGraph(small_export / "model.onnx", calibrated, samples)
+    table = costs_for(TARGET, {"isa": "avx512_vnni amx_int8 amx_bf16"})
+    assert find_float_rest(PlaceConfig(TARGET, "int8"), 1, given, table, tmp_path).best == "fp32"
 
 
 def test_what_a_step_asks_of_its_plan():

@@ -30,7 +30,7 @@ from vitdeploy.graph.io.files import save_graph
 from vitdeploy.progress import Progress, silent
 from vitdeploy.quantization.placement import DYNAMIC, QUANTIZE, HigherForm, LayerPrecision, place
 from vitdeploy.runtime.host import VNNI, describe_host
-from vitdeploy.runtime.trust import user_cache
+from vitdeploy.runtime.trust import user_cache, write_atomic
 from vitdeploy.search import frame, latency
 from vitdeploy.spec import DecodeError, FloatRest, Precision, decode, encode
 
@@ -93,8 +93,8 @@ class CostTable:
 
     def __str__(self) -> str:
         other = self.runtime and self.installed and self.runtime != self.installed
-        said = f"; {self.runtime} was measured, {self.installed} is installed" if other else ""
-        return f"the cost table for {self.cpus} ({self.origin}{said})"
+        versions = f"; {self.runtime} was measured, {self.installed} is installed" if other else ""
+        return f"the cost table for {self.cpus} ({self.origin}{versions})"
 
     def layer(self, shape: latency.Shape, form: Literal["int8"] | HigherForm, rest: FloatRest = "fp32") -> float:
         """Nanoseconds of a layer. A form that the table lacks costs what it does in float."""
@@ -158,7 +158,7 @@ def workload_of(model: ir.Model, batch: int) -> Workload:
 # --- Which table: this user's of this CPU, else the package's of its class --------------------------------------------
 
 
-TABLES_FILE, OWN_FOLDER, FORMAT = Path(__file__).parent / "costs.json", "costs", 1
+TABLES_FILE, OWN_FOLDER = Path(__file__).parent / "costs.json", "costs"
 
 
 def cpu_class(host: Mapping[str, str]) -> str:
@@ -212,7 +212,8 @@ def _shipped() -> tuple[CostTable, ...]:
 
 
 def _own(target: str) -> Path:
-    identity = json.dumps({key: describe_host().get(key, "") for key in ("cpu", "isa", "machine", "board")})
+    host = describe_host()
+    identity = json.dumps({key: host.get(key, "") for key in ("cpu", "isa", "machine", "board")})
     return user_cache() / OWN_FOLDER / f"{target}-{hashlib.sha256(identity.encode()).hexdigest()[:16]}.json"
 
 
@@ -274,12 +275,12 @@ def measure_costs(target: str, progress: Progress = silent) -> CostTable:
     ]
     comparisons.append({"activation": (ACTIVATION, "int8", bare.copies), "scaled": (SCALED, "int8", bare.copies)})
     with run.alone(progress):
-        times = [_times(target, each) for each in frame.counted(comparisons, f"time layers on {target}", progress)]
+        times = [_times(target, pair) for pair in frame.counted(comparisons, f"time layers on {target}", progress)]
     # A run of an engine takes time itself, whatever is in it.
     runs = max(times[0]["one"] - times[0]["many"] / copies, 0.0) * copies / (copies - 1)
     by_shape = [
-        {form: max(time - runs, 0.1 * time) / shape.copies for form, time in each.items()}
-        for shape, each in zip(shapes, times[1:], strict=False)
+        {form: max(time - runs, 0.1 * time) / shape.copies for form, time in by_form.items()}
+        for shape, by_form in zip(shapes, times[1:], strict=False)
     ]
     *by_rest, scaled = times[-len(rests) - 1 :]
     by_rows = times[1 + len(shapes) : -len(rests) - 1]
@@ -294,17 +295,17 @@ def measure_costs(target: str, progress: Progress = silent) -> CostTable:
     table = CostTable(target, cpu_class(host), version, origin, fitted, element, scaling)
     own = _own(target)
     own.parent.mkdir(parents=True, exist_ok=True)
-    own.write_text(json.dumps(encode(table), indent=1) + "\n", encoding="utf-8")
+    write_atomic(own, (json.dumps(encode(table), indent=1) + "\n").encode(), 0o600)
     return replace(table, installed=version)
 
 
 def _forms_of(target: str) -> list[Form]:
     """The forms that the runtime has on this CPU."""
     dynamic, half = has_dynamic(target, describe_host()), COMPILE[target].half_rest()
-    wanted: dict[Form, bool] = {
+    available: dict[Form, bool] = {
         "int8": True, "float": True, "dynamic": dynamic, "float bf16": half, "dynamic bf16": dynamic and half
     }  # fmt: skip
-    return [form for form, there in wanted.items() if there]
+    return [form for form, there in available.items() if there]
 
 
 def has_dynamic(target: str, host: Mapping[str, str]) -> bool:
@@ -322,7 +323,7 @@ def _times(target: str, comparison: Comparison) -> dict[str, float]:
         tempfile.TemporaryDirectory(prefix="vitdeploy-") as folder,
         run.started(dict.fromkeys(comparison, run.ENGINE_WORKER)) as workers,
     ):
-        engines = [_engine(target, name, *given, Path(folder)) for name, given in comparison.items()]
+        engines = [_engine(target, name, *layers, Path(folder)) for name, layers in comparison.items()]
         protocol = Protocol.of_singles(BLOCK_SECONDS, WARMUP_SECONDS, ROUNDS)
         bench_run = run.measure_candidates(engines, workers, protocol)
     if reason := summary.disturbed_reason(bench_run):
@@ -343,8 +344,10 @@ def _engine(target: str, name: str, shape: latency.Shape, form: Form, copies: in
     precision: Precision = rest if kind == "float" else "int8"
     linears = find_linears(model)
     if kind != "float":
-        asked = [LayerPrecision(linear.name, "dynamic", DYNAMIC) for linear in linears] if kind == "dynamic" else []
-        place(model, {str(linear.input.name): latency.BOUNDS for linear in linears}, target, asked=asked)
+        precisions = (
+            [LayerPrecision(linear.name, "dynamic", DYNAMIC) for linear in linears] if kind == "dynamic" else []
+        )
+        place(model, {str(linear.input.name): latency.BOUNDS for linear in linears}, target, asked=precisions)
     save_graph(model, folder / f"{name}.onnx")
     engine = frame.engine_of(model, folder / f"{name}.onnx", folder / name, target, precision, 1, rest)
     return run.engine_candidate(engine, folder / name, name)
@@ -364,7 +367,7 @@ def _fitted(
     plain = np.array([times["int8"] for times in by_shape])
     fitted: dict[str, FormCosts] = {}
     for form in forms:
-        times = np.array([each[form] for each in by_shape])
+        times = np.array([by_form[form] for by_form in by_shape])
         if fitted:
             times = times / plain * np.array([fitted["int8"].nanoseconds(shape) for shape in shapes])
         call, mac, weight, read, written = nnls(features / times[:, None], np.ones(len(times)))[0]

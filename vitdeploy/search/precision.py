@@ -442,21 +442,18 @@ class FloatRestChoice:
 
 def choose_float_rest(
     placed: ir.Model,
-    workload: costs.Workload,
     table: costs.CostTable,
     batch: int,
+    ratio: float,
     reference_outputs: frame.ReferenceOutputs,
     progress: Progress = silent,
 ) -> FloatRestChoice:
-    """Run a placed INT8 graph with its float operators in fp32 and in bf16 on the images of the reference outputs, if
-    bf16 is faster by the table.
+    """Run a placed INT8 graph with its float operators in fp32 and in bf16 on the images of the reference outputs.
+    `ratio`: of the latencies, by the table.
 
     Raises:
         EngineError, CapabilityError: as `compile_engine`.
     """
-    ratio = table.plain(workload, "bf16") / table.plain(workload, "fp32")
-    if ratio >= 1:
-        return FloatRestChoice(table.target, batch, str(table), ratio)
     plain, half = (
         reference_outputs.distance(frame.answers_of(placed, table.target, "int8", reference_outputs, rest))
         for rest in frame.counted(RESTS, f"float operators in bf16 for {table.target}", progress)

@@ -295,13 +295,18 @@ def find_float_rest(
         GraphError, EngineError, CapabilityError: as `place_graph` and `choose_float_rest`.
     """
     shaped, batch = _shaped(config, calibrated.graph, batch)
-    if _macs(shaped) < LEAST_MACS:
-        return FLOAT_REST_SEARCH.write(FloatRestChoice(config.target, batch, str(table), 1.0), out)
+    ratio = 1.0
+    if _macs(shaped) >= LEAST_MACS:
+        with contextlib.suppress(GraphError):  # sizes that are not known: then bf16 has to be asked for
+            workload = costs.workload_of(shaped, batch)
+            ratio = table.plain(workload, "bf16") / table.plain(workload, "fp32")
+    if ratio >= 1:
+        return FLOAT_REST_SEARCH.write(FloatRestChoice(config.target, batch, str(table), ratio), out)
     whole = float_reference_outputs(calibrated.graph, calibrated.samples)
     with tempfile.TemporaryDirectory(prefix="vitdeploy-") as folder:
         place_graph(config, calibrated.graph, calibrated.statistics, Path(folder))
         placed = load_graph(Path(folder) / calibrated.graph.name)
-        choice = choose_float_rest(placed, costs.workload_of(shaped, batch), table, batch, whole, progress)
+        choice = choose_float_rest(placed, table, batch, ratio, whole, progress)
     return FLOAT_REST_SEARCH.write(choice, out)
 
 
@@ -379,9 +384,11 @@ def _find(
     macs = max(_macs(shaped), 1)
     tried = replace(calibrated, samples=calibrated.samples[: max(IMAGES, TRIAL_MACS // macs)])
     ranked = max(LEAST_IMAGES, min(IMAGES, RANK_MACS // macs))
-    given = functools.partial(HighPrecision, target, form, price, batch, len(tried.samples), str(table))
+    conclude = functools.partial(HighPrecision, target, form, price, batch, len(tried.samples), str(table))
     if macs < LEAST_MACS:
-        return given(f"{macs / 1e6:.0f} million products at batch 1, which are too few to choose layers by their costs")
+        return conclude(
+            f"{macs / 1e6:.0f} million products at batch 1, which are too few to choose layers by their costs"
+        )
     with contextlib.ExitStack() as stack:
         try:
             workload = costs.workload_of(shaped, batch)
@@ -389,7 +396,7 @@ def _find(
             del shaped
             trials = stack.enter_context(open_trials(config, tried, progress, ranked))
         except GraphError as error:  # plain INT8 takes graphs that single layers cannot be tried of
-            return given(f"single layers cannot be tried: {error.message}")
+            return conclude(f"single layers cannot be tried: {error.message}")
         added = {layer.name: added[layer.name] for layer in trials.layers if layer.name in added}
         for hidden in trials.prepared.hidden:  # operators that scale channels for INT8 alone go with the layer's
             if hidden.layer in added:
@@ -399,7 +406,7 @@ def _find(
         int8 = trials.whole.reached(answers)
         if _agreement(int8.expected) >= ENOUGH:
             kept = f"plain INT8 is expected to keep {_agreement(int8.expected):.2f} % of the answers"
-            return given(kept, int8=int8)
+            return conclude(kept, int8=int8)
         sensitivity = SENSITIVITY_SEARCH.write(measure_sensitivity(trials, target, progress), out)
         plain = table.plain(workload, rest)
         layers, spent = layers_by_worth(
@@ -409,17 +416,19 @@ def _find(
             lambda left: _agreement(trials.whole.expected(answers, left)) >= ENOUGH,
         )
         if not layers:
-            return given(f"no layer is worth what it adds to the latency, of {price:g} %", int8=int8)
-        raised = trials.answers(dict.fromkeys(layers, FLOAT))
-        reached = trials.whole.reached(raised)
-        nearer, low, _ = frame.mean_interval(trials.whole.distance(answers) - trials.whole.distance(raised))
+            return conclude(f"no layer is worth what it adds to the latency, of {price:g} %", int8=int8)
+        answers_without = trials.answers(dict.fromkeys(layers, FLOAT))
+        reached = trials.whole.reached(answers_without)
+        nearer, low, _ = frame.mean_interval(trials.whole.distance(answers) - trials.whole.distance(answers_without))
     ratio, images = 1 + spent / plain, len(tried.samples)
     if low <= 0:
         needed = math.ceil(images * ((nearer - low) / nearer) ** 2) + 1 if nearer > 0 else 0
         more = f"; some {needed} images may prove it" if needed > images else ""
-        return given(f"{len(layers)} layers bring the answers no nearer for sure, on {images} images{more}", int8=int8)
+        return conclude(
+            f"{len(layers)} layers bring the answers no nearer for sure, on {images} images{more}", int8=int8
+        )
     why = f"the distance falls from {int8.distance:.2g} to {reached.distance:.2g} for {ratio:.2f} of the latency"
-    return given(why, int8=int8, reached=reached, ratio=ratio, layers=layers)
+    return conclude(why, int8=int8, reached=reached, ratio=ratio, layers=layers)
 
 
 def _agreement(expected: frame.Expected | None) -> float:
@@ -446,7 +455,9 @@ def _added(
     float they would cost more than the layer. In float, scores go with the layer.
     """
     linears, is_dynamic = rows.find_linears(shaped), QUANTIZE[table.target].dynamic
-    added = {name: table.layer(each, form, rest) - table.layer(each, "int8") for name, each in workload.layers.items()}
+    added = {
+        name: table.layer(layer, form, rest) - table.layer(layer, "int8") for name, layer in workload.layers.items()
+    }
     for linear in linears:
         if form == "dynamic" and is_dynamic is not None and not is_dynamic(linear):
             added.pop(linear.name, None)
