@@ -112,7 +112,12 @@ def test_this_users_own_table_comes_first_and_one_of_another_runtime_says_so(cac
     assert found.cpus == "my CPU" and found.digest != shipped.digest
     assert "openvino 1.0 was measured, openvino " in str(found)
     assert costs.costs_for("openvino-cpu", HOSTS["Zen 4"]).cpus == "Zen 4"
-    for text in ("{", "[1]", json.dumps({**encode(measured), "forms": {"int8": 1}})):
+    for text in (
+        "{",
+        "[1]",
+        json.dumps({**encode(measured), "forms": {"int8": 1}}),
+        json.dumps({**encode(measured), "forms": {}}),
+    ):
         own.write_text(text)
         with pytest.raises(InputError) as caught:
             costs.costs_for("openvino-cpu")

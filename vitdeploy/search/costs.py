@@ -219,7 +219,10 @@ def _own(target: str) -> Path:
 
 def _read(file: Path) -> CostTable:
     try:
-        return decode(CostTable, json.loads(file.read_text(encoding="utf-8")))
+        table = decode(CostTable, json.loads(file.read_text(encoding="utf-8")))
+        if not {"int8", "float"} <= table.forms.keys() or "fp32" not in table.element:
+            raise ValueError("costs in INT8, in float or of elements are missing")
+        return table
     except (DecodeError, OSError, ValueError) as error:
         raise InputError(
             f"{file} is not a table of costs",
