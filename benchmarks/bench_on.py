@@ -16,8 +16,7 @@ import subprocess
 import sys
 from typing import Any
 
-from benchmarks.ratios import paired_ratio
-from vitdeploy.verification.intervals import student
+from benchmarks.ratios import paired_ratio, student
 
 
 def main() -> None:

@@ -26,13 +26,12 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.ratios import paired_ratio
+from benchmarks.ratios import paired_ratio, student
 from vitdeploy.bundle.read import read_bundle
 from vitdeploy.runtime import Predictor, load
 from vitdeploy.runtime.host import describe_host
 from vitdeploy.runtime.openvino import OpenVinoRunner
 from vitdeploy.runtime.ort import OnnxRuntimeRunner
-from vitdeploy.verification.intervals import student
 
 LIMIT, LIMIT_MICROSECONDS = 1.03, 50.0
 WARMUP_SECONDS = 1.0

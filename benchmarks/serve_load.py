@@ -32,11 +32,10 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.ratios import paired_ratio
+from benchmarks.ratios import paired_ratio, student
 from vitdeploy.benchmark.protocol import SETTLE_SECONDS
 from vitdeploy.benchmark.run import engine_candidate, started
 from vitdeploy.bundle.read import read_bundle
-from vitdeploy.verification.intervals import student
 
 PARTS = ("throughput", "latency", "memory", "hostile")
 AT_ONCE = 16

@@ -358,15 +358,11 @@ def forked_workers(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def quick_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What a search tries is timed, whatever its size, for an instant and in processes that are forked."""
+def forked_benches(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Measuring processes of this test are forked."""
     from tests import forked
     from vitdeploy.benchmark import process
-    from vitdeploy.search import frame
 
-    short = {"ROUNDS": 2, "BLOCK_SECONDS": 0.01, "WARMUP_SECONDS": 0.01, "PROCESSES": 1}
-    for name, value in short.items():
-        monkeypatch.setattr(frame, name, value)
     monkeypatch.setattr(process, "subprocess", forked.SUBPROCESS)
 
 

@@ -49,7 +49,7 @@ FILES = {
     "search/costs.py": [f"search/test_{name}.py" for name in ("costs", "row_parts")],
     "search/frame.py": [
         f"search/test_{name}.py"
-        for name in ("expected", "front", "interval_search", "trials", "reference_outputs", "rows", "row_parts")
+        for name in ("expected", "front", "interval_search", "trials", "reference_outputs", "row_parts")
     ],
     "verification/intervals.py": ["verification/test_intervals.py"],
     "benchmark/evidence.py": [f"benchmark/test_{name}.py" for name in ("paired", "percentiles", "quiet", "throttling")],

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from benchmarks.ratios import log_ratio, paired_ratio
+from benchmarks.ratios import log_ratio, paired_ratio, student
 from vitdeploy.benchmark.evidence import (
     PairedRatio,
     clustered,
@@ -17,7 +17,6 @@ from vitdeploy.benchmark.evidence import (
     ratio_of_rounds,
 )
 from vitdeploy.benchmark.results import BlockMachine, Round
-from vitdeploy.verification.intervals import student
 
 
 def rounds(medians):
@@ -28,6 +27,20 @@ def rounds(medians):
 def interval(a, b):
     found = paired_ratio(a, b)
     return student(found.log, found.error, found.freedom)
+
+
+def test_the_interval_of_a_logarithm_by_hand():
+    # Logs 0 and ln 4 have the mean ln 2 and the standard error ln 2; t(0.975, 1 degree of freedom) = 12.7062.
+    ratio, low, high = student(math.log(2), math.log(2), 1)
+    assert ratio == pytest.approx(2)
+    assert math.log(high / ratio) == pytest.approx(12.7062 * math.log(2), rel=1e-5)
+    assert math.log(ratio / low) == pytest.approx(12.7062 * math.log(2), rel=1e-5)
+
+
+def test_the_interval_of_a_mean_of_logarithms_is_scipys():
+    a, b = np.random.default_rng(1).lognormal(0.2, 0.4, (2, 9))
+    found = stats.ttest_rel(np.log(a), np.log(b)).confidence_interval(0.95)
+    assert log_ratio(a, b) == pytest.approx((stats.gmean(a / b), math.exp(found.low), math.exp(found.high)))
 
 
 @settings(deadline=None, max_examples=20)

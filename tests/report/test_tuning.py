@@ -18,7 +18,6 @@ def variant(name, distance, latency, finalist, expected=98.5):
         "target": name.rsplit("-", 1)[0],
         "precision": "int8",
         "merges": [],
-        "rows": None,
         "latency_ms": latency,
         "rounds_ms": [latency],
         "bytes": 6_100_000,
@@ -42,16 +41,6 @@ DOCUMENT = {
         variant("openvino-cpu-fp32", 0.0, 9.0, True, None),
         variant("onnxruntime-cpu-mixed", 0.02, 6.0, False),
     ],
-    "rows": {
-        "openvino-cpu": {
-            **{"target": "openvino-cpu", "precision": "int8", "measured": "2025-01-02", "device": {}},
-            "tokens": 197,
-            "timings": [
-                {"rows": 197, "rounds_ms": [5.0, 5.2, 5.1], "ratio": 1.0, "low": 1.0, "high": 1.0},
-                {"rows": 200, "rounds_ms": [4.6, 4.7, 4.5], "ratio": 0.9, "low": 0.88, "high": 0.92},
-            ],
-        }
-    },
     "merging": {
         "openvino-cpu": {
             "tokens": 197,
@@ -135,14 +124,6 @@ def test_what_pruning_would_cost():
     assert (second[1], second[3]) == ("blocks.0.mlp.fc2 384", "–")
     assert "Products gone" in page().text
     assert "Products gone" not in page(pruning=None).text
-
-
-def test_numbers_of_rows_with_their_ratios():
-    one, aligned = rows_of("rows")
-    assert one[:2] == ["197", "5.10"]
-    assert (aligned[0], aligned[2]) == ("200", "0.9000.880 to 0.920")
-    assert "Number of rows" in page().text and "openvino-cpu: 197 tokens" in page().text
-    assert "Number of rows" not in page(rows={}).text
 
 
 def test_schedules_of_merging_the_fastest_first():

@@ -140,7 +140,7 @@ def test_numbers_are_found_again_in_times():
             assert found[name].nanoseconds(shape) == pytest.approx(numbers.nanoseconds(shape), rel=0.1)
 
 
-def test_a_table_is_measured_and_kept(cache, quick_rounds, monkeypatch):
+def test_a_table_is_measured_and_kept(cache, forked_benches, monkeypatch):
     monkeypatch.setattr(costs, "SHAPES", ((16, 32, 32), (64, 32, 64), (64, 64, 32), (128, 64, 64)))
     monkeypatch.setattr(costs, "FEW_ROWS", (8, 64, 64))
     monkeypatch.setattr(costs, "ROWS_OF", ((32, 32),))

@@ -115,7 +115,7 @@ def test_why_there_is_no_choice(tmp_path):
     [(197, [198, 200, 208]), (17, [18, 24, 32]), (192, []), (9, [10, 16]), (5, [6, 8]), (4, []), (1, [])],
 )
 def test_more_rows_are_whole_tiles_and_less_than_twice_the_tokens(tokens, rows):
-    assert row_parts.more_rows(tokens, row_parts.PART_MULTIPLES) == rows
+    assert row_parts.more_rows(tokens) == rows
 
 
 def test_an_engine_in_parts_keeps_the_placement_and_answers_the_same(placed, tmp_path):

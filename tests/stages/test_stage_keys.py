@@ -11,14 +11,14 @@ from vitdeploy.progress import silent
 from vitdeploy.recipe.load import load_recipe
 from vitdeploy.spec import EngineSpec, encode
 from vitdeploy.stages.place import PlaceConfig
-from vitdeploy.stages.rows import rows_step, schedules_step
+from vitdeploy.stages.rows import schedules_step
 from vitdeploy.stages.search import float_rest_step, high_precision_step, score_step, screen_step
 from vitdeploy.stages.step import Candidate, Step, write_json
 from vitdeploy.stages.typed import typed_step
 from vitdeploy.store.store import Artifact
 
 RECIPE = Path(__file__).parents[2] / "recipes" / "digits.yaml"
-ALL = {"export", "optimize", "calibrate", "place", "typed", "compile", "search", "score", "schedules", "rows", "parts"}
+ALL = {"export", "optimize", "calibrate", "place", "typed", "compile", "search", "score", "schedules", "parts"}
 ALL |= {"screen", "high_precision", "float_rest", "reference", "verify", "attention"}
 
 
@@ -29,7 +29,7 @@ def steps(tmp_path_factory):
     folder = tmp_path_factory.mktemp("engine")
     write_json(folder / "engine.json", encode(EngineSpec("onnxruntime-cpu", "int8", "g", ("g",), 1, True, "", (), ())))
     artifact, candidate = Artifact(folder, "", ""), Candidate("onnxruntime-cpu", "int8", True)
-    found = [*make_plan(job), rows_step("onnxruntime-cpu"), schedules_step("onnxruntime-cpu", job.data)]
+    found = [*make_plan(job), schedules_step("onnxruntime-cpu", job.data)]
     found += [score_step(candidate, artifact, job.data), screen_step(1, {"onnxruntime-cpu-int8": artifact})]
     plain = PlaceConfig(candidate.target, "int8")
     found += [high_precision_step(candidate, plain, 5.0, 1, job.data), float_rest_step(candidate, plain, 1, job.data)]

@@ -13,7 +13,6 @@ from vitdeploy.verification.intervals import (
     least_of_share,
     paired_difference,
     percentile_interval,
-    student,
     unpaired_difference,
     unpaired_log_ratio,
     wilson,
@@ -159,24 +158,7 @@ def test_paired_difference_covers_the_truth(cells):
     assert np.average(covered, weights=times) >= 0.93
 
 
-def test_the_interval_of_a_logarithm_by_hand():
-    # Logs 0 and ln 4 have the mean ln 2 and the standard error ln 2; t(0.975, 1 degree of freedom) = 12.7062.
-    ratio, low, high = student(math.log(2), math.log(2), 1)
-    assert ratio == pytest.approx(2)
-    assert math.log(high / ratio) == pytest.approx(12.7062 * math.log(2), rel=1e-5)
-    assert math.log(ratio / low) == pytest.approx(12.7062 * math.log(2), rel=1e-5)
-
-
 LEVELS = pytest.mark.parametrize("options", [{}, {"level": 0.8}])
-
-
-@LEVELS
-def test_the_interval_of_a_logarithm_is_scipys(options):
-    a, b = np.random.default_rng(1).lognormal(0.2, 0.4, (2, 9))
-    found = stats.ttest_rel(np.log(a), np.log(b)).confidence_interval(options.get("level", 0.95))
-    wanted = (stats.gmean(a / b), math.exp(found.low), math.exp(found.high))
-    logs = np.log(a / b)
-    assert student(logs.mean(), stats.sem(logs), 8, **options) == pytest.approx(wanted)
 
 
 @LEVELS

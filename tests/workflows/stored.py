@@ -7,7 +7,7 @@ import shutil
 from collections import Counter
 
 # What times decide over.
-MEASURED = ("rows", "schedules", "high_precision", "search", "parts", "float_rest", "screen")
+MEASURED = ("schedules", "high_precision", "search", "parts", "float_rest", "screen")
 
 
 def copy_times(source, store):

@@ -14,7 +14,7 @@ def rounds(median, jitter=0.0):
 
 
 def facts(variant, distance, size, milliseconds, finalist):
-    shape = variant.target, variant.precision, variant.merges, variant.rows
+    shape = variant.target, variant.precision, variant.merges
     times = milliseconds, tuple(rounds(milliseconds))
     return VariantFacts(variant.name, *shape, *times, size, finalist, 8, distance, (distance, distance), None)
 
@@ -46,14 +46,6 @@ def test_merging_against_the_same_without(merged, jitter, told):
     assert said == f"Merging to 192 tokens in block 1, then to 128 tokens in block 6 {told} to without."
 
 
-def test_aligned_rows_against_the_same_without():
-    aligned = Variant("openvino-cpu", "int8", rows=200)
-    medians = {FP32.name: rounds(16.0), INT8.name: rounds(5.0), aligned.name: rounds(4.0)}
-    assert remarks([FP32, INT8, aligned], medians) == [
-        "Computing 200 rows pays on openvino-cpu: latency ratio 0.80 [0.75, 0.85] to without."
-    ]
-
-
 def test_pruning_against_the_same_without():
     pruned = Variant("openvino-cpu", "int8", prune=0.4)
     medians = {FP32.name: rounds(16.0), INT8.name: rounds(5.0), pruned.name: rounds(4.0)}
@@ -71,7 +63,6 @@ def test_a_disturbed_screening_says_nothing_of_times():
 
 
 def test_a_name_says_what_is_done():
-    assert Variant("openvino-cpu", "int8", rows=200).name == "openvino-cpu-int8 rows 200"
     assert Variant("openvino-cpu", "int8", prune=0.05).name == "openvino-cpu-int8 pruned 0.05"
     assert MERGED.name == "openvino-cpu-int8 tokens 1:192+6:128"
     assert MERGED.plain == INT8

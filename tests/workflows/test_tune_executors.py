@@ -54,7 +54,7 @@ def test_processes_find_what_one_process_finds_though_one_of_them_is_killed(home
     found = tuned(home, "processes", "--executor", "processes", "--jobs", 2)
     assert (home / "processes" / "killed").is_dir()
     assert stored(found.store) == stored(alone.store)
-    for part in ("variants", "left_out", "rows", "merging", "pruning"):
+    for part in ("variants", "left_out", "merging", "pruning"):
         assert found.document.get(part) == alone.document.get(part), part
     judged = [[(each["artifact"], each["verify"]) for each in made.document["engines"]] for made in (found, alone)]
     assert judged[0] == judged[1]

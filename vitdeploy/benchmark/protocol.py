@@ -98,13 +98,11 @@ class Protocol:
             parse_scenario(text)
 
     @classmethod
-    def of_singles(
-        cls, block_seconds: float, warmup: float, rounds: int = min_rounds, batch: int = 1, processes: int = 1
-    ) -> Protocol:
-        """Latency only, in a number of rounds of short blocks, usually in one process per artifact: for searches, which
-        compare many engines."""
+    def of_singles(cls, block_seconds: float, warmup: float, rounds: int = min_rounds, batch: int = 1) -> Protocol:
+        """Latency only, in a number of rounds of short blocks, in one process per artifact: for searches, which compare
+        many engines."""
         duration = rounds * block_seconds
-        return cls(("single",), (batch,), duration, block_seconds, rounds, warmup, processes=processes, max_extension=1)
+        return cls(("single",), (batch,), duration, block_seconds, rounds, warmup, processes=1, max_extension=1)
 
     @property
     def rounds(self) -> int:

@@ -7,7 +7,7 @@ from vitdeploy.document.bench import Bench, ErrorFacts, Omission
 from vitdeploy.document.report import Judgement, Report, VerdictFacts
 from vitdeploy.search.frame import Expected
 from vitdeploy.search.pruning import Pruning
-from vitdeploy.search.rows import RowTable, Schedule
+from vitdeploy.search.rows import Schedule
 from vitdeploy.spec import SPARSE, Budget
 
 # --- sweep.json: the reports of many recipes --------------------------------------------------------------------------
@@ -152,8 +152,7 @@ class TuneVerdict(VerdictFacts):
 
 @dataclass(frozen=True)
 class VariantFacts:
-    """One variant. `merges`: (block, tokens that remain) each; `rows`: how many are computed, None as many as tokens;
-    `prune`: the least share of MACs that is gone.
+    """One variant. `merges`: (block, tokens that remain) each; `prune`: the least share of MACs that is gone.
     `latency_ms`: the median of `rounds_ms`. `distance` from the original on `images` calibration images, with its 95 %
     interval; `expected` of a classifier's answers."""
 
@@ -161,7 +160,6 @@ class VariantFacts:
     target: str
     precision: str
     merges: tuple[tuple[int, int], ...]
-    rows: int | None
     latency_ms: float
     rounds_ms: tuple[float, ...]
     bytes: int
@@ -183,14 +181,13 @@ class MergingTrial:
 
 @dataclass(frozen=True, kw_only=True)
 class TuneDocument(Judgement):
-    """`unit` of distances; `rows`, `merging`: by target; `recipe`: of what to ship; `pruning`: its trials."""
+    """`unit` of distances; `merging`: by target; `recipe`: of what to ship; `pruning`: its trials."""
 
     verdict: TuneVerdict
     bench: Bench
     budget: Budget
     unit: str
     variants: tuple[VariantFacts, ...]
-    rows: dict[str, RowTable]
     merging: dict[str, MergingTrial]
     left_out: tuple[Omission, ...]
     recipe: dict[str, object]

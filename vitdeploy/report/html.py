@@ -120,7 +120,6 @@ TUNING: tuple[Section[sweep.TuneDocument], ...] = (
     Section("comparison", COMPARED, lambda document: [document], "comparison.html.jinja"),
     Section("heads", "Head by head", lambda document: _some(table.heads(document)), "heads.html.jinja"),
     Section("plot-{number}", "{view.title}", _plots, "plot.html.jinja"),
-    Section("rows", "Number of rows", lambda document: _some(document.rows), "aligned_rows.html.jinja"),
     Section(
         "merging",
         "Token merging",

@@ -1,4 +1,4 @@
-"""The frame of all searches: variants are made, measured against each other, and the surely best one is taken.
+"""The frame of all searches: how far answers are from those of the float graph, and which of many are the best.
 
 What is tried, and what it may cost, stands in the file of each search: `rows`, `precision`, `pruning`.
 """
@@ -8,13 +8,11 @@ from __future__ import annotations
 import copy
 import datetime
 import importlib.metadata
-import math
-import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -24,12 +22,9 @@ from scipy.special import softmax
 from scipy.stats import norm
 
 from vitdeploy.backends import TARGETS
-from vitdeploy.benchmark import results, run, summary
-from vitdeploy.benchmark.evidence import medians_of, ratio_of_rounds, together
-from vitdeploy.benchmark.protocol import Protocol
 from vitdeploy.compilation.engine import compile_engine
 from vitdeploy.graph.analysis.rows import count_int8
-from vitdeploy.graph.io.files import load_graph, save_graph
+from vitdeploy.graph.io.files import save_graph
 from vitdeploy.progress import Progress
 from vitdeploy.runtime.engine import make_runner
 from vitdeploy.runtime.host import describe_host
@@ -38,13 +33,9 @@ from vitdeploy.runtime.preprocess import normalise
 from vitdeploy.runtime.runner import Array, Runner
 from vitdeploy.spec import Budget, EngineSpec, FloatRest, Precision, PreprocessSpec, Task
 from vitdeploy.verification.agreement import kl_divergence
-from vitdeploy.verification.intervals import student
 
 # What identifies the device of a time; a different operating system kernel or Python does not change the device.
 FINGERPRINT = ("cpu", "isa", "cores", "quota", "machine", "board", "caches", "emulated")
-# A claim of a few percent needs more than one process of each: processes differ by as much.
-ROUNDS, BLOCK_SECONDS, WARMUP_SECONDS, PROCESSES = 16, 0.25, 0.5, 4
-LEVEL = 0.95
 
 T = TypeVar("T")
 
@@ -189,41 +180,11 @@ def _relative(found: Array, wanted: Array) -> Distances:
     return np.asarray(((a - b) ** 2).sum(axis=1) / np.maximum((b**2).sum(axis=1), 1e-300))
 
 
-# --- The results of searches, as their files have them ----------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class VariantTiming:
-    """Median latencies, round by round, and their ratio to those of the first variant with its interval; the first's
-    own is 1. The intervals of several variants hold jointly at 95 % (Bonferroni)."""
-
-    rounds_ms: tuple[float, ...]
-    ratio: float = 1.0
-    low: float = 1.0
-    high: float = 1.0
-
-
-Timed = TypeVar("Timed", bound=VariantTiming)
-
-
-@dataclass(frozen=True)
-class Measurement:
-    """What all results of measurements say: the target; when it was (ISO date), and on which device (see
-    `fingerprint`); `disturbed`: why the times are unreliable, "" if nothing says so."""
-
-    target: str
-    measured: str
-    device: dict[str, str]
-    disturbed: str = field(default="", kw_only=True)
+# --- When, where and what is measured ---------------------------------------------------------------------------------
 
 
 def now() -> str:
     return datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
-
-
-def measured_here(target: str) -> dict[str, Any]:
-    """The first fields of a `Measurement` on this machine."""
-    return {"target": target, "measured": now(), "device": fingerprint(target)}
 
 
 def fingerprint(target: str) -> dict[str, str]:
@@ -231,55 +192,6 @@ def fingerprint(target: str) -> dict[str, str]:
     version of the runtime."""
     host, package = describe_host(), TARGETS[target].package
     return {**{key: host[key] for key in FINGERPRINT if key in host}, package: importlib.metadata.version(package)}
-
-
-# --- Make and measure -------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class GraphVariant:
-    """One candidate of a search, by name. `write` puts its graph, placed, into an empty folder, and gives the file."""
-
-    name: str
-    write: Callable[[Path], Path]
-
-
-def save_in(model: ir.Model, folder: Path) -> Path:
-    """The file of a model in a folder, for `GraphVariant.write`."""
-    save_graph(model, folder / "model.onnx")
-    return folder / "model.onnx"
-
-
-def measure(
-    variants: Sequence[GraphVariant],
-    target: str,
-    texts: tuple[str, str],
-    progress: Progress,
-    *,
-    precision: Precision = "int8",
-) -> tuple[list[VariantTiming], str]:
-    """The engines of variants at batch 1 in alternating blocks, the first being what the others are compared with; and
-    why their times are unreliable, "" if nothing says so.
-
-    Args:
-        texts: what progress says of making, where {} is a variant's name, and of timing them.
-
-    Raises:
-        CapabilityError, EngineError, WorkerError: as `compile_engine` and `run_benchmark`. Errors of `write` propagate.
-    """
-    candidates = list[run.BenchCandidate]()
-    with tempfile.TemporaryDirectory(prefix="vitdeploy-") as scratch:
-        for done, variant in enumerate(variants):
-            progress(texts[0].format(variant.name), done, len(variants))
-            out, graph = Path(scratch) / variant.name, Path(scratch) / "graph"
-            graph.mkdir()
-            file = variant.write(graph)
-            engine = engine_of(load_graph(file), file, out, target, precision, 1, "fp32")
-            candidates.append(run.engine_candidate(engine, out, variant.name))
-            shutil.rmtree(graph)
-        progress(texts[0].format(variants[-1].name), len(variants), len(variants))
-        bench_run = run.run_benchmark(candidates, in_turns(), lambda text, done, total: progress(texts[1], done, total))
-    return judged(bench_run)
 
 
 def answers_of(
@@ -295,7 +207,8 @@ def answers_of(
         EngineError, CapabilityError: as `compilation.engine.compile_engine`.
     """
     with tempfile.TemporaryDirectory(prefix="vitdeploy-") as folder:
-        graph, out = save_in(model, Path(folder)), Path(folder) / "engine"
+        graph, out = Path(folder) / "model.onnx", Path(folder) / "engine"
+        save_graph(model, graph)
         engine = engine_of(model, graph, out, target, precision, reference_outputs.batch, float_rest)
         with make_runner(out, engine) as runner:
             return reference_outputs.ask(runner)
@@ -312,39 +225,7 @@ def engine_of(
     )
 
 
-def in_turns() -> Protocol:
-    """How variants are measured, here and on devices."""
-    return Protocol.of_singles(BLOCK_SECONDS, WARMUP_SECONDS, ROUNDS, processes=PROCESSES)
-
-
-def judged(bench_run: results.BenchRun) -> tuple[list[VariantTiming], str]:
-    """The timings of a benchmark run under `in_turns`, its first artifact's first, and why they are unreliable, "" if
-    nothing says so."""
-    rounds = together(bench_run.protocol, bench_run.entries, bench_run.protocol.latency_scenario)
-    return timings_of(rounds), summary.disturbed_reason(bench_run)
-
-
-def timings_of(measured: Sequence[Sequence[results.Round]]) -> list[VariantTiming]:
-    """The timings from the rounds that all engines share, the first engine's first."""
-    reference, *others = measured
-    level = 1 - (1 - LEVEL) / max(len(others), 1)
-    return [VariantTiming(tuple(medians_of(reference))), *(_compared(each, reference, level) for each in others)]
-
-
-def _compared(rounds: Sequence[results.Round], reference: Sequence[results.Round], level: float) -> VariantTiming:
-    ratio_found = ratio_of_rounds(rounds, reference)
-    wider = math.exp(ratio_found.bias)
-    ratio, low, high = student(ratio_found.log, ratio_found.error, ratio_found.freedom, level)
-    return VariantTiming(tuple(medians_of(rounds)), ratio, low / wider, high * wider)
-
-
 # --- Decide -----------------------------------------------------------------------------------------------------------
-
-
-def surely_fastest(timings: Sequence[Timed], disturbed: str) -> Timed | None:
-    """The fastest of those that are surely faster than the first; None without any, or of unreliable times."""
-    surely = [each for each in timings[1:] if each.high < 1 and not disturbed]
-    return min(surely, key=lambda each: each.ratio, default=None)
 
 
 def undominated(items: Sequence[T], distance: Callable[[T], float], faster: Callable[[T, T], bool]) -> list[T]:

@@ -1,6 +1,5 @@
 """Rows of a product: how many, in which parts, and schedules of merged tokens."""
 
-import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -10,7 +9,6 @@ import onnx_ir as ir
 from vitdeploy.errors import GraphError
 from vitdeploy.graph.analysis.attention import find_attentions, follow, merge_points
 from vitdeploy.graph.analysis.rows import count_int8, find_linears
-from vitdeploy.graph.edit import drop_unused
 from vitdeploy.graph.io.files import load_graph, save_graph
 from vitdeploy.graph.passes.rows import (
     align_rows,
@@ -21,89 +19,14 @@ from vitdeploy.graph.passes.rows import (
     token_stream,
 )
 from vitdeploy.graph.passes.tokens import merge_tokens
-from vitdeploy.progress import Progress, silent
-from vitdeploy.quantization.placement import place, shape
-from vitdeploy.quantization.ranges import score_tensors
+from vitdeploy.progress import Progress
 from vitdeploy.search import costs, frame, latency
-from vitdeploy.spec import Precision
-
-# --- The number of rows at which the linears of a ViT are fastest, on the target and the model itself -----------------
-# The placements for this use arbitrary ranges: times depend on shapes, not on values.
-
-
-# Sizes of tiles that kernels may take, of any model, and of one that is placed already.
-MULTIPLES, PART_MULTIPLES = (8, 16, 32, 64), (2, 8, 16)
-
-
-@dataclass(frozen=True, kw_only=True)
-class RowTiming(frame.VariantTiming):
-    """The model with `rows` rows, against one row per token."""
-
-    rows: int
-
-
-@dataclass(frozen=True, kw_only=True)
-class RowTable(frame.Measurement):
-    """The measurements of one model at batch 1; the first of `timings` is that of one row per token. Of disturbed times
-    none is the best."""
-
-    precision: Precision
-    tokens: int
-    timings: tuple[RowTiming, ...]
-
-    @property
-    def best(self) -> RowTiming:
-        """The fastest of those that are provably faster than one row per token; without any, that one."""
-        return frame.surely_fastest(self.timings, self.disturbed) or self.timings[0]
-
-    @property
-    def aligned(self) -> int | None:
-        """The number of rows that is provably faster than one per token; None without any."""
-        return None if self.best.rows == self.tokens else self.best.rows
-
-
-def more_rows(tokens: int, multiples: Sequence[int]) -> list[int]:
-    """The next multiples of likely tile sizes, ascending; only what `align_rows` takes."""
-    rounded = {-(-tokens // multiple) * multiple for multiple in multiples}
-    return sorted(rows for rows in rounded if tokens < rows < 2 * tokens)
-
-
-def measure_rows(graph: Path, target: str, precision: Precision = "int8", *, progress: Progress = silent) -> RowTable:
-    """Measure a model with one row per token, and with each of `more_rows`, in alternating blocks.
-
-    Args:
-        graph: a float graph as `optimize` leaves it, with one row for each token.
-        precision: "int8", with every layer in it that the target places, or one of a float graph.
-
-    Raises:
-        GraphError: the rows cannot be aligned, as `align_rows` says.
-        CapabilityError, EngineError, WorkerError: as `measure`.
-    """
-    tokens = token_stream(find_attentions(load_graph(graph)))[1]
-
-    def write(rows: int, folder: Path) -> Path:
-        model = load_graph(graph)
-        align_rows(model, rows)
-        if precision == "int8":
-            shape(model, target)
-            names = [str(linear.input.name) for linear in find_linears(model)]
-            place(model, dict.fromkeys([*names, *score_tensors(model).values()], latency.BOUNDS), target)
-            drop_unused(model)
-        return frame.save_in(model, folder)
-
-    numbers = (tokens, *more_rows(tokens, MULTIPLES))
-    variants = [frame.GraphVariant(str(rows), functools.partial(write, rows)) for rows in numbers]
-    texts = f"prepare {{}} rows for {target}", "time the rows"
-    measured, disturbed = frame.measure(variants, target, texts, progress, precision=precision)
-    timings = (RowTiming(rows=rows, **vars(each)) for rows, each in zip(numbers, measured, strict=True))
-    return RowTable(
-        **frame.measured_here(target), precision=precision, tokens=tokens, timings=tuple(timings), disturbed=disturbed
-    )
-
 
 # --- Rows in parts, or more of them than tokens: which form of a placed model the costs of its layers are lowest in ---
 
 
+# Of more rows than tokens, the next multiples of these are tried.
+MULTIPLES = (2, 8, 16)
 # A form is taken if its layers take at most this share of their time: what the costs say is within a few percent.
 WORTH_PARTS = 0.97
 
@@ -149,13 +72,19 @@ def alternatives_of(graph: Path) -> tuple[list[tuple[int, ...]], list[tuple[int,
     model = load_graph(graph)
     layers = layers_by_tokens(model)
     tokens = next(iter(layers), 1)
-    alternatives, more = [(tokens,), *parts_of(tokens)], more_rows(tokens, PART_MULTIPLES)
+    alternatives, more = [(tokens,), *parts_of(tokens)], more_rows(tokens)
     if more and _takes_more(model, tokens, more[0]):
         alternatives += [(rows,) for rows in more]
     if not layers:
         return alternatives, [], "no linear over a fixed number of tokens"
     alone = f"{tokens} rows are whole tiles, or less than one" if len(alternatives) == 1 else ""
     return alternatives, layers[tokens], alone
+
+
+def more_rows(tokens: int) -> list[int]:
+    """Numbers of rows that are whole tiles, ascending; only what `align_rows` takes."""
+    rounded = {-(-tokens // multiple) * multiple for multiple in MULTIPLES}
+    return sorted(rows for rows in rounded if tokens < rows < 2 * tokens)
 
 
 def _takes_more(model: ir.Model, tokens: int, rows: int) -> bool:

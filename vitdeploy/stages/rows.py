@@ -32,21 +32,9 @@ if TYPE_CHECKING:
     from vitdeploy.tasks.adapter import Data
 
 GRAPH_PACKAGES = ("onnx-ir", "numpy")
-ROWS_SEARCH = step.Search("rows", "rows.json", rows.RowTable, GRAPH_PACKAGES)
 PARTS_SEARCH = step.Search("parts", "row_parts.json", rows.RowParts, GRAPH_PACKAGES)
 
-# --- The number of rows with which a model is fastest in INT8, and whether a placed one is faster with rows in parts --
-
-
-def rows_step(target: str) -> step.Step:
-    """The number of rows that the job's float graph is fastest with in INT8."""
-
-    def write(folders: step.Folders, out: Path, progress: Progress) -> None:
-        ROWS_SEARCH.write(
-            rows.measure_rows(folders[step.OPTIMIZE].path / step.MODEL_FILE, target, progress=progress), out
-        )
-
-    return ROWS_SEARCH.step(f"rows {target}", write, {"target": target}, (step.OPTIMIZE,), target)
+# --- Whether a placed model is faster with its rows in parts, or with more of them ------------------------------------
 
 
 def parts_step(candidate: step.Candidate, batch: int) -> step.Step:

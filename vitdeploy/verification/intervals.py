@@ -84,15 +84,6 @@ def _combine(x: float, y: float, phi: float) -> float:
     return math.sqrt(max(0.0, x * x - 2 * phi * x * y + y * y))
 
 
-def student(log: float, error: float, freedom: int, level: float = 0.95) -> tuple[float, float, float]:
-    """The ratio whose natural logarithm was estimated, with Student's t interval: (ratio, lower, upper).
-
-    error: the standard error of the logarithm, with so many degrees of `freedom`.
-    """
-    reach = float(stats.t.ppf((1 + level) / 2, freedom)) * error
-    return math.exp(log), math.exp(log - reach), math.exp(log + reach)
-
-
 def unpaired_log_ratio(a: Sequence[float], b: Sequence[float], level: float = 0.95) -> tuple[float, float, float]:
     """The ratio a/b of positive values that were not measured in turns, with its interval: (ratio, lower, upper).
 

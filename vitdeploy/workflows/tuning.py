@@ -27,16 +27,14 @@ from vitdeploy.pipeline.schedule import LoadedRecipe, PlanProgress, Scheduler, p
 from vitdeploy.progress import Progress
 from vitdeploy.search import frame, pruning
 from vitdeploy.search.pruning import select as select_prunings
-from vitdeploy.search.rows import RowTable, Schedule, select
+from vitdeploy.search.rows import Schedule, select
 from vitdeploy.spec import Budget
 from vitdeploy.stages.answers import read_answers
 from vitdeploy.stages.place import HIGH_PRECISION_SEARCH
 from vitdeploy.stages.rows import (
     PRUNING,
     PRUNING_SEARCH,
-    ROWS_SEARCH,
     SCHEDULES_SEARCH,
-    rows_step,
     schedules_step,
 )
 from vitdeploy.stages.search import SCORES, SCREEN, SCREEN_FILE, Score, raises_precision, screen_step
@@ -92,7 +90,6 @@ class Tuner:
     note: Callable[[str], None] = lambda text: None
     made: list[MadeVariant] = field(default_factory=list)
     left_out: list[tuple[str, str]] = field(default_factory=list)
-    rows: dict[str, RowTable] = field(default_factory=dict)
     merging: dict[str, MergingTrial] = field(default_factory=dict)
     prunings: tuple[pruning.Pruning, ...] = ()
     _fresh: set[str] = field(default_factory=set)
@@ -207,16 +204,14 @@ class Tuner:
         return small or self.made
 
     def _further(self, targets: Sequence[str]) -> Iterator[Variant | LeftOut]:
-        """Trials beyond plain float and INT8: first the fastest number of rows, which changes no answer; then fixes for
-        INT8 if it needs them, because nothing else helps without them; then what makes it faster; last INT4 weights,
-        which are smaller, and faster where few rows are multiplied."""
+        """Trials beyond plain float and INT8: first fixes for INT8 if it needs them, because nothing else helps
+        without them; then what makes it faster; last INT4 weights, which are smaller, and faster where few rows are
+        multiplied."""
         plain = {each.variant.target: each for each in self.made if each.variant.precision == "int8"}
-        for target in plain:
-            yield from self._aligned(target)
         for target in plain:
             yield from self._raised(target)
         needy = [target for target in plain if not self._meets(plain[target].score.expected)]
-        yield from (self._mixed(target) for target in needy)
+        yield from (Variant(target, "mixed") for target in needy)
         for target in plain:
             yield from self._merging(target, plain[target].score)
         for target in plain:
@@ -225,11 +220,8 @@ class Tuner:
             if target not in needy and self._bounded(plain[target].score.expected):
                 yield f"{target}-mixed", "INT8 is expected to meet the budget as it is"
             elif target not in needy:
-                yield self._mixed(target)
+                yield Variant(target, "mixed")
         yield from (Variant(target, "int4") for target in plain if "int4" in TARGETS[target].precisions)
-
-    def _mixed(self, target: str) -> Variant:
-        return Variant(target, "mixed", rows=self.rows[target].aligned if target in self.rows else None)
 
     def _raised(self, target: str) -> Iterator[Variant | LeftOut]:
         what, variant = f"layers out of plain INT8 on {target}", Variant(target, "int8", raised=True)
@@ -244,20 +236,6 @@ class Tuner:
             yield what, high.why
         else:
             yield variant
-
-    def _aligned(self, target: str) -> Iterator[Variant | LeftOut]:
-        what = f"aligned rows on {target}"
-        answer = self._asked(what, [*engine_plan(self.job, ()), rows_step(target)])
-        if not isinstance(answer, Artifact):
-            yield answer
-            return
-        found = self.rows[target] = ROWS_SEARCH.read(answer.path)
-        if found.disturbed:
-            yield what, f"its times are not decided: {found.disturbed}"
-        elif found.aligned is None:
-            yield what, f"no number of rows is surely faster than {found.tokens}, one per token"
-        else:
-            yield Variant(target, "int8", rows=found.aligned)
 
     def _merging(self, target: str, plain: Score) -> Iterator[Variant | LeftOut]:
         what = f"token merging on {target}"
@@ -403,7 +381,6 @@ class Tuner:
             tuple(finalists),
             measured,
             choose(finalists, measured),
-            self.rows,
             self.merging,
             self.prunings,
             tuple(self.left_out),

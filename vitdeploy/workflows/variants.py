@@ -29,7 +29,6 @@ from vitdeploy.runtime.host import describe_host
 from vitdeploy.runtime.inputs import require_image_alone
 from vitdeploy.runtime.tasks.registry import flow_of
 from vitdeploy.search.pruning import Pruning
-from vitdeploy.search.rows import RowTable
 from vitdeploy.spec import Grade, Precision, encode
 from vitdeploy.stages.rows import pruning_step
 from vitdeploy.stages.search import Score, score_step
@@ -44,14 +43,13 @@ FLOATS: tuple[Precision, ...] = ("fp32", "bf16", "fp16")
 
 @dataclass(frozen=True)
 class Variant:
-    """One way to run a model. `merges`: of tokens, (block, tokens that remain) each. `rows`: that the blocks compute,
-    None for one per token. `prune`: the least share of MACs that goes, None for none. `raised`: with the layers
-    out of plain INT8 that the recipe's `high_precision` allows."""
+    """One way to run a model. `merges`: of tokens, (block, tokens that remain) each. `prune`: the least share of
+    MACs that goes, None for none. `raised`: with the layers out of plain INT8 that the recipe's `high_precision`
+    allows."""
 
     target: str
     precision: Precision
     merges: tuple[tuple[int, int], ...] = ()
-    rows: int | None = None
     prune: float | None = None
     raised: bool = False
 
@@ -59,7 +57,7 @@ class Variant:
     def name(self) -> str:
         """The artifact name, with the further changes."""
         merged = "+".join(f"{block}:{count}" for block, count in self.merges)
-        changes = [f"tokens {merged}"] * bool(merged) + [f"rows {self.rows}"] * (self.rows is not None)
+        changes = [f"tokens {merged}"] * bool(merged)
         changes += [] if self.prune is None else [f"pruned {self.prune:g}"]
         changes += ["high precision"] * self.raised
         return " ".join([f"{self.target}-{self.precision}", *changes])
@@ -80,11 +78,7 @@ class Variant:
 
     def recipe(self, base: Recipe) -> Recipe:
         """The recipe that makes this variant, for the target alone."""
-        changes = {
-            "token_merging": dict(self.merges) or "none",
-            "align_rows": self.rows or "none",
-            "prune": self.prune or "none",
-        }
+        changes = {"token_merging": dict(self.merges) or "none", "prune": self.prune or "none"}
         further = {
             "precision": self.precision,
             "targets": (self.target,),
@@ -361,7 +355,6 @@ class SearchResult:
     made: every variant; `front`: those that were judged.
     medians_ms: medians of each round of the screening, by name. disturbed: why these are unreliable; empty if they are
         reliable.
-    rows: the speed of the model by number of rows, by target.
     merging: the trials of token merging, by target. prunings: those of pruning, () where nothing was tried.
     left_out: (what, why).
     """
@@ -373,7 +366,6 @@ class SearchResult:
     front: tuple[Finalist, ...]
     bench: Bench
     choice: TuneChoice
-    rows: dict[str, RowTable]
     merging: dict[str, sweep.MergingTrial]
     prunings: tuple[Pruning, ...]
     left_out: tuple[tuple[str, str], ...]
@@ -426,8 +418,7 @@ def _changed(variant: Variant, medians: Medians) -> str:
     ratio, low, high = evidence.ratio_of_medians(medians[variant.name], medians[variant.plain.name]).interval
     word = "pays" if high < 1 else "does not pay" if low > 1 else "is not provably faster"
     merges = ", then ".join(f"to {count} tokens in block {block}" for block, count in variant.merges)
-    what = f"Merging {merges}" if variant.merges else f"Computing {variant.rows} rows"
-    what = what if variant.prune is None else f"Pruning {100 * variant.prune:g} % of the products"
+    what = f"Merging {merges}" if variant.prune is None else f"Pruning {100 * variant.prune:g} % of the products"
     return f"{what} {word} on {variant.target}: latency ratio {ratio:.2f} [{low:.2f}, {high:.2f}] to without."
 
 
@@ -521,7 +512,6 @@ def _document(tuned: SearchResult) -> sweep.TuneDocument:
             for each in tuned.front
         ),
         bench=tuned.bench,
-        rows=dict(tuned.rows),
         merging=dict(tuned.merging),
         left_out=tuple(Omission(what, why) for what, why in tuned.left_out),
         environment={**describe_host(), **tool_versions(outcome.TOOLS)},
@@ -537,7 +527,6 @@ def _variant(made: MadeVariant, tuned: SearchResult, finalist: bool) -> sweep.Va
         target=variant.target,
         precision=variant.precision,
         merges=variant.merges,
-        rows=variant.rows,
         latency_ms=float(np.median(tuned.medians_ms[variant.name])),
         rounds_ms=tuple(tuned.medians_ms[variant.name]),
         bytes=made.bytes,
