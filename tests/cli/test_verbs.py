@@ -112,11 +112,10 @@ def test_optimize_rewrites_and_compares(here, small_export, tmp_path):
     assert 0 < found["difference"]["model"] < 1e-4
     onnx.checker.check_model(onnx.load(tmp_path / "out" / "model.onnx"), full_check=True)
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["model.onnx", "optimize.json"]
-    options = ("--without", "class_token_only", "--qkv", "merged", "--align-rows", "24", "--rotate-residual")
+    options = ("--without", "class_token_only", "--qkv", "merged", "--rotate-residual")
     less = document(here("optimize", "out", "-o", "less", *options, "--json"))
     assert "class_token_only" not in less["rewrites"]["model"]
     assert less["rewrites"]["model"]["merge_qkv"] == 2
-    assert less["rewrites"]["model"]["align_rows"] > 0
     assert less["rewrites"]["model"]["rotate_residual"] == 5
 
 

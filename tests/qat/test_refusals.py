@@ -126,7 +126,7 @@ def test_a_placement_of_other_nodes_is_refused(net, graph, tmp_path):
     model = load_graph(graph.file)
     next(node for node in model.graph if node.op_type == "Expand").name = "another"
     save_graph(model, tmp_path / "other.onnx")
-    with refused(GraphError, "other nodes than the placement", "another less", "without aligned rows"):
+    with refused(GraphError, "other nodes than the placement", "another less", "without merged tokens"):
         qat.prepare(net, tmp_path / "other.onnx")
 
 

@@ -169,6 +169,7 @@ def test_all_problems_are_told_at_once_each_with_its_path(problems):
         (("checkpoint:", "chekpoint:"), "$.source.chekpoint", "checkpoint"),
         (("calibration:", "calibraton:"), "$.data.calibraton", "calibration"),
         (("workspace:", "work_space:"), "$.tensorrt.work_space", "workspace"),
+        (("qkv:", "align_rows: 200, qkv:"), "$.optimize.align_rows", "split_rows"),
     ],
 )
 def test_a_misspelt_field_is_named_with_the_one_that_was_meant(problems, wrong, path, meant):
@@ -236,10 +237,6 @@ def test_a_misspelt_target_is_named_with_the_one_that_was_meant(problems):
         ("postprocess.scores", "none"),
         ("postprocess.things", [-1]),
         ("data.annotations", 5),
-        ("optimize.align_rows", 0),
-        ("optimize.align_rows", "auto"),
-        ("optimize.align_rows", None),
-        ("optimize.align_rows", True),
         ("optimize.prune", 0),
         ("optimize.prune", 1),
         ("optimize.prune", "30 %"),
@@ -567,11 +564,6 @@ def test_no_value_in_a_field_raises_anything_but_a_recipe_error(field, value):
         assert validate(data, "here").vitdeploy == 1
     except RecipeError as error:
         assert all(problem.startswith("$") for problem in error.problems)
-
-
-def test_a_number_of_rows_is_given_as_it_is(load):
-    assert rewrites_of(load(EXAMPLE, "optimize.align_rows=200").optimize).align_rows == 200
-    assert rewrites_of(load(EXAMPLE, "optimize.align_rows=none").optimize).align_rows is None
 
 
 def test_a_rotation_of_the_residual_stream(load):

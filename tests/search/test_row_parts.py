@@ -150,7 +150,8 @@ def test_compile_takes_parts(placed, tmp_path):
     assert given.text[0].endswith("; 17 rows as 16 + 1")
     assert [line for line in inspect(given.folder)[1] if line.endswith("; 17 rows as 16 + 1")]
     assert not [line for line in inspect(by_itself.folder)[1] if " rows as " in line]
-    for rows, said in (((192, 5), "the rows of this graph cannot be split"), ((17,), "as many rows as tokens already")):
+    refused = {(192, 5): "the rows of this graph cannot be split", (17,): "17 tokens cannot be aligned to 17 rows"}
+    for rows, said in refused.items():
         with pytest.raises(GraphError, match=said):
             vitdeploy.compile(placed, "openvino-cpu", tmp_path / "no", split_rows=rows, progress=False)
         assert not (tmp_path / "no").exists()

@@ -92,22 +92,3 @@ def test_a_schedule_that_does_not_fit_the_graph_is_refused(small_export, tmp_pat
         optimize({"model": small_export / "model.onnx"}, OptimizeOptions(token_merging=((0, 8),)), tmp_path)
     assert caught.value.found == "17 tokens there, 1 of them before the patches"
     assert caught.value.wanted.startswith("9 to 16")
-
-
-def test_rows_are_aligned_before_the_comparison_but_for_merged_tokens(small_export, tmp_path):
-    """With another rounding another pair of tokens may be the nearest: no graph to compare with."""
-    file, outs = small_export / "model.onnx", [tmp_path / "aligned", tmp_path / "merged too"]
-    found = []
-    for out, merging in zip(outs, ((), ((0, 12),)), strict=True):
-        out.mkdir()
-        facts = optimize({"model": file}, OptimizeOptions(token_merging=merging, align_rows=24), out)
-        assert facts["rewrites"]["model"]["align_rows"] > 0
-        assert facts["difference"]["model"] < 1e-5
-        weights = [each.softmax.outputs[0] for each in find_attentions(load_graph(out / "model.onnx"))]
-        found.append([(dim(each, -2), dim(each, -1)) for each in weights])
-    assert found == [[(24, 17), (1, 17)], [(24, 17), (1, 12)]]
-
-
-def test_a_number_of_rows_that_does_not_fit_is_refused(small_export, tmp_path):
-    with pytest.raises(GraphError, match="17 tokens cannot be aligned to 16 rows"):
-        optimize({"model": small_export / "model.onnx"}, OptimizeOptions(align_rows=16), tmp_path)

@@ -12,7 +12,6 @@ from vitdeploy.document.commands import Explanation
 from vitdeploy.errors import GraphError, InputError, OutputError
 from vitdeploy.graph.canonical.normalise import normalise
 from vitdeploy.graph.passes.optimize import optimize
-from vitdeploy.graph.passes.rows import align_rows
 from vitdeploy.graph.passes.tokens import merge_tokens
 from vitdeploy.spec import decode, encode
 from vitdeploy.workflows.explain import explain
@@ -118,15 +117,6 @@ def test_merged_tokens_are_told_from_windows(tmp_path):
     error = refused(tmp_path, model)
     assert "over different tokens" in error.message
     assert error.fix == "explain a bundle made without optimize.token_merging"
-
-
-def test_further_rows_are_told_from_windows(tmp_path):
-    model = planted.classifier("learned")
-    normalise(model)
-    align_rows(model, 20)
-    error = refused(tmp_path, model)
-    assert "over different tokens" in error.message
-    assert error.fix == "explain a bundle made without optimize.align_rows"
 
 
 def test_a_graph_without_attention_is_refused(tmp_path):

@@ -184,7 +184,6 @@ def optimize(options: Optimize) -> Graph:
         qkv=options.qkv,
         rotate_residual=options.rotate_residual,
         token_merging=merging,
-        align_rows=options.align_rows,
     )
     reporter = reporting(options.progress)
     with reporter, filling(home, step.OUTPUT_NAMES) as work:

@@ -202,12 +202,6 @@ class Optimize(Options):
         kind="merging",
         metavar="BLOCK:TOKENS",
     )
-    align_rows: int | None = option(
-        None,
-        "Compute ROWS rows in the blocks, more than there are tokens, where kernels are faster so. Exact.",
-        min=1,
-        metavar="ROWS",
-    )
     image_size: tuple[int, int] | None = option(
         None,
         "Where the graph leaves it open: 384, or 256x320 (HxW).",

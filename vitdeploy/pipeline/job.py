@@ -112,9 +112,7 @@ def export_config_of(recipe: Recipe) -> "export.ExportConfig":
 def rewrites_of(section: OptimizeSection) -> OptimizeOptions:
     merging = () if section.token_merging == "none" else tuple(sorted(section.token_merging.items()))
     return OptimizeOptions(
-        **section.model_dump(exclude={"token_merging", "align_rows", "split_rows", "float_rest", "prune"}),
-        token_merging=merging,
-        align_rows=None if section.align_rows == "none" else section.align_rows,
+        **section.model_dump(exclude={"token_merging", "split_rows", "float_rest", "prune"}), token_merging=merging
     )
 
 

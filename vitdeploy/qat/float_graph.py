@@ -163,7 +163,7 @@ def find_options(file: Path, placement: PlacedGraph) -> tuple[OptimizeOptions | 
         "the module's graph is not the one that was quantized",
         found=missing,
         wanted="the module that the graph was exported from, with rewrites that are exact and off or on by default",
-        fix="export, optimize and quantize this module, without merged tokens, aligned rows or a rotated stream",
+        fix="export, optimize and quantize this module, without merged tokens or a rotated stream",
     )
 
 

@@ -95,7 +95,7 @@ def place_trained(model: ir.Model, plan: Plan, trained: nn.Module) -> dict[str, 
             "the module's graph has other nodes than the placement",
             found=f"{', '.join(name for _, name in list(more)[:3]) or 'none'} more, "
             f"{', '.join(name for _, name in list(less)[:3]) or 'none'} less",
-            wanted="the same nodes: a graph of this release of vitdeploy, without aligned rows or merged tokens",
+            wanted="the same nodes: a graph of this release of vitdeploy, without merged tokens",
             fix="export, optimize and quantize this module again",
         )
     return placed.facts()

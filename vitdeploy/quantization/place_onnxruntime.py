@@ -37,14 +37,11 @@ def fuse_attention(model: ir.Model) -> int:
         found = _operands(editor, attention)
         if found is None:
             continue
-        operands, heads, projection = found
+        linears, heads, projection = found
         old = projection.input
         producer = old.producer()
         assert producer is not None
-        inputs: list[ir.Value | None] = [
-            linear.output if rows is None else editor.first(producer, linear.output, 1, rows, linear.name)
-            for linear, rows in operands
-        ]
+        inputs: list[ir.Value | None] = [linear.output for linear in linears]
         if attention.between:
             inputs += [None, None, _for_each_query(editor, attention, producer)]  # no bias, no padded keys
         node = edit.Names(model).node(
@@ -62,14 +59,12 @@ def fuse_attention(model: ir.Model) -> int:
     return count
 
 
-def _operands(editor: edit.Editor, attention: Attention) -> tuple[list[tuple[Linear, int | None]], int, Linear] | None:
-    """(query, key and value, each with the number of first rows that is read, None for all; the number of heads; the
-    projection behind them)."""
+def _operands(editor: edit.Editor, attention: Attention) -> tuple[list[Linear], int, Linear] | None:
+    """(query, key and value, the number of heads, the projection behind them)."""
     if attention.between and _added(attention) is None:
         return None
     ends = ((attention.query, attention.scores), (attention.key, attention.scores), (attention.value, attention.mix))
-    operands: list[tuple[Linear, int | None]] = []
-    columns = []
+    linears, columns = [], []
     for (value, reader), axes in zip(ends, ((2, 1, 3), (3, 1, 2), (2, 1, 3)), strict=True):
         linear = editor.linear_behind(origin(value))
         found = leaves(linear.output) if linear is not None else None
@@ -81,18 +76,17 @@ def _operands(editor: edit.Editor, attention: Attention) -> tuple[list[tuple[Lin
         [source] = [leaf.source for leaf in found if leaf.value is value]
         rows = source.transpose(0, *axes).reshape(source.shape[0], source.shape[axes[0]], -1)
         whole = np.arange(np.prod(static_shape(linear.output) or ())).reshape(len(rows), -1, linear.weight.shape[1])
-        first = rows.shape[1] if rows.shape[1] < whole.shape[1] else None
-        if not np.array_equal(rows, whole[:, :first]) or (first is not None and values.dim(linear.output, 1) is None):
+        if not np.array_equal(rows, whole):
             return None
-        operands.append((linear, first))
+        linears.append(linear)
         columns.append(own)
     behind = projection_of(editor, attention, columns[2][..., :1, :])
     if behind is None or (behind[1] != np.arange(len(behind[1]))).any():
         return None
     projection, heads = behind[0], columns[0].shape[1]
     alone = [node for node, _ in projection.input.uses()] == [projection.node]
-    distinct = len({linear.node for linear, _ in operands}) == len(operands)
-    return (operands, heads, projection) if alone and distinct else None
+    distinct = len({linear.node for linear in linears}) == len(linears)
+    return (linears, heads, projection) if alone and distinct else None
 
 
 def _added(attention: Attention) -> ir.Value | None:

@@ -183,12 +183,12 @@ class ExportSection(Section):
 
 class OptimizeSection(Section):
     """Graph rewrites: see `graph.passes.optimize.OptimizeOptions`. All but `token_merging` are exact; that is none, or
-    the tokens that remain after the attention of each block, as {1: 192, 6: 128}. `align_rows`: none, or how many.
-    `split_rows`: none, the parts in which INT8 engines compute the rows of their tokens, as [192, 5], or a larger
-    number of rows, as [200], or auto: what is faster by costs of layers (OpenVINO on the CPU). `float_rest`: in which
-    precision INT8 engines compute what they leave in float, or auto: bf16 where it is faster by these costs and near
-    enough (OpenVINO, on CPUs with AMX), else fp32. `prune`: none, or the least share of all MACs that goes with hidden
-    channels and heads; not exact either, see `search.pruning`."""
+    the tokens that remain after the attention of each block, as {1: 192, 6: 128}. `split_rows`: none, the parts in
+    which INT8 engines compute the rows of their tokens, as [192, 5], or a larger number of rows, as [200], or auto:
+    what is faster by costs of layers (OpenVINO on the CPU). `float_rest`: in which precision INT8 engines compute what
+    they leave in float, or auto: bf16 where it is faster by these costs and near enough (OpenVINO, on CPUs with AMX),
+    else fp32. `prune`: none, or the least share of all MACs that goes with hidden channels and heads; not exact either,
+    see `search.pruning`."""
 
     fold_layer_scale: bool = True
     rotate_residual: bool = False
@@ -199,7 +199,6 @@ class OptimizeSection(Section):
     class_token_only: bool = True
     qkv: Literal["keep", "merged", "separate"] = "keep"
     token_merging: Literal["none"] | dict[int, int] = "none"
-    align_rows: Literal["none"] | Positive = "none"
     split_rows: Literal["auto", "none"] | Annotated[tuple[Positive, ...], Field(strict=False, min_length=1)] = "auto"
     float_rest: Literal["auto", "fp32", "bf16"] = "auto"
     prune: Literal["none"] | Annotated[float, Field(gt=0, lt=1)] = "none"

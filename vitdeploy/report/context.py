@@ -148,7 +148,6 @@ _REWRITES = {
     "class_token_only": "last block for the class token only",
     "merge_qkv": "query, key and value merged",
     "split_qkv": "query, key and value split",
-    "align_rows": "linears of more rows than tokens",
     "opset": "raised to another opset",
 }
 _TYPES = {"fp16": "float16", "bf16": "bfloat16"}

@@ -107,12 +107,7 @@ def in_parts(graph: Path, parts: Sequence[int] | None, out: Path) -> int:
     model = load_graph(graph)
     if parts is not None and len(parts) == 1:
         complete_shapes(model)
-        if not align_rows(model, parts[0]):
-            raise GraphError(
-                "there are as many rows as tokens already",
-                found=str(parts[0]),
-                wanted="more rows, or two or more parts of them",
-            )
+        align_rows(model, parts[0])
     elif parts is not None:
         split_rows(model, parts)
     save_graph(model, out)

@@ -102,7 +102,7 @@ class EngineSpec:
     and that whoever compiled it accepted by name.
 
     `row_parts`: the parts in which `files` compute the rows of the tokens, where they do not compute all at once, as
-    `graph` does (`graph.passes.row_split`); one number: so many rows in place of one a token (`row_alignment`).
+    `graph` does; one number: so many rows in place of one a token (`graph.passes.rows`).
     `float_rest`: what an INT8 engine computes its float operators in, where that is not fp32; on a CPU without it they
     are computed in fp32.
     """

@@ -1,7 +1,7 @@
 """Rewrites of the float graph: the exact ones, compared with the graph before; then tokens are merged where asked."""
 
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,6 @@ from vitdeploy.graph.io import files, inputs
 from vitdeploy.graph.io.admit import admit
 from vitdeploy.graph.passes.optimize import OptimizeOptions
 from vitdeploy.graph.passes.optimize import optimize as rewrite
-from vitdeploy.graph.passes.rows import align_rows
 from vitdeploy.graph.passes.tokens import merge_tokens
 from vitdeploy.graph.values import weight_bytes
 from vitdeploy.limits import bounded
@@ -32,15 +31,14 @@ def optimize(
     """Writes every graph rewritten, and optimize.json: what was changed how often, and the difference.
 
     The difference is that of the exact rewrites; `unproven` names the outputs of which it proves nothing. What merging
-    tokens costs is not in it: `verify` measures that. Rows that are aligned after a merge are not compared either:
-    another rounding may choose another pair of tokens.
+    tokens costs is not in it: `verify` measures that.
 
     The files may be of any exporter, unless they are `stored`, and are called by their names here. `image_size` is
     (height, width), for a file that leaves it open.
 
     Raises:
         UnsafeGraphError, GraphError, MissingFileError: a file is refused, as `admit` says; or its tokens cannot be
-            merged, or its rows aligned, as asked.
+            merged as asked.
         ExportError: a rewritten graph is not the same function.
     """
     facts: dict[str, Any] = {"rewrites": {}, "difference": {}, "nodes": {}}
@@ -52,7 +50,7 @@ def optimize(
             inputs.set_image_size(model, image_size)
         before, made = len(model.graph), out / f"{name}.onnx"
         with bounded(f"rewrite {file.name}", weight_bytes(model)):
-            counts = {**normalise(model), **rewrite(model, options.exact())}
+            counts = {**normalise(model), **rewrite(model, replace(options, token_merging=()))}
             files.save_graph(model, made)
         try:
             facts["difference"][name], unproven = compare_graphs(file, made)
@@ -77,8 +75,6 @@ def optimize(
             require_image_alone(file.name, own[1:] if list(graphs) == ["model"] else (), "token merging")
             schedule = dict(options.token_merging)
             tokens = merge_tokens(model, schedule)[0]
-            if options.align_rows is not None:
-                counts["align_rows"] = align_rows(model, options.align_rows)
             files.save_graph(model, made)
             facts.setdefault("token_merging", {})[name] = {"tokens": tokens, "remaining": schedule}
         facts["rewrites"][name] = counts

@@ -298,7 +298,6 @@ case("counts beyond all that there is")(
         ("source.heads", 10**9),
         ("source.heads", 3),
         ("budget.max_size", 10**30),
-        ("optimize.align_rows", 10**9),
         ("optimize.token_merging", {0: 10**9}),
         ("optimize.split_rows", [10**9, 1]),
         ("optimize.prune", 0.999999),

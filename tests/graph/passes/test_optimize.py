@@ -242,7 +242,7 @@ def test_every_rewrite_keeps_what_its_row_says(rewrite):
     if rewrite.name in ("merge_qkv", "rotate_residual"):  # these come behind others
         optimize(model, OptimizeOptions(qkv="separate"))
     before = ir.to_proto(model)
-    assert rewrite.run(model, OptimizeOptions(token_merging=((0, 13),), align_rows=20))
+    assert rewrite.run(model, OptimizeOptions(token_merging=((0, 13),)))
     feeds = random_feeds(before, 2, seed=0)
     found = difference(*run(ir.to_proto(model), feeds), *run(before, feeds))  # the shapes are equal
     least, most = {"numbers": (0, 1e-6), "function": (0, 1e-4), "shapes": (1e-3, np.inf)}[rewrite.keeps]

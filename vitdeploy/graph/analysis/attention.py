@@ -240,13 +240,11 @@ def token_views(model: ir.Model, name: str) -> AttentionViews:
         )
     if any(each.keys != tokens or (each is not last and each.queries != tokens) for each in found):
         sizes = ", ".join(f"{each.queries}x{each.keys}" for each in found)
-        merged, aligned = tokens < found[0].keys, any(each.queries > each.keys for each in found)
-        options = [f"optimize.{name}" for name, on in (("token_merging", merged), ("align_rows", aligned)) if on]
         raise GraphError(
             f"the attentions of {name} are over different tokens, so there is no one map",
             found=f"queries x keys: {sizes}",
             wanted="the same tokens in every block",
-            fix=f"explain a bundle made without {' and '.join(options)}" if options else "",
+            fix="explain a bundle made without optimize.token_merging" if tokens < found[0].keys else "",
         )
     prefix = tokens - patches
     rows, reader = _rows_of_interest(model, last, prefix)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 import onnx_ir as ir
@@ -17,7 +17,6 @@ from vitdeploy.graph.passes.folds import (
     rotate_residual,
 )
 from vitdeploy.graph.passes.qkv import merge_qkv, split_qkv
-from vitdeploy.graph.passes.rows import align_rows
 from vitdeploy.graph.passes.tokens import class_token_only, merge_tokens
 
 
@@ -28,7 +27,6 @@ class OptimizeOptions:
     `qkv`: "merged" gives query, key and value one linear if they read the same tensor, "separate" one each; "keep"
     leaves them unchanged, except in the last block, where `class_token_only` divides them.
     `token_merging`: pairs (block, number of remaining tokens), as in `merge_tokens`.
-    `align_rows`: the number of rows that the blocks compute, as in `align_rows`; None: one for each token.
     """
 
     fold_layer_scale: bool = True
@@ -40,16 +38,10 @@ class OptimizeOptions:
     class_token_only: bool = True
     qkv: Literal["keep", "merged", "separate"] = "keep"
     token_merging: tuple[tuple[int, int], ...] = ()
-    align_rows: int | None = None
-
-    def exact(self) -> OptimizeOptions:
-        """The same without what changes the function, and without what comes behind that."""
-        return replace(self, token_merging=(), align_rows=None) if self.token_merging else self
 
 
 def optimize(model: ir.Model, options: OptimizeOptions | None = None) -> dict[str, int]:
-    """Run the chosen rewrites, in place. A second run changes nothing, but tokens cannot be merged, nor rows be
-    aligned, twice.
+    """Run the chosen rewrites, in place. A second run changes nothing, but tokens cannot be merged twice.
 
     Args:
         model: a graph as `normalise` leaves it: linears as MatMul + Add, constants folded.
@@ -57,7 +49,7 @@ def optimize(model: ir.Model, options: OptimizeOptions | None = None) -> dict[st
     Returns: how many places each rewrite that ran has changed, by its name, in the order of the run.
 
     Raises:
-        GraphError: the tokens cannot be merged, or the rows not be aligned, as `merge_tokens` and `align_rows` say.
+        GraphError: the tokens cannot be merged, as `merge_tokens` says.
     """
     options = options or OptimizeOptions()
     return {each.name: each.run(model, options) for each in REWRITES if each.chosen(options)}
@@ -100,11 +92,5 @@ REWRITES = (
         lambda model, options: len(merge_tokens(model, dict(options.token_merging))) - 1,
         "shapes",
         lambda options: bool(options.token_merging),
-    ),
-    Rewrite(
-        "align_rows",
-        lambda model, options: align_rows(model, options.align_rows or 0),
-        "numbers",
-        lambda options: options.align_rows is not None,
     ),
 )

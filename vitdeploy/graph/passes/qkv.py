@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 import onnx_ir as ir
 
-from vitdeploy.graph import edit, values
+from vitdeploy.graph import edit
 from vitdeploy.graph.analysis.attention import Attention, find_attentions
 from vitdeploy.graph.analysis.rows import Indices, Leaf, Linear, leaves, origin, static_shape
 from vitdeploy.graph.canonical.norms import norm_before_heads
@@ -81,12 +81,11 @@ def merge(editor: edit.Editor, linears: list[Linear]) -> None:
 @dataclass(frozen=True)
 class _Part:
     """A leaf of a merged linear: `leaf` is Transpose(`perm`) of [batch, tokens, heads, channels], whose columns of the
-    linear are `columns` [heads, channels]. `first`: of how many tokens, where it holds the first ones only."""
+    linear are `columns` [heads, channels]."""
 
     leaf: Leaf
     columns: Indices
     perm: tuple[int, ...]
-    first: int | None
 
 
 def separate(editor: edit.Editor, linear: Linear, attention: Attention) -> dict[str, Linear]:
@@ -101,8 +100,6 @@ def separate(editor: edit.Editor, linear: Linear, attention: Attention) -> dict[
     for leaf in found:
         part, read_as = _part(leaf, shape), roles(leaf.value, attention)
         if part is None or len(read_as) != 1 or read_as[0] in parts:
-            return {}
-        if part.first is not None and values.dim(linear.output, 1) is None:
             return {}
         parts[read_as[0]] = part
     columns = np.concatenate([part.columns.ravel() for part in parts.values()])
@@ -121,12 +118,9 @@ def _part(leaf: Leaf, shape: tuple[int, ...]) -> _Part | None:
     matches = []
     for perm in itertools.permutations(range(4)):
         source = leaf.source.transpose(perm)
-        columns, held = source[0, 0], source.shape[1]
-        if len(source) != batch or held > tokens or columns.max() >= width:
-            continue
-        if (source == rows[:, :held] * width + columns).all():
-            back, first = tuple(int(axis) for axis in np.argsort(perm)), held if held < tokens else None
-            matches.append(_Part(leaf, columns, back, first))
+        columns = source[0, 0]
+        if source.shape[:2] == (batch, tokens) and columns.max() < width and (source == rows * width + columns).all():
+            matches.append(_Part(leaf, columns, tuple(int(axis) for axis in np.argsort(perm))))
     # Heads before channels: of the two orders that fit, the one that keeps the columns in their own order.
     return min(matches, key=lambda part: int((np.diff(part.columns.ravel()) != 1).sum()), default=None)
 
@@ -144,9 +138,6 @@ def _linear_of_part(editor: edit.Editor, linear: Linear, part: _Part, name: str)
         vector = editor.constant(bias, f"{name}.bias")
         [result] = editor.node(linear.node, "Add", [result, vector], name, [*rows, len(columns)])
         add = _producer(result)
-    if part.first is not None:
-        result = editor.first(linear.node, result, 1, part.first, f"{name}.tokens")
-        rows = [rows[0], part.first]
     batch_and_tokens = [-1, rows[1]] if isinstance(rows[1], int) else [0, 0]  # 0 copies the size
     sizes = editor.constant(np.array([*batch_and_tokens, heads, channels], np.int64), f"{name}.sizes")
     split = [*rows, heads, channels]

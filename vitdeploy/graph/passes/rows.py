@@ -19,7 +19,7 @@ from vitdeploy.graph.values import array_of, dim, is_constant, producer, rank_of
 # rows, copies of the last tokens in reverse order, are added to the residual stream in front of the first block. What
 # works on each row alone makes further rows of them; whatever depends on all tokens reads the first rows only:
 # attention its keys and values, an average over the tokens, an output. Which number is fast is a property of the
-# runtime, the CPU and the width; `search.rows` measures it.
+# runtime, the CPU and the width; `search.rows` chooses it by costs.
 #
 # A copy keeps the values that it is a copy of all the way, as its query meets the same keys. So no tensor takes a value
 # that it does not take without the further rows: ranges of activations stay as they are.
@@ -44,13 +44,13 @@ def align_rows(model: ir.Model, rows: int) -> int:
     """Let the linears of the blocks compute `rows` rows per image, the tokens first; in place.
 
     Exact: every number that is read is computed as before (a runtime may sum a product of more rows in another order).
-    If tokens are merged, `rows` applies in front of the first merge. Comes after all other rewrites.
+    If tokens are merged, `rows` applies in front of the first merge.
 
     Args:
-        model: in canonical form, or placed, with the shapes of what is quantized (`row_split.complete_shapes`).
-        rows: at least the number of tokens, including class and register tokens, and less than twice as many.
+        model: in canonical form, or placed, with the shapes of what is quantized (`complete_shapes`).
+        rows: more than the number of tokens, including class and register tokens, and less than twice as many.
 
-    Returns: the number of linears that compute further rows; 0 if there are already `rows` tokens.
+    Returns: the number of linears that compute further rows.
 
     Raises:
         GraphError: no such blocks, or something in them that is not known to work on each row alone; or an invalid
@@ -58,13 +58,11 @@ def align_rows(model: ir.Model, rows: int) -> int:
     """
     attentions = find_attentions(model)
     stream, count = token_stream(attentions)
-    if rows == count:
-        return 0
     if not count < rows < 2 * count:
         raise GraphError(
             f"{count} tokens cannot be aligned to {rows} rows",
-            wanted=f"{count} to {2 * count - 1}",
-            fix="choose a number in this range, or leave align_rows out",
+            wanted=f"{count + 1} to {2 * count - 1}",
+            fix="choose a number in this range, or leave split_rows out",
         )
     flow = _follow(model, stream, count)
     _check(attentions, flow, count)
@@ -179,7 +177,7 @@ def _shorten(editor: Editor, flow: _Flow, ends: dict[ir.Value, list[Use]], count
 
 def _refused(found: str, wanted: str) -> GraphError:
     return GraphError(
-        "the rows of this graph cannot be aligned", found=found, wanted=wanted, fix="leave align_rows out"
+        "the rows of this graph cannot be aligned", found=found, wanted=wanted, fix="leave split_rows out"
     )
 
 
@@ -187,7 +185,7 @@ def _refused(found: str, wanted: str) -> GraphError:
 # INT8 kernels are fastest on whole tiles of rows. A linear over 197 tokens may take longer than one over 192 and one
 # over 5 together. What works on each row alone is written once for each part, between a Split where tokens come from
 # something else, as from attention, and a Concat where something else reads them: the same constants, the same scales,
-# the same integers. Unlike more rows than tokens (`row_alignment`) nothing is computed twice. It is done on the placed
+# the same integers. Unlike more rows than tokens nothing is computed twice. It is done on the placed
 # graph, with its Q/DQ. Which parts are fast, if any, is a property of the runtime, the CPU and the width.
 
 
