@@ -14,7 +14,7 @@ from vitdeploy.data.folder import split
 from vitdeploy.errors import DataError
 from vitdeploy.graph.analysis.rows import find_linears
 from vitdeploy.graph.io.files import load_graph
-from vitdeploy.quantization.observer import Observer, covariance_pays
+from vitdeploy.quantization.observer import Observer, covariance_pays, spread_of
 from vitdeploy.quantization.observers import Observation, observe
 from vitdeploy.quantization.probe import estimate, find_nonfinite
 from vitdeploy.quantization.ranges import FIELDS, load_statistics, save_statistics
@@ -116,6 +116,27 @@ def test_an_observer_keeps_the_extremes_of_all_batches_and_the_moments_of_some()
     observer.update(many + 9, moments=False)
     found = observer.statistics()
     assert (found.high.tolist(), found.rows) == ([9.0, 9.0], 5003)
+
+
+@pytest.mark.parametrize(("rows", "images", "spread"), [
+    (197, 128, 4), (197, 10_000, 4), (197, 127, 3), (197, 63, 1), (197, 8, 1), (197, None, 1), (63, 128, 1),
+    (1, 128, 1),
+])  # fmt: skip
+def test_moments_are_of_a_share_of_the_rows_of_as_many_more_images(rows, images, spread):
+    assert spread_of(rows, images) == spread
+
+
+@pytest.mark.parametrize("axis", [-1, 1])
+def test_each_row_has_its_turn_in_the_moments(axis):
+    x = np.random.default_rng(0).standard_normal((8, 40, 3)).astype(np.float32)
+    observer = Observer(axis, spread=4)
+    for number, batch in enumerate(x):
+        observer.update(batch if axis == -1 else batch.T[None], number)
+    rows = np.concatenate([batch[number % 4 :: 4] for number, batch in enumerate(x)]).astype(np.float64)
+    found, again = observer.statistics(), Observer.restore(axis, observer.state())
+    np.testing.assert_allclose(found.covariance, np.cov(rows, rowvar=False, bias=True), atol=1e-6)
+    np.testing.assert_array_equal(found.high, x.max(axis=(0, 1)))  # bounds are of all rows
+    assert (found.rows, again.spread) == (80, 4)
 
 
 def test_a_mean_far_from_zero_does_not_drown_the_covariance():

@@ -11,6 +11,7 @@ from tests.data.made import write_tar
 from vitdeploy.data.folder import Sample, list_images, split
 from vitdeploy.errors import DataError, MissingFileError, WorkerError
 from vitdeploy.graph.io.files import load_graph, save_graph
+from vitdeploy.quantization import observer
 from vitdeploy.quantization.observers import Observation
 from vitdeploy.stages import calibrate as stage
 from vitdeploy.stages import calibrate_shards as shards
@@ -51,7 +52,8 @@ def graph(small_export):
 
 @pytest.fixture(autouse=True)
 def small_shards(monkeypatch):
-    """96 images are some ten shards."""
+    """96 images are 32 that are shown first, for the moments, and some ten shards."""
+    monkeypatch.setattr(observer, "MOMENT_IMAGES", 8)
     monkeypatch.setattr(stage, "IN_ONE", 40)
     monkeypatch.setattr(shards, "WINDOW", 4)
     monkeypatch.setattr(shards, "MOST", 32)
@@ -81,6 +83,7 @@ def files_of(graph, samples, out, workers=HERE, scratch=None):
 def whole(graph, folder, tmp_path_factory):
     """The files of a calibration in one piece, whose runs have one thread."""
     with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(observer, "MOMENT_IMAGES", 8)
         patch.setattr(stage, "_runs", lambda memory, images: {"threads": shards.THREADS, "at_once": 1})
         patch.setattr(stage, "IN_ONE", IMAGES)
         return files_of(graph, samples_in(folder), tmp_path_factory.mktemp("whole") / "out")

@@ -15,8 +15,10 @@ import numpy.typing as npt
 
 from vitdeploy.quantization import ranges, rounding
 
-# Second moments converge fast and cost most: all rows of this many images, and of more where one has few rows.
-MOMENT_IMAGES, FEW_ROWS = 32, 4096
+# Second moments cost most: they are of the rows of this many images, and of more where one has few rows. Rows of an
+# image are alike, and weights that are rounded by those of few images fit these alone. So with enough images, of at
+# least `SPREAD_ROWS` rows each, they are of each `SPREAD`-th row of `SPREAD` times as many.
+MOMENT_IMAGES, FEW_ROWS, SPREAD, SPREAD_ROWS = 32, 4096, 4, 64
 # Sizes of values are counted by the exponent and the first three bits of the fraction of a float32: eight bins an
 # octave. Of a batch of many values each 13th is counted: hardly a width has the divisor 13, so all channels come up.
 BIN_BITS, MANY, SAMPLED = 20, 1 << 14, 13
@@ -31,6 +33,11 @@ def covariance_pays(rows: int, channels: int, images: int | None) -> bool:
     """Whether this many images (None: enough) of `rows` rows give a covariance that rounding would use."""
     shown = max(MOMENT_IMAGES, math.ceil(FEW_ROWS / rows))
     return rows * (shown if images is None else min(shown, images)) >= rounding.ROWS_PER_CHANNEL * channels
+
+
+def spread_of(rows: int, images: int | None) -> int:
+    """Which rows the moments of a tensor are of, as `Observer.spread`: with `rows` in each of this many images."""
+    return max(1, min(SPREAD, (images or 0) // MOMENT_IMAGES)) if rows >= SPREAD_ROWS else 1
 
 
 @dataclass(frozen=True)
@@ -81,15 +88,15 @@ class Bounds:
 
 class Observer:
     """Running bounds and moments of one tensor by its channels along `axis`; bounds of each batch but the two widest
-    are forgotten.
+    are forgotten. Moments are of each `spread`-th row.
 
     Moments are those of x - centre, the mean of the first batch, so that float32 holds them without cancellation
     ("shifted data": Chan, Golub, LeVeque, "Algorithms for computing the sample variance", 1983). They are sums of
     floats, so they depend on the order of the batches; bounds do not.
     """
 
-    def __init__(self, axis: int, *, covariance: bool = True) -> None:
-        self.axis, self.covariance, self.rows = axis, covariance, 0
+    def __init__(self, axis: int, *, covariance: bool = True, spread: int = 1) -> None:
+        self.axis, self.covariance, self.spread, self.rows = axis, covariance, spread, 0
         self.bounds: Bounds | None = None
         self.centre = np.zeros(0, np.float32)
         self.total = np.zeros(0)
@@ -117,6 +124,9 @@ class Observer:
 
     def add_moments(self, values: npt.NDArray[np.float32], batch: int) -> None:
         """The moments of a batch, [..., channels, ...] with three axes, whose bounds are known, and its sizes."""
+        first = batch % self.spread  # so that every row has its turn
+        by_first_axis = len(values) >= values.shape[2]
+        values = values[first :: self.spread] if by_first_axis else values[..., first :: self.spread]
         centred = values - self.centre[:, None]
         self.total += centred.sum(axis=(0, 2), dtype=np.float64)
         if self.covariance:
@@ -132,6 +142,11 @@ class Observer:
     @property
     def finite(self) -> bool:
         return self.bounds is None or self.bounds.finite
+
+    @property
+    def moment_images(self) -> int:
+        """Of how many images the moments are, unless these have few rows."""
+        return MOMENT_IMAGES * self.spread
 
     @property
     def known(self) -> Bounds:
@@ -158,11 +173,16 @@ class Observer:
     def state(self) -> Arrays:
         """All that is kept, as arrays: what `restore` takes."""
         found = {name: getattr(self, name) for name in MOMENTS}
-        return {**found, **{name: getattr(self.known, name) for name in BOUNDS}, "rows": np.array(self.rows)}
+        return {
+            **found,
+            **{name: getattr(self.known, name) for name in BOUNDS},
+            "rows": np.array(self.rows),
+            "spread": np.array(self.spread),
+        }
 
     @classmethod
     def restore(cls, axis: int, state: Mapping[str, npt.NDArray[Any]]) -> Observer:
-        observer = cls(axis, covariance=state["products"].ndim == 2)
+        observer = cls(axis, covariance=state["products"].ndim == 2, spread=int(state["spread"]))
         for name in MOMENTS:
             setattr(observer, name, state[name])
         observer.bounds = Bounds(*(state[name] for name in BOUNDS))

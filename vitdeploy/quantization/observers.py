@@ -22,12 +22,12 @@ from vitdeploy.quantization import prepare, ranges
 from vitdeploy.quantization.observer import (
     BOUNDS,
     FEW_ROWS,
-    MOMENT_IMAGES,
     Arrays,
     Bounds,
     Observer,
     by_channel,
     covariance_pays,
+    spread_of,
 )
 from vitdeploy.quantization.probe import Feeds, ImageProbe, Probe, find_nonfinite
 from vitdeploy.runtime.ort import OnnxRuntimeRunner
@@ -151,9 +151,9 @@ class Observation(Probe):
                 channels = values.shape[role.axis]
                 rows = values.size // channels // count or 1
                 pays = role.rounds and covariance_pays(rows, channels, self.total)
-                self.observers[name] = Observer(role.axis, covariance=pays)
+                self.observers[name] = Observer(role.axis, covariance=pays, spread=spread_of(rows, self.total))
             observer = self.observers[name]
-            observer.update(values, self.batches, moments=self.images < MOMENT_IMAGES)
+            observer.update(values, self.batches, moments=self.images < observer.moment_images)
             if not observer.finite:
                 raise self.not_finite(name, feeds, shown, noun)
         self.images += count

@@ -248,7 +248,7 @@ def observe_head(
     observation: observers.Observation, samples: Sequence[Sample], size: int, count: Callable[[int], None]
 ) -> None:
     """Show the first images, in their order: those that all moments are of, but for tensors with few rows an image."""
-    _show(observation, samples, observer.MOMENT_IMAGES, size, count)
+    _show(observation, samples, observer.MOMENT_IMAGES * observer.SPREAD, size, count)
     _show(observation, samples, observation.images_for(HEAD_ROWS), size, count)
 
 
