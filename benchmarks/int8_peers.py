@@ -38,6 +38,7 @@ import table
 from catalog import CATALOG, EAGER, NNCF, OURS, Entry
 
 from vitdeploy.runtime.host import describe_host, usable_cores
+from vitdeploy.spec import encode
 from vitdeploy.verification.agreement import compare
 
 STEPS = ("make", "evaluate", "measure", "rate")
@@ -175,8 +176,7 @@ class Bench:
         if "error" in record or not (ours.is_file() and reference.is_file()):
             return record
         truth = np.load(labels) if labels.is_file() else None
-        agreement = compare(np.load(ours), np.load(reference), truth)
-        return {**record, "accuracy": vars(agreement)}
+        return {**record, "accuracy": encode(compare(np.load(ours), np.load(reference), truth))}
 
     def _share(self, artifacts: dict[str, Any], measured: dict[str, Any]) -> dict[str, Any] | None:
         """Executed MACs per second over the best rate, which is that of the linears one after the other."""
