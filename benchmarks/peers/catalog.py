@@ -8,6 +8,7 @@ from typing import Any
 # What goals are about: what `vitdeploy run` makes without an option; and the schedule of merging.
 OURS, OURS_ORT = "vitdeploy-openvino-int8", "vitdeploy-onnxruntime-int8"
 MERGED = f"{OURS}-tokens-192-128"
+OURS_8, OURS_ORT_8 = f"{OURS}-batch-8", f"{OURS_ORT}-batch-8"
 NNCF, DYNAMIC, EAGER = "nncf", "ort-dynamic", "pytorch"
 
 
@@ -30,18 +31,17 @@ def _ours(
     target: str, precision: str, suffix: str = "", note: str = "", *, labelled: bool = False, **changes: Any
 ) -> Entry:
     name = f"vitdeploy-{target.removesuffix('-cpu')}-{precision}{suffix}"
-    options = {"target": target, "precision": precision, "rows": False, "plain": False, "merging": {}, "budget": {}}
+    options = {"target": target, "precision": precision, "batches": [1, 8], "plain": False, "merging": {}, "budget": {}}
     return Entry(name, precision, "make_vitdeploy.py", {**options, **changes}, note or "this project", labelled)
 
 
 CATALOG = (
     _ours("openvino-cpu", "int8", note="as `vitdeploy run` makes it"),
+    _ours("openvino-cpu", "int8", "-batch-8", "as `vitdeploy run` makes it for batch 8", batches=[8]),
     _ours("openvino-cpu", "int8", "-plain", "every layer in plain INT8, the rows together", plain=True),
-    _ours("openvino-cpu", "int8", "-rows", "the number of rows that is measured to be the fastest", rows=True),
     *(
         _ours(
             *(f"{runtime}-cpu", "mixed", "", f"as many layers fixed as an agreement of {least} % needs"),
-            rows=runtime == "openvino",
             budget={"min_agreement": least},
             labelled=True,
         )
@@ -53,6 +53,7 @@ CATALOG = (
         merging={1: 192, 6: 128},
     ),
     _ours("onnxruntime-cpu", "int8", note="as `vitdeploy run` makes it"),
+    _ours("onnxruntime-cpu", "int8", "-batch-8", "as `vitdeploy run` makes it for batch 8", batches=[8]),
     _ours("onnxruntime-cpu", "int8", "-plain", "every layer that has it in plain INT8", plain=True),
     _ours("openvino-cpu", "fp32"),
     _ours("onnxruntime-cpu", "fp32"),
