@@ -16,7 +16,8 @@ NNCF, DYNAMIC, EAGER = "nncf", "ort-dynamic", "pytorch"
 class Entry:
     """One artifact: `script` and `options` make it, `note` says what it is.
 
-    `labelled`: it needs labels of the calibration images, and weights that mean something.
+    `labelled`: it needs labels of the calibration images, and weights that mean something. `environment`: the virtual
+    environment that it is made in; "" for this project's.
     """
 
     name: str
@@ -25,6 +26,7 @@ class Entry:
     options: dict[str, Any] = field(default_factory=dict)
     note: str = ""
     labelled: bool = False
+    environment: str = ""
 
 
 def _ours(
@@ -57,7 +59,14 @@ CATALOG = (
     _ours("onnxruntime-cpu", "int8", "-plain", "every layer that has it in plain INT8", plain=True),
     _ours("openvino-cpu", "fp32"),
     _ours("onnxruntime-cpu", "fp32"),
-    Entry(NNCF, "int8", "make_nncf.py", {"accuracy_control": False}, "nncf.quantize, TRANSFORMER, on OpenVINO"),
+    Entry(
+        NNCF,
+        "int8",
+        "make_nncf.py",
+        {"accuracy_control": False},
+        "nncf.quantize, TRANSFORMER, on OpenVINO",
+        environment="nncf",
+    ),
     Entry(
         "nncf-accuracy",
         "int8",
@@ -65,6 +74,7 @@ CATALOG = (
         {"accuracy_control": True},
         "nncf.quantize_with_accuracy_control, top-1 of the calibration images",
         labelled=True,
+        environment="nncf",
     ),
     Entry(DYNAMIC, "int8", "make_onnxruntime.py", {"method": "dynamic"}, "quantize_dynamic, per channel"),
     Entry(
@@ -80,6 +90,33 @@ CATALOG = (
         "make_onnxruntime.py",
         {"method": "static", "operators": ["MatMul", "Gemm"]},
         "the same, MatMul and Gemm only",
+    ),
+    Entry(
+        "pytorch-pt2e",
+        "int8",
+        "make_pt2e.py",
+        {"backend": "pt2e"},
+        "X86InductorQuantizer, static, per channel, by torch.compile with freezing",
+        environment="pt2e",
+    ),
+    *(
+        Entry(
+            f"executorch-{way}",
+            "int8",
+            "make_pt2e.py",
+            {"backend": "executorch", "dynamic": way == "dynamic"},
+            f"XNNPACKQuantizer, {way}, per channel, on XNNPACK; its runtime holds the GIL, so streams take turns",
+            environment="executorch",
+        )
+        for way in ("static", "dynamic")
+    ),
+    Entry(
+        "ort-openvino",
+        "fp32",
+        "make_openvino_ep.py",
+        {},
+        "the float export on ONNX Runtime's OpenVINO provider",
+        environment="openvino-ep",
     ),
     Entry("openvino-bf16", "bf16", "make_bf16.py", {}, "the float export on OpenVINO in BF16"),
     Entry(EAGER, "fp32", "make_torch.py", {"mode": "eager"}, "PyTorch eager"),

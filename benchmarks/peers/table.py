@@ -184,7 +184,7 @@ def _ratio_goal(scenario: str, model: Results, a: str, b: str, bound: float) -> 
     measured = ratio(model, scenario, a, b)
     what = {"single": "latency, batch 1", "offline": "images/s, batch 8", "streams": "images/s, 2 streams"}[scenario]
     text = _ratio_text(measured)
-    return _goal(f"{what}: {a} / {b}", bound, measured and measured["ratio"], text, least=scenario != "single")
+    return _goal(f"{what}: {a} / {b}", bound, measured["ratio"] if measured else None, text, least=scenario != "single")
 
 
 def _goal(text: str, limit: float, value: float | None, form: str, *, least: bool = False) -> dict[str, str]:
