@@ -1,6 +1,7 @@
 """torchao's PT2E: the original captured by torch.export, calibrated on the same images, for Inductor or for ExecuTorch.
 
-`seconds` are those to the first answer, with what torch.compile compiles; `steps` has them without. As the guides say:
+`seconds` are those to the first answer, with what torch.compile compiles; `steps` has them without. AOTInductor is left
+out: it has the same kernels, in a package for one batch size and one number of threads. As the guides say:
 
 https://docs.pytorch.org/ao/stable/pt2e_quantization/pt2e_quant_x86_inductor.html
 https://docs.pytorch.org/executorch/stable/backends/xnnpack/xnnpack-quantization.html
