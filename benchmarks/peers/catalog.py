@@ -99,16 +99,13 @@ CATALOG = (
         "X86InductorQuantizer, static, per channel, by torch.compile with freezing",
         environment="pt2e",
     ),
-    *(
-        Entry(
-            f"executorch-{way}",
-            "int8",
-            "make_pt2e.py",
-            {"backend": "executorch", "dynamic": way == "dynamic"},
-            f"XNNPACKQuantizer, {way}, per channel, on XNNPACK; its runtime holds the GIL, so streams take turns",
-            environment="executorch",
-        )
-        for way in ("static", "dynamic")
+    Entry(
+        "executorch",
+        "int8",
+        "make_pt2e.py",
+        {"backend": "executorch"},
+        "XNNPACKQuantizer, dynamic, per channel; its runtime holds the GIL, so streams take turns",
+        environment="executorch",
     ),
     Entry(
         "ort-openvino",
