@@ -12,17 +12,21 @@ The work folder keeps what was made, with the seconds and the memory that it too
 delete <work>/<model>/<artifact> to have it made again. Measurements are never kept, unless --append asks for it:
 `--steps measure --scenarios offline --rounds 4 --append` three times is one measurement of 12 rounds in three pieces.
 
-NNCF wants an environment of its own:
+Some peers want an environment of their own, with torch as in requirements/torch.txt:
 
-    python3 -m venv peers-venv
-    peers-venv/bin/pip install nncf openvino==2026.4.1 onnx torch==2.13.0      (torch as in requirements/torch.txt)
-    python benchmarks/int8_peers.py ... --peers-python peers-venv/bin/python
+    for name in nncf pt2e executorch openvino-ep; do python3 -m venv environments/$name; done
+    environments/nncf/bin/pip install nncf==3.4.0 openvino==2026.4.1 onnx torch==2.13.0
+    environments/pt2e/bin/pip install torch==2.13.0 torchao==0.18.0 numpy pillow safetensors cloudpickle
+    environments/executorch/bin/pip install executorch==1.5.1 torch==2.13.0 pillow safetensors cloudpickle
+    environments/openvino-ep/bin/pip install onnxruntime-ep-openvino==1.8.1 onnxruntime==1.32.0 numpy pillow
+    python benchmarks/int8_peers.py ... --environments environments/
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import shlex
 import sys
 import uuid
@@ -38,6 +42,7 @@ import table
 from catalog import CATALOG, EAGER, NNCF, OURS, Entry
 
 from vitdeploy.runtime.host import describe_host, usable_cores
+from vitdeploy.spec import encode
 from vitdeploy.verification.agreement import compare
 
 STEPS = ("make", "evaluate", "measure", "rate")
@@ -93,14 +98,26 @@ class Bench:
     def _made(self, entry: Entry, folder: Path, facts: dict[str, Any]) -> dict[str, Any]:
         if entry.labelled and not (self.checkpoint and (self.data / "calibration_labels.npy").is_file()):
             return {"error": "left out: it needs trained weights and labels"}
-        python = self.options.peers_python if entry.script == "make_nncf.py" else sys.executable
+        python = self._python(entry.environment)
+        if not Path(python).is_file():
+            return {"error": f"left out: --environments has no {entry.environment}"}
         record = self._child(entry.script, folder, {**entry.options, **facts}, python)
         if "error" in record:
             return record
         batch, streams = measure.SCENARIOS["streams"].batch, measure.SCENARIOS["streams"].streams
-        found = self._child("kernels.py", folder, {"run": record["run"], "batch": batch, "streams": streams})
+        run = record["run"]
+        kernels = self._child("kernels.py", folder, {"run": run, "batch": batch, "streams": streams}, self._runs(run))
         # Tells this artifact from another one made later under the same name, which its measurements are not of.
-        return {**record, **found, "id": uuid.uuid4().hex}
+        return {**record, **kernels, "id": uuid.uuid4().hex}
+
+    def _python(self, environment: str) -> str:
+        """The interpreter of an environment."""
+        folder: Path = self.options.environments.absolute()
+        return str(folder / environment / "bin" / "python") if environment else sys.executable
+
+    def _runs(self, run: dict[str, Any]) -> str:
+        """The interpreter that runs an artifact."""
+        return self._python(run.get("environment", ""))
 
     def usable(self) -> dict[str, dict[str, Any]]:
         """The records of the artifacts that run, by name."""
@@ -113,16 +130,18 @@ class Bench:
             folder = self.folder / name
             if not (folder / "logits.npy").is_file():
                 say(f"{self.name}: {name} on the evaluation images")
-                found = self._child("evaluate.py", folder, {"run": record["run"], "preprocess": facts["preprocess"]})
-                if "error" in found:
-                    write(folder / "record.json", {**record, **found})
+                payload = {"run": record["run"], "preprocess": facts["preprocess"]}
+                answer = self._child("evaluate.py", folder, payload, self._runs(record["run"]))
+                if "error" in answer:
+                    write(folder / "record.json", {**record, **answer})
 
     def measure(self) -> None:
         for name in self.options.scenarios:
             usable = self.usable()
             if not usable:
                 continue
-            runs = {artifact: record["run"] for artifact, record in usable.items()}
+            requests = {artifact: record["run"] for artifact, record in usable.items()}
+            runs = {artifact: {**run, "python": self._runs(run)} for artifact, run in requests.items()}
             ids = {artifact: record["id"] for artifact, record in usable.items()}
             rounds, threads = self.options.rounds, self.options.threads
             session = measure.run(measure.SCENARIOS[name], runs, ids, rounds, threads, self._progress)
@@ -175,8 +194,7 @@ class Bench:
         if "error" in record or not (ours.is_file() and reference.is_file()):
             return record
         truth = np.load(labels) if labels.is_file() else None
-        agreement = compare(np.load(ours), np.load(reference), truth)
-        return {**record, "accuracy": vars(agreement)}
+        return {**record, "accuracy": encode(compare(np.load(ours), np.load(reference), truth))}
 
     def _share(self, artifacts: dict[str, Any], measured: dict[str, Any]) -> dict[str, Any] | None:
         """Executed MACs per second over the best rate, which is that of the linears one after the other."""
@@ -232,7 +250,7 @@ def options() -> argparse.Namespace:
     parser.add_argument("--images", type=int, default=128, help="how many of them calibrate (default: %(default)s)")
     parser.add_argument("--work", type=Path, required=True, help="folder for what is made")
     parser.add_argument("-o", "--output", type=Path, required=True, help="folder for the table")
-    parser.add_argument("--peers-python", default=sys.executable, help="an interpreter that has nncf")
+    parser.add_argument("--environments", type=Path, default=Path("environments"), help="folder of the peers' own")
     parser.add_argument("--threads", type=int, default=usable_cores(), help="of every runtime (default: %(default)s)")
     parser.add_argument(
         "--rounds", type=int, default=12, help="blocks of an artifact and scenario (default: %(default)s)"
@@ -249,6 +267,8 @@ def options() -> argparse.Namespace:
 
 def main() -> None:
     chosen = options()
+    # Children under other interpreters, which do not have this project installed, import it from here.
+    os.environ["PYTHONPATH"] = str(Path(__file__).resolve().parents[1])
     benches = [Bench(name, chosen.checkpoint if i == 0 else None, chosen) for i, name in enumerate(chosen.models)]
     for bench in benches:
         for step in STEPS:

@@ -8,6 +8,7 @@ from typing import Any
 # What goals are about: what `vitdeploy run` makes without an option; and the schedule of merging.
 OURS, OURS_ORT = "vitdeploy-openvino-int8", "vitdeploy-onnxruntime-int8"
 MERGED = f"{OURS}-tokens-192-128"
+OURS_8, OURS_ORT_8 = f"{OURS}-batch-8", f"{OURS_ORT}-batch-8"
 NNCF, DYNAMIC, EAGER = "nncf", "ort-dynamic", "pytorch"
 
 
@@ -15,7 +16,8 @@ NNCF, DYNAMIC, EAGER = "nncf", "ort-dynamic", "pytorch"
 class Entry:
     """One artifact: `script` and `options` make it, `note` says what it is.
 
-    `labelled`: it needs labels of the calibration images, and weights that mean something.
+    `labelled`: it needs labels of the calibration images, and weights that mean something. `environment`: the virtual
+    environment that it is made in; "" for this project's.
     """
 
     name: str
@@ -24,24 +26,24 @@ class Entry:
     options: dict[str, Any] = field(default_factory=dict)
     note: str = ""
     labelled: bool = False
+    environment: str = ""
 
 
 def _ours(
     target: str, precision: str, suffix: str = "", note: str = "", *, labelled: bool = False, **changes: Any
 ) -> Entry:
     name = f"vitdeploy-{target.removesuffix('-cpu')}-{precision}{suffix}"
-    options = {"target": target, "precision": precision, "rows": False, "plain": False, "merging": {}, "budget": {}}
+    options = {"target": target, "precision": precision, "batches": [1, 8], "plain": False, "merging": {}, "budget": {}}
     return Entry(name, precision, "make_vitdeploy.py", {**options, **changes}, note or "this project", labelled)
 
 
 CATALOG = (
     _ours("openvino-cpu", "int8", note="as `vitdeploy run` makes it"),
+    _ours("openvino-cpu", "int8", "-batch-8", "as `vitdeploy run` makes it for batch 8", batches=[8]),
     _ours("openvino-cpu", "int8", "-plain", "every layer in plain INT8, the rows together", plain=True),
-    _ours("openvino-cpu", "int8", "-rows", "the number of rows that is measured to be the fastest", rows=True),
     *(
         _ours(
             *(f"{runtime}-cpu", "mixed", "", f"as many layers fixed as an agreement of {least} % needs"),
-            rows=runtime == "openvino",
             budget={"min_agreement": least},
             labelled=True,
         )
@@ -53,10 +55,18 @@ CATALOG = (
         merging={1: 192, 6: 128},
     ),
     _ours("onnxruntime-cpu", "int8", note="as `vitdeploy run` makes it"),
+    _ours("onnxruntime-cpu", "int8", "-batch-8", "as `vitdeploy run` makes it for batch 8", batches=[8]),
     _ours("onnxruntime-cpu", "int8", "-plain", "every layer that has it in plain INT8", plain=True),
     _ours("openvino-cpu", "fp32"),
     _ours("onnxruntime-cpu", "fp32"),
-    Entry(NNCF, "int8", "make_nncf.py", {"accuracy_control": False}, "nncf.quantize, TRANSFORMER, on OpenVINO"),
+    Entry(
+        NNCF,
+        "int8",
+        "make_nncf.py",
+        {"accuracy_control": False},
+        "nncf.quantize, TRANSFORMER, on OpenVINO",
+        environment="nncf",
+    ),
     Entry(
         "nncf-accuracy",
         "int8",
@@ -64,6 +74,7 @@ CATALOG = (
         {"accuracy_control": True},
         "nncf.quantize_with_accuracy_control, top-1 of the calibration images",
         labelled=True,
+        environment="nncf",
     ),
     Entry(DYNAMIC, "int8", "make_onnxruntime.py", {"method": "dynamic"}, "quantize_dynamic, per channel"),
     Entry(
@@ -79,6 +90,30 @@ CATALOG = (
         "make_onnxruntime.py",
         {"method": "static", "operators": ["MatMul", "Gemm"]},
         "the same, MatMul and Gemm only",
+    ),
+    Entry(
+        "pytorch-pt2e",
+        "int8",
+        "make_pt2e.py",
+        {"backend": "pt2e"},
+        "X86InductorQuantizer, static, per channel, by torch.compile with freezing",
+        environment="pt2e",
+    ),
+    Entry(
+        "executorch",
+        "int8",
+        "make_pt2e.py",
+        {"backend": "executorch"},
+        "XNNPACKQuantizer, dynamic, per channel; its runtime holds the GIL, so streams take turns",
+        environment="executorch",
+    ),
+    Entry(
+        "ort-openvino",
+        "fp32",
+        "make_openvino_ep.py",
+        {},
+        "the float export on ONNX Runtime's OpenVINO provider",
+        environment="openvino-ep",
     ),
     Entry("openvino-bf16", "bf16", "make_bf16.py", {}, "the float export on OpenVINO in BF16"),
     Entry(EAGER, "fp32", "make_torch.py", {"mode": "eager"}, "PyTorch eager"),

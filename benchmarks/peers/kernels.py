@@ -12,7 +12,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import onnx
 from child import Payload, serve
 from worker import make_runner
 
@@ -103,6 +102,8 @@ def _layer(precision: str, inputs: list[Shape], out: Shape, convolution: bool) -
 
 def float_macs(file: Path) -> int:
     """Multiplications of all MatMul and Conv of a float graph at batch 1, attention's products among them."""
+    import onnx  # which environments of peers need not have
+
     model = onnx.load(str(file))
     for tensor in model.graph.input:
         tensor.type.tensor_type.shape.dim[0].dim_value = 1

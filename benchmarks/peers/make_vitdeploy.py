@@ -14,8 +14,7 @@ from prepare import job_of, sha256
 from vitdeploy.pipeline.plan import make_plan
 from vitdeploy.pipeline.run import run_plan
 from vitdeploy.progress import silent
-from vitdeploy.search.rows import RowTable, measure_rows
-from vitdeploy.spec import decode, encode
+from vitdeploy.spec import encode
 from vitdeploy.stages.step import MODEL_FILE, Step, read_engine
 from vitdeploy.store.store import Store
 
@@ -26,8 +25,6 @@ def work(payload: Payload) -> Payload:
     changes: Payload = {"token_merging": merging} if merging else {}
     if payload["plain"]:
         changes["split_rows"] = "none"
-    if payload["rows"]:
-        changes["align_rows"] = _rows(payload, folder, target)
     job = job_of(
         payload["model"],
         evaluation=1,
@@ -35,6 +32,7 @@ def work(payload: Payload) -> Payload:
         precision=precision,
         optimize=changes,
         budget=payload["budget"],
+        bench={"batch": payload["batches"]},
         **({"high_precision": 0} if payload["plain"] else {}),
     )
     last = f"compile {target}-{precision}"
@@ -68,19 +66,6 @@ def work(payload: Payload) -> Payload:
     }
     shutil.rmtree(store.root)
     return answer
-
-
-def _rows(payload: Payload, folder: Path, target: str) -> int | str:
-    """The number of rows that is surely faster than one a token, or "none"; measured once, and no part of the seconds
-    that making takes."""
-    file = folder / "rows.json"
-    if not file.is_file():
-        job = job_of(payload["model"], evaluation=1, target=target)
-        plan = _needed(make_plan(job), "optimize")
-        graph = run_plan(plan, Store(folder / "rows"), resume=True, progress=silent)["optimize"].path / MODEL_FILE
-        file.write_text(json.dumps(encode(measure_rows(graph, target))), encoding="utf-8")
-        shutil.rmtree(folder / "rows")
-    return decode(RowTable, json.loads(file.read_text(encoding="utf-8"))).aligned or "none"
 
 
 def _needed(plan: list[Step], last: str) -> list[Step]:

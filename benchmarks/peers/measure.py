@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -52,12 +51,12 @@ def run(
     threads: int,
     progress: Callable[[str, int, int], None],
 ) -> dict[str, Any]:
-    """One benchmark run of the artifacts, by name how they are run and which they are.
+    """One benchmark run of the artifacts, by name how they are run ("python" is the interpreter) and which they are.
 
     The answer is JSON-ready, with every query in it.
     """
     candidates = [
-        BenchCandidate(name, "", "", (sys.executable, str(WORKER)), {**request, "streams": scenario.streams})
+        BenchCandidate(name, "", "", (request["python"], str(WORKER)), {**request, "streams": scenario.streams})
         for name, request in runs.items()
     ]
     bench_run = run_benchmark(candidates, _protocol(scenario, rounds, threads), progress)

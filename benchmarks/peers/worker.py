@@ -1,12 +1,14 @@
 """The measuring process of one artifact, any of the peers; the loop is `vitdeploy.benchmark.worker`'s.
 
-A request has "kind" (engine, openvino, onnxruntime, torch) with what that kind needs, "batch", "threads" and "streams".
+A request has "kind" (a key of `MAKE`) with what that kind needs, "batch", "threads" and "streams". It runs in the
+environment of its peer, which need not have more than numpy beside that peer.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import functools
+import json
 import sys
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -73,11 +75,99 @@ def _torch(request: Request) -> Runner:
     return TorchRunner(original, threads=request["threads"])
 
 
+class Function(Runner):
+    """A peer's program as a function of its one input, which `open_program` gives for a request.
+
+    The request has the input's "shape" (without the batch) and "dtype".
+    """
+
+    def __init__(self, open_program: Callable[[Request], Callable[[Array], Array]], request: Request) -> None:
+        super().__init__("peer")
+        self._open, self._request = open_program, request
+
+    def _load(self) -> None:
+        request = self._request
+        self._function: Callable[[Array], Array] | None = self._open(request)
+        self.inputs = (TensorSpec("image", request["dtype"], (request["batch"], *request["shape"])),)
+        self.outputs = (TensorSpec("logits", "float32", (request["batch"], "classes")),)
+        self.provider = request["kind"]
+
+    def _infer(self, feeds: Mapping[str, Array]) -> dict[str, Array]:
+        assert self._function is not None
+        return {"logits": self._function(feeds["image"])}
+
+    def _close(self) -> None:
+        self._function = None
+
+
+@functools.lru_cache(maxsize=1)
+def _compiled(file: str) -> Any:
+    """One module for all streams, which compiles for every batch size by itself."""
+    import torch
+    from torchao.quantization.pt2e.quantizer import x86_inductor_quantizer  # noqa: F401  (its passes of Inductor)
+
+    torch._inductor.config.freezing = True
+    return torch.compile(torch.export.load(file).module(), dynamic=False)
+
+
+def _pt2e(request: Request) -> Callable[[Array], Array]:
+    import torch
+
+    torch.set_num_threads(request["threads"])
+    compiled = _compiled(request["file"])
+
+    def answer(image: Array) -> Array:
+        with torch.no_grad():
+            return np.asarray(compiled(torch.from_numpy(image)))
+
+    return answer
+
+
+def _executorch(request: Request) -> Callable[[Array], Array]:
+    import torch
+    from executorch.extension.pybindings import portable_lib
+    from executorch.runtime import Runtime
+
+    # Methods that are loaded keep the pool of the process, so it is not made again for another stream.
+    if portable_lib._threadpool_get_thread_count() != request["threads"]:
+        portable_lib._unsafe_reset_threadpool(request["threads"])
+    program = Runtime.get().load_program(Path(request["file"]))
+    method = program.load_method("forward")
+    return lambda image: np.asarray(method.execute([torch.from_numpy(image)])[0])
+
+
+@functools.lru_cache(maxsize=1)
+def _openvino_devices() -> list[Any]:
+    """The CPU, of the provider that is registered for this process."""
+    import onnxruntime
+    import onnxruntime_ep_openvino as plugin
+
+    onnxruntime.register_execution_provider_library("openvino", plugin.get_library_path())
+    own = [device for device in onnxruntime.get_ep_devices() if device.ep_name == plugin.get_ep_name()]
+    return [device for device in own if device.ep_metadata["ov_device"] == "CPU"]
+
+
+def _openvino_ep(request: Request) -> Callable[[Array], Array]:
+    import onnxruntime
+
+    config = {"INFERENCE_NUM_THREADS": str(request["threads"]), "INFERENCE_PRECISION_HINT": "f32"}
+    options = onnxruntime.SessionOptions()
+    options.add_free_dimension_override_by_name("batch", request["batch"])
+    options.add_session_config_entry("session.disable_cpu_ep_fallback", "1")
+    options.add_provider_for_devices(_openvino_devices(), {"load_config": json.dumps({"CPU": config})})
+    session = onnxruntime.InferenceSession(request["file"], options)
+    name = session.get_inputs()[0].name
+    return lambda image: np.asarray(session.run(None, {name: image})[0])
+
+
 MAKE: Mapping[str, Callable[[Request], Runner]] = {
     "engine": engine_runner,
     "openvino": _openvino,
     "onnxruntime": _onnxruntime,
     "torch": _torch,
+    "pt2e": functools.partial(Function, _pt2e),
+    "executorch": functools.partial(Function, _executorch),
+    "openvino-ep": functools.partial(Function, _openvino_ep),
 }
 
 
