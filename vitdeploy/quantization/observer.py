@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from scipy.linalg import blas
 
 from vitdeploy.quantization import ranges, rounding
 
@@ -120,7 +121,8 @@ class Observer:
         channels = values.shape[1]
         self.centre = values.mean(axis=(0, 2), dtype=np.float64).astype(np.float32)
         self.total = np.zeros(channels)
-        self.products = np.zeros((channels, channels), np.float32) if self.covariance else np.zeros(channels)
+        shape = (channels, channels)
+        self.products = np.zeros(shape, np.float32, order="F") if self.covariance else np.zeros(channels)
 
     def add_moments(self, values: npt.NDArray[np.float32], batch: int) -> None:
         """The moments of a batch, [..., channels, ...] with three axes, whose bounds are known, and its sizes."""
@@ -131,7 +133,8 @@ class Observer:
         self.total += centred.sum(axis=(0, 2), dtype=np.float64)
         if self.covariance:
             rows = np.moveaxis(centred, 1, -1).reshape(-1, values.shape[1])
-            self.products += rows.T @ rows
+            # In place, and the lower half alone: a product that is made and added takes longer than the rows are worth.
+            self.products = blas.ssyrk(1.0, rows.T, beta=1.0, c=self.products, lower=1, overwrite_c=1)
         else:
             self.products += np.einsum("acb,acb->c", centred, centred)
         self.rows += values.shape[0] * values.shape[2]
@@ -155,8 +158,10 @@ class Observer:
 
     def statistics(self) -> ranges.Statistics:
         mean = self.total / self.rows
-        square = mean**2 if self.products.ndim == 1 else np.outer(mean, mean)
-        covariance = self.products / self.rows - square.astype(self.products.dtype)
+        products, square = self.products, mean**2
+        if products.ndim == 2:
+            products, square = np.tril(products) + np.tril(products, -1).T, np.outer(mean, mean)
+        covariance = products / self.rows - square.astype(products.dtype)
         low, high = self.known.low.astype(np.float64), self.known.high.astype(np.float64)
         return ranges.Statistics(low, high, self.centre + mean, covariance, self.rows, self._upper())
 
@@ -184,7 +189,7 @@ class Observer:
     def restore(cls, axis: int, state: Mapping[str, npt.NDArray[Any]]) -> Observer:
         observer = cls(axis, covariance=state["products"].ndim == 2, spread=int(state["spread"]))
         for name in MOMENTS:
-            setattr(observer, name, state[name])
+            setattr(observer, name, np.asfortranarray(state[name]))
         observer.bounds = Bounds(*(state[name] for name in BOUNDS))
         observer.rows = int(state["rows"])
         return observer
