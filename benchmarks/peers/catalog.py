@@ -34,6 +34,7 @@ def _ours(
 ) -> Entry:
     name = f"vitdeploy-{target.removesuffix('-cpu')}-{precision}{suffix}"
     options = {"target": target, "precision": precision, "batches": [1, 8], "plain": False, "merging": {}, "budget": {}}
+    options["runtime"] = ""  # another one than the target's, for the graph with INT8 in it
     return Entry(name, precision, "make_vitdeploy.py", {**options, **changes}, note or "this project", labelled)
 
 
@@ -57,6 +58,14 @@ CATALOG = (
     _ours("onnxruntime-cpu", "int8", note="as `vitdeploy run` makes it"),
     _ours("onnxruntime-cpu", "int8", "-batch-8", "as `vitdeploy run` makes it for batch 8", batches=[8]),
     _ours("onnxruntime-cpu", "int8", "-plain", "every layer that has it in plain INT8", plain=True),
+    *(
+        _ours(
+            *(f"{runtime}-cpu", "int8", f"-on-{other}", f"its graph in plain INT8, the file as it is, on {other}"),
+            plain=True,
+            runtime=other,
+        )
+        for runtime, other in (("openvino", "onnxruntime"), ("onnxruntime", "openvino"))
+    ),
     _ours("openvino-cpu", "fp32"),
     _ours("onnxruntime-cpu", "fp32"),
     Entry(

@@ -62,10 +62,18 @@ def work(payload: Payload) -> Payload:
         "peak_mb": max(made[name]["peak_mb"] for name in artifacts),
         "optimize": {key: str(value) for key, value in changes.items()},
         "macs_executed": float_macs(artifacts["optimize"].path / MODEL_FILE),
-        "run": {"kind": "engine", "folder": str(engine), "engine": encode(read_engine(engine))},
+        "run": _run_of(engine, payload["runtime"]),
     }
     shutil.rmtree(store.root)
     return answer
+
+
+def _run_of(folder: Path, runtime: str) -> Payload:
+    """How the engine in `folder` is run, or its graph by another `runtime`."""
+    engine = read_engine(folder)
+    if runtime:
+        return {"kind": runtime, "file": str(folder / engine.graph), "options": {}}
+    return {"kind": "engine", "folder": str(folder), "engine": encode(engine)}
 
 
 def _needed(plan: list[Step], last: str) -> list[Step]:
