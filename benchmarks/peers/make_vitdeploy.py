@@ -1,4 +1,7 @@
-"""This project's engine, through the steps that `vitdeploy run` takes: export, optimize, calibrate, place, compile."""
+"""This project's engine, through the steps that `vitdeploy run` takes: export, optimize, calibrate, place, compile.
+
+`seconds` are those from the export on, from which the peers start too.
+"""
 
 from __future__ import annotations
 
@@ -57,7 +60,7 @@ def work(payload: Payload) -> Payload:
     if exported != payload["export_sha256"]:
         raise RuntimeError("its export is another one than that of the peers")
     answer = {
-        "seconds": sum(made[name]["seconds"] for name in artifacts),
+        "seconds": sum(made[name]["seconds"] for name in artifacts if name != "export"),
         "steps": {name: made[name]["seconds"] for name in artifacts},
         "peak_mb": max(made[name]["peak_mb"] for name in artifacts),
         "optimize": {key: str(value) for key, value in changes.items()},

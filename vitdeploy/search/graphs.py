@@ -14,8 +14,8 @@ import onnx_ir as ir
 from vitdeploy.errors import DataError
 from vitdeploy.graph.analysis.prunable import part
 from vitdeploy.graph.analysis.rows import Linear, find_linears
-from vitdeploy.graph.edit import constant
-from vitdeploy.graph.io.files import save_briefly, save_graph
+from vitdeploy.graph.edit import constant, drop_unused
+from vitdeploy.graph.io.files import save_graph
 from vitdeploy.graph.passes.folds import takes_pixels
 from vitdeploy.quantization import place_onnxruntime, placement_reader, ranges
 from vitdeploy.runtime.engine import make_runner
@@ -297,7 +297,9 @@ def write_switched(
     for linear in find_linears(model):
         if linear.name in forms:
             _switch(model, linear, forms[linear.name], biases)
-    save_briefly(model, path)
+    drop_unused(model)
+    # Unchecked, as this process alone opens it; the weights beside it, which the runtime reads without a copy in between.
+    ir.save(model, path, external_data=f"{path.name}.data")
 
 
 def _switch(model: ir.Model, linear: Linear, forms: Sequence[LayerForm], biases: Mapping[str, Any]) -> None:

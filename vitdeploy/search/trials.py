@@ -75,8 +75,12 @@ class Trials:
 
     def estimated(self, progress: Progress = silent) -> tuple[dict[str, frame.Distances], tuple[str, ...]]:
         """What `only` gives of each layer in plain INT8, by gradients: see `gradients.estimate_costs`."""
-        biases = self.prepared.biases
-        return gradients.estimate_costs(self.model, self.forms, biases, self.reference_outputs, progress)
+        self.runner.close()  # its weights are not needed meanwhile, and gradients take as many again
+        try:
+            biases = self.prepared.biases
+            return gradients.estimate_costs(self.model, self.forms, biases, self.reference_outputs, progress)
+        finally:
+            self.runner.load()
 
     def only(self, choices: Mapping[str, graphs.LayerChoice]) -> frame.Distances:
         """The distance per image, [images], with these layers in these forms, and all others in float."""

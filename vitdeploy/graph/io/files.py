@@ -130,14 +130,6 @@ def save_graph(model: ir.Model, path: Path) -> None:
     note_written(proto)
 
 
-def save_briefly(model: ir.Model, path: Path) -> None:
-    """Write a graph that this process alone opens, and deletes: its bytes, unchecked."""
-    if values.weight_bytes(model) > MAX_WEIGHT_BYTES:
-        ir.save(model, path, external_data=f"{path.name}.data")
-    else:
-        path.write_bytes(serialised(model))
-
-
 def serialised(model: ir.Model) -> bytes:
     """The graph as the bytes of one file, with all weights.
 
