@@ -298,7 +298,7 @@ def write_switched(
         if linear.name in forms:
             _switch(model, linear, forms[linear.name], biases)
     drop_unused(model)
-    # Unchecked, as this process alone opens it; the weights beside it, which the runtime reads without a copy in between.
+    # Unchecked, as this process alone opens it. The runtime reads weights that lie beside it without a copy in between.
     ir.save(model, path, external_data=f"{path.name}.data")
 
 
