@@ -22,11 +22,12 @@ def quantize(planted_file, digits):
 
 
 @pytest.fixture
-def table(tmp_path, planted_file, planted_statistics, planted_yardstick):
-    """A latency table of this device, for the planted model."""
+def table(monkeypatch, planted_file, planted_statistics, planted_yardstick):
+    """Known costs of the planted model's layers."""
     with opened(load_graph(planted_file), planted_statistics, TARGET, planted_yardstick) as trials:
-        table_for(trials, TARGET).save(tmp_path / "table.json")
-    return tmp_path / "table.json"
+        table = table_for(trials, TARGET)
+    monkeypatch.setattr("vitdeploy.api.quantize.costs_for", lambda target: table)
+    return table
 
 
 def test_sensitivity_names_the_guilty_layer_and_writes_a_page(here, quantize, tmp_path):
@@ -40,12 +41,12 @@ def test_sensitivity_names_the_guilty_layer_and_writes_a_page(here, quantize, tm
 
 
 def test_mixed_leaves_the_guilty_layer_in_float_and_the_engine_says_mixed(here, quantize, table, tmp_path):
-    done = here(*quantize, "--precision", "mixed", "--latency-table", table, "--json")
+    done = here(*quantize, "--precision", "mixed", "--json")
     assert done.document["float"][PLANTED] == "worth its time in float"
     overrides = [each["override"] for each in done.document["mixed"]["taken"]]
     assert next(override["layer"] for override in overrides if override["kind"] == "float") == PLANTED
     assert f"  {PLANTED} in float: +10.0 us" in done.stderr
-    assert (tmp_path / "out" / "latency.json").read_bytes() == table.read_bytes()
+    assert done.document["mixed"]["table"] == str(table)
     compiled = here("compile", "out", "--target", TARGET, "-o", "engine", "--json").document
     assert (compiled["precision"], compiled["artifact"]) == ("mixed", f"{TARGET}-mixed")
     assert compiled["kernels"]["int8"] == len(done.document["int8"])
@@ -53,15 +54,14 @@ def test_mixed_leaves_the_guilty_layer_in_float_and_the_engine_says_mixed(here, 
 
 
 def test_a_wanted_agreement_ends_the_search_when_it_is_expected(here, quantize, table):
-    done = here(*quantize, "--precision", "mixed", "--latency-table", table, "--min-agreement", 0, "--json").document
+    done = here(*quantize, "--precision", "mixed", "--min-agreement", 0, "--json").document
     assert (done["mixed"]["taken"], done["mixed"]["met"]) == ([], True)
 
 
-@pytest.mark.parametrize("option", ["--min-agreement", "--latency-table"])
-def test_options_of_mixed_precision_need_it(here, quantize, option):
-    done = here(*quantize, option, 99)
+def test_the_option_of_mixed_precision_needs_it(here, quantize):
+    done = here(*quantize, "--min-agreement", 99)
     assert done.returncode == 2
-    assert "--min-agreement and --latency-table need --precision mixed." in done.stderr
+    assert "--min-agreement needs --precision mixed." in done.stderr
 
 
 def test_a_run_in_mixed_precision_searches_and_compares_with_int8(here, digits):

@@ -1,4 +1,4 @@
-"""Schedules of token merging: which counts are timed, what the times predict, what merging does to the answers."""
+"""Schedules of token merging: which counts are tried, what costs predict, what merging does to the answers."""
 
 from dataclasses import replace
 
@@ -6,20 +6,20 @@ import numpy as np
 import pytest
 
 from tests.search.conftest import BATCH, PREPROCESS
-from vitdeploy.errors import GraphError, InputError
+from tests.search.planted_layer import known_costs
+from vitdeploy.errors import GraphError
 from vitdeploy.graph.io.files import load_graph, save_graph
 from vitdeploy.graph.passes.tokens import merge_tokens
 from vitdeploy.runtime.ort import OnnxRuntimeRunner
 from vitdeploy.search.frame import Expected, ReferenceOutputs
-from vitdeploy.search.latency import LatencyTable, Shape, Timing
+from vitdeploy.search.latency import Shape
 from vitdeploy.search.rows import (
     Schedule,
     TokenStream,
-    counts_to_time,
+    counts_to_try,
     find_tokens,
     predict_times,
     select,
-    shapes_to_time,
     try_schedules,
 )
 
@@ -35,20 +35,19 @@ TOKENS = TokenStream(
 
 def table(microseconds):
     """A table whose times are `microseconds(shape)`."""
-    timings = [Timing(shape, "int8", (microseconds(shape),)) for shape in dict.fromkeys(shapes_to_time(TOKENS))]
-    return LatencyTable(1, "openvino-cpu", "", {}, tuple(timings))
+    return known_costs(lambda shape, form: microseconds(shape))
 
 
 def test_counts_are_multiples_of_a_tile_and_at_most_half_of_the_patches_go():
-    assert counts_to_time(replace(TOKENS, count=197)) == (192, 176, 160, 144, 128, 112)
-    assert counts_to_time(TOKENS) == (64, 48)
-    counts = counts_to_time(replace(TOKENS, count=577))
+    assert counts_to_try(replace(TOKENS, count=197)) == (192, 176, 160, 144, 128, 112)
+    assert counts_to_try(TOKENS) == (64, 48)
+    counts = counts_to_try(replace(TOKENS, count=577))
     assert counts[0] == 576
     assert len(counts) <= 8
     assert all(count % 16 == 0 for count in counts)
     assert min(counts) >= 289
-    assert counts_to_time(replace(TOKENS, count=17)) == (16,)
-    assert counts_to_time(replace(TOKENS, count=16)) == ()
+    assert counts_to_try(replace(TOKENS, count=17)) == (16,)
+    assert counts_to_try(replace(TOKENS, count=16)) == ()
 
 
 def test_times_of_rows_behind_a_merge_add_up():
@@ -71,9 +70,8 @@ def test_a_count_that_is_slower_is_not_proposed():
     assert predict_times(TOKENS, table(lambda shape: 1.0)) == {}
 
 
-def test_a_shape_that_was_not_timed():
-    with pytest.raises(InputError, match="has no matmul 65 x 8 x 8 in int8"):
-        predict_times(TOKENS, LatencyTable(1, "openvino-cpu", "", {}, ()))
+def test_without_a_table_products_count():
+    assert predict_times(TOKENS, None) == predict_times(TOKENS, table(lambda shape: shape.macs))
 
 
 def test_the_tokens_of_a_graph(small_export):

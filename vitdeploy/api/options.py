@@ -258,16 +258,13 @@ class Quantize(Options):
         5.0,
         "What layers out of plain INT8 may add to the latency, by a table of costs; 0: none.",
         doc='for "int8" on a CPU, percent of the latency that layers out of plain INT8 may add where they bring the '
-        "answers nearer to the float graph's, measured on this machine; 0 measures nothing.",
+        "answers nearer to the float graph's, by a table of costs; 0: none.",
         min=0,
         max=100,
         metavar="PERCENT",
     )
     sensitivity: bool = option(False, "Say what each layer costs: sensitivity.json and .html.")
     min_agreement: float | None = option(None, "For mixed: percent of the answers that are to stay.", min=0, max=100)
-    latency_table: str | Path | None = option(
-        None, "For mixed: the latency.json of an earlier call on this device. Default: measured."
-    )
     seed: int = option(0, SEED)
     skip_bad: bool = option(False, SKIP_BAD)
     image_size: tuple[int, int] | None = option(
@@ -281,8 +278,8 @@ class Quantize(Options):
     progress: "bool | Reporter" = option(True, PROGRESS)
 
     def check(self) -> None:
-        if self.precision != "mixed" and (self.min_agreement is not None or self.latency_table is not None):
-            self.refuse("<min_agreement> and <latency_table> need <precision> mixed.")
+        if self.precision != "mixed" and self.min_agreement is not None:
+            self.refuse("<min_agreement> needs <precision> mixed.")
         of_int8 = self.vnni is not None or self.sensitivity
         if self.precision == "int4" and of_int8:
             self.refuse("<vnni> and <sensitivity> are of INT8, not of <precision> int4.")

@@ -171,8 +171,8 @@ def _make(
     plain, given = PlaceConfig(target, "int8", ignore, bits), search.CalibratedGraph(file, statistics, samples)
     into = work, reporter.progress
     if precision == "mixed":
-        table = Path(options.latency_table) if options.latency_table is not None else None
-        mixed = search.find_mixed(plain, Budget(min_agreement=options.min_agreement), given, *into, table)
+        budget = Budget(min_agreement=options.min_agreement)
+        mixed = search.find_mixed(plain, budget, given, costs_for(target), *into)
         costs = search.SENSITIVITY_SEARCH.read(work)
     elif options.sensitivity:
         costs = search.find_sensitivity(plain, given, *into)

@@ -3,7 +3,6 @@
 from dataclasses import dataclass, field
 
 from vitdeploy.document.verified import Verified
-from vitdeploy.search.latency import LatencyTable
 from vitdeploy.search.precision import Mixed, Sensitivity
 from vitdeploy.spec import SPARSE, WeightBits
 from vitdeploy.verification.gate import Gate
@@ -45,7 +44,6 @@ class Quantization:
     int4: tuple[str, ...] | None = field(default=None, metadata=SPARSE)
     sensitivity: Sensitivity | None = field(default=None, metadata=SPARSE)
     mixed: Mixed | None = field(default=None, metadata=SPARSE)
-    latency: LatencyTable | None = field(default=None, metadata=SPARSE)
 
 
 @dataclass(frozen=True)

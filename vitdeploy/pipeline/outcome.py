@@ -34,14 +34,13 @@ from vitdeploy.pipeline.verdict import Judged, Verdict, criterion_of, decide, en
 from vitdeploy.report.attention import attention_tile
 from vitdeploy.runtime.host import describe_host
 from vitdeploy.runtime.values import weight_remarks
-from vitdeploy.search.latency import LatencyTable
 from vitdeploy.spec import FileEntry, decode
 from vitdeploy.stages import step
 from vitdeploy.stages.answers import read_answers
 from vitdeploy.stages.attention import read_attention, shared
 from vitdeploy.stages.place import FLOAT_REST, FLOAT_REST_SEARCH, HIGH_PRECISION_SEARCH, MIXED_SEARCH, read_placement
 from vitdeploy.stages.rows import PARTS_SEARCH
-from vitdeploy.stages.search import LATENCY_FILE, SENSITIVITY_SEARCH
+from vitdeploy.stages.search import SENSITIVITY_SEARCH
 from vitdeploy.store.store import Artifact, list_files
 from vitdeploy.tasks.answers import AttentionFacts, ExampleFacts, MapFacts, MappedExample
 from vitdeploy.verification.gate import Gate, accuracy_gate, guards
@@ -367,5 +366,4 @@ def _quantization(
         layers,
         sensitivity=SENSITIVITY_SEARCH.read(search.path),
         mixed=MIXED_SEARCH.read(search.path),
-        latency=decode(LatencyTable, step.read_json(search.path / LATENCY_FILE)),
     )

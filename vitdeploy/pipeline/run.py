@@ -91,7 +91,7 @@ LAST = 20
 # whose patches of 16 pixels are multiplied by all of its parameters; on two cores of an Intel Xeon with AVX512-VNNI.
 RULES: Mapping[str, tuple[float, float, float]] = {
     "reference": (2, 0, 0.013), "export": (5.5, 0.1, 0), "optimize": (0.5, 0.08, 0), "calibrate": (5, 0, 0.012),
-    "high_precision": (10, 0.5, 0), "float_rest": (4, 0.2, 0), "search": (100, 1, 0), "place": (1.5, 0.08, 0),
+    "high_precision": (10, 0.5, 0), "float_rest": (4, 0.2, 0), "search": (40, 1, 0), "place": (1.5, 0.08, 0),
     "parts": (0, 0.002, 0), "compile": (1, 0.03, 0), "verify": (1, 0, 0.01), "attention": (1, 0.02, 0),
 }  # fmt: skip
 OTHER, CORES = (5, 0.2, 0.01), 2

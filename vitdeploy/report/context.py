@@ -332,10 +332,12 @@ def mixed_summary(mixed: Mixed) -> str:
     before, after = mixed.int8, mixed.reached
     overrides, saved = text.count(len(mixed.taken), "override"), text.number(mixed.saved_us, 1)
     price = text.number(sum(each.override.price_us for each in mixed.taken), 1)
+    by = f", by {mixed.table}" if mixed.table else ""
     distances = f"distance {text.small(before.distance)} before, {text.small(after.distance)} after"
     agreement, reached = (table.expected(each.expected) for each in (before, after))
     agreements = f"expected agreement {agreement} % before, {reached} % after"
-    found = f"{overrides} for {price} of the {saved} µs that INT8 saves in layers. Measured: {distances}; {agreements}."
+    found = f"{overrides} for {price} of the {saved} µs that INT8 saves in layers{by}. "
+    found += f"Measured: {distances}; {agreements}."
     ends = {
         True: "The budget is expected to be met.",
         False: "No further override helps; the budget is not expected to be met.",

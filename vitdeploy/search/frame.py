@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import copy
 import datetime
-import importlib.metadata
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -21,21 +20,16 @@ from scipy import stats
 from scipy.special import softmax
 from scipy.stats import norm
 
-from vitdeploy.backends import TARGETS
 from vitdeploy.compilation.engine import compile_engine
 from vitdeploy.graph.analysis.rows import count_int8
 from vitdeploy.graph.io.files import save_graph
 from vitdeploy.progress import Progress
 from vitdeploy.runtime.engine import make_runner
-from vitdeploy.runtime.host import describe_host
 from vitdeploy.runtime.ort import OnnxRuntimeRunner
 from vitdeploy.runtime.preprocess import normalise
 from vitdeploy.runtime.runner import Array, Runner
 from vitdeploy.spec import Budget, EngineSpec, FloatRest, Precision, PreprocessSpec, Task
 from vitdeploy.verification.agreement import kl_divergence
-
-# What identifies the device of a time; a different operating system kernel or Python does not change the device.
-FINGERPRINT = ("cpu", "isa", "cores", "quota", "machine", "board", "caches", "emulated")
 
 T = TypeVar("T")
 
@@ -185,13 +179,6 @@ def _relative(found: Array, wanted: Array) -> Distances:
 
 def now() -> str:
     return datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
-
-
-def fingerprint(target: str) -> dict[str, str]:
-    """What identifies this machine's times: the CPU, its instruction sets and cores, the board if it has a name, the
-    version of the runtime."""
-    host, package = describe_host(), TARGETS[target].package
-    return {**{key: host[key] for key in FINGERPRINT if key in host}, package: importlib.metadata.version(package)}
 
 
 def answers_of(

@@ -3,7 +3,7 @@
 import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
@@ -12,7 +12,7 @@ import onnx_ir as ir
 from vitdeploy.progress import Progress, silent
 from vitdeploy.quantization.placement import DYNAMIC, IN_FLOAT, HigherForm, LayerPrecision
 from vitdeploy.quantization.prepare import Prepared
-from vitdeploy.search import costs, frame, graphs, latency
+from vitdeploy.search import costs, frame, graphs
 from vitdeploy.search.trials import FLOAT, SCALED, TrialLayer, Trials
 from vitdeploy.spec import Budget, FloatRest
 
@@ -160,8 +160,8 @@ class Taken:
 
 @dataclass(frozen=True)
 class Mixed:
-    """`int8`, `reached`: measured without and with all overrides; `saved_us`: the time that INT8 saves over all layers;
-    `met`: whether the budget's bounds are expected to be met, None without any."""
+    """`int8`, `reached`: measured without and with all overrides; `saved_us`: the time that INT8 saves over all layers,
+    by the costs of `table`; `met`: whether the budget's bounds are expected to be met, None without any."""
 
     target: str
     images: int
@@ -170,6 +170,7 @@ class Mixed:
     saved_us: float
     taken: tuple[Taken, ...]
     met: bool | None
+    table: str = ""
 
     @property
     def precisions(self) -> tuple[LayerPrecision, ...]:
@@ -182,8 +183,8 @@ class Mixed:
 # chooses precision overrides for layers, the most efficient first, until the answers are near enough.
 #
 # The search is greedy, by how much an override reduces the costs of layers (see `sensitivity`; they add up) per
-# measured microsecond. The remaining costs predict the remaining distance and error power, which are measured at the
-# end.
+# microsecond that it takes by a table of costs. The remaining costs predict the remaining distance and error power,
+# which are measured at the end.
 
 
 # Shares of a range that are tried for the most sensitive layers: clipped, and widened.
@@ -194,15 +195,10 @@ MOST_SENSITIVE = 8
 LEAST_PRICE = 1e-3
 
 
-def shapes_to_time(trials: Trials) -> list[latency.Shape]:
-    """The shapes that `choose_mends` looks up in a latency table."""
-    return [shape for layer in trials.layers for shape in (layer.shape, *(_fronts(layer) if layer.scaled else ()))]
-
-
 def choose_mends(
     trials: Trials,
     sensitivity: Sensitivity,
-    table: latency.LatencyTable,
+    table: costs.CostTable,
     budget: Budget,
     progress: Progress = silent,
 ) -> Mixed:
@@ -212,9 +208,6 @@ def choose_mends(
 
     Args:
         budget: `min_agreement` and `max_drop` are bounds, for a classifier.
-
-    Raises:
-        InputError: a shape is not in the table.
     """
     search = _Search(trials, sensitivity, table, budget)
     candidates = [*search.floats(), *search.others(sensitivity, progress)]
@@ -232,12 +225,15 @@ def choose_mends(
 class _Search:
     """The state of a search."""
 
-    def __init__(self, trials: Trials, sensitivity: Sensitivity, table: latency.LatencyTable, budget: Budget) -> None:
+    def __init__(self, trials: Trials, sensitivity: Sensitivity, table: costs.CostTable, budget: Budget) -> None:
         self.trials, self.table, self.budget = trials, table, budget
         self.layers = {layer.name: layer for layer in trials.layers}
         self.costs = {each.cost.name: each.cost.distance for each in sensitivity.layers}
         self.total = max(sum(self.costs.values()), 1e-300)
-        self.prices = {layer.name: table.saved(layer.shape)[0] for layer in trials.layers}
+        self.prices = {
+            layer.name: (table.layer(layer.shape, "float") - table.layer(layer.shape, "int8")) / 1e3
+            for layer in trials.layers
+        }
         self.saved = max(sum(max(each, 0.0) for each in self.prices.values()), 1e-300)
         self.choices: dict[str, graphs.LayerChoice] = {}
         self.taken: list[Taken] = []
@@ -314,11 +310,11 @@ class _Search:
         return reached.expected.meets(self.budget)
 
     def _price_of_scaling(self, layer: TrialLayer) -> float:
-        """The cost of the operators in front of a layer, and of its additional channels."""
+        """The cost of the operators in front of a layer, and of its additional channels, in microseconds."""
         assert layer.scaled is not None
-        bare, moved = (self.table.timing(shape, "int8").microseconds for shape in _fronts(layer))
-        wider = len(layer.scaled.source) / len(layer.scaled.scale) - 1
-        return max(moved - bare, 0.0) + wider * bare
+        channels, added = len(layer.scaled.source), len(layer.scaled.source) / len(layer.scaled.scale) - 1
+        scaling = self.table.scaling * layer.shape.rows * channels
+        return (scaling + added * self.table.layer(layer.shape, "int8")) / 1e3
 
     def result(self) -> Mixed:
         reached = self.trials.whole.reached(self.trials.answers(self.choices))
@@ -330,6 +326,7 @@ class _Search:
             self.saved,
             tuple(self.taken),
             self._meets(reached) if self.bounded else None,
+            str(self.table),
         )
 
 
@@ -337,11 +334,6 @@ def _left(before: np.ndarray, after: np.ndarray) -> float | None:
     """The share of a cost that remains; None if the gain is not proven (95 % t-interval over the images)."""
     _, low, _ = frame.mean_interval(before - after)
     return float(after.mean() / before.mean()) if low > 0 else None
-
-
-def _fronts(layer: TrialLayer) -> tuple[latency.Shape, latency.Shape]:
-    """The layer behind an activation, without and with the operators that scale its channels."""
-    return replace(layer.shape, front=("Gelu",)), replace(layer.shape, front=("Gelu", "Mul", "Add"))
 
 
 # --- Layers whose INT8 costs much and saves little: which to take out of plain INT8 ----------------------------------

@@ -164,43 +164,35 @@ def find_tokens(model: ir.Model) -> TokenStream:
     return TokenStream(found.count, found.prefix, over, behind)
 
 
-def counts_to_time(tokens: TokenStream) -> tuple[int, ...]:
+def counts_to_try(tokens: TokenStream) -> tuple[int, ...]:
     """Numbers of tokens that a merge may leave, in descending order: a merge removes at most half of the patches."""
     least = tokens.count - (tokens.count - tokens.prefix) // 2
     counts = [count for count in range(TILE, tokens.count, TILE) if count >= least]
     return tuple(counts[::-1][:: -(-len(counts) // MOST) or 1])
 
 
-def shapes_to_time(tokens: TokenStream) -> list[latency.Shape]:
-    """The shapes that `predict_times` looks up in a latency table."""
-    counts = (tokens.count, *counts_to_time(tokens))
-    return [replace(shape, rows=count) for shape in dict.fromkeys(tokens.shapes.values()) for count in counts]
-
-
-def predict_times(tokens: TokenStream, table: latency.LatencyTable) -> dict[tuple[tuple[int, int], ...], float]:
-    """Schedules of one or two merges that pay off, with the remaining share of the linears' time.
+def predict_times(tokens: TokenStream, table: costs.CostTable | None) -> dict[tuple[tuple[int, int], ...], float]:
+    """Schedules of one or two merges that pay off, with the remaining share of the linears' time by a table of costs;
+    without one, of their products.
 
     Merges follow the attention of the second block, of the middle one, or both: few, and not too early.
-
-    Raises:
-        InputError: a shape is not in the table.
     """
 
-    def microseconds(rows: Mapping[str, int]) -> float:
+    def time_of(rows: Mapping[str, int]) -> float:
         shapes = (replace(shape, rows=rows.get(name, tokens.count)) for name, shape in tokens.shapes.items())
-        return sum(table.timing(shape, "int8").microseconds for shape in shapes)
+        return sum(table.layer(shape, "int8") if table is not None else shape.macs for shape in shapes)
 
-    whole, found = microseconds({}), {}
+    whole, found = time_of({}), {}
     for merges in _schedules(tokens):
         rows = {name: count for block, count in merges for name in tokens.behind[block]}
-        share = microseconds(rows) / whole
+        share = time_of(rows) / whole
         if share <= WORTH:
             found[merges] = share
     return found
 
 
 def _schedules(tokens: TokenStream) -> Iterator[tuple[tuple[int, int], ...]]:
-    blocks, counts = sorted(tokens.behind), counts_to_time(tokens)
+    blocks, counts = sorted(tokens.behind), counts_to_try(tokens)
     if len(blocks) < 2 or not counts:
         return
     early, late = blocks[1], blocks[len(blocks) // 2]

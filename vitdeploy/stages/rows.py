@@ -24,7 +24,7 @@ from vitdeploy.quantization.probe import ImageProbe, with_outputs
 from vitdeploy.quantization.ranges import Statistics
 from vitdeploy.runtime.ort import OnnxRuntimeRunner
 from vitdeploy.runtime.tasks.registry import flow_of
-from vitdeploy.search import costs, latency, pruning, rows
+from vitdeploy.search import costs, pruning, rows
 from vitdeploy.spec import EngineSpec, PreprocessSpec, Task
 from vitdeploy.stages import search, step
 
@@ -45,7 +45,7 @@ def parts_step(candidate: step.Candidate, batch: int) -> step.Step:
         PARTS_SEARCH.write(rows.choose_row_parts(folders[placed].path / step.MODEL_FILE, batch, table), out)
 
     config = {"target": target, "batch": batch, "costs": table.digest}
-    return PARTS_SEARCH.step(candidate.step("parts"), write, config, (placed,), target, measured=False)
+    return PARTS_SEARCH.step(candidate.step("parts"), write, config, (placed,), target)
 
 
 def chooses_rows(target: str, precision: str, task: Task) -> bool:
@@ -79,29 +79,30 @@ def compile_in_parts(graph: Path, parts: Sequence[int], out: Path, compiling: Ca
 SCHEDULES_SEARCH = step.Search("schedules", "schedules.json", MergingTrial)
 
 
-def find_schedules(target: str, graph: Path, samples: Sequence[Sample], out: Path, progress: Progress = silent) -> None:
-    """Write latency.json, measured here, and schedules.json: the schedules that look promising by these times.
+def find_schedules(
+    table: costs.CostTable | None, graph: Path, samples: Sequence[Sample], out: Path, progress: Progress = silent
+) -> None:
+    """Write schedules.json: the schedules that look promising by what layers cost.
 
     Raises:
         GraphError: tokens of this graph cannot be merged.
     """
     tokens = rows.find_tokens(load_graph(graph))
-    table = latency.measure_latencies(rows.shapes_to_time(tokens), target, precisions=("int8",), progress=progress)
     predicted = rows.predict_times(tokens, table)
     reference_outputs = search.float_reference_outputs(graph, samples[: search.IMAGES]) if predicted else None
     found = rows.try_schedules(graph, predicted, reference_outputs, progress) if reference_outputs is not None else []
-    table.save(out / search.LATENCY_FILE)
     SCHEDULES_SEARCH.write(MergingTrial(tokens.count, tuple(found)), out)
 
 
 def schedules_step(target: str, data: Data) -> step.Step:
     """Schedules of token merging for the job's float graph."""
-    samples = data.calibration
+    samples, table = data.calibration, costs.costs_for(target) if costs.has_costs(target) else None
 
     def write(folders: step.Folders, out: Path, progress: Progress) -> None:
-        find_schedules(target, folders[step.OPTIMIZE].path / step.MODEL_FILE, samples, out, progress)
+        find_schedules(table, folders[step.OPTIMIZE].path / step.MODEL_FILE, samples, out, progress)
 
-    return SCHEDULES_SEARCH.step(f"schedules {target}", write, {"target": target}, (step.OPTIMIZE,), target, data)
+    config = {"target": target, "costs": table.digest if table is not None else ""}
+    return SCHEDULES_SEARCH.step(f"schedules {target}", write, config, (step.OPTIMIZE,), target, data)
 
 
 # --- Structured pruning of the float graph: what it could lose, and the graph without it. See `search.pruning` --------
@@ -220,7 +221,7 @@ def pruning_step(data: Data, source: str = step.OPTIMIZE) -> step.Step:
     def write(folders: step.Folders, out: Path, progress: Progress) -> None:
         find_prunings(folders[source].path / step.MODEL_FILE, samples, out, progress)
 
-    return PRUNING_SEARCH.step(PRUNING, write, {}, (source,), None, data, measured=False)
+    return PRUNING_SEARCH.step(PRUNING, write, {}, (source,), None, data)
 
 
 def prune_step(share: float, data: Data) -> step.Step:

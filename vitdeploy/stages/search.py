@@ -30,7 +30,7 @@ from vitdeploy.runtime.engine import make_runner
 from vitdeploy.runtime.host import describe_host
 from vitdeploy.runtime.ort import OnnxRuntimeRunner
 from vitdeploy.runtime.tasks.registry import flow_of
-from vitdeploy.search import costs, frame, latency
+from vitdeploy.search import costs, frame
 from vitdeploy.search.precision import (
     ENOUGH,
     FloatRestChoice,
@@ -41,7 +41,6 @@ from vitdeploy.search.precision import (
     choose_mends,
     layers_by_worth,
     measure_sensitivity,
-    shapes_to_time,
 )
 from vitdeploy.search.trials import FLOAT, Trials, opened
 from vitdeploy.spec import Budget, FloatRest, Task
@@ -60,7 +59,7 @@ if TYPE_CHECKING:
     from vitdeploy.tasks.adapter import Data
 
 T = TypeVar("T")
-SENSITIVITY_FILE, LATENCY_FILE = "sensitivity.json", "latency.json"
+SENSITIVITY_FILE = "sensitivity.json"
 SENSITIVITY_SEARCH = step.Search("sensitivity", SENSITIVITY_FILE, Sensitivity)
 # Every trial of a layer is a pass over this many images; the ranks are stable from a few tens on.
 IMAGES, BATCH = 32, 8
@@ -109,22 +108,14 @@ def find_mixed(
     config: PlaceConfig,
     budget: Budget,
     calibrated: CalibratedGraph,
+    table: costs.CostTable,
     out: Path,
     progress: Progress = silent,
-    table: Path | None = None,
 ) -> Mixed:
-    """Writes sensitivity.json, latency.json (measured here, unless `table` is given) and mixed.json, the overrides.
-
-    Raises:
-        MissingFileError, InputError, TargetError: `table` is not there, or not of this device and target.
-    """
-    known = latency.load_table(table, config.target) if table is not None else None
+    """Writes sensitivity.json and mixed.json, the overrides."""
     with open_trials(config, calibrated, progress, scaled=True) as trials:
-        latencies = known or latency.measure_latencies(shapes_to_time(trials), config.target, progress=progress)
         sensitivity = SENSITIVITY_SEARCH.write(measure_sensitivity(trials, config.target, progress), out)
-        mixed = choose_mends(trials, sensitivity, latencies, budget, progress)
-    latencies.save(out / LATENCY_FILE)
-    return MIXED_SEARCH.write(mixed, out)
+        return MIXED_SEARCH.write(choose_mends(trials, sensitivity, table, budget, progress), out)
 
 
 @contextmanager
@@ -149,12 +140,13 @@ def open_trials(
 
 
 def search_step(candidate: step.Candidate, config: PlaceConfig, budget: Budget, data: Data) -> step.Step:
-    """The overrides of a candidate in mixed precision; measured on this machine. `config`: of plain INT8."""
+    """The overrides of a candidate in mixed precision. `config`: of plain INT8."""
+    table = costs.costs_for(candidate.target)
 
     def write(folders: step.Folders, out: Path, progress: Progress) -> None:
-        find_mixed(config, budget, CalibratedGraph.of(folders, data), out, progress)
+        find_mixed(config, budget, CalibratedGraph.of(folders, data), table, out, progress)
 
-    bounds = {"min_agreement": budget.min_agreement, "max_drop": budget.max_drop}
+    bounds = {"min_agreement": budget.min_agreement, "max_drop": budget.max_drop, "costs": table.digest}
     return _step_of(MIXED_SEARCH, candidate, write, {**asdict(config), **bounds}, data)
 
 
@@ -165,12 +157,10 @@ def _step_of(
     config: step.Facts,
     data: Data,
     inputs: tuple[str, ...] = (),
-    *,
-    measured: bool = True,
 ) -> step.Step:
-    """A step that tries a candidate of the calibrated graph on this machine; `measured`: and times it."""
+    """A step that tries a candidate of the calibrated graph."""
     name, before = candidate.step(search.kind), (step.OPTIMIZE, step.CALIBRATE, *inputs)
-    return search.step(name, write, config, before, candidate.target, data, measured=measured)
+    return search.step(name, write, config, before, candidate.target, data)
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -213,7 +203,7 @@ def score_step(candidate: step.Candidate, reference: str, data: Data) -> step.St
         score(folders[reference].path / step.MODEL_FILE, folders[compiled].path, samples, out, progress)
 
     name = candidate.step("score")
-    return SCORES.step(name, write, {}, (compiled, reference), candidate.target, data, measured=False)
+    return SCORES.step(name, write, {}, (compiled, reference), candidate.target, data)
 
 
 # --- The latencies of many engines, in one benchmark run of short blocks; those that matter are measured again --------
@@ -329,7 +319,7 @@ def float_rest_step(candidate: step.Candidate, config: PlaceConfig, batch: int, 
         find_float_rest(config, batch, CalibratedGraph.of(folders, data), table, out, progress)
 
     facts = {**asdict(config), "batch": batch, "costs": table.digest}
-    return _step_of(FLOAT_REST_SEARCH, candidate, write, facts, data, measured=False)
+    return _step_of(FLOAT_REST_SEARCH, candidate, write, facts, data)
 
 
 # Layers are ranked on 32 images, and all of them together are tried on as many as there are; on fewer of a model that
@@ -489,4 +479,4 @@ def high_precision_step(
         find_high_precision(config, price, batch, calibrated, table, out, progress, asked.of(folders))
 
     about = {**asdict(config), "price": price, "batch": batch, "costs": table.digest, **asked.config}
-    return _step_of(HIGH_PRECISION_SEARCH, candidate, write, about, data, asked.inputs, measured=False)
+    return _step_of(HIGH_PRECISION_SEARCH, candidate, write, about, data, asked.inputs)

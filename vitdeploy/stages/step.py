@@ -146,10 +146,6 @@ class Search(Generic[Found]):
         write_json(out / self.file, encode(found))
         return found
 
-    def usable(self, folder: Path) -> bool:
-        """Times that something disturbed are measured again."""
-        return not read_json(folder / self.file).get("disturbed")
-
     def step(
         self,
         name: str,
@@ -158,14 +154,11 @@ class Search(Generic[Found]):
         inputs: tuple[str, ...],
         target: str | None,
         data: Data | None = None,
-        *,
-        measured: bool = True,
     ) -> Step:
-        """The step of this name. `target`: on whose runtime it measures; `data`: whose calibration samples it uses."""
+        """The step of this name. `target`: whose runtime it uses; `data`: whose calibration samples it uses."""
         images = {"images": data.calibration_digest} if data is not None else {}
         versions = {**(target_tools(target) if target is not None else {}), **package_versions(self.packages)}
-        usable = self.usable if measured else (lambda folder: True)
-        return Step(name, self.kind, write, config, inputs, images, versions, measured=measured, usable=usable)
+        return Step(name, self.kind, write, config, inputs, images, versions)
 
 
 # --- The versions of installed packages, which the keys of stages hold ------------------------------------------------
@@ -271,7 +264,7 @@ OUTPUT_NAMES = (
         *(f"{part}.onnx" for parts in flows.PARTS for part in parts),
     ),
     *("export.json", "optimize.json", "placement.json", "calibration.json", "manifest.json"),
-    *("sensitivity.json", "sensitivity.html", "latency.json", MIXED_FILE, HIGH_PRECISION_FILE),
+    *("sensitivity.json", "sensitivity.html", MIXED_FILE, HIGH_PRECISION_FILE),
     *("engines", "golden", "sizes", "report.html", "report.json", MONITOR_FILE, SIGNATURE_FILE),
 )
 # The same of `vitdeploy tune`.
