@@ -78,7 +78,6 @@ def command_line(folder: Path, store: Path, *, short_bench: bool = False) -> Ite
     from vitdeploy.benchmark import process, protocol
     from vitdeploy.cli.main import main
     from vitdeploy.pipeline import assemble
-    from vitdeploy.search import latency
     from vitdeploy.stages import search as screen
     from vitdeploy.workflows import executors, tuning
 
@@ -92,9 +91,8 @@ def command_line(folder: Path, store: Path, *, short_bench: bool = False) -> Ite
             patch.setattr(protocol, "Protocol", short)
             for module in (assemble, tuning):
                 patch.setattr(module, "Protocol", short)
-            for searching in (screen, latency):
-                patch.setattr(searching, "BLOCK_SECONDS", 0.02)
-                patch.setattr(searching, "WARMUP_SECONDS", 0.0)
+            patch.setattr(screen, "BLOCK_SECONDS", 0.02)
+            patch.setattr(screen, "WARMUP_SECONDS", 0.0)
             patch.setattr(process, "subprocess", forked.SUBPROCESS)
             patch.setattr(executors, "ProcessPoolExecutor", forked.worker_pool)
 

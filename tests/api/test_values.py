@@ -245,7 +245,7 @@ def test_an_interrupt_leaves_nothing_half_written(small, tmp_path):
         (lambda g: vd.model(Tiny(), preprocess=SPEC, labels=["a"]), CheckpointError, "does not fit"),
         (lambda g: vd.optimize(g, without=["everything"]), InputError, "no rewrite is called everything"),
         (lambda g: vd.quantize(g, "x", "openvino"), TargetError, "no target is called 'openvino'"),
-        (lambda g: vd.quantize(g, [], TARGET, min_agreement=9.0), InputError, "need precision mixed"),
+        (lambda g: vd.quantize(g, [], TARGET, min_agreement=9.0), InputError, "needs precision mixed"),
         (lambda g: vd.quantize(g, [], "tensorrt", vnni=True), InputError, "are for the targets of the CPU"),
         (lambda g: vd.bench(), InputError, "there is nothing to measure"),
         (lambda g: vd.bisect(tiny(), g, "."), InputError, "a model in memory has no graph"),
