@@ -177,9 +177,8 @@ class Observer:
 
     def state(self) -> Arrays:
         """All that is kept, as arrays: what `restore` takes."""
-        found = {name: getattr(self, name) for name in MOMENTS}
         return {
-            **found,
+            **{name: getattr(self, name) for name in MOMENTS},
             **{name: getattr(self.known, name) for name in BOUNDS},
             "rows": np.array(self.rows),
             "spread": np.array(self.spread),

@@ -336,14 +336,13 @@ def mixed_summary(mixed: Mixed) -> str:
     distances = f"distance {text.small(before.distance)} before, {text.small(after.distance)} after"
     agreement, reached = (table.expected(each.expected) for each in (before, after))
     agreements = f"expected agreement {agreement} % before, {reached} % after"
-    found = f"{overrides} for {price} of the {saved} µs that INT8 saves in layers{by}. "
-    found += f"Measured: {distances}; {agreements}."
+    gain = f"{overrides} for {price} of the {saved} µs that INT8 saves in layers{by}"
     ends = {
         True: "The budget is expected to be met.",
         False: "No further override helps; the budget is not expected to be met.",
         None: "The next override would have cost a larger share of the time than it takes off the costs.",
     }
-    return f"{found} {ends[mixed.met]}"
+    return f"{gain}. Measured: {distances}; {agreements}. {ends[mixed.met]}"
 
 
 def sensitivity_plots(report: Judgement) -> list[Plot | None]:

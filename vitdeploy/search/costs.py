@@ -101,6 +101,10 @@ class CostTable:
         name = f"{form} bf16" if rest == "bf16" and form != "int8" else form
         return (self.forms.get(name) or self.forms["float"]).nanoseconds(shape)
 
+    def added(self, shape: latency.Shape, form: HigherForm, rest: FloatRest = "fp32") -> float:
+        """Nanoseconds that a layer takes more in another form than in plain INT8; what INT8 saves."""
+        return self.layer(shape, form, rest) - self.layer(shape, "int8")
+
     def parts(self, shape: latency.Shape, parts: Sequence[int]) -> float:
         """Nanoseconds of a layer in INT8 with its rows in such parts. Weights are read once, and each further part
         takes the call of a product alone, which is that of one in float: so whole models came out as measured."""

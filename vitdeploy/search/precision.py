@@ -230,10 +230,7 @@ class _Search:
         self.layers = {layer.name: layer for layer in trials.layers}
         self.costs = {each.cost.name: each.cost.distance for each in sensitivity.layers}
         self.total = max(sum(self.costs.values()), 1e-300)
-        self.prices = {
-            layer.name: (table.layer(layer.shape, "float") - table.layer(layer.shape, "int8")) / 1e3
-            for layer in trials.layers
-        }
+        self.prices = {layer.name: table.added(layer.shape, "float") / 1e3 for layer in trials.layers}
         self.saved = max(sum(max(each, 0.0) for each in self.prices.values()), 1e-300)
         self.choices: dict[str, graphs.LayerChoice] = {}
         self.taken: list[Taken] = []

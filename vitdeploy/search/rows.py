@@ -182,13 +182,13 @@ def predict_times(tokens: TokenStream, table: costs.CostTable | None) -> dict[tu
         shapes = (replace(shape, rows=rows.get(name, tokens.count)) for name, shape in tokens.shapes.items())
         return sum(table.layer(shape, "int8") if table is not None else shape.macs for shape in shapes)
 
-    whole, found = time_of({}), {}
+    whole, shares = time_of({}), {}
     for merges in _schedules(tokens):
         rows = {name: count for block, count in merges for name in tokens.behind[block]}
         share = time_of(rows) / whole
         if share <= WORTH:
-            found[merges] = share
-    return found
+            shares[merges] = share
+    return shares
 
 
 def _schedules(tokens: TokenStream) -> Iterator[tuple[tuple[int, int], ...]]:

@@ -445,9 +445,7 @@ def _added(
     float they would cost more than the layer. In float, scores go with the layer.
     """
     linears, is_dynamic = rows.find_linears(shaped), QUANTIZE[table.target].dynamic
-    added = {
-        name: table.layer(layer, form, rest) - table.layer(layer, "int8") for name, layer in workload.layers.items()
-    }
+    added = {name: table.added(layer, form, rest) for name, layer in workload.layers.items()}
     for linear in linears:
         if form == "dynamic" and is_dynamic is not None and not is_dynamic(linear):
             added.pop(linear.name, None)
