@@ -44,6 +44,9 @@ class KnownCosts(CostTable):
     def layer(self, shape, form, rest="fp32"):
         return 1e3 * self.times(shape, form)
 
+    def saved(self, shape):
+        return self.added(shape, "float")
+
 
 def known_costs(times, target="openvino-cpu", scaling=0.0):
     return KnownCosts(target, "a CPU", "", "known", {}, {}, scaling, times=times)

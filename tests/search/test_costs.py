@@ -13,7 +13,7 @@ from vitdeploy.data.folder import split
 from vitdeploy.errors import CapabilityError, InputError
 from vitdeploy.graph.io.files import load_graph
 from vitdeploy.search import costs
-from vitdeploy.search.latency import Shape
+from vitdeploy.search.layers import Shape
 from vitdeploy.spec import encode
 
 TARGETS = ("openvino-cpu", "onnxruntime-cpu")
@@ -59,6 +59,16 @@ def test_parts_read_the_weights_once():
     whole, parts = (found.parts(Shape(1, 2, 3), rows) for rows in ((197,), (192, 5)))
     assert whole == 7 + 197 * 6 * 1.5 + 60
     assert parts == 7 + 4 + 197 * 6 + 60
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("cpus", HOSTS)
+def test_int8_saves_something_in_a_layer_however_small(target, cpus):
+    """The call of a product in INT8 may cost more than such a layer takes in float."""
+    found = costs.costs_for(target, HOSTS[cpus])
+    small, large = Shape(17, 32, 32), Shape(197, 768, 3072)
+    assert 0 < found.saved(small) < found.saved(large)
+    assert found.saved(large) == found.added(large, "float")
 
 
 def test_a_form_beside_bf16_and_one_that_is_not_there():

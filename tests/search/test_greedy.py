@@ -9,7 +9,7 @@ from tests.search.planted_layer import known_costs
 from vitdeploy.quantization.ranges import Range
 from vitdeploy.search.frame import Expected, ReferenceOutputs
 from vitdeploy.search.graphs import LayerChoice
-from vitdeploy.search.latency import Shape
+from vitdeploy.search.layers import Shape
 from vitdeploy.search.precision import Cost, Guilt, PrecisionOverride, Sensitivity, choose_mends
 from vitdeploy.search.trials import TrialLayer
 from vitdeploy.spec import Budget

@@ -12,7 +12,7 @@ from vitdeploy.graph.io.files import load_graph, save_graph
 from vitdeploy.graph.passes.tokens import merge_tokens
 from vitdeploy.runtime.ort import OnnxRuntimeRunner
 from vitdeploy.search.frame import Expected, ReferenceOutputs
-from vitdeploy.search.latency import Shape
+from vitdeploy.search.layers import Shape
 from vitdeploy.search.rows import (
     Schedule,
     TokenStream,

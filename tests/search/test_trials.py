@@ -14,7 +14,7 @@ from vitdeploy.quantization.placement import LayerPrecision, choose, place, shap
 from vitdeploy.quantization.prepare import prepare
 from vitdeploy.search.frame import answers_of
 from vitdeploy.search.graphs import LayerChoice
-from vitdeploy.search.latency import Shape, shapes_of
+from vitdeploy.search.layers import Shape, shapes_of
 from vitdeploy.search.trials import SCALED, opened
 
 FLOAT = LayerChoice(None)

@@ -31,7 +31,8 @@ from vitdeploy.progress import Progress, silent
 from vitdeploy.quantization.placement import DYNAMIC, QUANTIZE, HigherForm, LayerPrecision, place
 from vitdeploy.runtime.host import VNNI, describe_host
 from vitdeploy.runtime.trust import user_cache, write_atomic
-from vitdeploy.search import frame, latency
+from vitdeploy.search import frame
+from vitdeploy.search.layers import BOUNDS, Shape, layer_graph, shapes_of
 from vitdeploy.spec import DecodeError, FloatRest, Precision, decode, encode
 
 # --- The table, and what it predicts ----------------------------------------------------------------------------------
@@ -61,11 +62,11 @@ class FormCosts:
     read: float
     written: float
 
-    def nanoseconds(self, shape: latency.Shape) -> float:
+    def nanoseconds(self, shape: Shape) -> float:
         return float(np.dot(list(vars(self).values()), _features(shape)))
 
 
-def _features(shape: latency.Shape) -> list[float]:
+def _features(shape: Shape) -> list[float]:
     rows, k, n = shape.rows, shape.k, shape.n
     whole = not FEWEST < rows < LARGE or rows % WHOLE == 0
     equal = whole or any(rows % size == 0 for size in range(FEWEST, MOST + 1))
@@ -96,16 +97,21 @@ class CostTable:
         versions = f"; {self.runtime} was measured, {self.installed} is installed" if other else ""
         return f"the cost table for {self.cpus} ({self.origin}{versions})"
 
-    def layer(self, shape: latency.Shape, form: Literal["int8"] | HigherForm, rest: FloatRest = "fp32") -> float:
+    def layer(self, shape: Shape, form: Literal["int8"] | HigherForm, rest: FloatRest = "fp32") -> float:
         """Nanoseconds of a layer. A form that the table lacks costs what it does in float."""
         name = f"{form} bf16" if rest == "bf16" and form != "int8" else form
         return (self.forms.get(name) or self.forms["float"]).nanoseconds(shape)
 
-    def added(self, shape: latency.Shape, form: HigherForm, rest: FloatRest = "fp32") -> float:
-        """Nanoseconds that a layer takes more in another form than in plain INT8; what INT8 saves."""
+    def added(self, shape: Shape, form: HigherForm, rest: FloatRest = "fp32") -> float:
+        """Nanoseconds that a layer takes more in another form than in plain INT8."""
         return self.layer(shape, form, rest) - self.layer(shape, "int8")
 
-    def parts(self, shape: latency.Shape, parts: Sequence[int]) -> float:
+    def saved(self, shape: Shape) -> float:
+        """Nanoseconds that INT8 saves in a layer, never less than in its products alone. The time of a small layer is
+        mostly that of its call, which the table predicts badly: by it, float would be faster for any such layer."""
+        return max(self.added(shape, "float"), shape.macs * (self.forms["float"].mac - self.forms["int8"].mac))
+
+    def parts(self, shape: Shape, parts: Sequence[int]) -> float:
         """Nanoseconds of a layer in INT8 with its rows in such parts. Weights are read once, and each further part
         takes the call of a product alone, which is that of one in float: so whole models came out as measured."""
         costs, more = self.forms["int8"], len(parts) - 1
@@ -140,7 +146,7 @@ class Workload:
     """`layers`: the shape of each at a batch, all of whose rows are in `Shape.rows`; `products`: MACs of two
     activations; `elements`: of softmax, norms and activations."""
 
-    layers: Mapping[str, latency.Shape]
+    layers: Mapping[str, Shape]
     products: int
     elements: int
 
@@ -148,10 +154,10 @@ class Workload:
 def workload_of(model: ir.Model, batch: int) -> Workload:
     """
     Raises:
-        GraphError: as `latency.shapes_of`.
+        GraphError: as `shapes_of`.
     """
     linears = find_linears(model)
-    shapes = latency.shapes_of(model, [linear.name for linear in linears])
+    shapes = shapes_of(model, [linear.name for linear in linears])
     known = {linear.node for linear in linears}
     products = sum(work.node_macs(model, node) or 0 for node in model.graph if node not in known)
     elements = sum(work.elements(model, node) for node in model.graph if node.op_type in ELEMENTWISE)
@@ -249,10 +255,10 @@ def _version(target: str) -> str:
 SHAPES = tuple((rows, k, n) for k, n in ((192, 768), (768, 192), (768, 768), (768, 3072)) for rows in (64, 256))
 FEW_ROWS = (8, 768, 768)
 ROWS, ROWS_OF = (192, 198, 197), ((192, 768), (768, 192), (768, 3072), (3072, 768))
-ACTIVATION = latency.Shape(256, 768, 192, front=("Gelu",))
+ACTIVATION = Shape(256, 768, 192, front=("Gelu",))
 SCALED = replace(ACTIVATION, front=("Gelu", "Mul", "Add"))
 # Layers, their forms and how many of them an engine has, by its name.
-Comparison = Mapping[str, tuple[latency.Shape, Form, int]]
+Comparison = Mapping[str, tuple[Shape, Form, int]]
 BLOCK_SECONDS, WARMUP_SECONDS, ROUNDS = 0.03, 0.05, 9
 
 
@@ -265,7 +271,7 @@ def measure_costs(target: str, progress: Progress = silent) -> CostTable:
     """
     _require_tables(target)
     forms = _forms_of(target)
-    shapes = [latency.Shape(*sizes) for sizes in (*SHAPES, FEW_ROWS)]
+    shapes = [Shape(*sizes) for sizes in (*SHAPES, FEW_ROWS)]
     bare = replace(ACTIVATION, front=())
     rests: dict[FloatRest, Form] = {"fp32": "float"}
     if "float bf16" in forms:
@@ -274,7 +280,7 @@ def measure_costs(target: str, progress: Progress = silent) -> CostTable:
     comparisons: list[Comparison] = [{"one": (few, "int8", 1), "many": (few, "int8", copies)}]
     comparisons += [{form: (shape, form, shape.copies) for form in forms} for shape in shapes]
     comparisons += [
-        {str(rows): (shape, "int8", shape.copies) for rows in ROWS for shape in [latency.Shape(rows, *sizes)]}
+        {str(rows): (shape, "int8", shape.copies) for rows in ROWS for shape in [Shape(rows, *sizes)]}
         for sizes in ROWS_OF
     ]
     comparisons += [
@@ -344,9 +350,9 @@ def _times(target: str, comparison: Comparison) -> dict[str, float]:
     return {name: 1e6 * float(np.median(medians[name])) for name in comparison}
 
 
-def _engine(target: str, name: str, shape: latency.Shape, form: Form, copies: int, folder: Path) -> run.BenchCandidate:
+def _engine(target: str, name: str, shape: Shape, form: Form, copies: int, folder: Path) -> run.BenchCandidate:
     """The engine of some such layers."""
-    model, kind = latency.layer_graph(shape, copies), form.split()[0]
+    model, kind = layer_graph(shape, copies), form.split()[0]
     rest: FloatRest = "bf16" if form.endswith("bf16") else "fp32"
     precision: Precision = rest if kind == "float" else "int8"
     linears = find_linears(model)
@@ -354,7 +360,7 @@ def _engine(target: str, name: str, shape: latency.Shape, form: Form, copies: in
         precisions = (
             [LayerPrecision(linear.name, "dynamic", DYNAMIC) for linear in linears] if kind == "dynamic" else []
         )
-        place(model, {str(linear.input.name): latency.BOUNDS for linear in linears}, target, asked=precisions)
+        place(model, {str(linear.input.name): BOUNDS for linear in linears}, target, asked=precisions)
     save_graph(model, folder / f"{name}.onnx")
     engine = frame.engine_of(model, folder / f"{name}.onnx", folder / name, target, precision, 1, rest)
     return run.engine_candidate(engine, folder / name, name)
@@ -362,7 +368,7 @@ def _engine(target: str, name: str, shape: latency.Shape, form: Form, copies: in
 
 def _fitted(
     forms: Sequence[Form],
-    shapes: Sequence[latency.Shape],
+    shapes: Sequence[Shape],
     by_shape: Sequence[Mapping[str, float]],
     by_rows: Sequence[Mapping[str, float]],
 ) -> dict[str, FormCosts]:

@@ -202,9 +202,8 @@ def choose_mends(
     budget: Budget,
     progress: Progress = silent,
 ) -> Mixed:
-    """Choose overrides until the budget is expected to be met; without one, as long as an override removes a larger
-    share
-    of the costs than of the time that INT8 saves: up to the knee of the Pareto front.
+    """Choose overrides until the budget is expected to be met; without one, as long as an override removes a
+    larger share of the costs than of the time that INT8 saves: up to the knee of the Pareto front.
 
     Args:
         budget: `min_agreement` and `max_drop` are bounds, for a classifier.
@@ -230,7 +229,7 @@ class _Search:
         self.layers = {layer.name: layer for layer in trials.layers}
         self.costs = {each.cost.name: each.cost.distance for each in sensitivity.layers}
         self.total = max(sum(self.costs.values()), 1e-300)
-        self.prices = {layer.name: table.added(layer.shape, "float") / 1e3 for layer in trials.layers}
+        self.prices = {layer.name: table.saved(layer.shape) / 1e3 for layer in trials.layers}
         self.saved = max(sum(max(each, 0.0) for each in self.prices.values()), 1e-300)
         self.choices: dict[str, graphs.LayerChoice] = {}
         self.taken: list[Taken] = []

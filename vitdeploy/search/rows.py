@@ -20,7 +20,8 @@ from vitdeploy.graph.passes.rows import (
 )
 from vitdeploy.graph.passes.tokens import merge_tokens
 from vitdeploy.progress import Progress
-from vitdeploy.search import costs, frame, latency
+from vitdeploy.search import costs, frame
+from vitdeploy.search.layers import Shape, shapes_of
 
 # --- Rows in parts, or more of them than tokens: which form of a placed model the costs of its layers are lowest in ---
 
@@ -57,7 +58,7 @@ def choose_row_parts(graph: Path, batch: int, table: costs.CostTable) -> RowPart
         return chosen
 
     def time(parts: Sequence[int]) -> float:
-        return sum(table.parts(latency.Shape(1, k, n), [batch * rows for rows in parts]) for k, n in layers)
+        return sum(table.parts(Shape(1, k, n), [batch * rows for rows in parts]) for k, n in layers)
 
     times = {parts: time(parts) for parts in alternatives if batch == 1 or len(parts) == 1}
     whole, best = times[alternatives[0]], min(times, key=lambda parts: times[parts])
@@ -134,7 +135,7 @@ class TokenStream:
 
     count: int
     prefix: int
-    shapes: Mapping[str, latency.Shape]
+    shapes: Mapping[str, Shape]
     behind: Mapping[int, frozenset[str]]
 
 
@@ -155,7 +156,7 @@ def find_tokens(model: ir.Model) -> TokenStream:
     """The tokens of a graph; raises GraphError if they cannot be merged."""
     found = merge_points(model)
     linears = [linear for linear in find_linears(model) if linear.kind == "matmul"]
-    shapes = latency.shapes_of(model, [linear.name for linear in linears])
+    shapes = shapes_of(model, [linear.name for linear in linears])
     behind = {}
     for block, after in found.points.items():
         axes = follow(model, after, found.prefix).axes

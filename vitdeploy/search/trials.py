@@ -18,7 +18,8 @@ from vitdeploy.quantization.prepare import Prepared, prepare, widened
 from vitdeploy.quantization.ranges import Range, Statistics, output_of, range_of, symmetric_step
 from vitdeploy.quantization.rounding import round_linear
 from vitdeploy.runtime.runner import Array
-from vitdeploy.search import frame, gradients, graphs, latency
+from vitdeploy.search import frame, gradients, graphs
+from vitdeploy.search.layers import Shape, shapes_of
 from vitdeploy.spec import WeightBits
 
 PLAIN, SCALED = 0, 1
@@ -37,7 +38,7 @@ class TrialLayer:
     name: str
     tensor: str
     found: Statistics
-    shape: latency.Shape
+    shape: Shape
     bounds: Range
     readers: tuple[str, ...]
     scaled: ChannelSplit | None
@@ -118,7 +119,7 @@ def opened(
     check_calibrated(before, statistics)
     tensors = {linear.name: str(linear.input.name) for linear in before}
     prepared = prepare(model, statistics, chosen, bits)
-    shapes = latency.shapes_of(model, names)
+    shapes = shapes_of(model, names)
     linears = [linear for linear in find_linears(model) if linear.name in names]
     splits = _splits(model, statistics, prepared, names, bits) if scaled else {}
     steps = _output_steps(model, names, prepared, target)

@@ -6,7 +6,7 @@ import pytest
 
 from vitdeploy.graph.analysis.rows import find_linears
 from vitdeploy.graph.io.files import save_graph
-from vitdeploy.search.latency import Convolution, Shape, layer_graph
+from vitdeploy.search.layers import Convolution, Shape, layer_graph
 
 LINEAR = Shape(16, 32, 48)
 CONVOLUTION = Shape(16, 12, 8, Convolution(3, 8, 8, (2, 2), (2, 2), (0, 0, 0, 0), (1, 1), 1))

@@ -1,4 +1,4 @@
-"""Shapes of layers, and tiny graphs of one layer each, for measuring its time."""
+"""Shapes of layers, and small graphs of one layer each, whose times are measured."""
 
 from collections.abc import Collection
 from dataclasses import dataclass
@@ -13,9 +13,6 @@ from vitdeploy.graph.edit import constant
 from vitdeploy.graph.shapes.infer import Inference
 from vitdeploy.graph.shapes.sizes import UNKNOWN, Dims, FreeSize
 from vitdeploy.quantization.ranges import Range
-
-# --- Tiny graphs of several parallel copies of one layer, for measuring its time --------------------------------------
-
 
 OPSET = 20
 SEED = 0
