@@ -183,7 +183,7 @@ class Bench:
             for name, scenario in measure.SCENARIOS.items()
             if self._sessions(name).is_file()
         }
-        artifacts = {entry.name: self._artifact(entry) for entry in CATALOG}
+        artifacts = {entry.name: self._artifact(entry) for entry in CATALOG if (self.folder / entry.name).is_dir()}
         found = {**self.facts(), "checkpoint": self.checkpoint is not None, "artifacts": artifacts}
         return {**found, "measured": measured, "rate": self._share(artifacts, measured)}
 
@@ -276,7 +276,8 @@ def main() -> None:
                 getattr(bench, step)()
     models = {bench.name: bench.results() for bench in benches}
     results = {
-        "command": shlex.join(["python", *sys.argv]),
+        # Paths of this machine say nothing on another one.
+        "command": shlex.join(["python", *(Path(arg).name if Path(arg).is_absolute() else arg for arg in sys.argv)]),
         "host": describe_host(),
         "versions": child.package_versions(PACKAGES),
         "threads": chosen.threads,

@@ -53,7 +53,7 @@ def _model_lines(name: str, model: Results) -> list[str]:
     weights = f"{model['evaluation_images']} evaluation images" if model["checkpoint"] else "seeded weights"
     lines = [f"## {name} ({weights}, {model['calibration_images']} calibration images)", ""]
     lines += [_row([head for head, _ in TABLE]), _row([rule for _, rule in TABLE])]
-    lines += [_row(_artifact(model, entry.name)) for entry in CATALOG]
+    lines += [_row(_artifact(model, entry.name)) for entry in CATALOG if entry.name in model["artifacts"]]
     if rate := model["rate"]:
         lines += [
             "",
@@ -72,7 +72,7 @@ def _model_lines(name: str, model: Results) -> list[str]:
 
 
 def _artifact(model: Results, name: str) -> list[str]:
-    facts = model["artifacts"].get(name, {"error": "not made yet"})
+    facts = model["artifacts"][name]
     if "error" in facts:
         return [name, facts["error"], *[""] * (WIDTH - 2)]
     accuracy = facts.get("accuracy") or {}
