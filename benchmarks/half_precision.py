@@ -40,10 +40,10 @@ def child(graph: Path, folder: Path, times: float, count: int) -> dict[str, Any]
         out.mkdir()
         model = load_graph(graph)
         pixels = list(_RangeImages(evaluation, get_metadata(model, str(graph)).images).batches(model))
-        wanted = answers(graph, pixels)
+        expected = answers(graph, pixels)
         scaled = scale_residual(model, -round(math.log2(times)))
         save_graph(model, large)
-        unaided = compared(answers(plain, pixels), wanted) if (plain := typed_as_it_is(large)) else None
+        unaided = compared(answers(plain, pixels), expected) if (plain := typed_as_it_is(large)) else None
         facts = place_typed(PlaceConfig("tensorrt", "fp16"), large, None, calibration, out)["half"]
         return {
             "scaled": scaled,
@@ -51,7 +51,7 @@ def child(graph: Path, folder: Path, times: float, count: int) -> dict[str, Any]
             "fallback": len(facts["float32"]),
             "float32": facts["macs"]["float32"] / sum(facts["macs"].values()),
             "without": unaided,
-            "with": compared(answers(out / "model.onnx", pixels), wanted),
+            "with": compared(answers(out / "model.onnx", pixels), expected),
             "peak": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6,
         }
 
@@ -91,11 +91,11 @@ def asked(runner: Any, pixels: list[np.ndarray]) -> list[np.ndarray]:
     return [np.concatenate([b[t.name].reshape(len(b[t.name]), -1) for b in batches]) for t in runner.outputs]
 
 
-def compared(found: list[np.ndarray], wanted: list[np.ndarray]) -> dict[str, float]:
+def compared(found: list[np.ndarray], expected: list[np.ndarray]) -> dict[str, float]:
     """The share of numbers that are finite, the same largest number in a row, and the largest relative difference."""
     finite = min(float(np.isfinite(array).mean()) for array in found)
-    same = float(np.mean(np.nan_to_num(found[0]).argmax(1) == wanted[0].argmax(1)))
-    worst = max(float(np.abs(a - b).max() / np.abs(b).max()) for a, b in zip(found, wanted, strict=True))
+    same = float(np.mean(np.nan_to_num(found[0]).argmax(1) == expected[0].argmax(1)))
+    worst = max(float(np.abs(a - b).max() / np.abs(b).max()) for a, b in zip(found, expected, strict=True))
     return {"finite": finite, "same": same, "difference": worst}
 
 

@@ -91,7 +91,7 @@ def bare_call(predictor: Predictor, pixels: np.ndarray) -> tuple[Callable[[], An
     if isinstance(runner, OnnxRuntimeRunner):
         session = runner._session
         return lambda: session.run(None, feeds), "session.run"
-    raise SystemExit(f"no bare call is known of {runner.name}: wanted openvino-cpu or onnxruntime-cpu")
+    raise SystemExit(f"no bare call is known of {runner.name}: expected openvino-cpu or onnxruntime-cpu")
 
 
 def _turns(calls: dict[str, Callable[[], Any]], seconds: float) -> dict[str, list[float]]:

@@ -49,13 +49,13 @@ def by_opencv(filter_: int) -> Read:
 
 
 @functools.lru_cache(maxsize=64)
-def _resizing(size: tuple[int, int], wanted: tuple[int, int], mode: str) -> Any:
+def _resizing(size: tuple[int, int], expected: tuple[int, int], mode: str) -> Any:
     import openvino
     from openvino import opset11 as operators
 
     image = operators.parameter([1, size[1], size[0], 3], np.uint8)
     resized = operators.interpolate(
-        image, np.array(wanted[::-1], np.int32), f"{mode}_pillow", "sizes", axes=np.array([1, 2]), cube_coeff=-0.5
+        image, np.array(expected[::-1], np.int32), f"{mode}_pillow", "sizes", axes=np.array([1, 2]), cube_coeff=-0.5
     )
     model = openvino.Model([operators.result(resized)], [image])
     return openvino.Core().compile_model(model, "CPU", {"INFERENCE_NUM_THREADS": 1})

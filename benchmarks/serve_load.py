@@ -77,7 +77,7 @@ class Served:
         tensor = manifest["graphs"]["model"]["inputs"][0]
         self.name, self.input, self.shape, self.dtype = manifest["name"], tensor["name"], tensor["shape"][1:], "UINT8"
         if tensor["dtype"] != "uint8":
-            sys.exit(f"wanted a bundle that takes uint8 images, found {tensor}")
+            sys.exit(f"expected a bundle that takes uint8 images, found {tensor}")
 
     def infer(self, count: int) -> bytes:
         """A request of `count` images."""

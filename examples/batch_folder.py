@@ -25,7 +25,7 @@ def answer_folder(predictor: vitdeploy.runtime.Predictor, folder: Path, output: 
     """Writes `output`; gives the number of files that could not be used."""
     images = sorted(path for path in folder.rglob("*") if path.suffix.lower() in SUFFIXES and path.is_file())
     if not images:
-        raise InputError(f"no images below {folder}", wanted=", ".join(sorted(SUFFIXES)))
+        raise InputError(f"no images below {folder}", expected=", ".join(sorted(SUFFIXES)))
     bad, start = 0, time.monotonic()
     told = start
     temporary = output.with_name(f".{output.name}.{os.getpid()}")

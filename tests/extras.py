@@ -112,10 +112,10 @@ def walk(wheel: Path, extras: str, shared: Path) -> str:
 
 
 def main() -> None:
-    wheel, *wanted = sys.argv[1:]
+    wheel, *expected = sys.argv[1:]
     failed = False
     with tempfile.TemporaryDirectory() as shared:
-        for extras in ["all", *(wanted or list(WALKS)[1:])]:
+        for extras in ["all", *(expected or list(WALKS)[1:])]:
             outcome = walk(Path(wheel).absolute(), extras, Path(shared))
             failed |= outcome.startswith("failed")
             print(f"vitdeploy[{extras}]: {outcome}", flush=True)

@@ -32,7 +32,7 @@ def test_every_target_has_a_row_where_it_needs_one(table):
 def test_an_unknown_target_is_refused_with_the_nearest_name(table):
     with pytest.raises(TargetError, match=r"no target is called 'openvino-cpus'") as caught:
         table["openvino-cpus"]
-    assert caught.value.fix == "did you mean openvino-cpu?" and "onnxruntime-cpu" in caught.value.wanted
+    assert caught.value.fix == "did you mean openvino-cpu?" and "onnxruntime-cpu" in caught.value.expected
     assert "openvino-cpus" not in TARGETS and TARGETS.get("openvino-cpus") is None
 
 

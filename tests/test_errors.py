@@ -71,19 +71,19 @@ def test_an_error_begins_with_its_code(cls):
 
 
 def test_found_wanted_and_fix_stand_on_their_own_lines():
-    text = str(errors.DataError("too few images", found="3", wanted="10", fix="add images"))
+    text = str(errors.DataError("too few images", found="3", expected="10", fix="add images"))
     assert text.splitlines() == [
         "VD2301  too few images",
         "        found:  3",
-        "        wanted: 10",
+        "        expected: 10",
         "        fix:    add images",
     ]
 
 
 def test_lines_that_say_nothing_are_left_out():
-    assert str(errors.DataError("too few images", wanted="10")).splitlines() == [
+    assert str(errors.DataError("too few images", expected="10")).splitlines() == [
         "VD2301  too few images",
-        "        wanted: 10",
+        "        expected: 10",
     ]
 
 
@@ -98,13 +98,13 @@ def test_what_a_terminal_would_obey_is_escaped():
 
 
 def test_an_error_as_plain_data_has_every_field():
-    error = errors.TargetError("no such target", found="tpu", wanted="openvino-cpu")
+    error = errors.TargetError("no such target", found="tpu", expected="openvino-cpu")
     assert error.to_dict() == {
         "code": "VD2402",
         "message": "no such target",
         "exit_code": 2,
         "found": "tpu",
-        "wanted": "openvino-cpu",
+        "expected": "openvino-cpu",
         "fix": "",
     }
 

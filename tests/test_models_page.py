@@ -24,9 +24,9 @@ def lines() -> list[list[str]]:
 
 def test_every_family_of_the_catalog_is_in_the_page(lines: list[list[str]]) -> None:
     names = Counter(family_of(name) for family in CATALOG for name in family.names)
-    wanted = [name_cells(family, names[family]) for family in FAMILIES if names[family]]
+    expected = [name_cells(family, names[family]) for family in FAMILIES if names[family]]
     heads = [i for i, cells in enumerate(lines) if cells[0] == "Family"]
-    assert [cells[:2] for cells in lines[heads[0] + 2 : heads[1]]] == wanted, AGAIN
+    assert [cells[:2] for cells in lines[heads[0] + 2 : heads[1]]] == expected, AGAIN
 
 
 def test_every_promised_parity_is_in_the_page_and_nothing_else(lines: list[list[str]]) -> None:

@@ -136,24 +136,24 @@ def test_a_whole_number_is_a_number():
     ("change", "problem"),
     [
         ({"extra": 1}, "$.extra: unknown field"),
-        ({"resize": "32"}, "$.resize: found '32', wanted an integer or a list"),
-        ({"resize": 32.0}, "$.resize: found '32.0', wanted an integer or a list"),
-        ({"resize": True}, "$.resize: found 'True', wanted an integer or a list"),
-        ({"resize": None}, "$.resize: found 'None', wanted an integer or a list"),
-        ({"crop": [32]}, "$.crop: found '[32]', wanted a list of 2"),
-        ({"crop": [1, 2, 3]}, "$.crop: found '[1, 2, 3]', wanted a list of 2"),
-        ({"crop": 32}, "$.crop: found '32', wanted a list"),
-        ({"crop": [32, "x"]}, "$.crop[1]: found 'x', wanted an integer"),
+        ({"resize": "32"}, "$.resize: found '32', expected an integer or a list"),
+        ({"resize": 32.0}, "$.resize: found '32.0', expected an integer or a list"),
+        ({"resize": True}, "$.resize: found 'True', expected an integer or a list"),
+        ({"resize": None}, "$.resize: found 'None', expected an integer or a list"),
+        ({"crop": [32]}, "$.crop: found '[32]', expected a list of 2"),
+        ({"crop": [1, 2, 3]}, "$.crop: found '[1, 2, 3]', expected a list of 2"),
+        ({"crop": 32}, "$.crop: found '32', expected a list"),
+        ({"crop": [32, "x"]}, "$.crop[1]: found 'x', expected an integer"),
         (
             {"interpolation": "cubic"},
-            "$.interpolation: found 'cubic', wanted one of nearest, bilinear, bicubic, lanczos",
+            "$.interpolation: found 'cubic', expected one of nearest, bilinear, bicubic, lanczos",
         ),
-        ({"interpolation": []}, "$.interpolation: found '[]', wanted one of nearest, bilinear, bicubic, lanczos"),
-        ({"mean": [math.nan]}, "$.mean[0]: found 'nan', wanted a finite number"),
-        ({"mean": [0.1, -math.inf]}, "$.mean[1]: found '-inf', wanted a finite number"),
-        ({"mean": [False]}, "$.mean[0]: found 'False', wanted a finite number"),
-        ({"std": ["0.5"]}, "$.std[0]: found '0.5', wanted a finite number"),
-        ({"std": {}}, "$.std: found '{}', wanted a list"),
+        ({"interpolation": []}, "$.interpolation: found '[]', expected one of nearest, bilinear, bicubic, lanczos"),
+        ({"mean": [math.nan]}, "$.mean[0]: found 'nan', expected a finite number"),
+        ({"mean": [0.1, -math.inf]}, "$.mean[1]: found '-inf', expected a finite number"),
+        ({"mean": [False]}, "$.mean[0]: found 'False', expected a finite number"),
+        ({"std": ["0.5"]}, "$.std[0]: found '0.5', expected a finite number"),
+        ({"std": {}}, "$.std: found '{}', expected a list"),
     ],
 )
 def test_a_misfit_is_named_with_its_path(change, problem):
@@ -173,13 +173,13 @@ def test_a_missing_field_is_named(missing):
 
 @pytest.mark.parametrize("data", [None, [], "x", 1, True])
 def test_an_object_is_wanted_where_there_is_none(data):
-    assert problems_of(PreprocessSpec, data) == [f"$: found {str(data)!r}, wanted an object"]
+    assert problems_of(PreprocessSpec, data) == [f"$: found {str(data)!r}, expected an object"]
 
 
 @pytest.mark.parametrize("size", [1.5, True, None, [1]])
 def test_an_axis_is_a_whole_number_or_a_name(size):
     found = problems_of(TensorSpec, {**TENSOR, "shape": [size]})
-    assert found == [f"$.shape[0]: found {str(size)!r}, wanted an integer or a string"]
+    assert found == [f"$.shape[0]: found {str(size)!r}, expected an integer or a string"]
 
 
 def test_all_misfits_are_reported_at_once():
@@ -218,9 +218,9 @@ def test_all_misfits_are_reported_at_once():
 @pytest.mark.parametrize(
     ("field", "value", "problem"),
     [
-        ("labels", 5, "$.labels: found '5', wanted a string or null"),
-        ("preprocess", [], "$.preprocess: found '[]', wanted an object or null"),
-        ("postprocess", {"boxes": "yolo"}, "$.postprocess.boxes: found 'yolo', wanted one of cxcywh, xyxy"),
+        ("labels", 5, "$.labels: found '5', expected a string or null"),
+        ("preprocess", [], "$.preprocess: found '[]', expected an object or null"),
+        ("postprocess", {"boxes": "yolo"}, "$.postprocess.boxes: found 'yolo', expected one of cxcywh, xyxy"),
         ("postprocess", {"colour": 1}, "$.postprocess.colour: unknown field"),
     ],
 )
@@ -275,6 +275,6 @@ def test_a_field_may_have_another_name_in_json_and_may_be_left_out():
 def test_of_several_objects_the_misfits_are_those_of_the_one_that_fits_best():
     assert decode(Either, {"found": {"size": 1, "weight": 2}}).found == Other(1, 2)
     assert problems_of(Either, {"found": {"size": 1, "weight": "x"}}) == [
-        "$.found.weight: found 'x', wanted an integer"
+        "$.found.weight: found 'x', expected an integer"
     ]
-    assert problems_of(Either, {"found": 3}) == ["$.found: found '3', wanted an object or an object or null"]
+    assert problems_of(Either, {"found": 3}) == ["$.found: found '3', expected an object or an object or null"]

@@ -142,7 +142,7 @@ class _Targets(RowTable[Target]):
         near = near_target(name)
         return UnknownTargetError(
             f"no target is called {name!r}",
-            wanted=", ".join(self),
+            expected=", ".join(self),
             fix=f"did you mean {near}?" if near else "`vitdeploy doctor` says which work on this machine",
         )
 
@@ -187,7 +187,7 @@ class BackendTable(Generic[Row]):
             backend = TARGETS[target].backend
             raise TargetError(
                 f"the back end {backend!r} of the target {target} has no part in {self.layer}",
-                wanted=f"an entry point {backend!r} in the group vitdeploy.{self.layer}",
+                expected=f"an entry point {backend!r} in the group vitdeploy.{self.layer}",
                 fix=f"ask those who make the package of {target}",
             )
         return row

@@ -72,7 +72,7 @@ def python_command(code: str) -> str:
 class VitdeployError(Exception):
     """Base of all errors raised on purpose.
 
-    `message` says what is wrong; `found`, `wanted` and `fix` are printed on their own lines when given.
+    `message` says what is wrong; `found`, `expected` and `fix` are printed on their own lines when given.
     """
 
     code = "VD1000"
@@ -83,24 +83,24 @@ class VitdeployError(Exception):
     # Whether the command has printed its result by then.
     after_document = False
 
-    def __init__(self, message: str, *, found: str = "", wanted: str = "", fix: str = "") -> None:
+    def __init__(self, message: str, *, found: str = "", expected: str = "", fix: str = "") -> None:
         super().__init__(message)
         self.message = message
         self.found = found
-        self.wanted = wanted
+        self.expected = expected
         self.fix = fix or self.default_fix
 
     def __str__(self) -> str:
         lines = [f"{self.code}  {self.message}"]
-        for name in ("found", "wanted", "fix"):
+        for name in ("found", "expected", "fix"):
             value = getattr(self, name)
             if value:
-                lines.append(f"        {name + ':':<8}{value}")
+                lines.append(f"        {name + ':':<10}{value}")
         return visible("\n".join(lines))
 
     def to_dict(self) -> dict[str, object]:
         fields = {"code": self.code, "message": self.message, "exit_code": self.exit_code}
-        return {**fields, "found": self.found, "wanted": self.wanted, "fix": self.fix}
+        return {**fields, "found": self.found, "expected": self.expected, "fix": self.fix}
 
 
 class InputError(VitdeployError):

@@ -43,7 +43,7 @@ def entry_points_of(group: str) -> Mapping[str, EntryPoint]:
             raise HostError(
                 f"two packages give {each.name!r} to {group}",
                 found=f"{found[each.name].value} and {each.value}",
-                wanted="one",
+                expected="one",
                 fix="uninstall one of the two packages",
             )
         found[each.name] = each
@@ -94,7 +94,7 @@ def load_row(entry: EntryPoint, kind: type[Any]) -> Any:
         ) from error
     if not isinstance(row, kind) and not (isinstance(row, type) and issubclass(row, kind)):
         raise HostError(
-            f"{what} is of the wrong type", found=f"{entry.value}: {type(row).__name__}", wanted=kind.__qualname__
+            f"{what} is of the wrong type", found=f"{entry.value}: {type(row).__name__}", expected=kind.__qualname__
         )
     return row
 

@@ -48,7 +48,7 @@ class Doing:
         return LimitError(
             f"to {self.what} ended the command by {signal}",
             found="a crash in a native library",
-            wanted="a file that can be read and run",
+            expected="a file that can be read and run",
             fix="check where the file is from, and get it again; where you made it, please report it: -vv shows where "
             "the crash is",
         )
@@ -57,7 +57,7 @@ class Doing:
         return LimitError(
             f"to {self.what} takes more than it may",
             found=found,
-            wanted=f"at most {self.bound}",
+            expected=f"at most {self.bound}",
             fix=f"check where the file is from; a larger {SECONDS_SETTING} or {MEMORY_SETTING} allows more",
         )
 
@@ -167,7 +167,7 @@ def setting(name: str) -> float | None:
         raise InputError(
             f"{name} is no number above zero",
             found=text[:40],
-            wanted="digits, such as 4 or 0.5",
+            expected="digits, such as 4 or 0.5",
             fix=f"set it to such a number, or unset {name}",
         )
     return float(text)

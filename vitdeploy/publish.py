@@ -40,7 +40,7 @@ class _Cause(NamedTuple):
 
     numbers: frozenset[int]
     message: str
-    wanted: str
+    expected: str
     fix: str
 
 
@@ -101,7 +101,7 @@ def storage_error(error: OSError, path: Path | None = None) -> StorageError | No
     return StorageError(
         cause.message.format(path=place or "a file or what this command prints", written=written),
         found=_free_space(place) if cause is _FULL and place else error.strerror or str(error),
-        wanted="permission to read or write it" if refused else cause.wanted,
+        expected="permission to read or write it" if refused else cause.expected,
         fix="change its permissions, or name another one" if refused else cause.fix,
     )
 
@@ -357,7 +357,7 @@ def point(link: Path, target: Path) -> None:
             raise OutputError(
                 f"{link} is no link, so it is not replaced",
                 found=_kind(link),
-                wanted="nothing, or a link that vitdeploy made",
+                expected="nothing, or a link that vitdeploy made",
                 fix="move it away",
             )
         remove_abandoned(link.parent)
@@ -464,7 +464,7 @@ def replacing_file(final: Path, is_ours: Callable[[Path], bool]) -> Iterator[Pat
         raise OutputError(
             f"{final} is not replaced",
             found="a link" if final.is_symlink() else "a folder" if final.is_dir() else "another file",
-            wanted="a new file, or one that this command made",
+            expected="a new file, or one that this command made",
             fix="choose another place (-o)",
         )
     _make_parent(final)
@@ -486,7 +486,7 @@ def _paths(final: Path) -> Iterator[None]:
         raise OutputError(
             f"{str(final)[:200]} cannot be made",
             found=error.strerror or str(error),
-            wanted="a path through folders alone, of names that the file system takes",
+            expected="a path through folders alone, of names that the file system takes",
             fix="choose another place (-o)",
         ) from error
 
@@ -503,14 +503,14 @@ def check_replaceable(final: Path, ours: tuple[str, ...]) -> None:
         raise OutputError(
             f"{final} is not a folder of ours",
             found=kind,
-            wanted=f"a new folder{or_ours}",
+            expected=f"a new folder{or_ours}",
             fix="choose another place (-o)",
         )
     if final.name in ("", "..") or os.path.ismount(final):
         raise OutputError(
             f"{final} cannot be replaced",
             found="a mount point" if os.path.ismount(final) else "the working folder, or one above it",
-            wanted="a folder that another one can take the place of",
+            expected="a folder that another one can take the place of",
             fix=f"choose a folder inside of it: -o {quoted(final / 'bundle')}",
         )
     with storage_errors(final):
@@ -522,7 +522,7 @@ def check_replaceable(final: Path, ours: tuple[str, ...]) -> None:
         raise OutputError(
             f"{final} holds other files, so it is not replaced",
             found=", ".join(foreign[:5]),
-            wanted="a new folder" + (f", an empty one{or_ours}" if ours else " or an empty one"),
+            expected="a new folder" + (f", an empty one{or_ours}" if ours else " or an empty one"),
             fix="choose another place (-o)",
         )
 

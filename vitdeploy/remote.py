@@ -152,7 +152,7 @@ class Remote:
         return StorageError(
             f"the {self._kind} {self.name} cannot be {done}",
             found=f"no answer for {seconds:.0f} s",
-            wanted="an answer",
+            expected="an answer",
             fix="the same command goes on where it was",
         )
 
@@ -162,7 +162,7 @@ class Remote:
         return (kind or StorageError)(
             f"the {self._kind} {self.name} cannot be {done}",
             found=f"{type(error).__name__}: {self._unsecret(str(error))}"[:300],
-            wanted="an answer" if kind is None else "a URI that fsspec knows, such as s3://bucket/folder",
+            expected="an answer" if kind is None else "a URI that fsspec knows, such as s3://bucket/folder",
             fix=fix,
         )
 

@@ -81,12 +81,12 @@ def _run_of(folder: Path, runtime: str) -> Payload:
 
 def _needed(plan: list[Step], last: str) -> list[Step]:
     """The steps that `last` is made of, in the plan's order, and nothing else."""
-    by_name, wanted, open_ = {step.name: step for step in plan}, set(), [last]
+    by_name, expected, open_ = {step.name: step for step in plan}, set(), [last]
     while open_:
         name = open_.pop()
-        wanted.add(name)
+        expected.add(name)
         open_ += by_name[name].inputs
-    return [step for step in plan if step.name in wanted]
+    return [step for step in plan if step.name in expected]
 
 
 if __name__ == "__main__":

@@ -132,8 +132,8 @@ def test_a_data_loader_gives_batches_of_a_subset():
     folder, kind = vd.images(torch.utils.data.DataLoader(data, batch_size=2)).place(setting(labels=["ant", "cat"]))
     samples, names = scan(folder, kind)
     assert [names[sample.label] for sample in samples] == ["ant", "ant", "cat"]
-    for sample, wanted in zip(samples, [pixels[1], pixels[3], pixels[0]], strict=True):
-        np.testing.assert_array_equal(load_pixels(sample.path, SPEC), wanted)
+    for sample, expected in zip(samples, [pixels[1], pixels[3], pixels[0]], strict=True):
+        np.testing.assert_array_equal(load_pixels(sample.path, SPEC), expected)
 
 
 def test_rows_of_columns_are_read_as_those_of_hugging_face():

@@ -58,7 +58,7 @@ def test_a_plan_hands_its_workers_to_the_calibration_alone(tmp_path, small_shard
 
 
 @pytest.mark.parametrize(
-    ("executor", "jobs", "wanted"),
+    ("executor", "jobs", "expected"),
     [
         (None, 0, None),
         (None, 1, None),
@@ -68,11 +68,11 @@ def test_a_plan_hands_its_workers_to_the_calibration_alone(tmp_path, small_shard
         ("ray:10.0.0.5:6379", 1, RayCluster("10.0.0.5:6379", 1)),
     ],
 )
-def test_who_works_is_who_was_named(tmp_path, monkeypatch, executor, jobs, wanted):
+def test_who_works_is_who_was_named(tmp_path, monkeypatch, executor, jobs, expected):
     monkeypatch.setenv("VITDEPLOY_STORE", str(tmp_path))
     found = workers_of(executor, jobs, resume=False)
-    assert type(found.executor) is type(wanted) and getattr(found.executor, "__dict__", 0) == getattr(
-        wanted, "__dict__", 0
+    assert type(found.executor) is type(expected) and getattr(found.executor, "__dict__", 0) == getattr(
+        expected, "__dict__", 0
     )
     assert (found.store.root, found.resume) == (tmp_path, False)
 

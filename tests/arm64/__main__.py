@@ -252,7 +252,7 @@ def apps_on(given: Walk, bundle: Path, targets: Mapping[str, Sequence[str]]) -> 
         words = f"{there}/{packed.name} {target} {there}/app"
         done = given.boards.run(cpu, settings, "python3", f"{ZONE}/on_board.py", words)
         found = json.loads(done.stdout.splitlines()[-1]) if done.returncode == 0 else {}
-        same = sum(a == b for a, b in zip(found["labels"], found["wanted"], strict=True)) if found else -1
+        same = sum(a == b for a, b in zip(found["labels"], found["expected"], strict=True)) if found else -1
         right = bool(found) and same >= found["least"] and found["emulated"].startswith("qemu")
         executed[cpu, f"{target}-int8"] = instructions = dot_products(log) if log.is_file() else ""
         said = (

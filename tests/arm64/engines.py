@@ -78,19 +78,19 @@ class Proof:
     @property
     def ok(self) -> bool:
         golden = self.engine.golden
-        if (wanted := self.engine.refusal(self.cpu)) or self.refused:
-            return bool(wanted) and wanted == self.refused
+        if (expected := self.engine.refusal(self.cpu)) or self.refused:
+            return bool(expected) and expected == self.refused
         ran = self.kernels.get("int8" if self.engine.placed else self.engine.precision, 0) >= max(self.engine.placed, 1)
         told = "emulated" in self.host and self.host.get("machine") == "aarch64"
         return ran and told and self.same >= golden.least_same and self.difference <= golden.tolerance
 
 
-def engines_of(model: str, bundle: Path, work: Path, images: int, wanted: Sequence[str] = ()) -> list[Engine]:
+def engines_of(model: str, bundle: Path, work: Path, images: int, expected: Sequence[str] = ()) -> list[Engine]:
     """The INT8 engines of a bundle, and its float graph in FP32 for both targets and in FP16 for OpenVINO.
 
     Args:
         images: how many of the golden inputs.
-        wanted: the names of the engines; all where none is named.
+        expected: the names of the engines; all where none is named.
     """
     manifest = read_bundle(bundle)
     [(_, found)] = manifest.graphs.items()
@@ -105,7 +105,7 @@ def engines_of(model: str, bundle: Path, work: Path, images: int, wanted: Sequen
     return [
         Engine(model, name, shipment, manifest, _golden(bundle, manifest, engine, images, name), *_placed(shipment))
         for name, (shipment, engine) in shipments.items()
-        if not wanted or name in wanted
+        if not expected or name in expected
     ]
 
 

@@ -25,5 +25,5 @@ pixels = golden.inputs[next(iter(golden.inputs))]
 with load(folder, target=target) as predictor:
     labels = [answer.top[0].index for answer in predictor.predict_tensor(pixels)]
     why = predictor.why
-wanted = np.argmax(next(iter(golden.outputs.values())), axis=-1).tolist()
-print(json.dumps({"emulated": emulator(), "why": why, "labels": labels, "wanted": wanted, "least": golden.least_same}))
+expected = np.argmax(next(iter(golden.outputs.values())), axis=-1).tolist()
+print(json.dumps({"emulated": emulator(), "why": why, "labels": labels, "expected": expected, "least": golden.least_same}))

@@ -69,9 +69,9 @@ def test_the_table_says_what_ran():
 
 def test_dot_products_are_read_of_qemus_log(tmp_path):
     log = tmp_path / "log"
-    for text, wanted in ((LOG, "udot"), (LOG.replace("udot", "umull"), "none"), ("", "")):
+    for text, expected in ((LOG, "udot"), (LOG.replace("udot", "umull"), "none"), ("", "")):
         log.write_text(text)
-        assert dot_products(log) == wanted
+        assert dot_products(log) == expected
 
 
 def test_the_largest_sums_are_exact_where_nothing_saturates(tmp_path):

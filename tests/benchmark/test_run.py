@@ -337,7 +337,7 @@ def test_a_broken_graph_is_an_engine_error(tmp_path, engine):
 def test_a_batch_that_a_static_engine_lacks_is_a_target_error(engine):
     with pytest.raises(TargetError, match="cannot run at batch 4") as caught:
         run_benchmark([engine(dynamic=False)], QUICK)
-    assert caught.value.wanted == "export: {batch: dynamic}"
+    assert caught.value.expected == "export: {batch: dynamic}"
     assert "dynamic batch" in caught.value.fix
 
 
@@ -416,7 +416,7 @@ def test_contestants_need_distinct_names(script):
     ],
 )
 def test_impossible_protocols_are_refused(fields):
-    with pytest.raises(ValueError, match="wanted"):
+    with pytest.raises(ValueError, match="expected"):
         Protocol(**fields)
 
 

@@ -67,8 +67,8 @@ def test_a_jetson_shows_its_alerts_and_its_counts_and_no_fan(tmp_path):
     assert before == Reading(None, {"cpu-throttle-alert": 0}, {"over-current or under-voltage": 52})
     assert slowed_between(before, before) == ()
     plant(tmp_path, {f"{hwmon}/oc3_event_cnt": "38\n"} | cooler(1, "cpu-throttle-alert", 1))
-    wanted = ("cpu-throttle-alert was active", "the count of over-current or under-voltage rose")
-    assert slowed_between(before, throttle.read()) == wanted
+    expected = ("cpu-throttle-alert was active", "the count of over-current or under-voltage rose")
+    assert slowed_between(before, throttle.read()) == expected
 
 
 def test_several_cooling_devices_of_one_type_show_the_highest_state(tmp_path):

@@ -339,7 +339,7 @@ def test_keys_of_other_kinds_cannot_sign(bundle, tmp_path):
     key, public = write_keys(tmp_path, "rsa", rsa.generate_private_key(65537, 2048))
     with pytest.raises(InputError, match="cannot sign") as caught:
         sign_bundle(bundle, key)
-    assert "elliptic-curve key" in caught.value.wanted
+    assert "elliptic-curve key" in caught.value.expected
     with pytest.raises(InputError, match="names no identity"):
         signed_by(bundle, public)
     assert not (bundle / SIGNATURE_FILE).exists()
@@ -349,7 +349,7 @@ def test_a_key_with_a_password_cannot_sign(bundle, tmp_path):
     key, _ = write_keys(tmp_path, "locked", encryption=serialization.BestAvailableEncryption(b"secret"))
     with pytest.raises(InputError, match="cannot sign") as caught:
         sign_bundle(bundle, key)
-    assert "without a password" in caught.value.wanted
+    assert "without a password" in caught.value.expected
 
 
 def test_a_file_that_is_no_key_cannot_sign_and_names_nobody(bundle, tmp_path):

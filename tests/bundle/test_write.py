@@ -139,8 +139,8 @@ def test_weights_beside_a_graph_go_with_it_and_are_verified(tmp_path, external_g
     moved = (tmp_path / "bundle").rename(tmp_path / "moved")
     pixels = [np.random.default_rng(0).integers(0, 256, (32, 32, 1), np.uint8)]
     with load(moved) as ours, make_runner(engine[1], engine[0]) as theirs:
-        wanted = theirs.infer({"image": pixels[0][None]})["logits"]
-        np.testing.assert_array_equal(ours.outputs(pixels)["logits"], wanted)
+        expected = theirs.infer({"image": pixels[0][None]})["logits"]
+        np.testing.assert_array_equal(ours.outputs(pixels)["logits"], expected)
     data = moved / home / "model.onnx.data"
     data.write_bytes(data.read_bytes()[:-1] + b"!")
     with pytest.raises(DigestError, match=r"model\.onnx\.data"):

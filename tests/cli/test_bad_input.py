@@ -124,18 +124,18 @@ def test_class_folders_that_do_not_fit_the_model(refused, recipe, tmp_path, digi
     for name in ("0", "1", "2"):
         shutil.copytree(digits / "calibration" / name, tmp_path / "three" / name)
     data = {"path": "three", "calibration": {"images": 8}, "evaluation": {"images": 8}}
-    says = ["found:  3 folders (0, 1, 2), 10 outputs of the model", "wanted: folders named as", "data.labels: none"]
+    says = ["found:  3 folders (0, 1, 2), 10 outputs of the model", "expected: folders named as", "data.labels: none"]
     refused(2, "VD2301", "run", recipe(data=data), "-o", "out", says=says)
 
 
 def test_more_calibration_images_asked_for_than_there_are(refused, recipe, digits):
     path = recipe(data={"path": str(digits), "calibration": {"images": 1000}})
-    says = ["too few images for calibration", "found:  128 images", "wanted: 1000 images", "data.calibration.images"]
+    says = ["too few images for calibration", "found:  128 images", "expected: 1000 images", "data.calibration.images"]
     refused(2, "VD2301", "run", path, "-o", "out", says=says)
 
 
 def test_a_precision_that_the_target_does_not_have(refused, recipe):
-    says = ["onnxruntime-cpu cannot run bf16", "found:  bf16", "wanted: fp32, int8", "or another target"]
+    says = ["onnxruntime-cpu cannot run bf16", "found:  bf16", "expected: fp32, int8", "or another target"]
     refused(4, "VD4002", "run", recipe(), "-o", "out", "--set", "precision=bf16", says=says)
 
 
@@ -170,7 +170,7 @@ def placed(tmp_path_factory, small_export):
 
 
 def test_bisection_of_an_original(refused, small_bundle, digits):
-    says = ["only the engine of a graph can be bisected", f"found:  {MODEL}, an original", "wanted: a bundle"]
+    says = ["only the engine of a graph can be bisected", f"found:  {MODEL}, an original", "expected: a bundle"]
     refused(2, "VD2000", "verify", MODEL, "--against", small_bundle, "--data", digits, "--bisect", says=says)
 
 
@@ -187,7 +187,7 @@ def test_bisection_against_another_model(refused, run, placed, small_checkpoint,
 
 
 def test_bisection_of_a_model_that_takes_no_images(refused, sequence_export, digits):
-    says = ["takes no images", "found:  the task sequence", "wanted: a model that takes images", "--float-part NAME"]
+    says = ["takes no images", "found:  the task sequence", "expected: a model that takes images", "--float-part NAME"]
     command = ("verify", sequence_export, "--against", sequence_export, "--data", digits, "--bisect")
     refused(2, "VD2000", *command, says=says)
 
@@ -310,17 +310,17 @@ def code(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("function", "kind", "says"),
     [
-        ("settings", "VD2104", ["returned no model", "found:  dict", "wanted: a torch.nn.Module"]),
+        ("settings", "VD2104", ["returned no model", "found:  dict", "expected: a torch.nn.Module"]),
         ("fails", "VD2104", ["failed", "the weights are on another machine", ".py, line 31: raise RuntimeError("]),
         ("absent", "VD2104", ["has no function 'absent'", "settings, fails"]),
         ("Lists", "VD2102", ["returns something that vitdeploy has no task for", "logits [batch, classes]; or"]),
         ("Narrow", "VD2102", ["does not run on an image of 32x32", ".py, line 25: ", "fix:    --image-size"]),
-        ("Bakes", "VD2201", ["bakes the batch 2 into a constant", "wanted: batch dynamic", "fixed --batch"]),
+        ("Bakes", "VD2201", ["bakes the batch 2 into a constant", "expected: batch dynamic", "fixed --batch"]),
         ("Doubles", "VD2201", ["cannot be exported", "data-dependent", ".py, line 11: if features.sum() > 0:)"]),
         (
             "Decomposes",
             "VD2201",
-            ["cannot be exported", "found:  No ONNX function found for", "svd", "wanted: operations"],
+            ["cannot be exported", "found:  No ONNX function found for", "svd", "expected: operations"],
         ),
     ],
 )
@@ -359,7 +359,7 @@ def test_heads_that_nothing_tells(refused, small_checkpoint):
     [
         (MODEL, "36x40", ["36x40 is not divisible by the patch size 8", "for example 32x40, 40x40"]),
         ("swin_tiny_patch4_window7_224", "225", ["225x225 is not divisible by the patch size 4", "multiples of 4"]),
-        ("detr_r1-1-1-1c8_w32h4e1d1q3_64", "16", ["wanted: any height and width of at least 32 pixels"]),
+        ("detr_r1-1-1-1c8_w32h4e1d1q3_64", "16", ["expected: any height and width of at least 32 pixels"]),
     ],
 )
 def test_an_image_size_that_the_model_cannot_take_is_told_with_those_that_do(refused, model, size, says):
@@ -399,12 +399,12 @@ def test_a_path_or_repository_instead_of_a_name(refused, tmp_path, name, fix):
 )
 def test_a_checkpoint_that_is_none(refused, tmp_path, content, says):
     (tmp_path / "w.pt").write_bytes(content)
-    refused(2, "VD2102", "export", "--checkpoint", "w.pt", "-o", "out", says=[says, "wanted: a .safetensors file"])
+    refused(2, "VD2102", "export", "--checkpoint", "w.pt", "-o", "out", says=[says, "expected: a .safetensors file"])
 
 
 def test_a_folder_as_checkpoint(refused, tmp_path):
     (tmp_path / "folder").mkdir()
-    says = ["no checkpoint at folder", "found:  a folder", "wanted: a file with weights"]
+    says = ["no checkpoint at folder", "found:  a folder", "expected: a file with weights"]
     refused(2, "VD2002", "export", "--checkpoint", "folder", "-o", "out", says=says)
 
 
@@ -438,12 +438,12 @@ def test_weights_for_a_users_module_that_do_not_fit_it(refused, code, small_chec
 def test_labels_that_are_not_one_a_class(refused, small_checkpoint, tmp_path):
     (tmp_path / "names.txt").write_text("one\ntwo\n", encoding="utf-8")
     command = ("export", MODEL, "--checkpoint", small_checkpoint, "--labels", "names.txt", "-o", "out")
-    refused(2, "VD2102", *command, says=["names.txt does not fit", "found:  2 lines", "wanted: one per class: 10"])
+    refused(2, "VD2102", *command, says=["names.txt does not fit", "found:  2 lines", "expected: one per class: 10"])
 
 
 def test_labels_of_another_task(refused, recipe, digits, small_checkpoint):
     data = {"path": str(digits), "labels": "yolo", "annotations": str(digits), "calibration": {"images": 8}}
-    says = ["labels of the kind 'yolo' do not fit a model for classification", "wanted: folders, none"]
+    says = ["labels of the kind 'yolo' do not fit a model for classification", "expected: folders, none"]
     refused(2, "VD2301", "run", recipe(data=data), "-o", "out", says=says)
 
 
@@ -455,7 +455,7 @@ def test_the_layers_of_an_encoder_decoder_are_not_mixed(refused, recipe):
 def test_float_parts_that_an_encoder_decoder_has_not(refused, recipe):
     source = {"model": "transformer_w32e1d1h2_v12_l10"}
     path = recipe(source=source, preprocess=None, precision="int8", float_parts=["decoder"])
-    says = ["the model has no graph called decoder", "wanted: encoder or decoder_step"]
+    says = ["the model has no graph called decoder", "expected: encoder or decoder_step"]
     refused(2, "VD2000", "run", path, "-o", "out", says=says)
 
 
@@ -476,12 +476,12 @@ def quantize(small_export):
 
 def test_an_empty_image_folder(refused, quantize, tmp_path):
     (tmp_path / "images").mkdir()
-    says = ["images holds no images", "found:  no file", "wanted: files ending in .apng, .bmp, .gif"]
+    says = ["images holds no images", "found:  no file", "expected: files ending in .apng, .bmp, .gif"]
     refused(2, "VD2301", *quantize, "images", says=says)
 
 
 def test_fewer_images_than_asked_for(refused, quantize, images):
-    says = ["found:  9 images", "wanted: 10 images", "--num-samples"]
+    says = ["found:  9 images", "expected: 10 images", "--num-samples"]
     refused(2, "VD2301", *quantize, images(), "--num-samples", 10, says=says)
 
 
@@ -555,13 +555,13 @@ def foreign(tmp_path):
 
 def test_a_file_that_is_no_onnx(refused, tmp_path):
     (tmp_path / "garbage.onnx").write_bytes(b"\x08garbage" * 50)
-    says = ["garbage.onnx is not a valid ONNX file", "wanted: a whole ONNX model", "fix:    get it again"]
+    says = ["garbage.onnx is not a valid ONNX file", "expected: a whole ONNX model", "fix:    get it again"]
     refused(2, "VD2202", "inspect", "garbage.onnx", says=says)
     refused(2, "VD2202", "compile", "garbage.onnx", "--target", "onnxruntime-cpu", "-o", "out", says=says)
 
 
 def test_a_graph_that_does_not_say_how_its_input_is_made(refused, foreign):
-    says = ["found:  no vitdeploy metadata in the file", "wanted: a graph written by `vitdeploy export`"]
+    says = ["found:  no vitdeploy metadata in the file", "expected: a graph written by `vitdeploy export`"]
     refused(2, "VD2202", "compile", foreign, "--target", "openvino-cpu", "-o", "out", says=says)
 
 
@@ -628,7 +628,7 @@ def test_a_graph_that_is_quantized_already(refused, bare, images, recipe):
     says = [
         "bare.onnx is quantized already",
         "found:  1 DequantizeLinear, 1 QuantizeLinear",
-        "wanted: the float graph that it was made from",
+        "expected: the float graph that it was made from",
     ]
     refused(2, "VD2202", *bare(quantized), "--data", images(), "--target", "openvino-cpu", says=says)
     path = recipe(source={"model": "bare.onnx"}, preprocess=None, precision="int8")
@@ -637,7 +637,7 @@ def test_a_graph_that_is_quantized_already(refused, bare, images, recipe):
 
 def test_a_graph_with_an_operator_that_nobody_knows(refused, bare, images):
     command = bare(lambda b, x: b.add("Sharpen", x, domain="my.operators"), ["my.operators"])
-    says = ["operators that the targets cannot run", "found:  my.operators.Sharpen", "wanted: operators of ai.onnx"]
+    says = ["operators that the targets cannot run", "found:  my.operators.Sharpen", "expected: operators of ai.onnx"]
     refused(2, "VD2202", *command, "--data", images(), "--target", "openvino-cpu", says=says)
 
 
@@ -740,13 +740,13 @@ def test_a_folder_without_a_graph(refused, tmp_path):
 
 
 def test_an_unknown_target(refused, small_export):
-    says = ["no target is called 'openvino-tpu'", "wanted: onnxruntime-cpu, openvino-cpu"]
+    says = ["no target is called 'openvino-tpu'", "expected: onnxruntime-cpu, openvino-cpu"]
     refused(2, "VD2402", "compile", small_export, "--target", "openvino-tpu", "-o", "out", says=says)
 
 
 def test_half_precision_where_the_target_has_none(refused, small_export):
     command = ("compile", small_export, "--target", "onnxruntime-cpu", "--precision", "bf16", "-o", "out")
-    refused(4, "VD4002", *command, says=["onnxruntime-cpu cannot run bf16", "wanted: fp32, int8", "fix:"])
+    refused(4, "VD4002", *command, says=["onnxruntime-cpu cannot run bf16", "expected: fp32, int8", "fix:"])
 
 
 @pytest.mark.parametrize("make", ["file", "link", "folder"])
@@ -797,7 +797,7 @@ def test_a_manifest_that_names_a_path_outside(refused, small_bundle, tmp_path, i
 
 def test_a_folder_that_is_no_bundle(refused, tmp_path, image):
     refused(
-        2, "VD2002", "predict", tmp_path, image, says=["is not a bundle", "found:  no manifest.json in it", "wanted:"]
+        2, "VD2002", "predict", tmp_path, image, says=["is not a bundle", "found:  no manifest.json in it", "expected:"]
     )
 
 
@@ -817,7 +817,7 @@ def test_an_image_that_is_none(refused, small_bundle, tmp_path):
 
 def test_models_of_which_none_says_how_images_are_prepared(refused, images):
     command = ("verify", "vit_tiny_patch16_224", "--against", "vit_tiny_patch16_224", "--data", images())
-    refused(2, "VD2000", *command, says=["neither side says how images are prepared", "wanted: at least one"])
+    refused(2, "VD2000", *command, says=["neither side says how images are prepared", "expected: at least one"])
 
 
 # --- arguments --------------------------------------------------------------------------------------------------------
@@ -827,14 +827,14 @@ def test_models_of_which_none_says_how_images_are_prepared(refused, images):
 def test_a_batch_for_bench_that_is_no_batch(run, small_bundle, value):
     done = run("bench", small_bundle, f"--batch={value}")
     assert done.returncode == 2
-    assert "Invalid value for --batch: wanted one or two numbers from 1 to 65,536, such as 1,8" in done.stderr
+    assert "Invalid value for --batch: expected one or two numbers from 1 to 65,536, such as 1,8" in done.stderr
 
 
 @pytest.mark.parametrize("value", ["0", "-1", "many", "2.5", "²"])
 def test_a_batch_for_export_that_is_no_batch(run, tmp_path, value):
     done = run("export", MODEL, "-o", "out", f"--batch={value}")
     assert done.returncode == 2
-    assert "wanted a number from 1 to 65,536, or dynamic" in done.stderr
+    assert "expected a number from 1 to 65,536, or dynamic" in done.stderr
     assert list(tmp_path.iterdir()) == []
 
 
@@ -849,19 +849,19 @@ def test_a_batch_for_export_that_is_no_batch(run, tmp_path, value):
         (["verify", "a", "--against", "b", "--data", "d", "--min-agreement", "101"], "0<=x<=100"),
         (["bench", "a", "--duration", "nan"], "nan is not a finite number"),
         (["bench", "a", "--warmup", "inf"], "inf is not a finite number"),
-        (["bench", "a", "--scenario", "server"], "scenario 'server': wanted single, offline, server:QPS"),
-        (["bench", "a", "--scenario", "single,single"], "wanted each scenario once"),
-        (["bench", "a", "--scenario", "server:0"], "wanted a rate above 0"),
-        (["bench", "a", "--scenario", "sustain:1s"], "wanted between 3 seconds and 24 hours"),
-        (["bench", "a", "--percentiles", "100"], "wanted numbers from 1 to 99.9999"),
-        (["bench", "a", "--percentiles", "50,nan"], "wanted numbers from 1 to 99.9999"),
-        (["bench", "a", "--percentiles", "median"], "wanted numbers from 1 to 99.9999"),
+        (["bench", "a", "--scenario", "server"], "scenario 'server': expected single, offline, server:QPS"),
+        (["bench", "a", "--scenario", "single,single"], "expected each scenario once"),
+        (["bench", "a", "--scenario", "server:0"], "expected a rate above 0"),
+        (["bench", "a", "--scenario", "sustain:1s"], "expected between 3 seconds and 24 hours"),
+        (["bench", "a", "--percentiles", "100"], "expected numbers from 1 to 99.9999"),
+        (["bench", "a", "--percentiles", "50,nan"], "expected numbers from 1 to 99.9999"),
+        (["bench", "a", "--percentiles", "median"], "expected numbers from 1 to 99.9999"),
         (["verify", "a", "--against", "b", "--data", "d", "--max-drop", "nan"], "nan is not a finite number"),
         (["bench", "a", "--threads", "-1"], "x>=0"),
         (["verify", "a", "--against", "b", "--data", "d", "--seed", str(2**32)], "0<=x<=4294967295"),
         (["quantize", "a", "--data", "d", "--target", "t", "-o", "o", "--seed", str(2**32)], "0<=x<=4294967295"),
         (["export", "m", "-o", "out", "--opset", "17"], "'18', '19', '20'"),
-        (["export", "m", "-o", "out", "--image-size", "0"], "'0' is no image size; wanted 384, or 256x320"),
+        (["export", "m", "-o", "out", "--image-size", "0"], "'0' is no image size; expected 384, or 256x320"),
         (["export", "m", "-o", "out", "--image-size", "1x2x3"], "'1x2x3' is no image size"),
         (["export", "m", "n", "-o", "out"], "one model at a time; found m, n"),
         (["export", "m"], "Missing option '-o'"),
@@ -902,7 +902,7 @@ def test_wrong_arguments_are_one_json_document_on_request(run):
 def test_the_exit_code_is_that_of_the_process(cli, tmp_path):
     done = cli("predict", "absent", "image.png")
     assert done.returncode == 2
-    assert done.stderr.startswith("VD2002  absent is not a bundle\n        found:  no such folder\n        wanted: ")
+    assert done.stderr.startswith("VD2002  absent is not a bundle\n        found:  no such folder\n        expected: ")
     assert cli("quantise").returncode == 2
     assert list(tmp_path.iterdir()) == []
 

@@ -107,7 +107,7 @@ def test_an_emulated_bundle_is_checked_as_any_other(run, bundle, small_export, d
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        (("--profile", "8,1,32"), "'8,1,32' is no profile; wanted the smallest, best and largest batch: 1,8,32."),
+        (("--profile", "8,1,32"), "'8,1,32' is no profile; expected the smallest, best and largest batch: 1,8,32."),
         (("--profile", "8"), "is no profile"),
         (("--profile", "0,1,2"), "is no profile"),
         (("--workspace", "0"), "--workspace"),
@@ -186,7 +186,7 @@ def sequence(tmp_path_factory):
 def test_an_encoder_decoder_is_refused_on_a_gpu_with_where_it_runs(sequence, tmp_path, target):
     with pytest.raises(CapabilityError, match=f"a model of several graphs does not run on {target}") as caught:
         compile_bundle(sequence / "encoder.onnx", target, None, None, tmp_path)
-    assert (caught.value.exit_code, caught.value.wanted) == (4, "onnxruntime-cpu or openvino-cpu")
+    assert (caught.value.exit_code, caught.value.expected) == (4, "onnxruntime-cpu or openvino-cpu")
     assert caught.value.fix == "choose the target onnxruntime-cpu"
     check_task("classification", target, "fp32")
 

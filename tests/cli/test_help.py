@@ -30,7 +30,7 @@ def completed(*words):
 
 
 @pytest.mark.parametrize(
-    ("words", "wanted"),
+    ("words", "expected"),
     [
         (("se",), ["serve", "selftest"]),
         (("bundle", ""), ["pack", "sign", "unpack", "verify"]),
@@ -41,8 +41,8 @@ def completed(*words):
         (("embed", "x", "--a"), ["--as"]),
     ],
 )
-def test_a_shell_is_offered(words, wanted):
-    assert completed(*words) == wanted
+def test_a_shell_is_offered(words, expected):
+    assert completed(*words) == expected
 
 
 def test_devices_are_offered_by_name_and_label(run, tmp_path, monkeypatch):

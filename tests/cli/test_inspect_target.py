@@ -44,7 +44,7 @@ def test_a_graph_without_errors(run, graph):
     lines = done.stdout.splitlines()
     assert lines[:2] == ["graph.onnx for TensorRT 10.3, 10.16, 11.4: 0 errors, 0 warnings, 1 note", "TRT401  note"]
     assert lines[2].startswith("        found:  softmax_")
-    assert lines[3].startswith("        wanted: ")
+    assert lines[3].startswith("        expected: ")
     assert lines[4].startswith("        fix:    ")
     assert "judged by what is documented of TensorRT; none was asked" in lines
 
@@ -56,7 +56,7 @@ def test_the_document_has_every_finding(run, graph):
     assert (name, told["file"], told["counts"]) == ("model", "graph.onnx", {"error": 0, "warning": 1, "note": 0})
     [finding] = told["findings"]
     assert (finding["rule"], finding["severity"], finding["versions"]) == ("TRT406", "warning", VERSIONS)
-    assert set(finding) == {"rule", "severity", "node", "found", "wanted", "fix", "versions"}
+    assert set(finding) == {"rule", "severity", "node", "found", "expected", "fix", "versions"}
 
 
 def test_errors_fail_the_gate_after_they_were_shown(run, graph):
@@ -122,9 +122,9 @@ def test_a_bundle_with_an_engine_for_tensorrt_is_judged_by_its_graph(run, small_
 @pytest.mark.parametrize(
     ("arguments", "code", "says"),
     [
-        (("--target", "openvino-cpu"), "VD2402", "wanted: --target tensorrt"),
-        (("--target", "abacus"), "VD2402", "wanted: onnxruntime-cpu, openvino-cpu, openvino-gpu"),
-        (("--target", "tensorrt", "--target-version", "9.3"), "VD2402", "wanted: 10.3, 10.16, 11.4"),
+        (("--target", "openvino-cpu"), "VD2402", "expected: --target tensorrt"),
+        (("--target", "abacus"), "VD2402", "expected: onnxruntime-cpu, openvino-cpu, openvino-gpu"),
+        (("--target", "tensorrt", "--target-version", "9.3"), "VD2402", "expected: 10.3, 10.16, 11.4"),
         (("--target-version", "11.4"), "", "--target-version goes with --target tensorrt."),
     ],
 )

@@ -1,4 +1,4 @@
-"""A walk of sixty bad inputs: each leaves with its exit code and says what was found, what is wanted, and a fix.
+"""A walk of sixty bad inputs: each leaves with its exit code and says what was found, what is expected, and a fix.
 
 A fix that is a command is given to the command's own parser, and one that is an option must be an option of the
 command that was typed, or of the one that the fix names.
@@ -198,12 +198,12 @@ def test_a_bad_input_is_told_with_what_was_found_what_is_wanted_and_a_mend(
     error = json.loads(done.stdout)["error"]
     assert (error["code"], error["exit_code"]) == (code, exit_code)
     assert sorted(place.rglob("*")) == before
-    told = error["message"] + error["found"] + error["wanted"]
+    told = error["message"] + error["found"] + error["expected"]
     assert error["fix"] or code in COMPLETE, error
     named = any(word.rpartition("=")[2].strip("[]{}").removeprefix("hf:") in told for word in arguments[1:])
     assert named or error["found"] or error["message"] == "no model is named", told  # what was found
     assert len(done.stderr) < 1500
-    check_mend(find_command(arguments)[0], f"{error['wanted']} ; {error['fix']}")
+    check_mend(find_command(arguments)[0], f"{error['expected']} ; {error['fix']}")
 
 
 def test_the_walk_is_of_sixty_inputs():

@@ -118,7 +118,7 @@ def test_memory_is_bounded_and_what_the_command_had_before_does_not_count():
 def test_memory_ran_out_even_where_a_reader_takes_that_for_a_damaged_file(read):
     body = "from vitdeploy.errors import LimitError\ntry:\n    with bounded('read m.onnx'):\n        "
     body += read.format("bytearray(1 << 30)")
-    body += "\nexcept LimitError as error:\n    print(error.wanted)"
+    body += "\nexcept LimitError as error:\n    print(error.expected)"
     assert ended(program(body, VITDEPLOY_MAX_GIB="0.25"))[1].endswith("s and 0.25 GiB\n")
 
 

@@ -99,11 +99,11 @@ def largest_difference(reference_model, graph, out):
     batch = 1 if reference_model.outputs[0].shape[0] == 1 else 2
     pixels = pictures(64, 2, 7)[:batch, :height, :width]
     with reference_runner(reference_model.source) as theirs:
-        wanted = theirs.infer({"image": normalise(pixels, reference_model.images)})
+        expected = theirs.infer({"image": normalise(pixels, reference_model.images)})
     with make_runner(out, compile_graph(graph, "openvino-cpu", batch, out)) as ours:
         found = ours.infer({"image": pixels})
-    kept = reference_model.postprocess.comparable(wanted) if reference_model.postprocess else wanted
-    return max(relative_difference(found[name], wanted[name]) for name in kept)
+    kept = reference_model.postprocess.comparable(expected) if reference_model.postprocess else expected
+    return max(relative_difference(found[name], expected[name]) for name in kept)
 
 
 @pytest.mark.parametrize("graph", GRAPHS, ids=lambda graph: graph.name)

@@ -252,8 +252,8 @@ def check_answer(case, predictor, answer):
             found, right = predictor.predict(pixels), answer(pixels)
             first = next(iter(right.values()))[0]
             if case.task == "classification":
-                wanted = first / first.sum() if case.answer == AS_SCORES else softmax(first)
-                np.testing.assert_allclose(scores_of(found), wanted, atol=2e-6)
+                expected = first / first.sum() if case.answer == AS_SCORES else softmax(first)
+                np.testing.assert_allclose(scores_of(found), expected, atol=2e-6)
             elif case.task == "multi-label":
                 shares = first if case.answer == AS_PROBABILITIES else 1 / (1 + np.exp(-first.astype(np.float64)))
                 np.testing.assert_allclose([each.score for each in found.scores], shares, atol=2e-6)

@@ -159,15 +159,15 @@ def told(spec, notes):
 
 @pytest.mark.parametrize("name", GRAPHS)
 def test_a_graph_gets_the_pixels_that_its_first_operators_scale(name, tmp_path, row):
-    nodes, constants, wanted = GRAPHS[name]
+    nodes, constants, expected = GRAPHS[name]
     path, last = write_graph(tmp_path / "model.onnx", nodes, constants)
     model = vd.model(path)
-    assert told(model.preprocess, model.reference.notes) == wanted
-    row(name, wanted)
+    assert told(model.preprocess, model.reference.notes) == expected
+    row(name, expected)
     if name not in ASKED:
         return
     # What it answers itself for those pixels.
-    pixels = PICTURE[..., ::-1] if "BGR" in wanted else PICTURE
+    pixels = PICTURE[..., ::-1] if "BGR" in expected else PICTURE
     image = pixels if last else pixels.transpose(2, 0, 1)
     session = onnxruntime.InferenceSession(path)
     [logits] = session.run(None, {"x": np.ascontiguousarray(image[None], np.float32)})[0]

@@ -185,17 +185,17 @@ def test_a_module_becomes_int8_on_both_runtimes(module, tmp_path, monkeypatch, p
     save_statistics(observe(model, np.split(images_of(reference_model, 16, 1), 2), reference_model.images), statistics)
     pixels = images_of(reference_model, 2 * PART, 2)
     with reference_runner(reference_model.source) as theirs:
-        wanted = theirs.infer({"image": normalise(pixels, reference_model.images)})
+        expected = theirs.infer({"image": normalise(pixels, reference_model.images)})
     _, plain, _, made = engine(graph, "openvino-cpu", "fp32", None, tmp_path)
     ours = answers(make_runner(made, plain), pixels)
-    assert max(relative_difference(ours[name], each) for name, each in wanted.items()) <= TOLERANCE
+    assert max(relative_difference(ours[name], each) for name, each in expected.items()) <= TOLERANCE
 
     counts, reasons = [], set[str]()
     for target in TARGETS:
         placement, found, placed, made = engine(graph, target, "int8", statistics, tmp_path)
         assert found.kernels["int8"] == count_int8(load_graph(placed)) == len(placement["int8"])
         assert set(placement["float"].values()) <= KNOWN_REASONS.keys(), placement["float"]
-        assert error(answers(make_runner(made, found), pixels), wanted) <= BOUND
+        assert error(answers(make_runner(made, found), pixels), expected) <= BOUND
         counts.append(f"{len(placement['int8'])} of {len(placement['int8']) + len(placement['float'])}")
         reasons.update(placement["float"].values())
     told = [module.remark, *(text for reason, text in KNOWN_REASONS.items() if reason in reasons)]

@@ -162,10 +162,10 @@ def test_a_float_engine_gives_the_answers_of_its_graph_at_any_batch(graph, out, 
     engine = compile_graph(graph, target, 1, out)
     feeds = {"image": images(batch)}
     with OnnxRuntimeRunner(graph, name="graph") as runner:
-        wanted = runner.infer(feeds)["logits"]
+        expected = runner.infer(feeds)["logits"]
     with make_runner(out, engine, batch=batch) as runner:
         ours = runner.infer(feeds)["logits"]
-    assert np.abs(ours - wanted).max() <= 1e-4 * np.abs(wanted).max()
+    assert np.abs(ours - expected).max() <= 1e-4 * np.abs(expected).max()
 
 
 # --- weights beside the graph, and models of two graphs ---------------------------------------------------------------
@@ -192,10 +192,10 @@ def test_an_engine_of_a_graph_with_its_weights_beside_it_is_the_same(tmp_path, g
     moved = out.rename(tmp_path / "elsewhere")
     feeds = {"image": images(2)}
     with OnnxRuntimeRunner(graph, name="graph") as runner:
-        wanted = runner.infer(feeds)["logits"]
+        expected = runner.infer(feeds)["logits"]
     with make_runner(moved, engine, batch=2) as runner:
         ours = runner.infer(feeds)["logits"]
-    assert np.abs(ours - wanted).max() <= 1e-4 * np.abs(wanted).max()
+    assert np.abs(ours - expected).max() <= 1e-4 * np.abs(expected).max()
 
 
 @pytest.mark.parametrize("target", CPU_TARGETS)
@@ -246,13 +246,13 @@ def test_an_engine_of_two_graphs_writes_the_tokens_of_the_original(sequence_engi
         ours = runner.infer({"source": source})
     with torch_runner(load_model(sequence_source)) as runner:
         assert runner.provider == "PyTorch eager"
-        wanted = runner.infer({"source": source})
-    ends = (wanted["tokens"] == 2).argmax(axis=1)
+        expected = runner.infer({"source": source})
+    ends = (expected["tokens"] == 2).argmax(axis=1)
     assert len(set(ends)) > 1
-    np.testing.assert_array_equal(ours["tokens"], wanted["tokens"])
-    np.testing.assert_array_equal(wanted["tokens"], target[:, : wanted["tokens"].shape[1]])
+    np.testing.assert_array_equal(ours["tokens"], expected["tokens"])
+    np.testing.assert_array_equal(expected["tokens"], target[:, : expected["tokens"].shape[1]])
     for row, end in enumerate(ends):
-        a, b = (found["logits"][row, : end + 1] for found in (ours, wanted))
+        a, b = (found["logits"][row, : end + 1] for found in (ours, expected))
         assert np.abs(a - b).max() <= 1e-4 * np.abs(b).max()
 
 
@@ -345,7 +345,7 @@ def test_a_graph_without_linears_runs_in_float(tmp_path, out, target):
 def test_onnxruntime_has_no_half_precision_on_the_cpu(graph, out, precision):
     with pytest.raises(CapabilityError, match=f"{ORT} cannot run {precision}") as caught:
         compile_engine(graph, out, target=ORT, precision=precision, batch=1, placed=0)
-    assert caught.value.wanted == "fp32, int8, mixed, int4"
+    assert caught.value.expected == "fp32, int8, mixed, int4"
     assert caught.value.exit_code == 4
     assert not list(out.iterdir())
 
@@ -367,7 +367,7 @@ def test_openvino_refuses_half_precision_on_a_cpu_without_it(graph, out, precisi
         pytest.skip(f"this CPU has {precision} for OpenVINO")
     with pytest.raises(CapabilityError, match=f"this CPU has no {precision}") as caught:
         compile_engine(graph, out, target=OPENVINO, precision=precision, batch=1, placed=0)
-    assert caught.value.wanted == precision.upper()
+    assert caught.value.expected == precision.upper()
 
 
 @pytest.mark.parametrize("precision", ["bf16", "fp16"])
@@ -382,7 +382,7 @@ def test_openvino_runs_half_precision_on_a_cpu_with_it(graph, out, precision):
 def test_a_fixed_batch_cannot_be_compiled_at_another(fixed_graph, out, target):
     with pytest.raises(TargetError, match="has the fixed batch 3") as caught:
         compile_graph(fixed_graph, target, 1, out)
-    assert (caught.value.found, caught.value.wanted) == ("--batch 1", "batch 3")
+    assert (caught.value.found, caught.value.expected) == ("--batch 1", "batch 3")
 
 
 @pytest.mark.parametrize("target", CPU_TARGETS)
@@ -396,7 +396,7 @@ def test_a_fixed_batch_is_compiled_at_its_own(fixed_graph, out, target):
 def test_a_graph_placed_for_another_target_is_refused(placements, out, placed, other):
     with pytest.raises(TargetError, match="placed for another target") as caught:
         compile_graph(placements[placed], other, 1, out)
-    assert (caught.value.found, caught.value.wanted) == (placed, other)
+    assert (caught.value.found, caught.value.expected) == (placed, other)
 
 
 def test_an_unknown_target_is_refused(graph, out):

@@ -64,9 +64,9 @@ def test_engines_of_such_a_process_are_those_of_any_other(with_commas, small_exp
     assert done.returncode == 0, done.stderr
     with load(small_bundle) as predictor:
         images = sorted((digits / "evaluation").glob("*/*.png"))[:20]
-        wanted = [predictor.predict(image).top[0].score for image in images]
+        expected = [predictor.predict(image).top[0].score for image in images]
     for found in json.loads(done.stdout).values():
-        assert found == pytest.approx(wanted, abs=1e-4)
+        assert found == pytest.approx(expected, abs=1e-4)
     assert not decimal_commas(tmp_path)
     assert list(tmp_path.rglob("model.xml"))
 

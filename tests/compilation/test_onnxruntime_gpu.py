@@ -92,7 +92,7 @@ def test_a_profile_of_another_provider_is_refused_with_its_nodes(graph):
         shape_nodes(events, PROVIDER)
     assert caught.value.found.count(f" on {ort.CPU_PROVIDER}") == onnxruntime_gpu.SHOWN_NODES
     assert caught.value.found.endswith(f", and {len(events) - onnxruntime_gpu.SHOWN_NODES} more")
-    assert caught.value.wanted == PROVIDER
+    assert caught.value.expected == PROVIDER
 
 
 def test_nodes_that_compute_shapes_may_stay_on_the_cpu_and_are_listed(reshaped):

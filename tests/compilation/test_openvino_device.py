@@ -47,8 +47,8 @@ def test_auto_says_what_ran_and_answers_as_the_graph(engine, small_export, batch
     feeds = {"image": images(batch)}
     graph = small_export / "model.onnx"
     with make_runner(folder, spec, batch=batch) as ours, OnnxRuntimeRunner(graph, name="graph") as theirs:
-        found, wanted = ours.infer(feeds)["logits"], theirs.infer(feeds)["logits"]
-    assert np.abs(found - wanted).max() <= 1e-5 * np.abs(wanted).max()
+        found, expected = ours.infer(feeds)["logits"], theirs.infer(feeds)["logits"]
+    assert np.abs(found - expected).max() <= 1e-5 * np.abs(expected).max()
 
 
 @CPU_ALONE
@@ -62,8 +62,8 @@ def test_int8_goes_from_images_to_a_bundle(small_export, digits, tmp_path):
     image = next((digits / "evaluation" / "7").glob("*.png"))
     with load(tmp_path / "engine") as ours, OnnxRuntimeRunner(small_export / "model.onnx", name="float") as whole:
         pixels, _ = ours.prepare(image)
-        found, wanted = ours.run(pixels)["logits"], whole.infer({"image": pixels})["logits"]
-    assert np.abs(found - wanted).max() < 0.2 * np.abs(wanted).max()
+        found, expected = ours.run(pixels)["logits"], whole.infer({"image": pixels})["logits"]
+    assert np.abs(found - expected).max() < 0.2 * np.abs(expected).max()
 
 
 def test_what_the_cpu_answers_is_no_float16(small_export, tmp_path):

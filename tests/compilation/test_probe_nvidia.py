@@ -139,8 +139,8 @@ def test_without_a_driver_everything_is_asked_all_the_same(no_driver, target):
     assert not found["NVIDIA driver"].ok
     assert "install NVIDIA's driver" in found["NVIDIA driver"].fix
     assert not found["GPU"].ok
-    wanted = {"cuda-python", "TensorRT for Python", "libnvinfer", "libnvonnxparser", "TensorRT version"}
-    assert (wanted if target == "tensorrt" else {"onnxruntime-gpu", "its libraries"}) <= set(found)
+    expected = {"cuda-python", "TensorRT for Python", "libnvinfer", "libnvonnxparser", "TensorRT version"}
+    assert (expected if target == "tensorrt" else {"onnxruntime-gpu", "its libraries"}) <= set(found)
     result = probe_target(target)
     assert (result.works, result.fix) == (False, "")
     assert result.detail.startswith("not here: no NVIDIA driver")

@@ -185,9 +185,9 @@ def test_where_there_is_no_room_every_reader_decodes(samples, loads, tmp_path, m
     monkeypatch.setattr(decoded, "DISK_SHARE", 0.0)
     images = DecodedImages(samples[:5], SPEC, tmp_path)
     images.fill(None, lambda count: None)
-    wanted = [pixels.tobytes() for _, pixels, _ in expected(samples[:5])]
-    assert [[pixels.tobytes() for pixels, _ in images] for _ in range(2)] == [wanted, wanted]
-    assert images[3][0].tobytes() == wanted[3]
+    pixels_of_each = [pixels.tobytes() for _, pixels, _ in expected(samples[:5])]
+    assert [[pixels.tobytes() for pixels, _ in images] for _ in range(2)] == [pixels_of_each, pixels_of_each]
+    assert images[3][0].tobytes() == pixels_of_each[3]
     assert (images.kept, loads["03.png"], loads["04.png"]) == (False, 4, 3)
     with pytest.raises(IndexError):
         images[5]

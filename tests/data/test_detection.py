@@ -148,7 +148,7 @@ def test_yolo_lines_come_back(tmp_path_factory, corners):
 
 
 @pytest.mark.parametrize(
-    ("line", "message", "wanted"),
+    ("line", "message", "expected"),
     [
         ("0 .5 .5 .1", "line 2 is not an object", "class cx cy width height"),
         ("0 .5 .5 .1 .1 .1 .1 .1", "line 2 is not an object", "class cx cy width height"),
@@ -162,19 +162,19 @@ def test_yolo_lines_come_back(tmp_path_factory, corners):
         ("-1 .5 .5 .1 .1", "line 2: no class -1", "0 or more"),
     ],
 )
-def test_a_yolo_line_that_is_wrong_is_named(images, labels, line, message, wanted):
+def test_a_yolo_line_that_is_wrong_is_named(images, labels, line, message, expected):
     (labels / "a.txt").write_text(f"0 .5 .5 .1 .1\n{line}\n")
     with pytest.raises(DataError, match=rf"a\.txt.* {message}") as caught:
         read_detection(images, labels, "yolo")
     assert caught.value.found == line
-    assert wanted in caught.value.wanted
+    assert expected in caught.value.expected
 
 
 def test_a_yolo_class_without_a_name_is_refused_where_classes_have_names(images, labels):
     (labels / "classes.txt").write_text("person\nbicycle\ncar\n")
     with pytest.raises(DataError, match=r"a\.txt, line 1: no class 3") as caught:
         read_detection(images, labels, "yolo")
-    assert "0..2" in caught.value.wanted
+    assert "0..2" in caught.value.expected
 
 
 @pytest.mark.parametrize(

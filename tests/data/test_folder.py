@@ -256,10 +256,10 @@ def test_samples_are_those_that_pathlib_finds_and_in_its_order(odd_names, twenty
 @settings(max_examples=30, deadline=None)
 def test_a_listed_split_is_a_permutation_of_the_list_of_samples(twenty, seed, calibration, labels):
     samples = listed_as_paths(twenty, labels)
-    wanted = [samples[i] for i in np.random.RandomState(seed).permutation(20)]
+    expected = [samples[i] for i in np.random.RandomState(seed).permutation(20)]
     found = list_split(twenty, labels, calibration=calibration, evaluation=8, seed=seed)
-    assert list(found.calibration) == wanted[:calibration]
-    assert list(found.evaluation) == wanted[calibration : calibration + 8]
+    assert list(found.calibration) == expected[:calibration]
+    assert list(found.evaluation) == expected[calibration : calibration + 8]
     assert [samples[place] for place in found.evaluation.places] == list(found.evaluation)
 
 

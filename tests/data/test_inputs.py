@@ -40,7 +40,7 @@ def test_what_is_missing_doubled_or_of_another_shape_is_named(made):
     (inputs / "size/7/b.v2.npy").unlink()
     with pytest.raises(MissingFileError, match=r"b\.v2\.png has no file for the input size") as missing:
         list(files.each(samples))
-    assert str(inputs / "size/7/b.v2.npy") in missing.value.found and "float32 [2]" in missing.value.wanted
+    assert str(inputs / "size/7/b.v2.npy") in missing.value.found and "float32 [2]" in missing.value.expected
     np.save(inputs / "size/7/a.npy", np.zeros(3, np.float32))
     with pytest.raises(TensorError, match=r"a\.npy does not fit the input size"):
         files.of(samples[0])

@@ -52,7 +52,7 @@ def test_what_is_no_outline_is_named(tmp_path, outline):
     wrong = {"id": 1, "image_id": 7, "category_id": 1, "bbox": [2, 1, 4, 3], "segmentation": outline}
     with pytest.raises(DataError, match=r"annotations\[1\] has no outline") as caught:
         read(tmp_path, annotations=[COCO["annotations"][0], wrong])
-    assert "or run lengths of size [6, 8]" in caught.value.wanted and "not their boxes alone" in caught.value.fix
+    assert "or run lengths of size [6, 8]" in caught.value.expected and "not their boxes alone" in caught.value.fix
 
 
 @pytest.mark.parametrize(

@@ -42,8 +42,8 @@ def test_normal_images_calibrate_and_test_images_judge(root):
     kinds = [test.annotations[sample.path].defect for sample in parts.evaluation]
     assert sorted(map(str, kinds)) == ["None"] * 3 + ["crack"] * 3
     crack, good = (test.annotations[root / "test" / kind / "000.png"] for kind in ("crack", "good"))
-    wanted = np.asarray(Image.open(root / "ground_truth/crack/000_mask.png")) != 0
-    np.testing.assert_array_equal(crack.load(), wanted)
+    expected = np.asarray(Image.open(root / "ground_truth/crack/000_mask.png")) != 0
+    np.testing.assert_array_equal(crack.load(), expected)
     assert good.load().shape == (6, 8) and not good.load().any()
     assert split(root, seed=0)[0] == split(root, seed=0)[0] != split(root, seed=1)[0]
     assert digest(parts.evaluation, root)  # paths are below the root
@@ -69,7 +69,7 @@ def test_a_missing_mask_is_an_error(root):
     (root / "ground_truth/crack/001_mask.png").unlink()
     with pytest.raises(DataError, match=r"1 of 6 images below .*test have no mask") as error:
         read_mvtec(root)
-    assert "001_mask.png" in error.value.found and "no folder ground_truth at all" in error.value.wanted
+    assert "001_mask.png" in error.value.found and "no folder ground_truth at all" in error.value.expected
 
 
 @pytest.mark.parametrize(
@@ -91,7 +91,7 @@ def test_other_layouts_are_refused(root, tmp_path):
         read_mvtec(tmp_path / "nowhere")
     with pytest.raises(DataError, match="has another layout") as error:
         read_mvtec(root / "test")
-    assert error.value.found == "no train/good and no test/good" and "MVTec AD" in error.value.wanted
+    assert error.value.found == "no train/good and no test/good" and "MVTec AD" in error.value.expected
 
 
 def test_an_image_that_is_known_before_is_refused(root):

@@ -127,7 +127,7 @@ def test_a_map_of_another_size_is_refused(folder):
     data = read(folder)
     with pytest.raises(DataError, match=r"x\.png is not of the size of its image") as caught:
         data.annotations[data.samples[0].path].load(MAPPING)
-    assert (caught.value.found, caught.value.wanted) == ("2x3", "3x2 pixels (upright)")
+    assert (caught.value.found, caught.value.expected) == ("2x3", "3x2 pixels (upright)")
 
 
 def test_a_map_that_is_not_there_or_no_image_is_named(folder):

@@ -79,7 +79,7 @@ def test_what_datasets_itself_writes_is_read(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("labels", "wanted", "classes"),
+    ("labels", "expected", "classes"),
     [
         (pa.array(["dog", "cat", "dog"]), [1, 0, 1], DataClasses(("cat", "dog"), "words")),
         (pa.array(["dog", "cat", "dog"]).dictionary_encode(), [1, 0, 1], DataClasses(("cat", "dog"), "words")),
@@ -87,12 +87,12 @@ def test_what_datasets_itself_writes_is_read(tmp_path):
         (pa.array(["7", "12", "7"]), [0, 1, 0], DataClasses(("7", "12"), "numbers")),
     ],
 )
-def test_labels_are_numbers_or_names(tmp_path, labels, wanted, classes):
+def test_labels_are_numbers_or_names(tmp_path, labels, expected, classes):
     path = tmp_path / "x.parquet"
     plain = pa.table({"image": [picture(i) for i in range(3)], "label": labels})
     pq.write_table(plain, path)
     samples, found = list_images(path, "folders")
-    assert (samples.labels.tolist(), found) == (wanted, classes)
+    assert (samples.labels.tolist(), found) == (expected, classes)
     assert samples[1].content() == picture(1) and has_container_labels(path)
 
 

@@ -39,7 +39,7 @@ def test_a_target_has_the_path_of_its_image_whatever_its_suffix(folders):
 def test_an_image_of_another_size_than_the_model_takes_is_refused(folders):
     with pytest.raises(DataError, match=r"a\.png is not of the size that the model takes") as refused:
         read_targets(*folders, (16, 16))
-    assert (refused.value.found, refused.value.wanted) == ("16x12 pixels", "16x16")
+    assert (refused.value.found, refused.value.expected) == ("16x12 pixels", "16x16")
 
 
 @pytest.mark.parametrize(

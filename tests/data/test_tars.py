@@ -45,11 +45,11 @@ def test_what_webdataset_writes_is_read_in_place(shards):
 
 
 def test_one_tar_a_pattern_and_a_folder_name_their_images_alike(shards):
-    wanted = [f"val-001.tar/{i:04}.png" for i in (3, 4, 5)]
+    expected = [f"val-001.tar/{i:04}.png" for i in (3, 4, 5)]
     for path in (shards / "val-001.tar", shards / "*-001.tar"):
         samples, _ = list_images(path, "none")
-        assert list(samples.names) == wanted and samples.labels is None
-    assert list(list_images(shards, "none")[0].names)[3:] == wanted
+        assert list(samples.names) == expected and samples.labels is None
+    assert list(list_images(shards, "none")[0].names)[3:] == expected
 
 
 def test_images_for_another_process_are_found_there(shards):
@@ -155,7 +155,7 @@ def test_a_compressed_tar_is_refused_and_the_reason_given(tmp_path, name):
     for path in (tmp_path / name, tmp_path):
         with pytest.raises(DataError, match="is a compressed tar") as told:
             list_images(path, "none")
-        assert "read where they lie" in told.value.wanted
+        assert "read where they lie" in told.value.expected
 
 
 @pytest.fixture(scope="module")

@@ -57,4 +57,4 @@ def test_what_is_no_such_list_is_refused(folder, value, message, found):
 def test_a_file_that_is_not_there_is_named(folder):
     with pytest.raises(MissingFileError, match="no file of texts at") as caught:
         read_written(folder / "images", folder / "none.json")
-    assert "file_name" in caught.value.wanted
+    assert "file_name" in caught.value.expected

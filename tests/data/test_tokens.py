@@ -105,7 +105,7 @@ def test_another_dtype_or_shape_is_refused(tmp_path, array, found):
     with pytest.raises(DataError, match="is no array of tokens") as caught:
         read_tokens(write(tmp_path / "t.npz", source=array))
     assert caught.value.found == found
-    assert caught.value.wanted == "int64 [n, length] of at most 256 MiB"
+    assert caught.value.expected == "int64 [n, length] of at most 256 MiB"
 
 
 @pytest.mark.parametrize("shape", [(10**12, 10**6), (4, 4), (3, 3), (-1, -12)])
@@ -122,7 +122,7 @@ def test_a_member_too_large_is_refused_before_it_is_read(tmp_path, monkeypatch):
     assert path.stat().st_size < 10_000
     with pytest.raises(DataError, match="is too large") as caught:
         read_tokens(path)
-    assert (caught.value.found, caught.value.wanted) == ("1,048,704 bytes", "int64 [n, length] of at most 1 MiB")
+    assert (caught.value.found, caught.value.expected) == ("1,048,704 bytes", "int64 [n, length] of at most 1 MiB")
     assert len(read_tokens(write(path, source=zeros[:-16])).source) == (1 << 17) - 16
 
 
@@ -168,7 +168,7 @@ def test_negative_tokens_are_refused(tmp_path):
 def test_another_number_of_targets_is_refused(tmp_path):
     with pytest.raises(DataError, match="another number of targets") as caught:
         read_tokens(write(tmp_path / "t.npz", source=SOURCE, target=TARGET[:3]))
-    assert (caught.value.found, caught.value.wanted) == ("3 targets", "4")
+    assert (caught.value.found, caught.value.expected) == ("3 targets", "4")
 
 
 # --- splitting --------------------------------------------------------------------------------------------------------
@@ -203,12 +203,12 @@ def test_sequences_without_targets_are_split_too():
     assert (first.target, second.target) == (None, None)
 
 
-@pytest.mark.parametrize(("calibration", "evaluation", "wanted"), [(20, "all", "at least one"), (18, 3, "3")])
-def test_too_few_sequences_are_refused(calibration, evaluation, wanted):
+@pytest.mark.parametrize(("calibration", "evaluation", "expected"), [(20, "all", "at least one"), (18, 3, "3")])
+def test_too_few_sequences_are_refused(calibration, evaluation, expected):
     with pytest.raises(DataError, match=r"x\.npz has too few sequences") as caught:
         split(twenty(), calibration=calibration, evaluation=evaluation, seed=0, source="x.npz")
     assert caught.value.found == "20 sequences"
-    assert caught.value.wanted == f"{calibration} to calibrate and {wanted} to evaluate"
+    assert caught.value.expected == f"{calibration} to calibrate and {expected} to evaluate"
 
 
 # --- digest -----------------------------------------------------------------------------------------------------------

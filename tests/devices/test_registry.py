@@ -112,7 +112,7 @@ def test_a_label_that_a_device_is_called_after_is_still_a_label():
     assert [d.name for d in find_devices("label:others")] == ["lab"]
     with pytest.raises(UnknownDeviceError, match="no device has the label 'a'") as caught:
         find_devices("label:a")
-    assert caught.value.wanted == "lab, others" and "--label a" in caught.value.fix
+    assert caught.value.expected == "lab, others" and "--label a" in caught.value.fix
 
 
 @pytest.mark.parametrize(

@@ -53,7 +53,7 @@ def test_a_key_that_is_no_name_in_python_and_one_that_may_be_left_out():
     ("spoil", "problem"),
     [
         (lambda report: report.pop("format"), "$.format: missing"),
-        (lambda report: report.update(format=2), "$.format: found '2', wanted one of 1"),
+        (lambda report: report.update(format=2), "$.format: found '2', expected one of 1"),
         (lambda report: report.update(news=1), "$.news: unknown field"),
         (lambda report: report["engines"][0]["verify"].pop("kl"), "$.engines[0].verify.kl: missing"),
         (lambda report: report["bench"]["results"][0].update(samples=1.5), "$.bench.results[0].samples: found '1.5'"),

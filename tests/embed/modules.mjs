@@ -44,12 +44,12 @@ console.log(JSON.stringify({
   measured: (cases.measured ?? []).map(({ numbers, post, labels }) => measure(Float32Array.from(numbers), post, labels)),
   labels: (cases.labels ?? []).map(({ form, outputs, labels }) => toAnswer(floats(outputs), 1, 1, { form }, labels)),
   classify: cases.classify.map(({ logits, labels }) => classify(Float32Array.from(logits), labels)),
-  golden: await Promise.all(cases.golden.map(({ wanted, rows }) => {
+  golden: await Promise.all(cases.golden.map(({ expected, rows }) => {
     const facts = {
       form: { kind: "ranking", output: "logits" }, preprocess: { crop: [1, 1], mean: [0] },
       golden: { images: rows.length, outputs: ["logits"], engine: { folder: "golden", tolerance: 0.05, least_same: rows.length } },
     };
-    const bytes = async (path) => (path.endsWith("u8") ? new ArrayBuffer(rows.length) : Float32Array.from(wanted).buffer);
+    const bytes = async (path) => (path.endsWith("u8") ? new ArrayBuffer(rows.length) : Float32Array.from(expected).buffer);
     const left = [...rows];
     return checkGolden(facts, bytes, async () => ({ logits: Float32Array.from(left.shift()) }), "engine");
   })),

@@ -95,9 +95,9 @@ def test_answers_are_the_predictors(program, bundle, pictures):
     assert (done.returncode, done.stderr) == (0, "")
     lines = [line.split("\t") for line in done.stdout.removesuffix("\n").split("\n")]
     with load(bundle) as predictor:
-        wanted = {str(path): predictor.predict(path, top=cpp.TOP).top for path in pictures}
+        expected = {str(path): predictor.predict(path, top=cpp.TOP).top for path in pictures}
     assert len(lines) == cpp.TOP * len(pictures)
-    for path, best in wanted.items():
+    for path, best in expected.items():
         found = [line for line in lines if line[0] == path]
         assert [int(line[1]) for line in found] == [each.index for each in best], path
         assert [line[2] for line in found] == [each.label.replace("\t", " ") for each in best]
@@ -171,7 +171,7 @@ def test_the_command_writes_all_of_it(bundle, small_bundle, tmp_path, shared_sto
         assert {"main.cpp", "CMakeLists.txt", "README.md", "model.xml", "model.bin", "golden/inputs.u8"} <= names
         assert not re.search(r"{[{] |{%", (tmp_path / "app" / "main.cpp").read_text())  # of the template
         assert here("embed", bundle, "--as", "cpp", "-o", "app").returncode == 2
-        assert "wanted cpp" in here("embed", bundle, "--as", "cobol", "-o", "other").stderr
+        assert "expected cpp" in here("embed", bundle, "--as", "cobol", "-o", "other").stderr
         refused = here("embed", small_bundle, "--as", "cpp", "-o", "other")
         assert refused.returncode == 2 and not (tmp_path / "other").exists()
 

@@ -216,15 +216,15 @@ def test_maps_are_the_predictors(kind, built, tmp_path):
     lines = said(program, "--maps", maps, *paths)
     with load(bundle) as predictor:
         for path in paths:
-            wanted, found = predictor.predict(path), np.load(maps / f"{path.stem}.npy")
+            expected, found = predictor.predict(path), np.load(maps / f"{path.stem}.npy")
             told = [line[1:] for line in lines if line[0] == str(path)]
             if kind == "depth":
-                np.testing.assert_allclose(found, wanted.map, rtol=1e-4, atol=1e-4)
-                np.testing.assert_allclose([float(each) for each in told[0]], wanted.range, rtol=1e-4, atol=1e-4)
+                np.testing.assert_allclose(found, expected.map, rtol=1e-4, atol=1e-4)
+                np.testing.assert_allclose([float(each) for each in told[0]], expected.range, rtol=1e-4, atol=1e-4)
                 continue
-            assert (found == wanted.map).mean() > 0.999 and len(np.unique(found)) > 1
+            assert (found == expected.map).mean() > 0.999 and len(np.unique(found)) > 1
             assert sorted(line[1].replace("\t", " ") for line in told) == sorted(
-                each.label.replace("\t", " ") for each in wanted.classes
+                each.label.replace("\t", " ") for each in expected.classes
             )
             assert sum(int(line[2]) for line in told) == int((found >= 0).sum())
     absent = subprocess.run([program, "--maps", tmp_path / "absent", paths[0]], capture_output=True, text=True)
@@ -238,10 +238,10 @@ def test_mattes_are_the_predictors(kind, built, tmp_path):
     lines = said(program, "--maps", maps, *paths)
     with load(bundle) as predictor:
         for path, (_, share, *box) in zip(paths, lines, strict=True):
-            wanted, found = predictor.predict(path), np.load(maps / f"{path.stem}.npy")
-            np.testing.assert_allclose(found, wanted.matte, atol=1e-4)
-            assert float(share) == pytest.approx(wanted.share, abs=2e-3) and 0 < wanted.share < 1
-            np.testing.assert_allclose([int(side) for side in box], wanted.box, atol=1)
+            expected, found = predictor.predict(path), np.load(maps / f"{path.stem}.npy")
+            np.testing.assert_allclose(found, expected.matte, atol=1e-4)
+            assert float(share) == pytest.approx(expected.share, abs=2e-3) and 0 < expected.share < 1
+            np.testing.assert_allclose([int(side) for side in box], expected.box, atol=1)
 
 
 @pytest.mark.parametrize("kind", ["labels", "yes"])
@@ -251,20 +251,20 @@ def test_labels_are_the_predictors(kind, built, tmp_path):
     with load(bundle) as predictor:
         answers = [predictor.predict(path) for path in paths]
     if kind == "yes":
-        wanted = [
+        expected = [
             [str(path), "yes" if each.yes else "no", each.label] for path, each in zip(paths, answers, strict=True)
         ]
         scores = [each.score for each in answers]
     else:
-        wanted = [
+        expected = [
             [str(path), str(row.index), row.label.replace("\t", " "), str(int(row in each.labels))]
             for path, each in zip(paths, answers, strict=True)
             for row in each.scores
         ]
         scores = [row.score for each in answers for row in each.scores]
-        assert {row[-1] for row in wanted} == {"0", "1"}
+        assert {row[-1] for row in expected} == {"0", "1"}
     place = 3
-    assert [line[:place] + line[place + 1 :] for line in lines] == wanted
+    assert [line[:place] + line[place + 1 :] for line in lines] == expected
     np.testing.assert_allclose([float(line[place]) for line in lines], scores, atol=1e-4)
 
 
@@ -282,9 +282,9 @@ def test_points_are_the_predictors(fit, built, tmp_path):
             ]
             given = [each for box in boxes for each in ("--box", ",".join(map(str, box)))]
             lines += said(program, *given, paths[0])
-    wanted = [(str(path), number, point) for path, number, answer in answers for point in answer.shown]
-    assert len(lines) == len(wanted) > 5
-    for line, (path, number, point) in zip(lines, wanted, strict=True):
+    expected = [(str(path), number, point) for path, number, answer in answers for point in answer.shown]
+    assert len(lines) == len(expected) > 5
+    for line, (path, number, point) in zip(lines, expected, strict=True):
         assert line[:4] == [path, str(number), str(point.index), point.name.replace("\t", " ")]
         np.testing.assert_allclose([float(each) for each in line[4:]], [point.score, point.x, point.y], atol=2e-3)
     if boxes:
@@ -299,17 +299,17 @@ def test_pictures_are_the_predictors(built, tmp_path):
     lines = said(program, "--pictures", made, *paths)
     with load(bundle) as predictor:
         for path, line in zip(paths, lines, strict=True):
-            wanted, found = predictor.predict(path).pixels, np.asarray(Image.open(made / f"{path.stem}.png"))
+            expected, found = predictor.predict(path).pixels, np.asarray(Image.open(made / f"{path.stem}.png"))
             assert line[:4] == [str(path), "12", "8", "3"]
-            assert np.abs(found.astype(int) - wanted).max() <= 1 and np.ptp(found) > 50
+            assert np.abs(found.astype(int) - expected).max() <= 1 and np.ptp(found) > 50
 
 
 def test_numbers_are_the_predictors(built, tmp_path):
     (bundle, program), paths = built["numbers"], pictures(tmp_path)
     lines = said(program, *paths)
     with load(bundle) as predictor:
-        wanted = [(str(path), number) for path in paths for number in predictor.predict(path).numbers]
-    for line, (path, number) in zip(lines, wanted, strict=True):
+        expected = [(str(path), number) for path in paths for number in predictor.predict(path).numbers]
+    for line, (path, number) in zip(lines, expected, strict=True):
         assert line[:3] == [path, str(number.index), number.name.replace("\t", " ")]
         assert float(line[3]) == pytest.approx(number.value, rel=1e-4, abs=1e-4) and line[4] == number.unit
 

@@ -122,7 +122,7 @@ def test_what_triton_gets_is_a_configuration_of_tritons(make, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("report", "changed", "wanted"),
+    ("report", "changed", "expected"),
     [
         (bench(), {}, (8, 9500)),
         (bench(offline=90.0), {}, (1, 0)),
@@ -133,9 +133,9 @@ def test_what_triton_gets_is_a_configuration_of_tritons(make, tmp_path):
     ],
     ids=["gains", "loses", "no report", "no offline", "another engine", "fixed"],
 )
-def test_settings_come_from_the_bench(make, report, changed, wanted):
+def test_settings_come_from_the_bench(make, report, changed, expected):
     found = settings(make(report, **changed))
-    assert (found.max_batch, found.delay_us) == wanted
+    assert (found.max_batch, found.delay_us) == expected
     assert found.measured
     assert found.batching
 
@@ -183,10 +183,10 @@ def test_kserve_is_told_of_the_server_and_its_repository(make, tmp_path, target)
 
 
 @pytest.mark.parametrize(
-    ("name", "wanted"), [("Ü", "model"), ("1a", "model-1a"), ('a"""\nx', "a-x"), ("a" * 90, "a" * 50)]
+    ("name", "expected"), [("Ü", "model"), ("1a", "model-1a"), ('a"""\nx', "a-x"), ("a" * 90, "a" * 50)]
 )
-def test_names_are_such_as_servers_take(make, name, wanted):
-    assert server_name(find_embedded(make(name=name), (ONNXRUNTIME,), "a server", of_one_graph)) == wanted
+def test_names_are_such_as_servers_take(make, name, expected):
+    assert server_name(find_embedded(make(name=name), (ONNXRUNTIME,), "a server", of_one_graph)) == expected
 
 
 @pytest.mark.parametrize(
@@ -229,10 +229,10 @@ def test_the_client_holds_the_answers_against_the_originals(make, pixels, tmp_pa
     assert (client.TOLERANCE, client.BATCH) == (1e-4, 8)
     with np.load(tmp_path / "golden/inputs.npz") as arrays:
         assert np.array_equal(arrays["image"], pixels)
-    wanted = np.load(tmp_path / "golden/outputs.npz")["logits"]
-    assert client.difference(wanted, wanted) == 0
-    assert client.difference(wanted + np.abs(wanted).max(), wanted) == pytest.approx(1)
-    assert client.difference(wanted[:1], wanted) == float("inf")
+    expected = np.load(tmp_path / "golden/outputs.npz")["logits"]
+    assert client.difference(expected, expected) == 0
+    assert client.difference(expected + np.abs(expected).max(), expected) == pytest.approx(1)
+    assert client.difference(expected[:1], expected) == float("inf")
     assert client.difference(np.array([1]), np.array([2])) == float("inf")
 
 

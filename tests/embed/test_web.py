@@ -285,11 +285,11 @@ def test_images_are_prepared_as_the_predictor_prepares_them_to_the_bit(written):
     for (spec, width, height), image, found in zip(
         cases, images, in_node(written, prepare=asked)["prepare"], strict=True
     ):
-        wanted = load_pixels(image, spec)
-        pixels = np.frombuffer(base64.b64decode(found["pixels"]), np.uint8).reshape(wanted.shape)
-        np.testing.assert_array_equal(pixels, wanted, err_msg=f"{spec} {width}x{height}")
+        expected = load_pixels(image, spec)
+        pixels = np.frombuffer(base64.b64decode(found["pixels"]), np.uint8).reshape(expected.shape)
+        np.testing.assert_array_equal(pixels, expected, err_msg=f"{spec} {width}x{height}")
         floats = np.frombuffer(base64.b64decode(found["floats"]), np.float32).reshape(2, -1)
-        np.testing.assert_array_equal(floats, np.tile(normalise(wanted[None], spec).reshape(-1), (2, 1)))
+        np.testing.assert_array_equal(floats, np.tile(normalise(expected[None], spec).reshape(-1), (2, 1)))
         window = input_window((width, height), spec)
         left, top, wide, high = (found["window"][name] for name in ("left", "top", "width", "height"))
         assert (left, top, left + wide, top + high) == pytest.approx(dataclasses.astuple(window))
@@ -316,14 +316,14 @@ def test_outputs_become_the_predictors_answers(written):
     ]
     found = in_node(written, detect=asked, classify=[{"logits": each.tolist(), "labels": labels} for each in logits])
     for (outputs, post), ours in zip(cases, found["detect"], strict=True):
-        wanted = detect(outputs, (64, 40), spec, post, labels).objects
-        assert wanted and [(each["index"], each["label"]) for each in ours] == [(w.index, w.label) for w in wanted]
-        np.testing.assert_allclose([each["score"] for each in ours], [w.score for w in wanted], rtol=1e-12)
-        np.testing.assert_allclose([each["box"] for each in ours], [w.box for w in wanted], atol=1e-9)
+        expected = detect(outputs, (64, 40), spec, post, labels).objects
+        assert expected and [(each["index"], each["label"]) for each in ours] == [(w.index, w.label) for w in expected]
+        np.testing.assert_allclose([each["score"] for each in ours], [w.score for w in expected], rtol=1e-12)
+        np.testing.assert_allclose([each["box"] for each in ours], [w.box for w in expected], atol=1e-9)
     for each, ours in zip(logits, found["classify"], strict=True):
-        wanted = classify(each, labels).top
-        assert [(one["index"], one["label"]) for one in ours] == [(w.index, w.label) for w in wanted]
-        np.testing.assert_allclose([one["score"] for one in ours], [w.score for w in wanted], rtol=1e-12)
+        expected = classify(each, labels).top
+        assert [(one["index"], one["label"]) for one in ours] == [(w.index, w.label) for w in expected]
+        np.testing.assert_allclose([one["score"] for one in ours], [w.score for w in expected], rtol=1e-12)
     assert found["cosine"] == pytest.approx(1.5 / np.sqrt(14 * 5.25))
 
 
@@ -335,8 +335,8 @@ def test_numbers_become_the_predictors(written, labels):
         for numbers, post in cases
     ]
     for (numbers, post), found in zip(cases, in_node(written, measured=asked)["measured"], strict=True):
-        wanted = numbers_of(np.array(numbers, np.float32), post, labels).numbers
-        assert found == [{"label": each.name, "value": each.value, "unit": each.unit} for each in wanted]
+        expected = numbers_of(np.array(numbers, np.float32), post, labels).numbers
+        assert found == [{"label": each.name, "value": each.value, "unit": each.unit} for each in expected]
 
 
 def test_several_answers_have_their_names_and_their_own_labels(written):
@@ -379,14 +379,14 @@ def test_labels_of_their_own_become_the_predictors_answers(written):
         for task, outputs, post in cases
     ]
     for (task, outputs, post), ours in zip(cases, in_node(written, labels=asked)["labels"], strict=True):
-        wanted = reader_of(task)(outputs, OutputReading((1, 1), None, post, labels))
+        expected = reader_of(task)(outputs, OutputReading((1, 1), None, post, labels))
         if task == "binary":
-            assert (ours["yes"], ours["label"]) == (wanted.yes, wanted.label)
-            assert ours["score"] == pytest.approx(wanted.score, rel=1e-12)
+            assert (ours["yes"], ours["label"]) == (expected.yes, expected.label)
+            assert ours["score"] == pytest.approx(expected.score, rel=1e-12)
             continue
-        assert [row["label"] for row in ours["scores"]] == [row.label for row in wanted.scores]
-        assert {row["index"] for row in ours["scores"] if row["has"]} == {row.index for row in wanted.labels}
-        np.testing.assert_allclose([row["score"] for row in ours["scores"]], [row.score for row in wanted.scores])
+        assert [row["label"] for row in ours["scores"]] == [row.label for row in expected.scores]
+        assert {row["index"] for row in ours["scores"] if row["has"]} == {row.index for row in expected.labels}
+        np.testing.assert_allclose([row["score"] for row in ours["scores"]], [row.score for row in expected.scores])
 
 
 @pytest.mark.parametrize("spec", [SPECS[1], SPECS[2]], ids=["cropped", "whole"])
@@ -418,17 +418,17 @@ def test_maps_become_the_predictors_at_the_size_of_the_image(written, spec):
     for given, post, found in zip(outputs, posts, in_node(written, maps=asked)["maps"], strict=True):
         ours = np.array(found["map"], np.float64).reshape(size[::-1])
         if isinstance(post, DepthSpec):
-            wanted = depth_of(given, size, spec, post)
-            np.testing.assert_allclose(ours, wanted, atol=1e-5)
-            np.testing.assert_allclose(found["range"], Depth(wanted, post.values).range, atol=1e-5)
+            expected = depth_of(given, size, spec, post)
+            np.testing.assert_allclose(ours, expected, atol=1e-5)
+            np.testing.assert_allclose(found["range"], Depth(expected, post.values).range, atol=1e-5)
         elif isinstance(post, ForegroundSpec):
-            wanted = matte_of(given, size, spec, post)
-            np.testing.assert_allclose(ours, wanted, atol=1e-5)
-            assert found["share"] == pytest.approx(Foreground(wanted, post.threshold).share, abs=1e-3)
+            expected = matte_of(given, size, spec, post)
+            np.testing.assert_allclose(ours, expected, atol=1e-5)
+            assert found["share"] == pytest.approx(Foreground(expected, post.threshold).share, abs=1e-3)
         else:
-            wanted = classes_of(given, size, spec, post)
-            assert (ours == wanted).mean() > 0.999 and len(np.unique(wanted)) > 2
-            told = [(each.index, each.label) for each in areas(wanted, labels)]
+            expected = classes_of(given, size, spec, post)
+            assert (ours == expected).mean() > 0.999 and len(np.unique(expected)) > 2
+            told = [(each.index, each.label) for each in areas(expected, labels)]
             assert [(each["index"], each["label"]) for each in found["classes"]] == told
 
 
@@ -448,10 +448,10 @@ def test_heat_maps_become_the_predictors_points(written, spec, decoding):
     ]
     for each, found in zip(asked, in_node(written, points=asked)["points"], strict=True):
         reading = OutputReading((each["width"], each["height"]), spec, post, labels)
-        wanted = KEYPOINTS.answer({"heatmaps": maps}, reading).points
-        assert [one["label"] for one in found] == [point.name for point in wanted]
-        np.testing.assert_allclose([[one["x"], one["y"]] for one in found], [[w.x, w.y] for w in wanted], atol=2e-3)
-        np.testing.assert_allclose([one["score"] for one in found], [w.score for w in wanted], rtol=1e-6)
+        expected = KEYPOINTS.answer({"heatmaps": maps}, reading).points
+        assert [one["label"] for one in found] == [point.name for point in expected]
+        np.testing.assert_allclose([[one["x"], one["y"]] for one in found], [[w.x, w.y] for w in expected], atol=2e-3)
+        np.testing.assert_allclose([one["score"] for one in found], [w.score for w in expected], rtol=1e-6)
 
 
 @pytest.mark.parametrize("channels", [1, 3])
@@ -480,16 +480,16 @@ def test_a_wrong_answer_is_found(built, tmp_path):
 
 
 def test_what_counts_as_a_right_answer(written):
-    wanted = np.array([[1, 0.99, 0], [0, 3, 0]], np.float32)
+    expected = np.array([[1, 0.99, 0], [0, 3, 0]], np.float32)
     cases = {
-        "same": wanted,
+        "same": expected,
         "tied": np.array([[0.98, 1, 0], [0, 3, 0]]),  # two classes that the tolerance does not tell apart
         "other": np.array([[0, 0.99, 1], [0, 3, 0]]),
         "no number": np.array([[1, np.nan, 0], [0, 3, 0]]),
-        "short": wanted[:, :2],
+        "short": expected[:, :2],
     }
     asked = [
-        {"wanted": wanted.ravel().tolist(), "rows": [[str(x) for x in row] for row in rows]} for rows in cases.values()
+        {"expected": expected.ravel().tolist(), "rows": [[str(x) for x in row] for row in rows]} for rows in cases.values()
     ]
     found = dict(zip(cases, in_node(written, golden=asked)["golden"], strict=True))
     assert {name: each["ok"] for name, each in found.items()} == {
@@ -549,9 +549,9 @@ def test_examples_have_the_answers_of_the_original(opened, bundle):
       return answers.map(({ answer }) => answer.top);
     """)
     for row, top in zip(logits, found, strict=True):
-        wanted = classify(row, LABELS).top
-        assert (top[0]["index"], top[0]["label"]) == (wanted[0].index, wanted[0].label)
-        assert top[0]["score"] == pytest.approx(wanted[0].score, abs=0.01)
+        expected = classify(row, LABELS).top
+        assert (top[0]["index"], top[0]["label"]) == (expected[0].index, expected[0].label)
+        assert top[0]["score"] == pytest.approx(expected[0].score, abs=0.01)
 
 
 @pytest.fixture(scope="module")
@@ -613,10 +613,10 @@ def test_files_of_every_kind_give_the_predictors_pixels(opened, pictures, spec):
     """PNG must. JPEG and WebP need not: the decoder is the browser's, another one may round differently by a level or
     two; Chromium's is the one that Pillow has too."""
     for (name, data), found in zip(pictures.items(), opened.run(READ, encoded(pictures.values(), spec)), strict=True):
-        wanted = load_pixels(data, spec)
-        pixels = np.array(found["data"]).reshape(wanted.shape)
+        expected = load_pixels(data, spec)
+        pixels = np.array(found["data"]).reshape(expected.shape)
         allowed = 0 if name.endswith(".png") else 4
-        assert np.abs(pixels - wanted).max() <= allowed, name
+        assert np.abs(pixels - expected).max() <= allowed, name
 
 
 def test_broken_files_are_told_and_leave_the_page_alive(opened, pictures, digits):
@@ -1069,15 +1069,15 @@ def test_classes_are_drawn_over_the_image(browser, built, tmp_path):
         assert "The map says where" in opened.page.text_content("#looked")
         opened.page.set_input_files("#file", tmp_path / "image.png")
         with load(tmp_path / "bundle") as predictor:
-            wanted = predictor.predict(tmp_path / "image.png")
-        opened.until(".scores", wanted.classes[0].label)
+            expected = predictor.predict(tmp_path / "image.png")
+        opened.until(".scores", expected.classes[0].label)
         shown = opened.page.locator(".scores li > span").all_text_contents()
-        assert shown == [text for each in wanted.classes for text in (each.label, f"{100 * each.share:.1f} %")]
+        assert shown == [text for each in expected.classes for text in (each.label, f"{100 * each.share:.1f} %")]
         corner = opened.page.evaluate("""() => {
           const view = document.getElementById("view"), context = view.getContext("2d");
           return [...context.getImageData(view.width / 2, view.height / 2, 1, 1).data];
         }""")
-        tint = colours(2)[wanted.map[wanted.map.shape[0] // 2, wanted.map.shape[1] // 2]]
+        tint = colours(2)[expected.map[expected.map.shape[0] // 2, expected.map.shape[1] // 2]]
         grey = np.asarray(Image.open(tmp_path / "image.png").convert("L"), float)
         under = grey[grey.shape[0] // 2, grey.shape[1] // 2]
         assert np.abs(np.array(corner[:3]) - (tint.astype(float) * 140 / 255 + under * 115 / 255)).max() <= 6
@@ -1106,12 +1106,12 @@ def test_points_are_drawn_on_the_image(browser, built, tmp_path):
         Image.fromarray(spots).save(tmp_path / "spots.png")
         opened.page.set_input_files("#file", tmp_path / "spots.png")
         with load(tmp_path / "bundle") as predictor:
-            wanted = predictor.predict(tmp_path / "spots.png")
-        opened.until(".best", f"{len(wanted.shown)} of 2 points")
+            expected = predictor.predict(tmp_path / "spots.png")
+        opened.until(".best", f"{len(expected.shown)} of 2 points")
         shown = opened.page.locator(".scores li > span").all_text_contents()
-        assert shown[::2] == [point.name for point in wanted.shown] == ["bright", "dark"]
-        width, height = wanted.size
-        a, b = ((point.x + 0.5, point.y + 0.5) for point in wanted.points)
+        assert shown[::2] == [point.name for point in expected.shown] == ["bright", "dark"]
+        width, height = expected.size
+        a, b = ((point.x + 0.5, point.y + 0.5) for point in expected.points)
         assert colour_at(opened, a[0] / width, a[1] / height) == list(POINT)
         assert colour_at(opened, b[0] / width, b[1] / height) == list(POINT)
         assert colour_at(opened, (a[0] + b[0]) / 2 / width, (a[1] + b[1]) / 2 / height) == list(LINE)
@@ -1126,11 +1126,11 @@ def test_the_picture_that_is_made_is_shown(browser, built, tmp_path):
         assert opened.until("#checked", "images").startswith("Right: 1 images. Largest difference: reconstruction")
         opened.page.set_input_files("#file", tmp_path / "image.png")
         with load(tmp_path / "bundle") as predictor:
-            wanted = predictor.predict(tmp_path / "image.png").pixels
+            expected = predictor.predict(tmp_path / "image.png").pixels
         opened.until("#caption", "What the model makes")
         assert opened.best() == "32 × 32 pixels"
         for row, column in ((3, 3), (16, 9), (28, 30)):
             found = colour_at(opened, (column + 0.5) / 32, (row + 0.5) / 32)
-            assert np.abs(np.array(found) - wanted[row, column]).max() <= 1
+            assert np.abs(np.array(found) - expected[row, column]).max() <= 1
         assert opened.errors == []
         opened.page.close()

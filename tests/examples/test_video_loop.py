@@ -71,8 +71,8 @@ def test_every_frame_of_a_file_is_answered_as_the_page_says(clone, clip):
     lines = (clone.folder / "frames.jsonl").read_text(encoding="utf-8").splitlines()
     assert shown == [line[:110] for line in lines[:2]]
     with load(clone.folder / "out" / "digits") as predictor:
-        wanted = [{"frame": i, **predictor.predict(frame).to_dict()} for i, frame in enumerate(clip)]
-    assert [json.loads(line) for line in lines] == wanted
+        expected = [{"frame": i, **predictor.predict(frame).to_dict()} for i, frame in enumerate(clip)]
+    assert [json.loads(line) for line in lines] == expected
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

@@ -43,8 +43,8 @@ def library_map(kind, head, outputs):
     target = [SIZE[::-1]]
     if kind in ("Depth Anything", "DPT"):
         processor = library.DPTImageProcessor()
-        wanted = processor.post_process_depth_estimation(SimpleNamespace(predicted_depth=found["depth"]), target)
-        return wanted[0]["predicted_depth"].numpy()
+        expected = processor.post_process_depth_estimation(SimpleNamespace(predicted_depth=found["depth"]), target)
+        return expected[0]["predicted_depth"].numpy()
     names = {"class_logits": "class_queries_logits", "masks": "masks_queries_logits", "logits": "logits"}
     given = SimpleNamespace(**{names[name]: each for name, each in found.items()}, patch_offsets=None)
     processor = getattr(library, {"EoMT": "Eomt", "SegFormer": "Segformer"}.get(kind, kind) + "ImageProcessor")()
@@ -88,13 +88,13 @@ def test_the_graph_is_the_module_on_both_engines_and_its_maps_are_the_librarys(k
     with reference_runner(model.source) as theirs:
         for batch in BATCHES:
             pixels = generator.integers(0, 256, (batch, *model.image_size, 3), dtype=np.uint8)
-            wanted = theirs.infer({"image": normalise(pixels, model.images)})
+            expected = theirs.infer({"image": normalise(pixels, model.images)})
             for engine in ENGINES:
                 with engine_runner(engine, tmp_path / "exported" / "model.onnx", batch) as runner:
                     found = runner.infer({"image": pixels})
-                both = ([each[name] for name in wanted] for each in (found, wanted))
+                both = ([each[name] for name in expected] for each in (found, expected))
                 parity(f"{kind}, transformers' module", engine, *both)
-                ours, first = ({name: each[0] for name, each in side.items()} for side in (found, wanted))
+                ours, first = ({name: each[0] for name, each in side.items()} for side in (found, expected))
                 assert_same_map(
                     HEADS[kind], our_map(model.images, HEADS[kind], ours), library_map(kind, HEADS[kind], first)
                 )
@@ -104,9 +104,9 @@ def test_sizes_that_patches_do_not_divide_are_refused_with_the_nearest(tmp_path)
     folder = save("Depth Anything", tmp_path)
     with pytest.raises(CheckpointError, match="does not see the whole of an image of 75x84") as caught:
         find_reference_model(Source(model=f"hf:{folder}", image_size=(75, 84)))
-    assert "70x84 or 84x84, which patches of 14 pixels divide" in caught.value.wanted
+    assert "70x84 or 84x84, which patches of 14 pixels divide" in caught.value.expected
     assert caught.value.fix == "--image-size 70x84"
     assert find_reference_model(Source(model=f"hf:{folder}", image_size=(70, 98))).image_size == (70, 98)
     with pytest.raises(CheckpointError, match="the post-processing does not fit") as caught:
         find_reference_model(Source(model=f"hf:{folder}"), Overrides(postprocess=SegmentationSpec()))
-    assert (caught.value.wanted, "of the task depth" in caught.value.fix) == ("values, resize, max_depth", True)
+    assert (caught.value.expected, "of the task depth" in caught.value.fix) == ("values, resize, max_depth", True)

@@ -139,10 +139,10 @@ def test_input_is_uint8_pixels_with_a_dynamic_batch(exported):
 def test_nodes_are_named_after_their_modules(exported):
     names = {node.name for node in exported.proto.graph.node}
     layers = [f"blocks.{i}.{part}" for i in range(DEPTH) for part in ("attn.qkv", "attn.proj", "mlp.fc1", "mlp.fc2")]
-    wanted = {f"{layer}/{operator}" for layer in [*layers, "head"] for operator in ("MatMul", "Add")}
-    wanted |= {f"blocks.{i}.norm{j}/LayerNormalization" for i in range(DEPTH) for j in (1, 2)}
-    wanted |= {"patch_embed.proj/Conv", "norm/LayerNormalization", "blocks.1.attn/Softmax"}
-    assert wanted <= names
+    expected = {f"{layer}/{operator}" for layer in [*layers, "head"] for operator in ("MatMul", "Add")}
+    expected |= {f"blocks.{i}.norm{j}/LayerNormalization" for i in range(DEPTH) for j in (1, 2)}
+    expected |= {"patch_embed.proj/Conv", "norm/LayerNormalization", "blocks.1.attn/Softmax"}
+    assert expected <= names
     assert len(names) == len(exported.proto.graph.node)
 
 
@@ -235,7 +235,7 @@ def test_class_names_lie_beside_the_graph_where_there_are_any(fixed_export, smal
 def test_preprocessing_that_does_not_fit_the_model_is_refused(tmp_path, small_checkpoint):
     with pytest.raises(CheckpointError, match="preprocessing does not fit") as caught:
         export_small(small_checkpoint, tmp_path, preprocess=PreprocessSpec(32, (32, 32)))
-    assert (caught.value.found, caught.value.wanted) == ("crop 32x32, 3 channels", "crop 32x32, 1 channels")
+    assert (caught.value.found, caught.value.expected) == ("crop 32x32, 3 channels", "crop 32x32, 1 channels")
     assert not list(tmp_path.iterdir())
 
 
@@ -377,7 +377,7 @@ def test_a_module_that_answers_for_a_fixed_number_of_images_is_refused_by_parity
     module = CutBatch().eval()
     with pytest.raises(ExportError, match="batch 1: a batch is baked") as caught:
         export_and_check(module, RightAnswer(module.head).eval(), tmp_path)
-    assert caught.value.found == "logits [2, 10], wanted [1, 10]"
+    assert caught.value.found == "logits [2, 10], expected [1, 10]"
 
 
 def test_a_module_with_data_dependent_control_flow_cannot_be_exported(tmp_path):

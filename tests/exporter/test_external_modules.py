@@ -91,8 +91,8 @@ def test_a_foreign_module_is_the_same_function_on_both_engines_before_and_after_
     with reference_runner(reference_model.source) as theirs:
         for batch in BATCHES:
             pixels = generator.integers(0, 256, (batch, *reference_model.image_size, 3), dtype=np.uint8)
-            wanted = theirs.infer({"image": normalise(pixels, reference_model.images)})["logits"]
-            assert wanted.shape == (batch, 5)
+            expected = theirs.infer({"image": normalise(pixels, reference_model.images)})["logits"]
+            assert expected.shape == (batch, 5)
             for engine, folder in product(ENGINES, folders):
                 with engine_runner(engine, folder / "model.onnx", batch) as runner:
-                    parity(kind, engine, runner.infer({"image": pixels})["logits"], wanted, top1=True)
+                    parity(kind, engine, runner.infer({"image": pixels})["logits"], expected, top1=True)

@@ -87,14 +87,14 @@ def test_instances_of_the_graph_are_the_librarys_on_both_engines(kind, tmp_path,
     with reference_runner(model.source) as theirs:
         for batch in BATCHES:
             pixels = generator.integers(0, 256, (batch, *model.image_size, 3), dtype=np.uint8)
-            wanted = theirs.infer({"image": normalise(pixels, model.images)})
+            expected = theirs.infer({"image": normalise(pixels, model.images)})
             for engine in ENGINES:
                 with engine_runner(engine, tmp_path / "exported" / "model.onnx", batch) as runner:
                     found = runner.infer({"image": pixels})
                 if kind == "RF-DETR":  # the graphs of all others are those of semantic segmentation
-                    both = ([each[name] for name in wanted] for each in (found, wanted))
+                    both = ([each[name] for name in expected] for each in (found, expected))
                     parity("RF-DETR with masks, transformers' module", engine, *both)
-                sides = [{name: each[0] for name, each in side.items()} for side in (found, wanted)]
+                sides = [{name: each[0] for name, each in side.items()} for side in (found, expected)]
                 assert_same_instances(kind, model, *sides)
 
 
@@ -105,9 +105,9 @@ def assert_same_instances(kind, model, ours, theirs):
     gap = int(np.argmax(np.diff(scores)))
     head = dataclasses.replace(head, threshold=float(np.mean(scores[gap : gap + 2])))
     found = segment_instances(ours, SIZE, model.images, head, None).objects
-    wanted = library_instances(kind, head, theirs)
-    assert len(found) == len(wanted) == len(scores) - gap - 1
-    for index, score, mask in wanted:
+    expected = library_instances(kind, head, theirs)
+    assert len(found) == len(expected) == len(scores) - gap - 1
+    for index, score, mask in expected:
         same = [each for each in found if each.index == index and abs(each.score - score) < 1e-4]
         assert same
         if mask is not None:

@@ -47,7 +47,7 @@ def test_one_changed_bias_is_found(proto, reference, tmp_path):
     change(proto, "head.bias", lambda bias: bias + np.float32(0.01) * (np.arange(10) == 3).astype(np.float32))
     with pytest.raises(ExportError, match="not the same function") as caught:
         check(proto, reference, tmp_path)
-    assert caught.value.wanted == "at most 1e-04"
+    assert caught.value.expected == "at most 1e-04"
 
 
 def test_a_nan_is_found(proto, reference, tmp_path):
@@ -84,15 +84,15 @@ def test_a_fixed_batch_is_run_thrice_on_other_pixels(proto, reference, tmp_path)
 
 
 @pytest.mark.parametrize(
-    ("ours", "reference", "wanted"),
+    ("ours", "reference", "expected"),
     [
         ([1.0, 2.0], [1.0, 2.0], 0.0),
         ([1.0, 2.5], [1.0, -2.0], 2.25),
         ([3.0, -4.0], [3.0, -5.0], 0.2),
     ],
 )
-def test_relative_difference_is_the_largest_error_over_the_largest_value(ours, reference, wanted):
-    assert relative_difference(np.array(ours, np.float32), np.array(reference, np.float32)) == pytest.approx(wanted)
+def test_relative_difference_is_the_largest_error_over_the_largest_value(ours, reference, expected):
+    assert relative_difference(np.array(ours, np.float32), np.array(reference, np.float32)) == pytest.approx(expected)
 
 
 def test_relative_difference_of_a_nan_is_nan():
@@ -131,17 +131,17 @@ def test_objects_that_swapped_their_ranks_are_the_same_objects():
 
 
 @pytest.mark.parametrize(
-    ("name", "index", "value", "wanted"),
+    ("name", "index", "value", "expected"),
     [
         ("boxes", (0, 1, 2), 0.6, 0.1),
         ("scores", (0, 0), 0.8, 0.1),
         ("labels", (0, 1), 4, 0.3),  # its score above the lowest one
     ],
 )
-def test_another_box_score_or_label_is_a_difference(name, index, value, wanted):
+def test_another_box_score_or_label_is_a_difference(name, index, value, expected):
     ours = {key: array.copy() for key, array in RANKED.items()}
     ours[name][index] = value
-    assert worst_difference(ours, RANKED) == pytest.approx(wanted)
+    assert worst_difference(ours, RANKED) == pytest.approx(expected)
 
 
 # --- a graph before and after it was rewritten ------------------------------------------------------------------------

@@ -63,10 +63,10 @@ def assert_parity(made: Exported, family: str, output: str, parity: Any) -> None
     with reference_runner(made.original.source) as theirs:
         for batch in BATCHES:
             pixels = generator.integers(0, 256, (batch, *made.original.image_size, 3), dtype=np.uint8)
-            wanted = theirs.infer({"image": normalise(pixels, made.original.images)})[output]
+            expected = theirs.infer({"image": normalise(pixels, made.original.images)})[output]
             for engine in ENGINES:
                 with engine_runner(engine, made.graph, batch) as runner:
-                    parity(family, engine, runner.infer({"image": pixels})[output], wanted)
+                    parity(family, engine, runner.infer({"image": pixels})[output], expected)
 
 
 def scenes(folder: Path, sizes: list[tuple[int, int]]) -> list[Path]:
@@ -161,8 +161,8 @@ def test_vitpose_has_the_points_of_transformers(pose, tmp_path):
     with Predictor(runner, original.images, NAMES, "keypoints", original.postprocess) as app:
         boxes = [(x, y, x + w, y + h) for x, y, w, h in (row["bbox"] for row in rows[:2])]
         for answer, row in zip(app.predict_boxes(paths[0], boxes), rows, strict=False):
-            wanted = np.reshape(row["keypoints"], (-1, 3))[:, :2]
-            np.testing.assert_allclose([(p.x, p.y) for p in answer.points], wanted, atol=0.02)
+            expected = np.reshape(row["keypoints"], (-1, 3))[:, :2]
+            np.testing.assert_allclose([(p.x, p.y) for p in answer.points], expected, atol=0.02)
         assert app.predict_boxes(paths[0], []) == []
         assert app.predict(paths[0]).box == (0, 0, 90, 70)
 
@@ -170,7 +170,7 @@ def test_vitpose_has_the_points_of_transformers(pose, tmp_path):
 def test_what_is_said_of_boxes_does_not_fit_key_points(pose):
     with pytest.raises(CheckpointError, match="the post-processing does not fit") as refused:
         find_reference_model(Source(model=f"hf:{pose.folder}"), Overrides(postprocess=PostprocessSpec()))
-    assert refused.value.wanted == "decoding, kernel, threshold, skeleton"
+    assert refused.value.expected == "decoding, kernel, threshold, skeleton"
 
 
 def test_a_mixture_of_experts_is_refused_with_what_it_asks_for(tmp_path):

@@ -144,7 +144,7 @@ def test_a_model_too_short_to_tell_its_axes_apart_is_refused():
     module = Transformer(TransformerConfig(9, 9, 16, 1, 1, heads=2, hidden=16, max_length=7))
     with pytest.raises(ExportError, match="too short") as caught:
         export_sequence(module, name="short", opset=20)
-    assert (caught.value.found, caught.value.wanted) == ("max_length 7", "at least 8")
+    assert (caught.value.found, caught.value.expected) == ("max_length 7", "at least 8")
 
 
 def test_what_cannot_be_exported_says_why(model, monkeypatch):
@@ -200,8 +200,8 @@ def test_decoding_through_both_graphs_gives_the_logits_of_the_whole_target(expor
             tokens, logits = decoder.decode_with_logits(source, CONFIG.max_length)
         target = np.pad(tokens[:, :-1], ((0, 0), (1, 0)), constant_values=CONFIG.start)
         with torch.no_grad():
-            wanted = model(torch.from_numpy(source), torch.from_numpy(target))
-        parity("Transformer", engine, logits, wanted, top1=True)
+            expected = model(torch.from_numpy(source), torch.from_numpy(target))
+        parity("Transformer", engine, logits, expected, top1=True)
 
 
 @pytest.mark.parametrize(

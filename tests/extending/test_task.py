@@ -119,5 +119,5 @@ def test_without_its_package_it_is_no_task(site, bundle, monkeypatch):
     entry_points_of.cache_clear()
     with pytest.raises(ManifestError) as refused:
         load(bundle)
-    assert "'rating', wanted one of classification" in str(refused.value.found)
+    assert "'rating', expected one of classification" in str(refused.value.found)
     entry_points_of.cache_clear()

@@ -153,7 +153,7 @@ def profile(request: ProfileRequest) -> Profile:
 
 def products(rows: int, width: int, precision: str, threads: int):
     if precision != "fp32":
-        raise CapabilityError(f"numpy has no {precision} product", wanted="fp32")
+        raise CapabilityError(f"numpy has no {precision} product", expected="fp32")
     a, b = np.ones((rows, width), np.float32), np.ones((width, width), np.float32)
     return lambda: a @ b @ b @ b, "numpy.matmul"
 

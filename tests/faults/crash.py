@@ -329,8 +329,8 @@ def _flushed_after(done: list[Operation], number: int) -> bool:
     return {place[0] for place in ([each.second] if each.kind == "move" and each.second else each.places)} <= flushed
 
 
-def _closed(builds_on: list[set[int]], wanted: set[int]) -> set[int]:
-    return wanted.union(*(builds_on[number] for number in wanted))
+def _closed(builds_on: list[set[int]], expected: set[int]) -> set[int]:
+    return expected.union(*(builds_on[number] for number in expected))
 
 
 def _below(operations: list[Operation], last: int) -> set[int]:

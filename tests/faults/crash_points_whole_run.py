@@ -23,18 +23,18 @@ def run(full: bool, work: Path) -> list[Row]:
         row.missing = "in the full form"
         return [row]
     home, record = home_in(work.resolve()), work.resolve() / "operations"
-    wanted, _ = undisturbed(home, record)
+    expected, _ = undisturbed(home, record)
     before, operations = recorded(record)
-    row.wanted = min(POINTS, len(operations)) + AT_END
+    row.expected = min(POINTS, len(operations)) + AT_END
     for crashed in drawn_crashes(before, operations, SEED, POINTS, AT_END):
         for name in ("store", "out"):
             shutil.rmtree(home / name, ignore_errors=True)
         crashed.disk.write(home)
-        row.add(crashed.told, *_judged(home, crashed, wanted))
+        row.add(crashed.told, *_judged(home, crashed, expected))
     return [row]
 
 
-def _judged(home: Path, crashed: Crashed, wanted: dict[str, str]) -> Judged:
+def _judged(home: Path, crashed: Crashed, expected: dict[str, str]) -> Judged:
     """What the crash has left, as after a kill; and what the same command makes of it."""
     found = judged(home, 0 if crashed.ended else -signal.SIGKILL, there=False)
-    return after(home, wanted) if found[0] == "clean" else found
+    return after(home, expected) if found[0] == "clean" else found

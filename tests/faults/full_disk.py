@@ -58,7 +58,7 @@ def sweep(full: bool, work: Path) -> Row:
             errors = ERRORS if full else (ERRORS[place % 3],)
             for number in errors:
                 for lasting in (False, True) if full else (place % 4 == 1,):
-                    row.wanted += 1
+                    row.expected += 1
                     _strike(row, plan, work / "struck", place, number, lasting)
     return row
 
@@ -214,7 +214,7 @@ def _limited(commands: Sequence[Command], counts: dict[str, int], drawn: random.
             child = command.start(out, file_bytes=limit)
             name = f"{command.name}, files of at most {limit:,} of {largest:,} bytes"
             if _judge(row, command, name, child, out, command.home):
-                row.wanted += 1
+                row.expected += 1
                 _again_on(row, command, out, None)
             for place in (out, command.home / "store"):
                 shutil.rmtree(place, ignore_errors=True)
@@ -236,7 +236,7 @@ def _mounted(commands: Sequence[Command], counts: dict[str, int], drawn: random.
                     child = command.start(disk / "out", disk=disk)
                     full = _judge(row, command, name, child, disk / "out", disk)
                 if full:
-                    row.wanted += 1
+                    row.expected += 1
                     _again_on(row, command, disk / "out", disk)
                 for place in disk.iterdir():
                     shutil.rmtree(place)

@@ -51,11 +51,11 @@ class Case:
 
 @dataclass
 class Row:
-    """One line of the table. `wanted`: the number of cases, and what else must hold. `missing`: why it could not be run
+    """One line of the table. `expected`: the number of cases, and what else must hold. `missing`: why it could not be run
     here, or only in part. `seconds` that it took; `date` and `machine`: when and where it was run."""
 
     figure: str
-    wanted: int
+    expected: int
     cases: list[Case] = field(default_factory=list)
     missing: str = ""
     seconds: float = 0.0
@@ -76,7 +76,7 @@ class Row:
     @property
     def passed(self) -> bool:
         """Whether all was run, and nothing lies outside of what is allowed. What cannot run here does not fail."""
-        return not self.bad and (bool(self.missing) or len(self.cases) >= self.wanted)
+        return not self.bad and (bool(self.missing) or len(self.cases) >= self.expected)
 
 
 def timed(figure: Callable[..., Row], *arguments: Any) -> Row:
@@ -99,7 +99,7 @@ def table(rows: list[Row]) -> str:
     for row in rows:
         slowest = max((case.seconds for case in row.cases), default=0.0)
         largest = max((case.peak_mb for case in row.cases), default=0.0)
-        cases = f"{len(row.cases):,}" + ("" if len(row.cases) >= row.wanted else f" of {row.wanted:,}")
+        cases = f"{len(row.cases):,}" + ("" if len(row.cases) >= row.expected else f" of {row.expected:,}")
         counts = [f"{row.count(each):,}" for each in ("clean", "accepted", *BAD)]
         numbers = [f"{slowest:.1f}" if slowest else "", f"{largest:,.0f}" if largest else "", f"{row.seconds:.0f}"]
         lines.append(f"| {' | '.join([row.figure, cases, *counts, *numbers, row.date])} |")
@@ -118,8 +118,8 @@ def _remarks(rows: list[Row]) -> Iterator[str]:
     for row in rows:
         if row.missing:
             yield f"{row.figure}: {row.missing}"
-        elif len(row.cases) < row.wanted:
-            yield f"{row.figure}: {len(row.cases)} cases, and {row.wanted} are wanted"
+        elif len(row.cases) < row.expected:
+            yield f"{row.figure}: {len(row.cases)} cases, and {row.expected} are expected"
         for case in row.bad:
             yield f"{row.figure}: {case.outcome.upper()}  {case.name}  {case.note}"
 

@@ -58,7 +58,7 @@ def run_whole(full: bool, work: Path) -> list[Row]:
         row.missing = "in the full form"
         return [row]
     home = home_in(work.resolve())
-    wanted, seconds = undisturbed(home)
+    expected, seconds = undisturbed(home)
     drawn = random.Random(SEED + 1)
     for _ in range(WHOLE_RUN // IN_A_ROW):
         shutil.rmtree(home / "store", ignore_errors=True)
@@ -70,7 +70,7 @@ def run_whole(full: bool, work: Path) -> list[Row]:
             time.sleep(drawn.uniform(0, seconds))
             status = child.kill()
             row.add(f"after {child.lines[-1:]}", *judged(home, status, there))
-        row.add("the same command", *after(home, wanted))
+        row.add("the same command", *after(home, expected))
     return [row]
 
 
@@ -89,7 +89,7 @@ def in_stages(full: bool, work: Path, drawn: random.Random) -> Row:
         row.missing = "in the full form; tests/faults/test_kill.py does it once in each stage"
         return row
     home = home_in(work)
-    wanted, _ = undisturbed(home)
+    expected, _ = undisturbed(home)
     whole = work / "whole-store"
     shutil.copytree(home / "store", whole)
     for stage in ALL_STAGES:
@@ -97,7 +97,7 @@ def in_stages(full: bool, work: Path, drawn: random.Random) -> Row:
             _store_before(stage, whole, home / "store")
             shutil.rmtree(home / "out", ignore_errors=True)
             row.add(stage, *_killed_in(home, stage, drawn))
-            row.add(f"{stage}, the same command", *after(home, wanted))
+            row.add(f"{stage}, the same command", *after(home, expected))
     return row
 
 
@@ -150,24 +150,24 @@ def _calm(home: Path) -> dict[str, str]:
     return digests(home / "calm")
 
 
-def after(home: Path, wanted: dict[str, str]) -> Judged:
-    """Give the same command again, and judge what it makes: `wanted`, of `undisturbed`."""
+def after(home: Path, expected: dict[str, str]) -> Judged:
+    """Give the same command again, and judge what it makes: `expected`, of `undisturbed`."""
     started = time.monotonic()
     child = Child(home, short=True)
     status = child.end()
-    wrong = _differs(home, wanted) if status == 0 else f"exit status {status}: {child.lines[-3:]}"
+    wrong = _differs(home, expected) if status == 0 else f"exit status {status}: {child.lines[-3:]}"
     outcome: Outcome = "hang" if status is None else "wrong" if wrong else "clean"
     return outcome, time.monotonic() - started, 0.0, wrong
 
 
-def _differs(home: Path, wanted: dict[str, str]) -> str:
+def _differs(home: Path, expected: dict[str, str]) -> str:
     left = [str(path.relative_to(home)) for path in unfinished(home)]
     if (home / "store" / "quarantine").exists():
         left.append("store/quarantine")
     if left:
         return f"left behind: {left}"
     made = digests(home / "out" / "bundle")
-    differing = sorted(name for name in wanted if made.get(name) != wanted[name])
+    differing = sorted(name for name in expected if made.get(name) != expected[name])
     return f"other bytes in {differing}" if differing or not _whole(home) else ""
 
 

@@ -43,7 +43,7 @@ def run(full: bool, work: Path) -> list[Row]:
         )
         for row, count, act, wrong in together:
             started = time.monotonic()
-            for number in range(row.wanted):
+            for number in range(row.expected):
                 _round(row, number, count, act, wrong, locked, work / "round")
             row.seconds = time.monotonic() - started
             rows.append(row)

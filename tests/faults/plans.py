@@ -265,8 +265,8 @@ def _made_by_plan() -> Files:
 
 
 def _plan_is(home: Path, *allowed: Files | None) -> str:
-    wanted = [_made_by_plan() if each is NEW else each for each in allowed]
-    return one_of(home / "bundle", *wanted) or entries_whole(home / "store")
+    expected = [_made_by_plan() if each is NEW else each for each in allowed]
+    return one_of(home / "bundle", *expected) or entries_whole(home / "store")
 
 
 # --- releases of a deployment, and the link to one --------------------------------------------------------------------

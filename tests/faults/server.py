@@ -278,9 +278,9 @@ class Client(threading.Thread):
                 wrong.append(f"status {answer.status}: {data[:100]!r}")
             return not self.until_refused
         found = from_file(json.loads(data)) if by_file else from_tensors(json.loads(data))
-        wanted = softmax(quarters(images)[0])[None] if by_file else quarters(images)
-        if found.shape != wanted.shape or float(np.abs(found - wanted).max()) > 1e-5 * float(np.abs(wanted).max()):
-            wrong.append(f"{found.tolist()} instead of {wanted.tolist()}")
+        expected = softmax(quarters(images)[0])[None] if by_file else quarters(images)
+        if found.shape != expected.shape or float(np.abs(found - expected).max()) > 1e-5 * float(np.abs(expected).max()):
+            wrong.append(f"{found.tolist()} instead of {expected.tolist()}")
         return True
 
     def _malformed(self) -> None:

@@ -21,8 +21,8 @@ from tests.faults.__main__ import (
 from tests.faults.gate import Row, load, save, table
 
 
-def row(*outcomes, wanted=2, missing="", **facts):
-    made = Row("files", wanted, missing=missing, date="2026-01-02", **{"machine": "2 cores", **facts})
+def row(*outcomes, expected=2, missing="", **facts):
+    made = Row("files", expected, missing=missing, date="2026-01-02", **{"machine": "2 cores", **facts})
     for number, outcome in enumerate(outcomes):
         made.add(f"case {number}", outcome, seconds=number, peak_mb=10 * number, note="seed 7")
     return made
@@ -43,7 +43,7 @@ def test_the_table_names_what_is_bad_and_what_is_missing(tmp_path):
     assert lines[2] == "| files | 3 | 1 | 1 | 0 | 1 | 0 | 2.0 | 20 | 0 | 2026-01-02 |"
     assert lines[3].startswith("| files | 1 of 2 |")
     assert lines[5:7] == ["", "on 2 cores: all"]
-    assert lines[7:] == ["files: HANG  case 2  seed 7", "files: 1 cases, and 2 are wanted", "files: no tmpfs here"]
+    assert lines[7:] == ["files: HANG  case 2  seed 7", "files: 1 cases, and 2 are expected", "files: no tmpfs here"]
 
 
 def test_the_table_says_what_was_run_on_which_machine():

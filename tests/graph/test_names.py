@@ -128,11 +128,11 @@ PIXEL_VALUES = np.random.default_rng(0).integers(0, 256, (2, 8, 8, 3), dtype=np.
 @settings(max_examples=6, deadline=None)
 @given(st.randoms(use_true_random=False))
 def test_a_file_may_have_any_of_the_names_that_passes_give(random):
-    names, wanted = made()
+    names, expected = made()
     given = list(names)
     random.shuffle(given)
     plain, _ = rewritten(renamed(written_out(), given))
-    assert difference(run(plain, image=PIXEL_VALUES), wanted) <= 1e-5
+    assert difference(run(plain, image=PIXEL_VALUES), expected) <= 1e-5
 
 
 def test_a_name_is_free_of_those_of_inputs_constants_nodes_values_and_branches():

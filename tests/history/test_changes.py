@@ -109,6 +109,6 @@ def test_outliers_are_moved_and_nothing_else(logs):
 def test_the_noise_of_a_level_that_changes_is_that_of_the_level():
     level = np.log(latencies(5, 400, 0.03, 0.6, 0.7))
     stepped = level + np.where(np.arange(400) < 200, 0, 0.3)
-    found, wanted = (vars(noise_of(each, [200])) for each in (stepped, level))
-    assert found == pytest.approx(wanted, rel=1e-6)
+    found, expected = (vars(noise_of(each, [200])) for each in (stepped, level))
+    assert found == pytest.approx(expected, rel=1e-6)
     assert noise_of(level).long_run > 1.2 * noise_of(level).deviation

@@ -47,8 +47,8 @@ def test_what_is_written_is_read_in_its_order(where):
     assert left_out == [] and [row.p50_ms for row in rows] == [1.0, 3.0, 2.0]
     assert [row.sequence for row in rows] == [1, 2, 3]
     assert len({row.run for row in rows}) == 3 and names == sorted(names)
-    wanted = dataclasses.replace(bench_rows(1.0)[0], sequence=1, run=rows[0].run, host=rows[0].host)
-    assert rows[0] == wanted and rows[0].host == os.uname().nodename
+    expected = dataclasses.replace(bench_rows(1.0)[0], sequence=1, run=rows[0].run, host=rows[0].host)
+    assert rows[0] == expected and rows[0].host == os.uname().nodename
 
 
 def test_clocks_that_differ_by_hours_change_no_order(tmp_path):
@@ -118,13 +118,13 @@ def column(name, values):
 
 
 @pytest.mark.parametrize(
-    ("change", "wanted"),
+    ("change", "expected"),
     [
         (lambda table: table.replace_schema_metadata({}), "of something else, not of a history of vitdeploy"),
         (lambda table: table.replace_schema_metadata({FORMAT_KEY: b"2"}), "of format 2; this vitdeploy reads up to 1"),
         (lambda table: table.replace_schema_metadata({FORMAT_KEY: b"x"}), "not of a history of vitdeploy"),
         (lambda table: table.drop_columns(["model"]), "model is missing"),
-        (column("p50_ms", pa.array(["fast"])), "p50_ms is string, wanted double"),
+        (column("p50_ms", pa.array(["fast"])), "p50_ms is string, expected double"),
         (column("p50_ms", pa.array([float("nan")])), "values that no result has: p50_ms"),
         (column("throughput", pa.array([-1.0])), "values that no result has: throughput"),
         (column("sequence", pa.array([-5])), "values that no result has: sequence"),
@@ -133,11 +133,11 @@ def column(name, values):
         (column("time", pa.array([2**62], pa.timestamp("us", tz="UTC"))), "not a whole Parquet file"),
     ],
 )
-def test_what_is_no_file_of_a_history_is_left_out_with_the_reason(tmp_path, monkeypatch, change, wanted):
+def test_what_is_no_file_of_a_history_is_left_out_with_the_reason(tmp_path, monkeypatch, change, expected):
     monkeypatch.setattr(files, "MAX_ROWS", 5)
     written(tmp_path, change)
     rows, (left_out,) = read(tmp_path)
-    assert rows == [] and left_out.what == "other.parquet" and wanted in left_out.why
+    assert rows == [] and left_out.what == "other.parquet" and expected in left_out.why
 
 
 def test_columns_that_an_earlier_vitdeploy_lacked_have_their_default(tmp_path):

@@ -65,8 +65,8 @@ def written(proto, target, out: Path, spoilt: float = 0.0) -> Path:
         found = engine_outputs(runner, preprocess, pixels)
     pictures = pixels.astype(np.float32).transpose(0, 3, 1, 2) / np.float32(255)
     mean, std = (np.array(each, np.float32)[:, None, None] for each in (preprocess.mean, preprocess.std))
-    wanted = dict(zip(found, run(proto, x=(pictures - mean) / std), strict=True))
-    told = {name: array + np.float32(spoilt) for name, array in wanted.items()}
+    expected = dict(zip(found, run(proto, x=(pictures - mean) / std), strict=True))
+    told = {name: array + np.float32(spoilt) for name, array in expected.items()}
     answers = GoldenAnswers(told, TOLERANCE["fp32"], SAMPLES)
     out.mkdir(exist_ok=True)
     write_bundle(
@@ -77,6 +77,6 @@ def written(proto, target, out: Path, spoilt: float = 0.0) -> Path:
         preprocess=preprocess,
         postprocess=TensorsSpec(),
         engines=[(engine, work / "engine")],
-        golden=Golden({"pixels": pixels}, wanted, {engine.artifact: answers}),
+        golden=Golden({"pixels": pixels}, expected, {engine.artifact: answers}),
     )
     return out

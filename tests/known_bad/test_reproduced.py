@@ -55,10 +55,10 @@ def is_right(name, python, folder, case=0):
     words = [str(folder), BY_ID[name].runtime, str(len(feeds))]
     subprocess.run([str(python), "-I", "-c", SCRIPT, *words], check=True, capture_output=True)
     for index, feed in enumerate(feeds):
-        wanted = run(proto, **feed)
+        expected = run(proto, **feed)
         with np.load(folder / f"found-{index}.npz") as file:
             found = [file[each] for each in file.files]
-        for a, b in zip(found, wanted, strict=True):
+        for a, b in zip(found, expected, strict=True):
             if a.shape != b.shape or not np.abs(a.astype(float) - b).max() <= 1e-3 * max(1e-30, np.abs(b).max()):
                 return False
     return True
@@ -128,8 +128,8 @@ def test_large_blocks_of_4_bits_are_wrong_before_1_27_and_refused_from_then_on(t
     subprocess.run([str(environments.of("onnxruntime", Version("1.26.0")).python), *words], check=True)
     with np.load(folder / "found-0.npz") as file:
         found = file[file.files[0]]
-    wanted = -0.5 * feed["x"].sum(axis=1, keepdims=True)
-    assert not np.allclose(found, wanted, rtol=1e-3, atol=1e-3)
+    expected = -0.5 * feed["x"].sum(axis=1, keepdims=True)
+    assert not np.allclose(found, expected, rtol=1e-3, atol=1e-3)
     newer = environments.of("onnxruntime", Version("1.27.0")).python
     done = subprocess.run([str(newer), *words], capture_output=True, text=True, check=False)
     assert done.returncode and "block_size" in done.stderr

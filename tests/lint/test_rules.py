@@ -39,7 +39,7 @@ def test_a_graph_that_breaks_a_rule(code):
     finding = next(finding for finding in told(code) if finding.rule == code)
     assert finding.node.startswith(case.node)
     assert case.found in finding.found
-    assert finding.wanted
+    assert finding.expected
     assert finding.fix
     assert (finding.severity, finding.versions) == (rule.severity, case.versions)
 
@@ -62,7 +62,7 @@ def test_the_model_stays_as_it_is(code, mended):
 @given(code=st.sampled_from(sorted(CASES)), version=st.sampled_from(VERSIONS))
 def test_all_releases_at_once_are_each_alone(code, version):
     def facts(findings):
-        return [(each.rule, each.node, each.found, each.wanted) for each in findings]
+        return [(each.rule, each.node, each.found, each.expected) for each in findings]
 
     everywhere = [finding for finding in told(code) if version in finding.versions]
     assert facts(told(code, versions=(version,))) == facts(everywhere)
@@ -71,7 +71,7 @@ def test_all_releases_at_once_are_each_alone(code, version):
 def test_an_unknown_release():
     with pytest.raises(TargetError, match="not known here") as caught:
         lint(ir.from_proto(image(True)), ("9.3",))
-    assert (caught.value.found, caught.value.wanted) == ("9.3", "10.3, 10.16, 11.4")
+    assert (caught.value.found, caught.value.expected) == ("9.3", "10.3, 10.16, 11.4")
 
 
 def test_errors_are_refused_and_anything_less_is_not():
@@ -79,7 +79,7 @@ def test_errors_are_refused_and_anything_less_is_not():
     with pytest.raises(GraphError, match="TensorRT would refuse the graph, or compute something else") as caught:
         refuse(told("TRT302"))
     assert caught.value.found.startswith("TRT302 quantizelinear_")
-    assert caught.value.wanted == BY_CODE["TRT302"].wanted
+    assert caught.value.expected == BY_CODE["TRT302"].expected
     assert caught.value.fix == BY_CODE["TRT302"].fix
     many = [finding for finding in told("TRT302") if finding.severity == "error"] * 7
     with pytest.raises(GraphError, match="would refuse the encoder") as caught:
@@ -94,8 +94,8 @@ def test_findings_are_counted_by_severity():
 def test_the_page_has_the_rules_as_they_are():
     pages = [page.read_text(encoding="utf-8") for page in sorted(ROOT.joinpath("docs").rglob("*.md"))]
     [page] = [text for text in pages if "| TRT101 |" in text]
-    rows = [f"| {rule.code} | {rule.severity} | {rule.wanted} | {rule.fix} |" for rule in RULES]
-    assert "\n".join(["| rule | | wanted | fix |", "|---|---|---|---|", *rows]) in page
+    rows = [f"| {rule.code} | {rule.severity} | {rule.expected} | {rule.fix} |" for rule in RULES]
+    assert "\n".join(["| rule | | expected | fix |", "|---|---|---|---|", *rows]) in page
 
 
 # --- attention and profiles -------------------------------------------------------------------------------------------
@@ -131,7 +131,7 @@ def test_a_dynamic_axis_needs_a_profile_only_where_one_asks_for_profiles():
     [finding] = lint(model, profiles=[])
     assert (finding.rule, finding.node, finding.found) == ("TRT502", "x", "[batch, 4], and no profile")
     [finding] = lint(model, profiles=[{**GOOD, "y": GOOD["x"]}])
-    assert (finding.rule, finding.found, finding.wanted) == ("TRT504", "the graph has no such input", "one of x")
+    assert (finding.rule, finding.found, finding.expected) == ("TRT504", "the graph has no such input", "one of x")
     [finding] = lint(model, profiles=[{"x": Range((1,), (2,), (3,))}])
     assert (finding.rule, finding.found) == ("TRT504", "[1] for [batch, 4]")
 

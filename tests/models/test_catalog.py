@@ -40,9 +40,9 @@ def test_a_name_spells_out_the_whole_configuration(name, config):
 
 @pytest.mark.parametrize("name", SMALL)
 def test_every_family_is_found_by_its_names(name):
-    wanted, task = SMALL[name]
+    expected, task = SMALL[name]
     family, config = find_or_raise(name)
-    assert (family.name, family.describe(config).task) == (wanted, task)
+    assert (family.name, family.describe(config).task) == (expected, task)
 
 
 def test_no_family_is_left_out_of_that_test():
@@ -153,4 +153,4 @@ def test_what_is_not_recognised_is_said_with_its_first_keys():
     assert isinstance(error, CheckpointError)
     assert error.found.startswith("8 tensors: layer0.weight, layer1.weight")
     assert error.found.endswith("layer5.weight ...")
-    assert all(family.name in error.wanted for family in catalog.FAMILIES)
+    assert all(family.name in error.expected for family in catalog.FAMILIES)

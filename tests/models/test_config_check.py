@@ -220,7 +220,7 @@ def test_values_that_no_model_has_are_named_wherever_they_stand(changes, key, tm
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "vit", **changes}))
     with pytest.raises(CheckpointError, match="has a value that cannot be") as caught:
         model_config(tmp_path / "config.json")
-    assert caught.value.found.startswith(f"{key} ") and caught.value.wanted.startswith(f"{key}: ")
+    assert caught.value.found.startswith(f"{key} ") and caught.value.expected.startswith(f"{key}: ")
 
 
 def test_what_libraries_write_is_taken(tmp_path):

@@ -117,16 +117,16 @@ def test_a_checkpoint_in_any_key_style_is_recognised_and_under_its_name_needs_no
         path = written(state, tmp_path / "weights.safetensors")
     size = (64, 64) if family == "detr" else (32, 32)
     with torch.no_grad():
-        wanted = model(image(size))
+        expected = model(image(size))
     named = load_model(Source(model=NAMES[family], checkpoint=path))
     assert (named.family, named.signature.image_size, named.preprocess.crop) == (family, size, size)
-    assert difference(outputs(named, image(size))[0], wanted) < 1e-5
+    assert difference(outputs(named, image(size))[0], expected) < 1e-5
     if style == "jax":  # its own code has GELU in the tanh form
         assert any("as vit_w32d2h4_patch8_32 has: activation gelu" in note for note in named.notes)
     else:
         heads = None if family == "swin" else 4
         bare = load_model(Source(checkpoint=path, heads=heads, image_size=size))
-        assert difference(outputs(bare, image(size))[0], wanted) < 1e-5
+        assert difference(outputs(bare, image(size))[0], expected) < 1e-5
 
 
 def test_a_transformer_takes_from_its_name_what_no_tensor_tells(tmp_path):
@@ -236,8 +236,8 @@ def test_an_image_size_other_than_the_checkpoints_resizes(name, tmp_path):
         state = seeded(name).state_dict()
         path = written(state, tmp_path / "weights.safetensors")
     original = load_model(Source(model=name, checkpoint=path, image_size=size))
-    wanted, resized = family.resize(config, state, size)
-    module = family.build(wanted).eval()
+    expected, resized = family.resize(config, state, size)
+    module = family.build(expected).eval()
     module.load_state_dict(resized)
     assert original.signature.image_size == original.preprocess.crop == size
     own = f"{config.image_size[0]}x{config.image_size[1]}"

@@ -150,10 +150,10 @@ def test_a_folder_of_transformers_is_ours_with_its_outputs_preprocessing_and_lab
     assert original.preprocess.mean == tuple(statistics["image_mean"])
     assert original.preprocess.std == tuple(statistics["image_std"])
     with torch.no_grad():
-        wanted = answer(model, image())
+        expected = answer(model, image())
     found = outputs(original, image())
-    assert len(found) >= len(wanted)
-    assert max(map(difference, found, wanted)) < 1e-5
+    assert len(found) >= len(expected)
+    assert max(map(difference, found, expected)) < 1e-5
 
 
 @pytest.mark.parametrize("panoptic", [False, True])
@@ -226,8 +226,8 @@ def test_transformers_own_module_is_resized_as_transformers_does(tmp_path):
     assert original.signature.image_size == original.preprocess.crop == (48, 40)
     assert "resized from 32x32 to 48x40 pixels" in original.notes
     with torch.no_grad():
-        wanted = model(image((48, 40)), interpolate_pos_encoding=True).logits
-        assert difference(original.module(image((48, 40))), wanted) < 1e-5
+        expected = model(image((48, 40)), interpolate_pos_encoding=True).logits
+        assert difference(original.module(image((48, 40))), expected) < 1e-5
 
 
 # timm's folders. Each: name, arguments of a small one, and whose module it becomes.

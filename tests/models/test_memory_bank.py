@@ -190,7 +190,7 @@ def test_a_model_without_patch_tokens_is_refused():
     classifier = nn.Sequential(nn.Flatten(), nn.Linear(768, 5))
     with pytest.raises(CheckpointError, match="Sequential gives no patch tokens") as error:
         patch_tokens(from_module(classifier, image_size=(16, 16)))
-    assert "patch_features [batch, patches, width]" in error.value.wanted
+    assert "patch_features [batch, patches, width]" in error.value.expected
 
 
 def test_a_bank_is_read_as_it_was_written(tmp_path):
@@ -221,7 +221,7 @@ def test_a_bank_of_another_model_is_refused(tmp_path):
     bank(width=16).save(tmp_path / "memory.npz")
     with pytest.raises(CheckpointError, match="is the memory bank of another model") as error:
         with_memory(load_model(Source(CLASSIFIER)), tmp_path / "memory.npz")
-    assert (error.value.found, error.value.wanted) == ("features of 16", f"32, as {CLASSIFIER} has")
+    assert (error.value.found, error.value.expected) == ("features of 16", f"32, as {CLASSIFIER} has")
 
 
 def test_files_that_are_no_bank_are_refused(tmp_path):

@@ -92,8 +92,8 @@ def test_both_towers_are_open_clip(folders, kind, parity, monkeypatch):
     theirs.load_state_dict(load_file(folder / WEIGHTS))
     original = load(folder)
     images, text = inputs(original, own)
-    wanted = theirs.double().encode_image(images), theirs.encode_text(text)
-    parity(PAGE, OPEN_CLIP, original.module.double()(images, text), wanted, keys="open_clip")
+    expected = theirs.double().encode_image(images), theirs.encode_text(text)
+    parity(PAGE, OPEN_CLIP, original.module.double()(images, text), expected, keys="open_clip")
 
 
 @pytest.mark.parametrize("engine", ENGINES)
@@ -115,12 +115,12 @@ def test_the_graphs_of_both_are_the_towers(folders, kind, engine, parity, tmp_pa
         image, text = inputs(original, theirs, batch)
         image, text = image.float(), text.repeat(2, 1)[:batch]
         with torch.no_grad():
-            wanted = module(image, text)
+            expected = module(image, text)
         with engine_runner(engine, tmp_path / "images.onnx", batch) as runner:
             found = [runner.infer({"image": image.numpy()})["features"]]
         with engine_runner(engine, tmp_path / "texts.onnx", batch) as runner:
             found += [runner.infer({"text": text.numpy()})["features"]]
-        parity(PAGE, engine, found, wanted)
+        parity(PAGE, engine, found, expected)
 
 
 @pytest.mark.filterwarnings("ignore:a text is cut")
@@ -130,9 +130,9 @@ def test_texts_are_cleaned_and_padded_with_zeros_on_the_right(folders, kind):
     file, spec = folder / "tokenizer.json", load(folder).signature.postprocess
     theirs = reference("transformers").AutoTokenizer.from_pretrained(folder)
     texts = sample_texts()
-    wanted = theirs([cleaned(text, spec.clean) for text in texts], truncation=True, max_length=spec.length)["input_ids"]
+    expected = theirs([cleaned(text, spec.clean) for text in texts], truncation=True, max_length=spec.length)["input_ids"]
     found = TextTokenizer(file, spec).encode(texts)
-    for ours, row in zip(found, wanted, strict=True):
+    for ours, row in zip(found, expected, strict=True):
         assert ours[: len(row)].tolist() == row and not ours[len(row) :].any()
     assert str(compare_tokenizers(file, spec)).startswith("1000 texts as transformers 5")
     other = type(spec)(**{**vars(spec), "padding": "left"})
@@ -141,19 +141,19 @@ def test_texts_are_cleaned_and_padded_with_zeros_on_the_right(folders, kind):
 
 
 @pytest.mark.parametrize(
-    ("clean", "wanted"),
+    ("clean", "expected"),
     [
         ("whitespace", "It's 3 < 4 & a_b"),
         ("lower", "it's 3 < 4 & a_b"),
         ("canonicalize", "its 3 4 a b"),
     ],
 )
-def test_a_text_is_cleaned_as_open_clip_does(clean, wanted):
-    assert cleaned("  It's 3 &amp;lt; 4\n\t&amp; a_b ", clean) == wanted
+def test_a_text_is_cleaned_as_open_clip_does(clean, expected):
+    assert cleaned("  It's 3 &amp;lt; 4\n\t&amp; a_b ", clean) == expected
     tokenizer = pytest.importorskip("open_clip.tokenizer", reason="pip install open_clip_torch to compare with it")
     theirs = tokenizer.get_clean_fn(clean)
     repaired = tokenizer.ftfy.fix_text
-    assert theirs("  It's 3 &amp;lt; 4\n\t&amp; a_b ") == wanted
+    assert theirs("  It's 3 &amp;lt; 4\n\t&amp; a_b ") == expected
     for text in sample_texts():
         assert cleaned(repaired(text), clean) == theirs(text)
 
@@ -225,7 +225,7 @@ def test_the_files_that_a_model_of_the_layout_is_a_function_of(folders, tmp_path
     assert [path.name for path in folder.files] == [CONFIG, WEIGHTS]
     with pytest.raises(MissingFileError, match="no weights in") as caught:
         _ = ModelFolder(copied(folder.path, tmp_path, WEIGHTS)).weights
-    assert caught.value.wanted == f"{WEIGHTS} or open_clip_pytorch_model.bin"
+    assert caught.value.expected == f"{WEIGHTS} or open_clip_pytorch_model.bin"
 
 
 def test_another_image_size_and_the_image_tower_alone(folders):

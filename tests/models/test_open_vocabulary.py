@@ -63,14 +63,14 @@ def test_the_best_text_of_every_box_is_transformers(folders, kind, parity):
     original = load_model(Source(f"hf:{folder}"))
     assert (original.signature.task, original.signature.postprocess.threshold) == ("open-vocabulary-detection", 0.1)
     image, text = asked(model, 2)
-    wanted = scored(theirs(model.double(), image.double(), text))
+    expected = scored(theirs(model.double(), image.double(), text))
     with torch.no_grad():
         *found, texts = original.module.double()(image.double(), text)
     outputs = {name: tensor.numpy() for name, tensor in zip(OF_IMAGES, found, strict=True)}
     ours = candidates(outputs, texts.numpy())
-    np.testing.assert_array_equal(ours["labels"], wanted[1])
-    np.testing.assert_allclose(ours["scores"], wanted[0], rtol=0, atol=1e-6)
-    assert set(wanted[1].ravel()) == {0, 1, 2}
+    np.testing.assert_array_equal(ours["labels"], expected[1])
+    np.testing.assert_allclose(ours["scores"], expected[0], rtol=0, atol=1e-6)
+    assert set(expected[1].ravel()) == {0, 1, 2}
     whole = theirs(model, image.double(), text)
     unit = texts / texts.norm(dim=-1, keepdim=True) / (1 + 1e-6)
     logits = (found[0] @ unit.T + found[1][..., None]) * found[2][..., None]
@@ -88,19 +88,19 @@ def test_objects_are_those_of_transformers_processor(folders, kind, width, heigh
     image, text = asked(model, 1)
     processor = getattr(reference("transformers"), f"{NAMES[kind]}ImageProcessor").from_pretrained(folder)
     output = theirs(model, image, text)
-    [wanted] = processor.post_process_object_detection(output, threshold=0.1, target_sizes=[(height, width)])
+    [expected] = processor.post_process_object_detection(output, threshold=0.1, target_sizes=[(height, width)])
     with torch.no_grad():
         *found, texts = original.module(image, text)
     outputs = {name: tensor[0].numpy() for name, tensor in zip(OF_IMAGES, found, strict=True)}
     spec = original.signature.postprocess
     ours = find_texts(outputs, texts.numpy(), ["a", "b", "c"], (width, height), original.preprocess, spec).objects
-    theirs_clipped = wanted["boxes"].numpy().clip(0, [width, height, width, height])  # theirs may end beside the image
+    theirs_clipped = expected["boxes"].numpy().clip(0, [width, height, width, height])  # theirs may end beside the image
     inside = (theirs_clipped[:, 2:] > theirs_clipped[:, :2]).all(1)  # or lie in the padding
-    order = np.argsort(-wanted["scores"].numpy(), kind="stable")
+    order = np.argsort(-expected["scores"].numpy(), kind="stable")
     order = order[inside[order]]
     assert len(ours) == len(order) > 3
-    np.testing.assert_allclose([each.score for each in ours], wanted["scores"].numpy()[order], atol=1e-5)
-    assert [each.index for each in ours] == wanted["labels"].numpy()[order].tolist()
+    np.testing.assert_allclose([each.score for each in ours], expected["scores"].numpy()[order], atol=1e-5)
+    assert [each.index for each in ours] == expected["labels"].numpy()[order].tolist()
     boxes = theirs_clipped[order]
     rounded = 0 if width == height or kind == "owlvit" else max(width, height) / SIDE  # half a pixel of the input
     np.testing.assert_allclose([each.box for each in ours], boxes, atol=1e-3 + rounded)
@@ -116,10 +116,10 @@ def test_pixels_are_padded_with_black_to_a_square(folders):
     ramp = np.linspace(0, 255, 2 * SIDE)[:, None, None] * np.ones((1, SIDE, 3))  # tall, and smooth as photographs are
     image = Image.fromarray(ramp.astype(np.uint8))
     ours = normalise(load_pixels(image, found.preprocess)[None], found.preprocess)[0]
-    wanted = processor(images=image, return_tensors="np")["pixel_values"][0]
+    expected = processor(images=image, return_tensors="np")["pixel_values"][0]
     inner = np.s_[:, 2:-2, : SIDE // 2 - 2]
-    assert np.abs(ours - wanted)[inner].max() < 4 / 255 / 0.25  # 4 grey levels
-    np.testing.assert_allclose(ours[:, :, SIDE // 2 + 2 :], wanted[:, :, SIDE // 2 + 2 :], atol=1e-5)
+    assert np.abs(ours - expected)[inner].max() < 4 / 255 / 0.25  # 4 grey levels
+    np.testing.assert_allclose(ours[:, :, SIDE // 2 + 2 :], expected[:, :, SIDE // 2 + 2 :], atol=1e-5)
 
 
 @pytest.mark.parametrize("engine", ENGINES)
@@ -138,14 +138,14 @@ def test_the_graphs_of_both_are_transformers_model(folders, kind, engine, parity
         save_graph(graph, tmp_path / f"{part}.onnx")
     for batch in BATCHES:
         image, text = asked(model, batch, batch)
-        wanted = theirs(model, image, text)
+        expected = theirs(model, image, text)
         with engine_runner(engine, tmp_path / "images.onnx", batch) as runner:
             outputs = runner.infer({"image": image.numpy()})
         with engine_runner(engine, tmp_path / "texts.onnx", TEXTS) as runner:
             features = runner.infer({"text": text.numpy()})["features"]
         unit = features / np.linalg.norm(features, axis=-1, keepdims=True)
         logits = (outputs["class_features"] @ unit.T + outputs["shift"][..., None]) * outputs["scale"][..., None]
-        parity(PAGE, engine, [logits, outputs["boxes"]], [wanted.logits, wanted.pred_boxes])
+        parity(PAGE, engine, [logits, outputs["boxes"]], [expected.logits, expected.pred_boxes])
 
 
 def copied(folder, tmp_path, *left_out):
@@ -158,7 +158,7 @@ def test_what_cannot_be_exported_is_refused(folders, tmp_path):
     folder = folders["owlv2"][0]
     with pytest.raises(CheckpointError, match="Owlv2ForObjectDetection is made for one image size") as caught:
         load_model(Source(f"hf:{folder}", image_size=(64, 64)))
-    assert (caught.value.found, caught.value.wanted) == ("64x64", "32x32")
+    assert (caught.value.found, caught.value.expected) == ("64x64", "32x32")
     out = copied(folder, tmp_path, "tokenizer.json")
     with pytest.raises(CheckpointError, match="nothing says which tokens a text is") as caught:
         load_model(Source(f"hf:{out}"))
@@ -176,7 +176,7 @@ def test_a_processor_that_pads_otherwise_is_refused(folders, tmp_path, change):
     file.write_text(json.dumps({**json.loads(file.read_text()), **change}))
     with pytest.raises(CheckpointError, match="preprocessing is not one") as caught:
         load_model(Source(f"hf:{out}"))
-    assert "do_pad" in caught.value.wanted
+    assert "do_pad" in caught.value.expected
 
 
 def test_a_clip_is_still_no_detector(tmp_path):

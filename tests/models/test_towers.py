@@ -64,15 +64,15 @@ def test_both_towers_are_transformers(folders, kind, dtype, most, parity):
     for row, end in zip(text, (11, 5, 2, 8), strict=True):
         row[end:] = 1
     model = theirs.to(dtype)
-    wanted = features(model.get_image_features(pixel_values=images)), features(model.get_text_features(input_ids=text))
+    expected = features(model.get_image_features(pixel_values=images)), features(model.get_text_features(input_ids=text))
     found = original.module.to(dtype)(images, text)
-    for ours, each in zip(found, wanted, strict=True):
+    for ours, each in zip(found, expected, strict=True):
         assert ours.dtype == dtype
         assert (ours - each).abs().max() / each.abs().max() < most
     if dtype == torch.float64:
-        parity(PAGE[kind], "transformers", found, wanted, keys="transformers")
+        parity(PAGE[kind], "transformers", found, expected, keys="transformers")
     spec = original.signature.postprocess
-    ours = logits(wanted[0].numpy(), wanted[1].numpy(), spec)
+    ours = logits(expected[0].numpy(), expected[1].numpy(), spec)
     whole = model(input_ids=text, pixel_values=images).logits_per_image
     np.testing.assert_allclose(ours, whole.numpy(), rtol=0, atol=1e-4)
     assert spec.scores == ("sigmoid" if kind == "siglip" else "softmax")
@@ -99,12 +99,12 @@ def test_the_graphs_of_both_are_the_towers(folders, kind, engine, parity, tmp_pa
         text = torch.randint(3, module.text_tower.config.vocabulary, (batch, spec.length), generator=generator)
         text[:, -4:] = 1
         with torch.no_grad():
-            wanted = module(image, text)
+            expected = module(image, text)
         with engine_runner(engine, tmp_path / "images.onnx", batch) as runner:
             found = [runner.infer({"image": image.numpy()})["features"]]
         with engine_runner(engine, tmp_path / "texts.onnx", batch) as runner:
             found += [runner.infer({"text": text.numpy()})["features"]]
-        parity(PAGE[kind], engine, found, wanted)
+        parity(PAGE[kind], engine, found, expected)
 
 
 @pytest.mark.parametrize("kind", ["clip", "siglip"])
@@ -114,10 +114,10 @@ def test_a_thousand_texts_are_transformers_tokens(folders, kind):
     theirs = reference("transformers").AutoTokenizer.from_pretrained(folder)
     texts = sample_texts()
     assert (len(texts), TEXTS, "" in texts, max(map(len, texts)) > 1000) == (1000, 1000, True, True)
-    wanted = theirs(texts, padding="max_length", truncation=True, max_length=spec.length)["input_ids"]
+    expected = theirs(texts, padding="max_length", truncation=True, max_length=spec.length)["input_ids"]
     with pytest.warns(RuntimeWarning, match="a text is cut at 16 tokens"):
         found = TextTokenizer(folder / "tokenizer.json", spec).encode(texts)
-    np.testing.assert_array_equal(found, np.array(wanted))
+    np.testing.assert_array_equal(found, np.array(expected))
     assert spec.lowercase == (kind == "siglip")
     assert str(compare_tokenizers(folder / "tokenizer.json", spec)).startswith("1000 texts as transformers 5")
 
@@ -151,8 +151,8 @@ def test_without_a_tokenizer_it_is_the_image_tower_as_before(folders, tmp_path):
     assert load_model(source(folder, "features")).signature.task == "features"
     image = torch.randn(2, 3, 32, 32)
     with torch.no_grad():
-        wanted = features(theirs.get_image_features(pixel_values=image))
-        torch.testing.assert_close(original.module(image), wanted, rtol=0, atol=1e-5)
+        expected = features(theirs.get_image_features(pixel_values=image))
+        torch.testing.assert_close(original.module(image), expected, rtol=0, atol=1e-5)
 
 
 def test_a_config_of_both_and_weights_of_one_are_refused(folders, tmp_path):

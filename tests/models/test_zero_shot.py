@@ -189,4 +189,4 @@ def test_a_matrix_that_does_not_fit_is_refused(tmp_path, array):
     with pytest.raises(CheckpointError, match="does not fit the model") as caught:
         with_text_features(features_of(), saved(tmp_path, array))
     assert str(list(array.shape)) in caught.value.found
-    assert "[classes, 4]" in caught.value.wanted
+    assert "[classes, 4]" in caught.value.expected

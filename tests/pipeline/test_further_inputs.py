@@ -152,8 +152,8 @@ def test_the_python_of_the_page_runs(line):
         timeout=300,
     )
     with load(line.bundle) as predictor:
-        wanted = predictor.predict_with(line.images[0], {"mask": line.masks[0]}).index
-    assert done.stdout.strip() == str(wanted), done.stderr
+        expected = predictor.predict_with(line.images[0], {"mask": line.masks[0]}).index
+    assert done.stdout.strip() == str(expected), done.stderr
 
 
 def test_the_steps_alone_give_the_same(line, module):

@@ -117,7 +117,7 @@ def test_other_labels_beside_the_file_are_refused(exported, tmp_path):
     (tmp_path / "labels.txt").write_text("".join(f"{label}\n" for label in (*LABELS[:3], "dog", *LABELS[4:])))
     with pytest.raises(GraphError, match=r"labels\.txt has other class names than model\.onnx") as caught:
         find_reference_model(Source(str(tmp_path)))
-    assert (caught.value.found, caught.value.wanted) == ("line 4: 'dog'", "'digit 3', as in model.onnx")
+    assert (caught.value.found, caught.value.expected) == ("line 4: 'dog'", "'digit 3', as in model.onnx")
 
 
 @pytest.mark.parametrize("how", ["given", "beside"])
@@ -148,12 +148,12 @@ def test_metadata_of_another_image_size_do_not_fit(exported, tmp_path):
     model = onnx.load(str(exported[1] / "model.onnx"))
     if model.graph.input[0].type.tensor_type.elem_type == onnx.TensorProto.UINT8:
         model.metadata_props[0].value = model.metadata_props[0].value.replace("[32, 32]", "[48, 48]")
-        wanted = (GraphError, "does not take one image")
+        expected = (GraphError, "does not take one image")
     else:
         model.metadata_props[0].value = model.metadata_props[0].value.replace("[32, 32]", "[48, 48]")
-        wanted = (CheckpointError, "the preprocessing does not fit")
+        expected = (CheckpointError, "the preprocessing does not fit")
     onnx.save(model, str(tmp_path / "a.onnx"))
-    with pytest.raises(wanted[0], match=wanted[1]):
+    with pytest.raises(expected[0], match=expected[1]):
         find_reference_model(Source(str(tmp_path / "a.onnx")))
 
 

@@ -103,8 +103,8 @@ def test_every_combination_of_gates(status):
         usable = {c.artifact for c in pair if gates[c.artifact] != "fail"}
         assert bool(proven & set(ships(verdict))) == bool(proven)
         assert bool(usable & set(ships(verdict))) == bool(usable)
-    wanted = next(each for each in ("pass", "undecided", "fail") if each in (gates[OV8.artifact], gates[ORT8.artifact]))
-    assert verdict.gate.status == wanted
+    expected = next(each for each in ("pass", "undecided", "fail") if each in (gates[OV8.artifact], gates[ORT8.artifact]))
+    assert verdict.gate.status == expected
     # Asked for, those that fail come last, and the rest stays as it was.
     more = ships(decide(engines, bench(TIMES), include_failed=True))
     failed = [c.artifact for c in (OV8, ORT8) if gates[c.artifact] == "fail"]

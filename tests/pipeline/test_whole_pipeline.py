@@ -262,8 +262,8 @@ def test_a_predictor_gives_the_golden_outputs_within_the_tolerance(line, target)
     golden = read_bundle(line.bundle).golden
     with load(line.bundle, target) as predictor:
         own = golden.engines[predictor.target]
-        with np.load(line.bundle / golden.inputs) as given, np.load(line.bundle / own.outputs) as wanted:
-            inputs, outputs = given["image"], wanted["logits"]
+        with np.load(line.bundle / golden.inputs) as given, np.load(line.bundle / own.outputs) as expected:
+            inputs, outputs = given["image"], expected["logits"]
         logits = predictor.outputs(list(inputs))["logits"]
     assert inputs.shape == (8, 32, 32, 1)
     assert logits.shape == outputs.shape == (8, 10)

@@ -66,10 +66,10 @@ def on_runtime(bundle, pixels):
 @pytest.mark.parametrize("target", TARGETS)
 def test_untrained_it_is_the_graph_with_all_its_integers(prepared, placed, net, target):
     before = {name: each.clone() for name, each in net.state_dict().items()}
-    again, wanted = constants(qat.export(prepared[target])), constants(placed[target])
-    assert set(again) == set(wanted)
+    again, expected = constants(qat.export(prepared[target])), constants(placed[target])
+    assert set(again) == set(expected)
     copies = "blocks.0.fc2"  # whose copies the placement rounds each by itself
-    for name, array in wanted.items():
+    for name, array in expected.items():
         if array.dtype == np.int8 and copies in name and array.shape[0] > 256:
             assert np.abs(again[name].astype(int) - array).max() <= 1
         elif array.dtype in (np.int8, np.uint8):
@@ -90,11 +90,11 @@ def test_trained_it_gives_what_the_runtime_gives(trained, exported, placed, imag
     assert exported[target].int8 == placed[target].int8
     pixels = images[0]
     with torch.no_grad():
-        wanted = trained[target](torch.from_numpy(np.ascontiguousarray(normalise(pixels[:1], PREPROCESS)))).numpy()
+        expected = trained[target](torch.from_numpy(np.ascontiguousarray(normalise(pixels[:1], PREPROCESS)))).numpy()
     pytest.importorskip(target.split("-")[0])
     bundle = vd.compile(exported[target], target, split_rows="none", progress=False)
     found = on_runtime(bundle, pixels)
-    assert np.linalg.norm(found - wanted) < 5e-3 * np.linalg.norm(wanted)
+    assert np.linalg.norm(found - expected) < 5e-3 * np.linalg.norm(expected)
     assert placed_file(bundle, None) == placed_file(bundle.folder, target) == bundle.folder / bundle.engines[0].graph
 
 

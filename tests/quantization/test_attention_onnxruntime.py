@@ -27,13 +27,13 @@ TOKENS = 5
 def test_one_operator_computes_what_the_nodes_did(form, seed, bias, batch):
     model = attention_model(TOKENS, form, seed, scale=None, bias=bias)
     feeds = random_feeds(ir.to_proto(model), batch, seed)
-    [wanted] = run(ir.to_proto(model), feeds)
+    [expected] = run(ir.to_proto(model), feeds)
     separate_scores(model)
     assert fuse_attention(model) == 1
     found = operators(model)
     assert (found["MultiHeadAttention"], found["Softmax"], found["Transpose"], found["MatMul"]) == (1, 0, 0, 4)
     [ours] = run(ir.to_proto(model), feeds)
-    assert difference(ours, wanted) <= 1e-5
+    assert difference(ours, expected) <= 1e-5
     assert fuse_attention(model) == 0
 
 
@@ -43,14 +43,14 @@ def test_what_is_added_to_the_scores_goes_in(shape, batch):
     bias = np.random.default_rng(0).normal(size=(1, *shape)).astype(np.float32)
     model = attention_model(TOKENS, "separate", scale=None, mask=bias)
     feeds = random_feeds(ir.to_proto(model), batch, 0)
-    [wanted] = run(ir.to_proto(model), feeds)
+    [expected] = run(ir.to_proto(model), feeds)
     whole = shape[-1] == TOKENS
     assert fuse_attention(model) == whole
     found = operators(model)
     assert found["MultiHeadAttention"] == whole
     assert found["Expand"] == (whole and shape[1] == 1)
     [ours] = run(ir.to_proto(model), feeds)
-    assert difference(ours, wanted) <= 1e-5
+    assert difference(ours, expected) <= 1e-5
 
 
 def test_attention_with_more_in_it_stays():

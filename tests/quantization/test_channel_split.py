@@ -100,9 +100,9 @@ def test_an_operator_is_paid_for_by_the_gain_that_the_target_asks_for():
     for scale, copies in ((0.99, NEVER), (1.01, NEVER), (NEVER, 0.99), (NEVER, 1.01)):
         split = best_split(found, second, GainThreshold(scale * scaled.gain, copies * copied.gain))
         assert (split is None) == (1.01 in (scale, copies))
-    for share, wanted in ((0.99, scaled), (1.01, copied)):
+    for share, expected in ((0.99, scaled), (1.01, copied)):
         split = best_split(found, second, GainThreshold(share * scaled.gain / copied.gain, 1.0))
-        assert (split.gain, split.copies) == (wanted.gain, wanted.copies)
+        assert (split.gain, split.copies) == (expected.gain, expected.copies)
 
 
 @pytest.mark.parametrize(("width", "count"), [(72, 4), (256, 17)])
@@ -212,11 +212,11 @@ def test_any_gain_is_enough_where_that_is_asked_for():
 
 def test_seven_bits_are_asked_about_as_seven():
     model, found = hidden_model(), statistics(2)
-    wanted = best_split(found, second_of(model), GainThreshold(1.0, NEVER), 7).gain
-    assert wanted != best_split(found, second_of(model), GainThreshold(1.0, NEVER)).gain
+    expected = best_split(found, second_of(model), GainThreshold(1.0, NEVER), 7).gain
+    assert expected != best_split(found, second_of(model), GainThreshold(1.0, NEVER)).gain
     known = {str(second_of(model).input.name): found}
     [done] = smooth_hidden(model, known, FoldRequest(["fc2"], GainThreshold(1.0, NEVER), bits=7))[1]
-    assert done.gain == wanted
+    assert done.gain == expected
 
 
 @pytest.mark.parametrize(

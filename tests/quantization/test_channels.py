@@ -57,8 +57,8 @@ def test_products_say_what_a_constant_input_becomes(seed, options):
     values = np.random.default_rng(seed).standard_normal(8)
     feeds = {"x": np.broadcast_to(values[:, None, None], (1, 8, SIZE, SIZE)).astype(np.float32)}
     [output] = run_in_double(ir.to_proto(model), feeds)
-    wanted = output.mean(axis=(0, 2, 3)) - (0 if linear.bias is None else linear.bias)
-    np.testing.assert_allclose(layer.of_constant(values.astype(np.float32)), wanted, atol=1e-9)
+    expected = output.mean(axis=(0, 2, 3)) - (0 if linear.bias is None else linear.bias)
+    np.testing.assert_allclose(layer.of_constant(values.astype(np.float32)), expected, atol=1e-9)
 
 
 @given(seed=st.integers(0, 99), options=CONVOLUTIONS)
@@ -235,7 +235,7 @@ def test_rounded_convolutions_give_better_outputs_than_the_nearest_weights(optio
     observer.update(images)
     [linear] = find_linears(model)
     found = observer.statistics()
-    [wanted] = run(ir.to_proto(model), {"x": images})
+    [expected] = run(ir.to_proto(model), {"x": images})
 
     def error(statistics):
         """(variance, squared mean) of what rounding does to the outputs."""
@@ -246,7 +246,7 @@ def test_rounded_convolutions_give_better_outputs_than_the_nearest_weights(optio
         other = ir.from_proto(ir.to_proto(model))
         for name, array in weights.items():
             other.graph.initializers[name].const_value = ir.tensor(array, name=name)
-        made = run(ir.to_proto(other), {"x": images})[0] - wanted
+        made = run(ir.to_proto(other), {"x": images})[0] - expected
         made = made / scales[:, None, None]
         return made.var(), np.square(made.mean(axis=(0, 2, 3))).max()
 

@@ -47,6 +47,6 @@ def test_openvino_runs_tokens_of_several_levels_in_int8(batch, tmp_path):
         OnnxRuntimeRunner(tmp_path / "float.onnx", name="float") as original,
         OpenVinoRunner(tmp_path / "int8.onnx", name="int8", batch=batch, options=options) as engine,
     ):
-        wanted, found = original.infer(feeds), engine.infer(feeds)
-    for name, value in wanted.items():
+        expected, found = original.infer(feeds), engine.infer(feeds)
+    for name, value in expected.items():
         assert np.abs(found[name] - value).max() < 0.1 * np.abs(value).max()

@@ -118,8 +118,8 @@ def test_int8_gives_the_answers_of_float_on_the_evaluation_images(
     assert found.n == 640
     assert found.agreement >= 99.5
     # Answers of so good a model forgive much. Of the power of the logits, INT8 changes 1.4e-5 and 0.8e-5.
-    centred, wanted = (each - each.mean(axis=1, keepdims=True) for each in (logits, float_logits))
-    assert np.square(centred - wanted).sum() <= 2e-5 * np.square(wanted).sum()
+    centred, expected = (each - each.mean(axis=1, keepdims=True) for each in (logits, float_logits))
+    assert np.square(centred - expected).sum() <= 2e-5 * np.square(expected).sum()
     assert found.reference_top1 == pytest.approx(100 * 629 / 640)
     assert abs(found.drop) <= 1.0
 

@@ -54,7 +54,7 @@ class Calibrated:
     name: str
     folder: Path
     pixels: np.ndarray
-    wanted: dict[str, np.ndarray]
+    expected: dict[str, np.ndarray]
 
     def placed(self, target, out):
         """What the placement of this target says, and its graph."""
@@ -106,11 +106,11 @@ def answers(runner, pixels):
     return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
 
 
-def error(ours, wanted):
-    """The deviation from what is wanted over that between pictures, of the worst output."""
+def error(ours, expected):
+    """The deviation from what is expected over that between pictures, of the worst output."""
     return max(
         float(np.sqrt(np.square(ours[name] - each).mean() / np.square(each - each.mean(0)).mean()))
-        for name, each in wanted.items()
+        for name, each in expected.items()
     )
 
 
@@ -125,11 +125,11 @@ def test_engines_in_int8_answer_as_the_float_graph(calibrated, target, tmp_path)
     placement, model = calibrated.placed(target, tmp_path / "placed")
     kernels, ours = calibrated.compiled(model, target, tmp_path / "ours")
     assert kernels["int8"] == len(placement["int8"]) >= 15
-    assert error(ours, calibrated.wanted) <= BOUNDS[calibrated.name, target]
-    wanted = calibrated.wanted["logits"]
-    assert (ours["logits"].argmax(-1) == wanted.argmax(-1)).mean() >= 0.8
+    assert error(ours, calibrated.expected) <= BOUNDS[calibrated.name, target]
+    expected = calibrated.expected["logits"]
+    assert (ours["logits"].argmax(-1) == expected.argmax(-1)).mean() >= 0.8
 
     [scale] = [v for k, v in model.graph.initializers.items() if k == f"{LAYERS[calibrated.name]}.weight.scale"]
     scale.const_value = ir.tensor(scale.const_value.numpy() * np.float32(2), name=scale.name)
     _, broken = calibrated.compiled(model, target, tmp_path / "broken")
-    assert error(broken, calibrated.wanted) > 1.25 * BOUNDS[calibrated.name, target]
+    assert error(broken, calibrated.expected) > 1.25 * BOUNDS[calibrated.name, target]

@@ -224,12 +224,12 @@ def test_an_outlier_as_copies_costs_no_accuracy_in_int8():
     for reach in (1, 12):
         model = wide_mlp(0, reach)
         feeds = random_feeds(ir.to_proto(model), BATCH, 3)
-        [wanted] = run(ir.to_proto(model), feeds)
+        [expected] = run(ir.to_proto(model), feeds)
         known = observed(model)
         plain = fake_quantized(model, {name: range_of(found) for name, found in known.items()}, {}, feeds)
         prepared = prepare(model, known, in_int8(layers(model)))
         ours = fake_quantized(model, prepared.ranges, prepared.weights, feeds)
-        errors.append([np.square(each - wanted).mean() for each in (plain, ours)])
+        errors.append([np.square(each - expected).mean() for each in (plain, ours)])
     (_, alone), (plain, beside) = errors
     assert beside < 3 * alone
     assert beside < 0.1 * plain
@@ -330,13 +330,13 @@ def test_prepared_graphs_lose_less_in_int8():
     """The whole preparation against none, in fake quantization by numpy of one MLP with an outlier."""
     model = outlier_model(0, 100)
     feeds = random_feeds(ir.to_proto(model), BATCH, 3)
-    [wanted] = run(ir.to_proto(model), feeds)
+    [expected] = run(ir.to_proto(model), feeds)
     known, names = observed(model), layers(model)
     plain = fake_quantized(model, {name: range_of(found) for name, found in known.items()}, {}, feeds)
     prepared = prepare(model, known, in_int8(names))
     ours = fake_quantized(model, prepared.ranges, prepared.weights, feeds)
     assert prepared.hidden[0].layer == "mlp.fc2"
-    assert np.square(ours - wanted).mean() < 0.2 * np.square(plain - wanted).mean()
+    assert np.square(ours - expected).mean() < 0.2 * np.square(plain - expected).mean()
 
 
 def fake_quantized(model, ranges, weights, feeds):

@@ -56,8 +56,8 @@ def test_statistics_are_those_of_numpy_over_all_rows(small_export, images, stati
         np.testing.assert_allclose(found.low, rows.min(axis=0), rtol=1e-5, atol=1e-6)
         np.testing.assert_allclose(found.high, rows.max(axis=0), rtol=1e-5, atol=1e-6)
         np.testing.assert_allclose(found.mean, rows.mean(axis=0), rtol=1e-3, atol=1e-4)
-        wanted = np.cov(rows, rowvar=False, bias=True)
-        np.testing.assert_allclose(found.covariance, wanted, rtol=1e-3, atol=1e-4 * np.abs(wanted).max())
+        expected = np.cov(rows, rowvar=False, bias=True)
+        np.testing.assert_allclose(found.covariance, expected, rtol=1e-3, atol=1e-4 * np.abs(expected).max())
         assert found.rows == len(rows)
         assert found.upper == pytest.approx(np.quantile(np.abs(rows), 0.999), rel=0.1)
 
@@ -87,9 +87,9 @@ def test_statistics_are_read_back_as_they_were_written(statistics, tmp_path):
     assert list(again) == list(statistics)
     for name, found in statistics.items():
         for field in FIELDS:
-            wanted = np.asarray(getattr(found, field))
-            wanted = wanted.astype(np.float32) if field == "covariance" else wanted  # half the file
-            np.testing.assert_array_equal(getattr(again[name], field), wanted)
+            expected = np.asarray(getattr(found, field))
+            expected = expected.astype(np.float32) if field == "covariance" else expected  # half the file
+            np.testing.assert_array_equal(getattr(again[name], field), expected)
 
 
 def test_progress_counts_the_images(model, images):
@@ -148,8 +148,8 @@ def test_a_mean_far_from_zero_does_not_drown_the_covariance():
         for batch in x:
             observer.update(batch)
         rows = x.reshape(-1, 3).astype(np.float64)
-        wanted = np.cov(rows, rowvar=False, bias=True) if covariance else rows.var(axis=0)
-        np.testing.assert_allclose(observer.statistics().covariance, wanted, atol=1e-3)
+        expected = np.cov(rows, rowvar=False, bias=True) if covariance else rows.var(axis=0)
+        np.testing.assert_allclose(observer.statistics().covariance, expected, atol=1e-3)
         np.testing.assert_allclose(observer.statistics().mean, rows.mean(axis=0), rtol=1e-6)
 
 
@@ -185,8 +185,8 @@ def test_the_upper_end_is_near_the_quantile_of_the_values(values):
     x = np.repeat(np.array(values, np.float32)[:, None], 13, axis=1)  # each value is counted once
     observer = Observer(-1)
     observer.update(x)
-    wanted = np.sort(np.abs(x[:, 0]))[-1]  # of so few, 99.9 % is the largest
-    assert observer._upper() == pytest.approx(wanted, rel=0.13, abs=1e-37)
+    expected = np.sort(np.abs(x[:, 0]))[-1]  # of so few, 99.9 % is the largest
+    assert observer._upper() == pytest.approx(expected, rel=0.13, abs=1e-37)
 
 
 def test_a_tensor_is_described_by_its_outlier():

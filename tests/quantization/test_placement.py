@@ -120,8 +120,8 @@ def test_openvino_computes_the_scores_in_int8_where_queries_and_keys_have_a_line
         assert steps == ["Transpose"] * (1 + (role == "key")) + ["Reshape"]
         quantizer = value.producer().inputs[0].producer()
         _, scale, zero_point = (each.const_value.numpy() if each.const_value else None for each in quantizer.inputs)
-        wanted = score_ranges[f"blocks.0.attn.qkv.{role}:output"]
-        assert scale == np.float32(max(-wanted.low, wanted.high) / 127)
+        expected = score_ranges[f"blocks.0.attn.qkv.{role}:output"]
+        assert scale == np.float32(max(-expected.low, expected.high) / 127)
         assert (zero_point.dtype, zero_point) == (np.int8, 0)
 
 
@@ -162,9 +162,9 @@ def test_openvino_activations_are_uint8_with_the_observed_scale(model, ranges):
     place(model, ranges, OPENVINO)
     for linear in layers:
         _, scale, zero_point = linear.node.inputs[0].producer().inputs
-        wanted = activation_scale(ranges[linear.input.name])
-        assert scale.const_value.numpy() == wanted[0]
-        assert zero_point.const_value.numpy() == wanted[1]
+        expected = activation_scale(ranges[linear.input.name])
+        assert scale.const_value.numpy() == expected[0]
+        assert zero_point.const_value.numpy() == expected[1]
         assert zero_point.const_value.numpy().dtype == np.uint8
 
 
@@ -250,7 +250,7 @@ def test_an_ignored_layer_needs_no_calibration(model, ranges):
 def test_an_unknown_target_is_refused(model, ranges):
     with pytest.raises(TargetError) as caught:
         place(model, ranges, "abacus")
-    assert caught.value.wanted == ", ".join(TARGETS)
+    assert caught.value.expected == ", ".join(TARGETS)
 
 
 def test_a_graph_with_nothing_to_quantize_is_refused():
@@ -300,10 +300,10 @@ def test_a_placed_layer_computes_what_numpy_computes(target, biased, low, high):
     options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
     content = ir.to_proto(model).SerializeToString()
     session = onnxruntime.InferenceSession(content, options, providers=["CPUExecutionProvider"])
-    ours, wanted = session.run(None, {"x": x})[0], fake_quantized(x, weight, bias, low, high)
-    assert np.abs(ours - wanted).max() <= 1e-5 * np.abs(wanted).max()
+    ours, expected = session.run(None, {"x": x})[0], fake_quantized(x, weight, bias, low, high)
+    assert np.abs(ours - expected).max() <= 1e-5 * np.abs(expected).max()
     exact = x @ weight + (0 if bias is None else bias)
-    assert np.abs(exact - wanted).max() > 1e-3 * np.abs(wanted).max()  # it is INT8 that was computed
+    assert np.abs(exact - expected).max() > 1e-3 * np.abs(expected).max()  # it is INT8 that was computed
 
 
 def convolution_on_pixels(weight, bias, cast_first):
@@ -341,8 +341,8 @@ def test_a_convolution_on_bare_pixels_keeps_every_pixel_and_runs_in_int8_on_open
     placement = place(model, {"floats": Range(3.0, 251.0)}, OPENVINO)  # of the calibration images, not of all
     assert placement.int8 == ("proj",)
     steps = np.abs(weight).max(axis=(1, 2, 3), keepdims=True) / 127
-    wanted = patches_times(pixels, np.rint(weight / steps) * steps, bias)  # weights alone are rounded
-    assert np.abs(patches_times(pixels, weight, bias) - wanted).max() > 1e-3 * np.abs(wanted).max()
+    expected = patches_times(pixels, np.rint(weight / steps) * steps, bias)  # weights alone are rounded
+    assert np.abs(patches_times(pixels, weight, bias) - expected).max() > 1e-3 * np.abs(expected).max()
 
     save_graph(model, tmp_path / "model.onnx")
     (tmp_path / "engine").mkdir()
@@ -356,4 +356,4 @@ def test_a_convolution_on_bare_pixels_keeps_every_pixel_and_runs_in_int8_on_open
     with make_runner(tmp_path / "engine", engine) as runner:
         compiled = runner.infer({"image": pixels})["y"]
     for how, ours in {"node by node": session.run(None, {"image": pixels})[0], "OpenVINO": compiled}.items():
-        assert np.abs(ours - wanted).max() <= 1e-5 * np.abs(wanted).max(), how
+        assert np.abs(ours - expected).max() <= 1e-5 * np.abs(expected).max(), how

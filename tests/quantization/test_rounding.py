@@ -138,8 +138,8 @@ def test_a_linear_is_rounded_for_uint8_inputs_and_keeps_the_mean_of_its_outputs(
     hessian = found.covariance + step**2 / 12 * np.eye(48)
     np.testing.assert_allclose(scales, whole_scales(weight), rtol=1e-6)
     np.testing.assert_array_equal(rounded, gptq(weight, hessian, scales))
-    wanted = (x @ weight).mean(axis=0) + (bias if biased else 0)
-    np.testing.assert_allclose(found.mean @ (rounded * scales) + moved, wanted, atol=1e-5)
+    expected = (x @ weight).mean(axis=0) + (bias if biased else 0)
+    np.testing.assert_allclose(found.mean @ (rounded * scales) + moved, expected, atol=1e-5)
 
 
 def test_each_group_and_position_of_a_convolution_is_rounded_by_its_own_channels():
@@ -159,8 +159,8 @@ def test_each_group_and_position_of_a_convolution_is_rounded_by_its_own_channels
         hessian = found.covariance[channels, channels] + noise * np.eye(4)
         out = slice(3 * group, 3 * group + 3)
         for row, column in np.ndindex(2, 2):
-            wanted = gptq(weight[out, :, row, column].T, hessian, scales[out], 63)
-            np.testing.assert_array_equal(rounded[out, :, row, column].T, wanted)
+            expected = gptq(weight[out, :, row, column].T, hessian, scales[out], 63)
+            np.testing.assert_array_equal(rounded[out, :, row, column].T, expected)
     lost = (weight - rounded * scales[:, None, None, None]).sum(axis=(2, 3)).reshape(2, 3, 4)
     np.testing.assert_allclose(bias, np.einsum("goi,gi->go", lost, found.mean.reshape(2, 4)).ravel(), atol=1e-5)
 

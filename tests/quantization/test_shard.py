@@ -23,10 +23,10 @@ IMAGES, HEAD = 72, 64
 FINITE = st.floats(-9, 9, width=32)  # with 0 and -0
 
 
-def same(found, wanted):
+def same(found, expected):
     """Whether two folders of arrays have the same bytes."""
-    assert sorted(found) == sorted(wanted)
-    for name, array in wanted.items():
+    assert sorted(found) == sorted(expected)
+    for name, array in expected.items():
         assert (array.dtype, array.shape) == (found[name].dtype, found[name].shape), name
         assert array.tobytes() == found[name].tobytes(), name
 
@@ -46,10 +46,10 @@ def groupings(draw, count):
 @settings(max_examples=100, deadline=None)
 def test_bounds_merge_to_the_same_bytes_in_any_order_and_grouping(values, groups):
     each = [Bounds.of(values[i : i + 1], i) for i in range(7)]
-    wanted = functools.reduce(Bounds.merged, each)
+    expected = functools.reduce(Bounds.merged, each)
     merged = [functools.reduce(Bounds.merged, (each[i] for i in group)) for group in groups]
     found = functools.reduce(Bounds.merged, merged)
-    same({name: getattr(found, name) for name in BOUNDS}, {name: getattr(wanted, name) for name in BOUNDS})
+    same({name: getattr(found, name) for name in BOUNDS}, {name: getattr(expected, name) for name in BOUNDS})
     np.testing.assert_array_equal(found.low, values.min(axis=(0, 2)))
     np.testing.assert_array_equal(found.high, values.max(axis=(0, 2)))
     for side, reaches in enumerate((-values.min(axis=(1, 2)), values.max(axis=(1, 2)))):
@@ -138,7 +138,7 @@ def test_shards_in_any_order_and_grouping_leave_what_showing_all_images_in_order
 
 
 def test_only_tensors_of_few_rows_are_kept_and_only_until_they_have_enough(head):
-    """The last linear reads one row an image, those before it 17, and 4,096 are wanted; pixels are more than that."""
+    """The last linear reads one row an image, those before it 17, and 4,096 are expected; pixels are more than that."""
     rows = {name: observer.rows for name, observer in head.observers.items()}
     assert sorted(set(rows.values())) == [HEAD, 17 * HEAD, 512 * HEAD]
     until = head.keeps_until(10**6)
@@ -154,8 +154,8 @@ def test_images_are_shown_first_until_tensors_of_many_rows_have_enough(head):
 
 def test_several_runs_at_a_time_give_the_same_shard(model, images, head, probe):
     with Probe(model, PREPROCESS, threads=1, at_once=3) as three, Probe(model, PREPROCESS, threads=1) as one:
-        found, wanted = (shard_of(each, head, images, range(9)).to_arrays() for each in (three, one))
-    same(found, wanted)
+        found, expected = (shard_of(each, head, images, range(9)).to_arrays() for each in (three, one))
+    same(found, expected)
 
 
 def test_a_shard_is_read_back_as_it_was_written(images, head, probe):
@@ -167,10 +167,10 @@ def test_a_shard_is_read_back_as_it_was_written(images, head, probe):
 
 def test_an_image_that_makes_a_tensor_not_finite_is_named():
     pixels = [lambda: BRIGHT, lambda: DARK, lambda: BRIGHT]
-    names, wanted = ["a.png", "dark.png", "b.png"], "not finite on the calibration images"
+    names, expected = ["a.png", "dark.png", "b.png"], "not finite on the calibration images"
     with (
         Probe(root_model(), TINY_IMAGE, threads=1, at_once=2) as probe,
-        pytest.raises(DataError, match=wanted) as caught,
+        pytest.raises(DataError, match=expected) as caught,
     ):
         observe_shard(probe, pixels, names, [(), (), ()])
     assert caught.value.found == "NaN out of the node root/Sqrt (Sqrt), on dark.png"

@@ -103,9 +103,9 @@ def moved(before, after, prefix=""):
     return before[f"{prefix}bias"] - after[f"{prefix}bias"] * scale, scale
 
 
-def same(ours, wanted):
+def same(ours, expected):
     """Constants are float32: to a few of its steps of the largest one."""
-    np.testing.assert_allclose(ours, wanted, rtol=2e-5, atol=2e-6 * max(0.5, np.abs(wanted).max()))
+    np.testing.assert_allclose(ours, expected, rtol=2e-5, atol=2e-6 * max(0.5, np.abs(expected).max()))
 
 
 @pytest.mark.parametrize(
@@ -128,8 +128,8 @@ def test_a_norm_gets_the_shift_and_the_scale_of_the_least_expected_error(seed, s
     assert ({*fold.layers}, fold.alpha, fold.shifted) == ({"one", "two"}, alpha, shifted)
     assert fold.gain == pytest.approx(gain)
     after = weights(model)
-    for ours, wanted in zip(moved(before, after, "norm."), (shift, scale), strict=True):
-        same(ours, wanted)
+    for ours, expected in zip(moved(before, after, "norm."), (shift, scale), strict=True):
+        same(ours, expected)
     for linear in find_linears(model):
         old = layers[linear.name]
         same(linear.weight, scale[:, None] * old.weight)

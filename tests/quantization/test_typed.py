@@ -94,31 +94,31 @@ def typed(model, feeds, half="fp16"):
 def test_a_plain_transformer_needs_nothing(half):
     model = vit()
     feeds = random_feeds(ir.to_proto(model), 4, 0)
-    wanted = run(ir.to_proto(model), feeds)[0]
+    expected = run(ir.to_proto(model), feeds)[0]
     plan, found = typed(model, feeds, half)
     assert (plan.float_fallback, plan.exponent) == ({}, 0)
-    assert difference(found, wanted) < {"fp16": 5e-3, "bf16": 5e-2}[half]
+    assert difference(found, expected) < {"fp16": 5e-3, "bf16": 5e-2}[half]
 
 
 @pytest.mark.parametrize("times", [2**12, 2**20])
 def test_a_large_stream_is_scaled_into_the_range_as_a_whole(times):
     model = vit()
     feeds = random_feeds(ir.to_proto(model), 4, 0)
-    wanted = run(ir.to_proto(model), feeds)[0]
+    expected = run(ir.to_proto(model), feeds)[0]
     scale_residual(model, -int(np.log2(times)))
     assert max(extremes_of(model, feeds)[0].values()) > LIMIT
     plan, found = typed(model, feeds)
     assert plan.exponent > 0 and plan.float_fallback == {}
-    assert np.isfinite(found).all() and difference(found, wanted) < 5e-3
+    assert np.isfinite(found).all() and difference(found, expected) < 5e-3
 
 
 def test_in_bfloat16_a_large_stream_stays():
     model = vit()
     feeds = random_feeds(ir.to_proto(model), 4, 0)
     scale_residual(model, -20)
-    wanted = run(ir.to_proto(model), feeds)[0]
+    expected = run(ir.to_proto(model), feeds)[0]
     plan, found = typed(model, feeds, "bf16")
-    assert plan.exponent == 0 and difference(found, wanted) < 5e-2
+    assert plan.exponent == 0 and difference(found, expected) < 5e-2
 
 
 def large_product(factor):
@@ -131,13 +131,13 @@ def large_product(factor):
 def test_a_large_product_is_computed_in_half_and_multiplied_in_float32():
     model = large_product(1e5)
     feeds = random_feeds(ir.to_proto(model), 4, 0)
-    wanted = run(ir.to_proto(model), feeds)[0]
+    expected = run(ir.to_proto(model), feeds)[0]
     plan, found = typed(model, feeds)
     kinds = {node.name: node.outputs[0].dtype for node in model.graph}
     assert kinds["fc/MatMul"] == kinds["head/MatMul"] == ir.DataType.FLOAT16
     assert set(plan.float_fallback) == {"fc/unscaled", "fc/Add", "norm/LayerNormalization"}
     assert "numbers up to" in plan.float_fallback["fc/Add"]
-    assert difference(found, wanted) < 5e-3
+    assert difference(found, expected) < 5e-3
 
 
 def test_small_numbers_and_sums_stay_in_float32():

@@ -190,7 +190,7 @@ def test_the_line_of_a_value():
         ("axes:\n  precison: [int8]\n", "line 5: $.precison: unknown field; did you mean precision?"),
         ("axes:\n  source.modle: [x]\n", "line 5: $.source.modle: unknown field; did you mean model?"),
         ("axes:\n  name.x: [y]\n", "line 5: --set 'name.x=y': $.name is not a mapping"),
-        ("axes:\n  a..b: [y]\n", "line 5: --set 'a..b=y': wanted a.b=value"),
+        ("axes:\n  a..b: [y]\n", "line 5: --set 'a..b=y': expected a.b=value"),
         (
             AXES + "exclude:\n  - {precision: int4}\n",
             "line 8: $.exclude[0]: matches no combination of the axes; precision is one of fp32, int8",

@@ -315,11 +315,11 @@ def test_key_points_and_pictures_have_sections_of_their_own(load, problems):
     points = "\n".join([*lines, "postprocess: {decoding: argmax, threshold: 0.2, skeleton: [[0, 1], [1, 2]]}"])
     assert load(points).postprocess.to_spec() == KeypointSpec("argmax", 11, 0.2, ((0, 1), (1, 2)))
     [even] = problems(points, "postprocess.kernel=4")
-    assert even.startswith("$.postprocess: kernel 4: wanted an odd number of pixels")
+    assert even.startswith("$.postprocess: kernel 4: expected an odd number of pixels")
     pictures = points.replace("{decoding: argmax, threshold: 0.2, skeleton: [[0, 1], [1, 2]]}", "{black: -1, white: 1}")
     assert load(pictures).postprocess.to_spec() == ImageSpec(-1.0, 1.0)
     [none] = problems(pictures, "postprocess.white=-2")
-    assert none.startswith("$.postprocess: black -1.0 and white -2.0: wanted white above black")
+    assert none.startswith("$.postprocess: black -1.0 and white -2.0: expected white above black")
     [unknown] = problems(points, "postprocess.skeletn=[]")
     assert unknown == "$.postprocess.skeletn: unknown field; did you mean skeleton?"
     head = "postprocess: {candidates: queries, mask_size: [64, 96], enlarge: bilinear}"
@@ -365,9 +365,9 @@ def test_what_editors_on_windows_write_is_accepted(load, content):
 @pytest.mark.parametrize(
     ("content", "why"),
     [
-        ("", "found NoneType, wanted a mapping"),
-        ("- vitdeploy: 1\n- name: x\n", "found list, wanted a mapping"),
-        ("just text", "found str, wanted a mapping"),
+        ("", "found NoneType, expected a mapping"),
+        ("- vitdeploy: 1\n- name: x\n", "found list, expected a mapping"),
+        ("just text", "found str, expected a mapping"),
         ("a: [1", "not YAML"),
         ("a: 1\n---\nb: 2\n", "not YAML"),
         (LEAST + "name: y\n", "duplicate key name in line 1"),
@@ -382,7 +382,7 @@ def test_what_editors_on_windows_write_is_accepted(load, content):
         (LEAST + "? [a, b]\n: c\n", "unhashable key"),
         ("a: " + (MAX_DEPTH + 1) * "[" + (MAX_DEPTH + 1) * "]", f"nested deeper than {MAX_DEPTH}"),
         ("a: " + 100_000 * "{a: ", f"nested deeper than {MAX_DEPTH}"),
-        (LEAST + "#" * MAX_BYTES, "wanted at most 1,048,576"),
+        (LEAST + "#" * MAX_BYTES, "expected at most 1,048,576"),
         (b"name: \xff\n", "not UTF-8 at byte 6"),
         (EXAMPLE.encode("utf-16"), "not UTF-8"),
         ("name: \x00\n", "not YAML"),
@@ -418,7 +418,7 @@ def test_paths_are_those_beside_the_recipe(load, tmp_path):
 
 def test_a_model_is_a_path_beside_the_recipe_where_it_is_a_graph_or_a_folder_that_is_there(load, tmp_path):
     (tmp_path / "folder").mkdir()
-    wanted = {
+    expected = {
         "theirs.onnx": str(tmp_path / "theirs.onnx"),
         "/models/theirs.onnx": "/models/theirs.onnx",
         "hf:folder": f"hf:{tmp_path / 'folder'}",
@@ -426,7 +426,7 @@ def test_a_model_is_a_path_beside_the_recipe_where_it_is_a_graph_or_a_folder_tha
         "timm:vit_tiny_patch16_224": "timm:vit_tiny_patch16_224",
         "vit_tiny_patch16_224": "vit_tiny_patch16_224",
     }
-    for model, found in wanted.items():
+    for model, found in expected.items():
         assert load(LEAST.replace("{model: m}", f'{{model: "{model}"}}')).source.model == found
 
 
@@ -483,9 +483,9 @@ def test_an_override_makes_the_section_that_is_missing(load):
 @pytest.mark.parametrize(
     ("override", "why"),
     [
-        ("name", "wanted a.b=value"),
-        ("=x", "wanted a.b=value"),
-        ("a..b=x", "wanted a.b=value"),
+        ("name", "expected a.b=value"),
+        ("=x", "expected a.b=value"),
+        ("a..b=x", "expected a.b=value"),
         ("name.first=x", "$.name is not a mapping"),
         ("targets.0=x", "$.targets is not a mapping"),
         ("name=[x", "--set 'name=[x': while parsing"),

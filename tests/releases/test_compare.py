@@ -28,7 +28,7 @@ RELEASES = [Version(text) for text in ("2025.1.0", "2025.2.0", "2025.4.1", "2026
 
 
 @pytest.mark.parametrize(
-    ("text", "wanted"),
+    ("text", "expected"),
     [
         ("openvino==2025.2..2025.4", ["2025.2.0", "2025.4.1"]),
         ("openvino == 2025.4.1 .. 2026", ["2025.4.1", "2026.0.0", "2026.1.2"]),
@@ -39,8 +39,8 @@ RELEASES = [Version(text) for text in ("2025.1.0", "2025.2.0", "2025.4.1", "2026
         ("openvino==2027..2028", []),
     ],
 )
-def test_the_releases_of_a_range(text, wanted):
-    assert list(map(str, parse_releases(text).of(RELEASES))) == wanted
+def test_the_releases_of_a_range(text, expected):
+    assert list(map(str, parse_releases(text).of(RELEASES))) == expected
 
 
 @pytest.mark.parametrize(
@@ -142,7 +142,7 @@ def test_a_range_without_a_release_another_runtime_and_a_bundle_without_golden_a
     assert caught.value.found == f"1.19.0 to {here}; elsewhere 1.18.0"
     with pytest.raises(InputError, match=r"no engine of .* is for openvino") as caught:
         versions(bundle, "openvino==2025.2..2026.4")
-    assert caught.value.wanted == "a range of onnxruntime"
+    assert caught.value.expected == "a range of onnxruntime"
     graph = bundle.with_name("bundle-work") / "model.onnx"
     bare = vd.compile(graph, "onnxruntime-cpu", tmp_path / "bare", progress=False)
     with pytest.raises(InputError, match="has no golden answers for onnxruntime-cpu-fp32"):

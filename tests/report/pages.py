@@ -185,7 +185,7 @@ def selftest_document():
 
 def sweep_document():
     error = {"code": "VD2304", "message": "the checkpoint does not fit the model", "found": "12 blocks"}
-    error |= {"exit_code": 2, "wanted": "", "fix": ""}
+    error |= {"exit_code": 2, "expected": "", "fix": ""}
     found = run_report(ENGINES[:3], ("single",))
     return {
         "format": 1,

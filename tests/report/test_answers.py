@@ -215,7 +215,7 @@ def test_a_sweep_is_one_plane_of_all_recipes_and_one_for_each_metric():
     other = copy.deepcopy(report)
     for each in other["engines"]:
         each["verify"]["metric"] = "mAP"
-    error = {"code": "VD1", "message": "bad", "exit_code": 1, "found": "", "wanted": "", "fix": ""}
+    error = {"code": "VD1", "message": "bad", "exit_code": 1, "found": "", "expected": "", "fix": ""}
     recipes = [("one", report, None), ("bad", None, error), ("two", other, None)]
     rows = [{"name": name, "recipe": "a.yaml", "report": found, "error": error} for name, found, error in recipes]
     found = {"format": 1, "created": REPORT["created"], "recipes": rows, "environment": MACHINE}

@@ -47,8 +47,8 @@ def test_a_map_is_enlarged_as_pytorch_does_and_smoothed_as_scipy_does():
 def test_the_score_is_equation_7():
     distances, around = planes(4, 5), np.array([2.9, 3.1, 3.3, 4.0], np.float32)
     powers = np.exp(around.astype(float))
-    wanted = (1 - powers[0] / powers.sum()) * distances.max()
-    assert image_score({"distances": distances, "neighbours": around}) == pytest.approx(wanted)
+    expected = (1 - powers[0] / powers.sum()) * distances.max()
+    assert image_score({"distances": distances, "neighbours": around}) == pytest.approx(expected)
     far = {"distances": distances, "neighbours": np.array([2000, 2001, 2002], np.float32)}  # exp would be infinite
     assert image_score(far) == pytest.approx((1 - 1 / (1 + np.e + np.e**2)) * distances.max())
     alone = {"distances": distances, "neighbours": np.array([2.9], np.float32)}  # a bank of one entry
@@ -109,5 +109,5 @@ def test_engines_that_round_are_the_same_and_wrong_ones_are_not():
 
 
 def test_a_sigma_below_0_is_no_spec():
-    with pytest.raises(DecodeError, match="sigma -1: wanted 0 or more pixels"):
+    with pytest.raises(DecodeError, match="sigma -1: expected 0 or more pixels"):
         decode(AnomalySpec, {"threshold": 1.0, "pixel_threshold": 1.0, "sigma": -1.0})

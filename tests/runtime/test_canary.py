@@ -109,7 +109,7 @@ def test_the_next_engine_that_is_right_is_taken(planted, small_export, cache, tm
     compile_bundle(small_export / "model.onnx", "openvino-cpu", None, None, other)
     wrong, right = read_bundle(planted), read_bundle(other)
     with load(other) as predictor:
-        wanted = predictor.predict(IMAGE)
+        expected = predictor.predict(IMAGE)
     inputs, outputs = (dict(np.load(planted / "golden" / f"{name}.npz")) for name in ("inputs", "outputs"))
     golden = golden_of(inputs, outputs, f"{TARGET}-fp32", 1e-3)
     own = {f"{each}-fp32": golden.engines[f"{TARGET}-fp32"] for each in (TARGET, "openvino-cpu")}
@@ -121,4 +121,4 @@ def test_the_next_engine_that_is_right_is_taken(planted, small_export, cache, tm
     with load(home) as predictor:
         assert predictor.target == "openvino-cpu-fp32"
         assert f"{TARGET}-fp32: {TARGET}-fp32 gives wrong answers here" in predictor.why
-        assert predictor.predict(IMAGE).label == wanted.label
+        assert predictor.predict(IMAGE).label == expected.label

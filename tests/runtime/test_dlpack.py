@@ -116,7 +116,7 @@ def test_what_is_no_capsule_is_refused(value):
 def test_an_array_in_host_memory_is_no_input_on_the_device():
     with pytest.raises(TensorError, match="not in the memory of the GPU") as caught:
         borrow(Owner(sample("float32")), stream=None)
-    assert (caught.value.found, caught.value.wanted) == ("DLPack device (1, 0)", "(2, 0)")
+    assert (caught.value.found, caught.value.expected) == ("DLPack device (1, 0)", "(2, 0)")
     with pytest.raises(TensorError, match="no array in GPU memory") as caught:
         borrow([1.0], stream=None)
     assert caught.value.found == "list"

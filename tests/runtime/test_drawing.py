@@ -32,8 +32,8 @@ def test_classes_lie_over_the_image_in_their_colours_and_the_map_keeps_its_numbe
     assert [(each.label, each.area) for each in result.classes] == [("sky", 4200), ("road", 4200)]
     drawn = picture("segmentation", result)
     for x, index in ((40, 0), (100, 2)):
-        wanted = OPACITY * colours(3)[index].astype(float) + (1 - OPACITY) * 100
-        assert np.abs(drawn[60, x] - wanted).max() <= 2
+        expected = OPACITY * colours(3)[index].astype(float) + (1 - OPACITY) * 100
+        assert np.abs(drawn[60, x] - expected).max() <= 2
     assert drawn[75, 100].tolist() == [100, 100, 100]
     whole = np.asarray(Image.open(io.BytesIO(TASKS["segmentation"].draw(GREY, result)[".classes.png"])))
     assert (whole[60, 40], whole[60, 100], whole[75, 100], whole.dtype) == (0, 2, 255, np.uint8)
@@ -61,8 +61,8 @@ def test_masks_lie_over_the_image_in_the_colours_of_their_classes_with_a_rim():
     objects = tuple(Instance(i, "dog", score, box, RunLengths.of(mask)) for i, score, box, mask in rows)
     drawn = picture("instance-segmentation", Instances((120, 80), objects))
     for x, index in ((70, 0), (100, 2)):  # at 70 both: the surer one is on top
-        wanted = OPACITY * colours(3)[index].astype(float) + (1 - OPACITY) * 100
-        assert np.abs(drawn[50, x] - wanted).max() <= 2
+        expected = OPACITY * colours(3)[index].astype(float) + (1 - OPACITY) * 100
+        assert np.abs(drawn[50, x] - expected).max() <= 2
     assert (drawn[50, 79] > 180).all() and drawn[75, 100].tolist() == [100, 100, 100]
     assert (picture("instance-segmentation", Instances((120, 80), ())) == 100).all()
 
@@ -86,7 +86,7 @@ def test_the_colours_of_neighbouring_classes_differ_and_none_is_black():
 @pytest.mark.parametrize("size", [(33, 70), (5, 4)], ids=str)
 def test_maps_are_enlarged_as_pytorch_does_it(mode, size):
     maps = np.random.default_rng(0).standard_normal((1, 9, 13)).astype(np.float32)
-    wanted = torch.nn.functional.interpolate(torch.from_numpy(maps)[None], size, mode=mode)[0, 0].numpy()
+    expected = torch.nn.functional.interpolate(torch.from_numpy(maps)[None], size, mode=mode)[0, 0].numpy()
     spec = PreprocessSpec((8, 8), (8, 8))
     found = np.zeros(size)
     if mode == "bicubic":
@@ -95,5 +95,5 @@ def test_maps_are_enlarged_as_pytorch_does_it(mode, size):
     else:
         for rows, columns, band in bands(maps, size[::-1], spec):
             found[rows, columns] = band[0]
-        np.testing.assert_allclose(enlarged(maps, size)[0], wanted, atol=1e-5)
-    np.testing.assert_allclose(found, wanted, atol=1e-5)
+        np.testing.assert_allclose(enlarged(maps, size)[0], expected, atol=1e-5)
+    np.testing.assert_allclose(found, expected, atol=1e-5)

@@ -31,7 +31,7 @@ def kernel(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("shown", "machine", "wanted"),
+    ("shown", "machine", "expected"),
     [
         (("qemu-aarch64-static", X86_64, "x86_64"), "aarch64", "qemu-aarch64-static on x86"),
         (("rosetta", ARM64, "aarch64"), "x86_64", "rosetta on Arm"),
@@ -47,8 +47,8 @@ def kernel(tmp_path):
         ((None,), "aarch64", ""),
     ],
 )
-def test_what_the_kernel_runs_tells_an_emulator(kernel, shown, machine, wanted):
-    assert emulator(kernel(*shown), machine) == wanted
+def test_what_the_kernel_runs_tells_an_emulator(kernel, shown, machine, expected):
+    assert emulator(kernel(*shown), machine) == expected
 
 
 def test_a_program_that_is_none_tells_nothing(kernel):

@@ -197,4 +197,4 @@ def test_each_misfit_is_named(change, told):
 def test_nothing_says_how_unknown_graphs_run_together():
     with pytest.raises(TargetError, match="nothing says how these graphs run together") as caught:
         flow_of_graphs({"left": PartTensors((), ()), "right": PartTensors((), ())})
-    assert "encoder and decoder_step" in caught.value.wanted
+    assert "encoder and decoder_step" in caught.value.expected

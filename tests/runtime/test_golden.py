@@ -118,7 +118,7 @@ def test_more_samples_than_a_bundle_has_are_refused_before_one_is_run(spoilt, co
     np.savez_compressed(packed, pixels=np.zeros((count, 2, 2, 1), np.uint8))
     with pytest.raises(ManifestError, match="too many golden samples") as caught:
         check(spoilt("inputs.npz", packed.getvalue()))
-    assert (caught.value.found, caught.value.wanted[:10]) == (f"{count:,}", "at most 64")
+    assert (caught.value.found, caught.value.expected[:10]) == (f"{count:,}", "at most 64")
 
 
 CLAIMS = {"features": None, "detection": {"scores": "softmax"}, "panoptic": {"scores": "sigmoid"}}

@@ -55,5 +55,5 @@ def test_two_answers_are_the_same_unless_they_are_far_off():
 
 def test_a_range_without_extent_is_refused():
     assert decode(ImageSpec, encode(ImageSpec(-1.0, 1.0))) == ImageSpec(-1.0, 1.0)
-    with pytest.raises(DecodeError, match="wanted white above black"):
+    with pytest.raises(DecodeError, match="expected white above black"):
         decode(ImageSpec, {"black": 1.0, "white": 1.0})

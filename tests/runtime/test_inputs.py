@@ -70,7 +70,7 @@ def test_other_files_are_refused(tmp_path, name, value, tensor, error, found):
     saved(tmp_path / name, value)
     with pytest.raises(error) as refused:
         read_input(tmp_path / name, tensor)
-    assert found in refused.value.found and refused.value.wanted and name in refused.value.message
+    assert found in refused.value.found and refused.value.expected and name in refused.value.message
 
 
 def test_what_is_no_file_of_numbers_is_refused(tmp_path):
@@ -85,7 +85,7 @@ def test_what_is_no_file_of_numbers_is_refused(tmp_path):
             read_input(tmp_path / name, MASK)
     with pytest.raises(MissingFileError, match="to be the input mask") as missing:
         read_input(tmp_path / "none.npy", MASK)
-    assert missing.value.wanted == "float32 [1, 4, 6]"
+    assert missing.value.expected == "float32 [1, 4, 6]"
     with pytest.raises(TensorError, match="the input mask is no numpy array"):
         read_input([[0.0]], MASK)
 
@@ -105,7 +105,7 @@ def test_inputs_that_are_missing_or_too_many_are_named():
     assert refused.value.found == "an image, mask" and "--input size=FILE" in refused.value.fix
     with pytest.raises(InputError) as refused:
         read_further({"mask": 1}, [])
-    assert refused.value.wanted == "an image alone" and refused.value.fix == "leave the others out"
+    assert refused.value.expected == "an image alone" and refused.value.fix == "leave the others out"
     assert read_further(None, []) == {}
 
 

@@ -90,11 +90,11 @@ def test_the_answer_is_ranked_and_masks_come_back_from_coco():
 @pytest.mark.parametrize("size", [(33, 70), (5, 4), (32, 16), (427, 640), (1080, 811)], ids=str)
 def test_cells_are_the_nearest_of_pytorch(size):
     cells = torch.arange(96 * 61, dtype=torch.float32).reshape(1, 1, 96, 61)
-    wanted = torch.nn.functional.interpolate(cells, size, mode="nearest")[0, 0].numpy()
+    expected = torch.nn.functional.interpolate(cells, size, mode="nearest")[0, 0].numpy()
     rows, columns, y, x = nearest(size[::-1], WHOLE, (96, 61))
     found = np.zeros(size)
     found[rows, columns] = cells[0, 0].numpy()[y[:, None], x]
-    np.testing.assert_array_equal(found, wanted)
+    np.testing.assert_array_equal(found, expected)
 
 
 @pytest.mark.parametrize("enlarge", ["nearest", "bilinear"])

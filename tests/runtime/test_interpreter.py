@@ -52,8 +52,8 @@ def test_the_answer_comes_back_and_progress_before_it():
 
 def test_its_errors_are_raised_as_what_they_are():
     with pytest.raises(CapabilityError, match="no GPU") as caught:
-        run("raise CapabilityError('no GPU', found='a', wanted='b', fix='c')")
-    assert (caught.value.found, caught.value.wanted, caught.value.fix) == ("a", "b", "c")
+        run("raise CapabilityError('no GPU', found='a', expected='b', fix='c')")
+    assert (caught.value.found, caught.value.expected, caught.value.fix) == ("a", "b", "c")
 
 
 def test_a_full_disk_is_told_as_one():

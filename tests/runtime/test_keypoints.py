@@ -56,11 +56,11 @@ def test_boxes_are_cut_out_and_points_come_back_as_in_transformers(size):
 
         maps = heatmaps(number)
         outputs = SimpleNamespace(heatmaps=torch.from_numpy(maps)[None])
-        wanted = processor.post_process_pose_estimation(outputs, boxes=[given])[0][0]
+        expected = processor.post_process_pose_estimation(outputs, boxes=[given])[0][0]
         found = answer(maps, size, box if number else None)
         assert found.box == box
-        np.testing.assert_allclose([(p.x, p.y) for p in found.points], wanted["keypoints"], atol=2e-3)
-        np.testing.assert_allclose([p.score for p in found.points], wanted["scores"], rtol=1e-6)
+        np.testing.assert_allclose([(p.x, p.y) for p in found.points], expected["keypoints"], atol=2e-3)
+        np.testing.assert_allclose([p.score for p in found.points], expected["scores"], rtol=1e-6)
 
 
 def test_argmax_takes_the_pixel_and_a_map_nowhere_above_zero_has_no_place():
@@ -114,7 +114,7 @@ def test_a_bright_spot_is_found_where_it_is_however_images_are_prepared(spec, sp
 def test_a_box_without_anything_in_it_is_refused(box):
     with pytest.raises(InputError, match="no box in an image") as refused:
         resize_and_crop(noise(20, 20), SPEC, box)
-    assert "left, top, right, bottom" in refused.value.wanted
+    assert "left, top, right, bottom" in refused.value.expected
 
 
 @pytest.mark.parametrize("box", [(20, 0, 30, 9), (0, 20, 9, 30), (-9, 0, 0, 9), (0, -9, 9, 0)])
@@ -161,7 +161,7 @@ def test_specs_go_through_json_and_refuse_what_cannot_be():
     spec = KeypointSpec("argmax", 7, 0.2, ((0, 1),))
     assert decode(KeypointSpec, encode(spec)) == spec
     assert decode(PreprocessSpec, encode(SPEC)) == SPEC
-    with pytest.raises(DecodeError, match="kernel 4: wanted an odd number"):
+    with pytest.raises(DecodeError, match="kernel 4: expected an odd number"):
         decode(KeypointSpec, {**encode(spec), "kernel": 4})
     with pytest.raises(DecodeError, match="topdown cuts out what is 64x48"):
         decode(PreprocessSpec, {**encode(SPEC), "resize": [70, 48]})

@@ -91,7 +91,7 @@ def test_what_is_parsed_here_is_what_was_hashed(bundle):
     assert files.read("model.onnx") == (bundle / "model.onnx").read_bytes()
     with pytest.raises(ManifestError, match="is too large") as caught:
         files.read("model.onnx", most=10)
-    assert caught.value.wanted == "at most 10 bytes"
+    assert caught.value.expected == "at most 10 bytes"
     damage(bundle / "model.onnx")
     with pytest.raises(DigestError, match="is not the file"):
         files.read("model.onnx")

@@ -27,8 +27,8 @@ def test_a_mask_of_keys_gives_the_answers_of_onnxruntime(hint, tmp_path):
         pytest.skip("this CPU has no BF16")
     proto, [feeds] = masked(False)
     (tmp_path / "graph.onnx").write_bytes(proto.SerializeToString())
-    [wanted] = run(proto, **feeds)
-    assert np.abs(answers(tmp_path / "graph.onnx", feeds, hint) - wanted).max() < (0.02 if hint == "bf16" else 1e-4)
+    [expected] = run(proto, **feeds)
+    assert np.abs(answers(tmp_path / "graph.onnx", feeds, hint) - expected).max() < (0.02 if hint == "bf16" else 1e-4)
 
 
 def test_the_file_that_is_written_has_them_exchanged(tmp_path):
@@ -37,8 +37,8 @@ def test_the_file_that_is_written_has_them_exchanged(tmp_path):
     write_ir(tmp_path / "graph.onnx")
     assert put_vectors_first(read(proto)) == 1
     assert put_vectors_first(openvino.Core().read_model(str(tmp_path / "model.xml"))) == 0
-    [wanted] = run(proto, **feeds)
-    assert np.abs(answers(tmp_path / "model.xml", feeds) - wanted).max() < 1e-4
+    [expected] = run(proto, **feeds)
+    assert np.abs(answers(tmp_path / "model.xml", feeds) - expected).max() < 1e-4
 
 
 def product(b, left=(1, 2, 6, 4), right=(1, 2, 4, 5)):

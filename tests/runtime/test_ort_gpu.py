@@ -65,7 +65,7 @@ def test_the_package_for_cpus_is_refused_with_what_it_has(target):
         with pytest.raises(CapabilityError, match=f"has no {ort_gpu.PROVIDERS[target]}") as caught:
             require(target)
         assert ort.CPU_PROVIDER in caught.value.found
-        assert caught.value.wanted == ort_gpu.PROVIDERS[target]
+        assert caught.value.expected == ort_gpu.PROVIDERS[target]
         assert "pip uninstall onnxruntime" in caught.value.fix
         assert "pip install 'vitdeploy[cuda]'" in caught.value.fix
 
@@ -98,7 +98,7 @@ def test_a_graph_that_would_run_on_the_cpu_is_refused(graph, monkeypatch):
     monkeypatch.setattr(ort_gpu, "provider_options", lambda *args, **kwargs: {})
     with pytest.raises(CapabilityError, match=f"{TAKES_NOTHING} does not take every node") as caught:
         OnnxRuntimeGpuRunner(graph, target=CUDA, name="engine", batch=1, options={}).load()
-    assert caught.value.wanted == f"all on {TAKES_NOTHING}"
+    assert caught.value.expected == f"all on {TAKES_NOTHING}"
 
 
 def test_a_file_that_is_no_graph_is_refused(tmp_path, on_the_cpu):
@@ -135,12 +135,12 @@ def test_a_dynamic_axis_beside_the_batch_is_refused():
 
 def test_a_run_over_bound_buffers_gives_the_answers_of_a_plain_one(graph, on_the_cpu):
     with OnnxRuntimeRunner(graph, name="plain", batch=2) as plain:
-        wanted = [plain.infer(images(seed))["logits"] for seed in range(3)]
+        expected = [plain.infer(images(seed))["logits"] for seed in range(3)]
     options = {SHAPE_NODES: "none"}  # the CPU's provider cannot refuse the CPU
     with OnnxRuntimeGpuRunner(graph, target=CUDA, name="bound", batch=2, options=options) as runner:
         assert [tensor.shape for tensor in (*runner.inputs, *runner.outputs)] == [(2, 32, 32, 1), (2, 10)]
         ours = [runner.infer(images(seed))["logits"].copy() for seed in range(3)]
-    np.testing.assert_array_equal(ours, wanted)
+    np.testing.assert_array_equal(ours, expected)
 
 
 @pytest.mark.parametrize("capture", [False, True])

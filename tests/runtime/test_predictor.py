@@ -129,8 +129,8 @@ def test_the_answers_are_those_of_the_original(predictor, images, small_checkpoi
     from vitdeploy.models.torch_runner import TorchRunner
 
     with TorchRunner(load_model(Source("vit_w32d2h2_patch8_32", small_checkpoint))) as original:
-        wanted = Predictor(original, PREPROCESS, LABELS).predict_batch(images, top=10)
-    np.testing.assert_allclose(scores(predictor.predict_batch(images, top=10)), scores(wanted), rtol=0, atol=1e-5)
+        expected = Predictor(original, PREPROCESS, LABELS).predict_batch(images, top=10)
+    np.testing.assert_allclose(scores(predictor.predict_batch(images, top=10)), scores(expected), rtol=0, atol=1e-5)
 
 
 def test_a_classification_has_the_best_first_and_sums_to_one(predictor, images):
@@ -158,19 +158,19 @@ def test_no_images_give_no_answers(predictor):
 def test_the_last_run_of_a_batch_is_padded_and_the_padding_dropped(small_export, images, count):
     chosen = images[:count]
     with Predictor(OnnxRuntimeRunner(small_export / "model.onnx", name="one", batch=1), PREPROCESS, None) as single:
-        wanted = scores(single.predict_batch(chosen, top=10))
+        expected = scores(single.predict_batch(chosen, top=10))
     for batch in (4, None):
         runner = OnnxRuntimeRunner(small_export / "model.onnx", name="more", batch=batch)
         with Predictor(runner, PREPROCESS, None) as predictor:
             found = scores(predictor.predict_batch(chosen, top=10))
         assert found.shape == (count, 10)
-        np.testing.assert_allclose(found, wanted, rtol=0, atol=1e-6)
+        np.testing.assert_allclose(found, expected, rtol=0, atol=1e-6)
 
 
 def test_a_bundle_of_batch_four_takes_six_images(made, bundle, images):
     with load(made(batch=4, targets=["openvino-cpu"])) as four, load(bundle, "openvino-cpu") as one:
-        found, wanted = (scores(p.predict_batch(images[:6], top=10)) for p in (four, one))
-    np.testing.assert_allclose(found, wanted, rtol=0, atol=1e-5)
+        found, expected = (scores(p.predict_batch(images[:6], top=10)) for p in (four, one))
+    np.testing.assert_allclose(found, expected, rtol=0, atol=1e-5)
 
 
 def test_a_bad_image_is_an_error_and_the_predictor_goes_on(predictor, images):
@@ -405,8 +405,8 @@ def test_the_best_classes_are_those_of_a_stable_sort(seed, values, classes, coun
     scores = np.random.default_rng(seed).integers(0, values, classes).astype(np.float64)  # many are equal
     for spoilt in ((), (0,), (classes - 1,)):
         scores[list(spoilt)] = np.nan
-        wanted = np.argsort(-scores, kind="stable")[:count]
-        np.testing.assert_array_equal(best_classes(scores, count), wanted)
+        expected = np.argsort(-scores, kind="stable")[:count]
+        np.testing.assert_array_equal(best_classes(scores, count), expected)
 
 
 @pytest.mark.parametrize("classes", [1, 10, 1000])

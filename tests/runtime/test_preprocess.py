@@ -125,9 +125,9 @@ def test_every_kind_of_source_gives_the_same_pixels(tmp_path):
     data = file_bytes(image)
     path = tmp_path / "image.png"
     path.write_bytes(data)
-    wanted = load_pixels(image, SPEC)
+    expected = load_pixels(image, SPEC)
     for source in (path, str(path), data, Image.open(path), np.asarray(image), np.asfortranarray(np.asarray(image))):
-        assert np.array_equal(load_pixels(source, SPEC), wanted)
+        assert np.array_equal(load_pixels(source, SPEC), expected)
 
 
 @pytest.mark.parametrize(

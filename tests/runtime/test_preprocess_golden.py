@@ -69,19 +69,19 @@ def by_torchvision(case: Case) -> np.ndarray:
 @PARAMETERS
 def test_the_golden_pixels_are_met(name):
     case = CASES[name]
-    found, wanted = load_pixels(FOLDER / case.image, case.spec), np.load(golden(name))
-    assert (found.dtype, found.shape) == (wanted.dtype, wanted.shape)
-    assert np.abs(found.astype(int) - wanted).max() <= case.tolerance
+    found, expected = load_pixels(FOLDER / case.image, case.spec), np.load(golden(name))
+    assert (found.dtype, found.shape) == (expected.dtype, expected.shape)
+    assert np.abs(found.astype(int) - expected).max() <= case.tolerance
 
 
 @PARAMETERS
 def test_torchvision_gives_the_golden_pixels(name):
     case = CASES[name]
-    wanted = by_torchvision(case)
+    expected = by_torchvision(case)
     if not golden(name).exists():
-        np.save(golden(name), wanted)
+        np.save(golden(name), expected)
         pytest.fail(f"{golden(name).name} was missing and is made now")
-    assert np.abs(np.load(golden(name)).astype(int) - wanted).max() <= case.tolerance
+    assert np.abs(np.load(golden(name)).astype(int) - expected).max() <= case.tolerance
 
 
 def test_no_golden_file_is_left_over():

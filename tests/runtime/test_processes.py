@@ -76,7 +76,7 @@ from vitdeploy.runtime import load
 
 bundle, image, streams = sys.argv[1], sys.argv[2], int(sys.argv[3])
 predictor = load(bundle, streams=streams)
-wanted = predictor.predict(image)
+expected = predictor.predict(image)
 running = True
 def work():
     while running:
@@ -97,7 +97,7 @@ def predicts():
         raise AssertionError
     with warnings.catch_warnings(record=True) as heard:
         warnings.simplefilter("always")
-        assert predictor.predict(image) == predictor.predict(image) == wanted
+        assert predictor.predict(image) == predictor.predict(image) == expected
     (text,) = [str(each.message) for each in heard if each.category is RuntimeWarning]
     assert "loaded before this process was forked" in text and "after the fork" in text, text
 
@@ -136,7 +136,7 @@ running = False
 for thread in threads:
     thread.join()
 answers.close()
-assert predictor.predict(image) == wanted
+assert predictor.predict(image) == expected
 predictor.close()
 print("ended")
 """
@@ -165,12 +165,12 @@ def test_a_child_that_only_ends_does_not_wait_for_threads_of_openvino(bundles):
 def test_copies_load_the_bundle_again_with_the_same_arguments(small_bundle, image, monkeypatch):
     monkeypatch.chdir(small_bundle.parent)
     with load(small_bundle.name, "onnxruntime-cpu", threads=1, reduced=True) as predictor:
-        wanted = predictor.predict(image)
+        expected = predictor.predict(image)
         data = pickle.dumps(predictor)
         monkeypatch.chdir("/")
         for other in (copy.deepcopy(predictor), pickle.loads(data)):  # noqa: TID251
             with other:
-                assert other.predict(image) == wanted
+                assert other.predict(image) == expected
                 assert other.runner is not predictor.runner
                 assert (other.reduced, other.runner.threads, other.why) == (True, 1, predictor.why)
 

@@ -36,7 +36,7 @@ def test_an_image_size_that_a_graph_does_not_have_is_refused(batch):
     assert plan_profiles([fixed], [(1, 1, 1)], [(224, 256)]) == plan_profiles([fixed], [(1, 1, 1)])
     with pytest.raises(TargetError, match="'image' has a fixed image size") as caught:
         plan_profiles([fixed], [(1, 1, 1)], [(224, 256), (256, 224)])
-    assert caught.value.wanted == "256x224, or dynamic axes"
+    assert caught.value.expected == "256x224, or dynamic axes"
 
 
 @pytest.mark.parametrize(
@@ -65,7 +65,7 @@ def test_a_batch_outside_of_every_profile_is_refused_with_the_ranges():
     with pytest.raises(TensorError, match="vit was not built for batch 9") as caught:
         choose_profile(profiles, [PIXELS], 9, None, "vit")
     assert caught.value.found == "image [9, 224, 224, 3]"
-    assert caught.value.wanted == "image [4, 224, 224, 3] or image [1 to 8, 224, 224, 3]"
+    assert caught.value.expected == "image [4, 224, 224, 3] or image [1 to 8, 224, 224, 3]"
     assert "--batch" in caught.value.fix
 
 
@@ -73,7 +73,7 @@ def test_an_image_size_outside_of_every_profile_is_refused():
     profiles = plan_profiles([FREE], [(1, 1, 8)], [(224, 224)])
     with pytest.raises(TensorError, match="image size 384x384") as caught:
         choose_profile(profiles, [FREE], 1, (384, 384), "vit")
-    assert caught.value.wanted == "image [1 to 8, 224, 224, 3]"
+    assert caught.value.expected == "image [1 to 8, 224, 224, 3]"
 
 
 @settings(max_examples=50, deadline=None)

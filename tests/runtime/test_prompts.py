@@ -116,7 +116,7 @@ def test_what_is_no_prompt_of_the_image_is_refused(given, told):
 def test_more_points_than_slots_are_refused():
     with pytest.raises(InputError, match="too many points") as caught:
         prompt_arrays([Prompt(((1.0, 1.0),) * 5, (1,) * 5, (0, 0, 9, 9))], SIZE, SAM, SPEC)
-    assert (caught.value.found, caught.value.wanted[:9]) == ("5 points and a box", "at most 4")
+    assert (caught.value.found, caught.value.expected[:9]) == ("5 points and a box", "at most 4")
 
 
 def test_a_grid_lies_in_the_middle_of_its_cells():

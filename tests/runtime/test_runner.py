@@ -90,7 +90,7 @@ def test_what_fits_is_passed_on(echo):
 def test_other_input_names_are_refused(echo, names):
     with pytest.raises(TensorError, match="wrong input names") as caught:
         echo.infer({name: np.zeros((2, 4, 4, 3), np.uint8) for name in names})
-    assert caught.value.wanted == "image, scale"
+    assert caught.value.expected == "image, scale"
     assert caught.value.found == (", ".join(names) or "none")
 
 
@@ -99,7 +99,7 @@ def test_another_dtype_is_refused(echo, dtype):
     with pytest.raises(TensorError, match="'image' does not fit") as caught:
         echo.infer(feeds(image=np.zeros((2, 4, 4, 3), dtype)))
     assert caught.value.found == f"{dtype} [2, 4, 4, 3]"
-    assert caught.value.wanted == f"uint8 {[echo.batch, 4, 4, 3]}"
+    assert caught.value.expected == f"uint8 {[echo.batch, 4, 4, 3]}"
 
 
 @pytest.mark.parametrize("shape", [(4, 4, 3), (2, 3, 4, 4), (2, 4, 4, 1), (2, 4, 4, 3, 1), (), (0, 4, 4, 3)])
@@ -225,11 +225,11 @@ def test_streams_give_every_thread_the_answer_to_its_own_images(small_export, mo
     model = small_export / "model.onnx"
     given = [images(2, seed) for seed in range(24)]
     with OpenVinoRunner(model, name="one", batch=2) as one:
-        wanted = [one.infer({"image": each})["logits"] for each in given]
+        expected = [one.infer({"image": each})["logits"] for each in given]
     with OpenVinoRunner(model, name="two", batch=2, streams=2) as two, ThreadPoolExecutor(5) as pool:
         assert (two.at_once, two.compiled.get_property("NUM_STREAMS")) == (2, min(2, usable_cores()))
         found = list(pool.map(lambda each: two.infer({"image": each})["logits"], given))
-    for ours, theirs in zip(found, wanted, strict=True):
+    for ours, theirs in zip(found, expected, strict=True):
         np.testing.assert_allclose(ours, theirs, atol=1e-4)
 
 
@@ -439,7 +439,7 @@ def test_each_target_has_its_runner(tmp_path, target, kind):
 def test_an_unknown_target_is_refused(tmp_path):
     with pytest.raises(TargetError, match="'tpu'") as caught:
         make_runner(tmp_path, engine("tpu"))
-    assert "openvino-cpu" in caught.value.wanted
+    assert "openvino-cpu" in caught.value.expected
 
 
 def test_a_half_precision_that_this_cpu_lacks_is_told_and_not_replaced(small_export):
@@ -461,7 +461,7 @@ def test_a_half_precision_that_this_cpu_lacks_is_told_and_not_replaced(small_exp
 def test_a_close_under_load_refuses_by_name_what_comes_after_it(runtime, small_export, streams):
     """Threads ask without a pause, which must neither keep the closing one waiting nor reach a runtime that is gone."""
     runner = RUNNERS[runtime](small_export / "model.onnx", name="small", batch=2, threads=1, streams=streams).load()
-    wanted, going = runner.infer({"image": images(2)})["logits"], threading.Barrier(5)
+    expected, going = runner.infer({"image": images(2)})["logits"], threading.Barrier(5)
 
     def ask():
         going.wait(10)
@@ -470,7 +470,7 @@ def test_a_close_under_load_refuses_by_name_what_comes_after_it(runtime, small_e
                 found = runner.infer({"image": images(2)})["logits"]
             except VitdeployError as error:
                 return count, error
-            assert np.array_equal(found, wanted)
+            assert np.array_equal(found, expected)
         raise AssertionError("never closed")
 
     with ThreadPoolExecutor(4) as pool:
@@ -491,9 +491,9 @@ def test_threads_of_the_environment_are_those_that_run(small_bundle, monkeypatch
     pytest.importorskip(kind)
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     monkeypatch.setenv(variable, "2")
-    wanted = 2 if kind == "onnxruntime" or variable == "OMP_NUM_THREADS" else 1
+    expected = 2 if kind == "onnxruntime" or variable == "OMP_NUM_THREADS" else 1
     with RUNNERS[kind](small_bundle / "model.onnx", name="small", batch=1) as runner:
-        assert runner.engine_threads == min(wanted, usable_cores()) or kind == "onnxruntime"
-        assert runner.engine_threads == wanted or kind == "openvino"
+        assert runner.engine_threads == min(expected, usable_cores()) or kind == "onnxruntime"
+        assert runner.engine_threads == expected or kind == "openvino"
     with RUNNERS[kind](small_bundle / "model.onnx", name="small", batch=1, threads=1) as runner:
         assert runner.engine_threads == 1

@@ -151,8 +151,8 @@ def test_results_have_words_and_their_probability(ort, model):
     assert (first.tokens, second.tokens) == ((7, 6, 5), (3, 9))
     with torch.inference_mode():
         logits = model(torch.tensor([sources[1]]), torch.tensor([[START, 3, 9]])).double()
-    wanted = logits.log_softmax(dim=-1)[0, [0, 1, 2], [3, 9, END]].sum()
-    assert second.score == pytest.approx(float(wanted), abs=1e-6)
+    expected = logits.log_softmax(dim=-1)[0, [0, 1, 2], [3, 9, END]].sum()
+    assert second.score == pytest.approx(float(expected), abs=1e-6)
     assert second.to_dict() == {"tokens": [3, 9], "score": second.score}
 
 
@@ -183,14 +183,14 @@ def test_what_is_no_array_of_tokens_is_refused(ort, source, found):
 def test_a_source_that_is_too_long_is_refused(ort):
     with pytest.raises(TensorError, match="too long") as caught:
         ort.decode(np.ones((1, 21), np.int64))
-    assert (caught.value.found, caught.value.wanted) == ("21 tokens", "at most 20")
+    assert (caught.value.found, caught.value.expected) == ("21 tokens", "at most 20")
 
 
 @pytest.mark.parametrize("token", [13, -1, 2**40])
 def test_tokens_outside_the_vocabulary_are_refused(ort, token):
     with pytest.raises(TensorError, match="does not know") as caught:
         ort.decode(np.array([[3, token]]))
-    assert (caught.value.found, caught.value.wanted) == (str(token), "0 to 12")
+    assert (caught.value.found, caught.value.expected) == (str(token), "0 to 12")
 
 
 def test_a_closed_decoder_closes_its_engines(graphs):

@@ -28,7 +28,7 @@ def test_an_engine_of_another_machine_is_refused_with_both_named(key):
     with pytest.raises(EngineError, match="vit was built for another machine") as caught:
         refuse_other_device("vit", recorded, HERE, "do this")
     assert caught.value.found == f"{key} 9.9"
-    assert caught.value.wanted == f"{key} {HERE[key]}"
+    assert caught.value.expected == f"{key} {HERE[key]}"
     assert caught.value.fix == "rebuild it: do this"
 
 

@@ -68,14 +68,14 @@ def test_files_that_are_no_tokenizers_are_refused(file, tmp_path, monkeypatch):
     assert caught.value.fix == "pip install 'vitdeploy[text]'"
 
 
-@pytest.mark.parametrize(("scores", "wanted"), [("softmax", [0.7311, 0.2689]), ("sigmoid", [0.9526, 0.8808])])
-def test_scores_are_the_models_own(scores, wanted):
+@pytest.mark.parametrize(("scores", "expected"), [("softmax", [0.7311, 0.2689]), ("sigmoid", [0.9526, 0.8808])])
+def test_scores_are_the_models_own(scores, expected):
     spec = ZeroShotSpec(4, 9, scale=1.0, bias=2.0, scores=scores)
     image, texts = np.array([3.0, 0.0], np.float32), np.array([[0.0, 5.0], [2.0, 0.0]], np.float32)
     found = compare_texts(image, texts, ["other", "same"], spec, 2)
     assert [(each.label, each.index, each.similarity) for each in found.top] == [("same", 1, 1.0), ("other", 0, 0.0)]
-    np.testing.assert_allclose([each.score for each in found.top], wanted, atol=1e-4)
-    assert repr(found) == f"<ZeroShot: same {100 * wanted[0]:.1f} % (+1.000), other {100 * wanted[1]:.1f} % (+0.000)>"
+    np.testing.assert_allclose([each.score for each in found.top], expected, atol=1e-4)
+    assert repr(found) == f"<ZeroShot: same {100 * expected[0]:.1f} % (+1.000), other {100 * expected[1]:.1f} % (+0.000)>"
 
 
 def test_texts_are_bound_to_two_towers_only():

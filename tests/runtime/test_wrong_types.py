@@ -43,7 +43,7 @@ def test_what_is_no_image_is_told_with_what_is_one(predictor, image, found):
     with pytest.raises(TensorError) as caught:
         predictor.predict(image)
     assert found in caught.value.found
-    assert "uint8" in caught.value.wanted
+    assert "uint8" in caught.value.expected
 
 
 @pytest.mark.parametrize("kind", [bytes, bytearray, memoryview])
@@ -65,7 +65,7 @@ def test_one_image_in_the_place_of_several(predictor, images):
 def test_what_is_no_array_is_no_tensor(predictor, tensor):
     with pytest.raises(TensorError) as caught:
         predictor.predict_tensor(tensor)
-    assert caught.value.wanted.startswith("numpy.ndarray, uint8")
+    assert caught.value.expected.startswith("numpy.ndarray, uint8")
     with pytest.raises(TensorError):
         predictor.runner.infer({predictor.runner.inputs[0].name: tensor})
 

@@ -39,10 +39,10 @@ def constant_memory(full: bool, work: Path, row: Row) -> None:
     row.seen["peak memory"] = f"{small.peak_mb:,.0f} MB for {few:,} images, {whole.peak_mb:,.0f} MB for {many:,}"
 
     again = _commands(work / "killed")
-    wanted = 2 * many / (2 * WINDOW + 1)
+    expected = 2 * many / (2 * WINDOW + 1)
     killed = again(
         *model.verify(images),
-        while_it_runs=lambda process: kill(process) if _shards(again.store) >= KILLED_AT * wanted else None,
+        while_it_runs=lambda process: kill(process) if _shards(again.store) >= KILLED_AT * expected else None,
     )
     left = _shards(again.store)
     row.check(killed.status == -9, f"killed at {100 * KILLED_AT:.0f} %", f"exit status {killed.status}")
@@ -114,15 +114,15 @@ def kills(full: bool, work: Path, row: Row) -> None:
     Ray alone."""
     model, images = _model_and_images(full, work)
     whole = _commands(work / "calm")(*model.verify(images))
-    wanted = _shards(work / "calm" / "store")
+    expected = _shards(work / "calm" / "store")
     if full:
         words = model.verify(images, "--executor", "processes", "--jobs", 2)
-        _killed(row, full, work / "processes", words, whole, wanted)
+        _killed(row, full, work / "processes", words, whole, expected)
     with two_nodes(work) as address:
-        _killed(row, full, work / "ray", model.verify(images, "--executor", f"ray:{address}"), whole, wanted)
+        _killed(row, full, work / "ray", model.verify(images, "--executor", f"ray:{address}"), whole, expected)
 
 
-def _killed(row: Row, full: bool, home: Path, words: tuple[object, ...], whole: Done, wanted: int) -> None:
+def _killed(row: Row, full: bool, home: Path, words: tuple[object, ...], whole: Done, expected: int) -> None:
     command, name = _commands(home), home.name
     running: list[int] = []
     workers = ray_workers if name == "ray" else lambda: pool_workers(running[-1]) if running else []
@@ -133,7 +133,7 @@ def _killed(row: Row, full: bool, home: Path, words: tuple[object, ...], whole: 
 
             def look(process: int, share: float = share) -> None:
                 running.append(process)
-                if _shards(command.store) >= share * wanted:
+                if _shards(command.store) >= share * expected:
                     kill(process)
 
             for _ in range(TRIES):
@@ -146,7 +146,7 @@ def _killed(row: Row, full: bool, home: Path, words: tuple[object, ...], whole: 
                 again += 1
     row.check(deaths == len(shares), f"{name}: the command was killed {len(shares)} times", f"{deaths} times")
     _same(row, found, whole, f"{name}: the same bytes of metrics after all")
-    row.check(_shards(command.store) == wanted, f"{name}: all shards are stored once")
+    row.check(_shards(command.store) == expected, f"{name}: all shards are stored once")
     row.seen[name] = f"{len(killed)} workers killed, {seconds:.0f} s instead of {whole.seconds:.0f} s of one process"
     if again:
         row.seen[name] += f"; {again} times a piece had died three times, and the same command went on"
@@ -170,7 +170,7 @@ def _shards(store: Path) -> int:
     return kept_kinds(store, *SHARD_KINDS)
 
 
-def _same(row: Row, found: Done, wanted: Done, what: str) -> None:
+def _same(row: Row, found: Done, expected: Done, what: str) -> None:
     """That two commands printed the same document, to the last byte."""
-    wanted.document()
-    row.check(found.out == wanted.out, what, f"exit status {found.status}, {found.err[-500:]}")
+    expected.document()
+    row.check(found.out == expected.out, what, f"exit status {found.status}, {found.err[-500:]}")

@@ -36,10 +36,10 @@ class Row:
         (self.right if holds else self.wrong).append(what if holds or not note else f"{what}: {note}")
         return holds
 
-    def same(self, found: Mapping[str, object], wanted: Mapping[str, object], what: str) -> bool:
+    def same(self, found: Mapping[str, object], expected: Mapping[str, object], what: str) -> bool:
         """Check that two tables are equal, and that there is something in them."""
-        names = sorted({*found, *wanted})
-        differs = [name for name in names if found.get(name) != wanted.get(name)]
+        names = sorted({*found, *expected})
+        differs = [name for name in names if found.get(name) != expected.get(name)]
         return self.check(bool(names) and not differs, what, f"{', '.join(differs[:5]) or 'nothing'} differs")
 
     @property

@@ -29,7 +29,7 @@ def test_a_check_is_noted_with_what_was_found():
 
 
 @pytest.mark.parametrize(
-    ("found", "wanted", "wrong"),
+    ("found", "expected", "wrong"),
     [
         ({"a": 1}, {"a": 1}, []),
         ({"a": 1}, {"a": 2, "b": 1}, ["same: a, b differs"]),
@@ -37,9 +37,9 @@ def test_a_check_is_noted_with_what_was_found():
         ({}, {}, ["same: nothing differs"]),
     ],
 )
-def test_tables_are_the_same_in_all_that_they_have(found, wanted, wrong):
+def test_tables_are_the_same_in_all_that_they_have(found, expected, wrong):
     made = row()
-    assert made.same(found, wanted, "same") == (not wrong)
+    assert made.same(found, expected, "same") == (not wrong)
     assert made.wrong == wrong
 
 

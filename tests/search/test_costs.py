@@ -135,18 +135,18 @@ def test_this_users_own_table_comes_first_and_one_of_another_runtime_says_so(cac
 
 
 def test_numbers_are_found_again_in_times():
-    wanted = costs.FormCosts(20_000, 0.002, 0.0001, 0.0003, 0.02, 0.2, 0.1)
-    slower = dataclasses.replace(wanted, mac=0.008, uneven=0.0004, ragged=0.0012)
+    expected = costs.FormCosts(20_000, 0.002, 0.0001, 0.0003, 0.02, 0.2, 0.1)
+    slower = dataclasses.replace(expected, mac=0.008, uneven=0.0004, ragged=0.0012)
     shapes = [Shape(*sizes) for sizes in (*costs.SHAPES, costs.FEW_ROWS)]
     clock = np.random.default_rng(0).uniform(0.98, 1.02, len(shapes))
     by_shape = [
-        {"int8": tick * wanted.nanoseconds(each), "float": tick * slower.nanoseconds(each)}
+        {"int8": tick * expected.nanoseconds(each), "float": tick * slower.nanoseconds(each)}
         for each, tick in zip(shapes, clock, strict=True)
     ]
-    by_rows = [{str(rows): wanted.nanoseconds(Shape(rows, *sizes)) for rows in costs.ROWS} for sizes in costs.ROWS_OF]
+    by_rows = [{str(rows): expected.nanoseconds(Shape(rows, *sizes)) for rows in costs.ROWS} for sizes in costs.ROWS_OF]
     found = costs._fitted(("int8", "float"), shapes, by_shape, by_rows)
     for shape in (Shape(128, 384, 384), Shape(577, 768, 768), Shape(198, 192, 192)):
-        for name, numbers in (("int8", wanted), ("float", slower)):
+        for name, numbers in (("int8", expected), ("float", slower)):
             assert found[name].nanoseconds(shape) == pytest.approx(numbers.nanoseconds(shape), rel=0.1)
 
 

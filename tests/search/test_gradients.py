@@ -84,9 +84,9 @@ def test_a_graph_in_pytorch_is_the_graph(tmp_path):
     found = gradients.DifferentiableGraph(model, {}, {})
     outputs, layers = found.run(torch.from_numpy(image))
     with OnnxRuntimeRunner(file, name="graph", batch=2) as runner:
-        wanted = runner.infer({runner.inputs[0].name: image})
-    assert not layers and outputs.keys() == wanted.keys()
-    for key, each in wanted.items():
+        expected = runner.infer({runner.inputs[0].name: image})
+    assert not layers and outputs.keys() == expected.keys()
+    for key, each in expected.items():
         np.testing.assert_allclose(outputs[key].numpy(), each, rtol=1e-4, atol=1e-4)
     assert not found.impassable and {node.op_type for node in found.sessions} <= {"Shape", "GatherND", "Gather"}
 
@@ -122,8 +122,8 @@ def test_an_operator_is_onnx_runtimes(case):
     tensors = [torch.from_numpy(np.array(array)) for array in arrays]
     found = gradients._OPERATORS[name](gradients._Attributes(node), tensors)
     feeds = {str(place): np.array(array) for place, array in enumerate(arrays)}
-    wanted = gradients._alone(node, tensors, 20).run(None, feeds)
-    for ours, theirs in zip(found if isinstance(found, tuple) else (found,), wanted, strict=True):
+    expected = gradients._alone(node, tensors, 20).run(None, feeds)
+    for ours, theirs in zip(found if isinstance(found, tuple) else (found,), expected, strict=True):
         np.testing.assert_allclose(ours.numpy(), theirs, rtol=1e-5, atol=1e-6)
 
 

@@ -26,11 +26,11 @@ def in_float(found):
 def test_the_planted_layer_alone_goes_to_float_for_a_budget(trials, sensitivity, target):
     without = choose_mends(trials, sensitivity, table_for(trials, target), Budget(min_agreement=0.0))
     assert (without.taken, without.met) == ((), True)
-    wanted = (without.int8.expected.agreement + 100) / 2
-    found = choose_mends(trials, sensitivity, table_for(trials, target), Budget(min_agreement=wanted))
+    expected = (without.int8.expected.agreement + 100) / 2
+    found = choose_mends(trials, sensitivity, table_for(trials, target), Budget(min_agreement=expected))
     assert in_float(found) == (PLANTED,)
     assert found.met
-    assert found.reached.expected.agreement >= wanted > found.int8.expected.agreement
+    assert found.reached.expected.agreement >= expected > found.int8.expected.agreement
     assert found.reached.distance < 0.5 * found.int8.distance
     assert found.taken[-1].reached.distance == pytest.approx(found.reached.distance, rel=0.6)
 

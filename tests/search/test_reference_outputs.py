@@ -37,8 +37,8 @@ def test_answers_are_those_of_all_images_at_once(small_export, reference_outputs
         [tensor] = runner.inputs
         at_once = runner.infer({tensor.name: pixels})
     assert len(pixels) % reference_outputs.batch
-    for name, wanted in at_once.items():
-        np.testing.assert_allclose(reference_outputs.answers[name], wanted, atol=1e-5)
+    for name, expected in at_once.items():
+        np.testing.assert_allclose(reference_outputs.answers[name], expected, atol=1e-5)
 
 
 def test_distance_of_a_classifier_is_the_kl_divergence_that_scipy_computes(reference_outputs):
@@ -52,9 +52,9 @@ def test_distance_of_a_classifier_is_the_kl_divergence_that_scipy_computes(refer
 def test_distance_of_another_task_is_the_share_of_wrong_power_and_ignores_integers(small_export, pixels):
     with OnnxRuntimeRunner(small_export / "model.onnx", name="float") as runner:
         found = ReferenceOutputs(runner, pixels, PREPROCESS, "features", batch=4)
-    [(name, wanted)] = found.answers.items()
+    [(name, expected)] = found.answers.items()
     found.answers["labels"] = np.zeros((IMAGES, 3), np.int64)
-    answers = {name: wanted * 1.5, "labels": np.ones((IMAGES, 3), np.int64)}
+    answers = {name: expected * 1.5, "labels": np.ones((IMAGES, 3), np.int64)}
     np.testing.assert_allclose(found.distance(answers), np.full(IMAGES, 0.25), rtol=1e-5)
 
 

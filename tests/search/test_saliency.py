@@ -65,15 +65,15 @@ def test_the_cheapest_goes_first_each_time(undamped, monkeypatch, size, block):
     for seed in range(4):
         x, weight, moments = case(seed)
         structures = np.random.default_rng(seed).permutation(WIDTH).reshape(-1, size)
-        left, wanted = list(range(len(structures))), []
+        left, expected = list(range(len(structures))), []
         while len(left) > 1:
             errors = {
                 each: refitted(x, weight, 0.0, np.sort(structures[[one for one in left if one != each]].ravel()))[2]
                 for each in left
             }
-            wanted.append(min(errors, key=errors.get))
-            left.remove(wanted[-1])
-        assert removal_order(moments, weight, structures) == wanted
+            expected.append(min(errors, key=errors.get))
+            left.remove(expected[-1])
+        assert removal_order(moments, weight, structures) == expected
 
 
 def test_of_two_channels_that_are_the_same_only_one_is_cheap(undamped):

@@ -78,8 +78,8 @@ def test_groups_are_blocks_and_roles_and_neither_one_layer_nor_all():
 
 def test_an_interval_is_scipys():
     values = np.random.default_rng(0).exponential(size=20)
-    wanted = stats.ttest_1samp(values, 0).confidence_interval()
-    assert mean_interval(values) == pytest.approx((values.mean(), wanted.low, wanted.high))
+    expected = stats.ttest_1samp(values, 0).confidence_interval()
+    assert mean_interval(values) == pytest.approx((values.mean(), expected.low, expected.high))
     assert mean_interval(np.ones(1)) == (1, 1, 1)
     assert mean_interval(values[:2])[1] == pytest.approx(stats.ttest_1samp(values[:2], 0).confidence_interval().low)
 

@@ -161,7 +161,7 @@ def test_closing_answers_all_and_takes_no_more():
 @pytest.mark.parametrize("count", [0, 5])
 def test_a_request_that_can_never_run_is_refused(count):
     batcher = make(Engine(), 4)
-    with pytest.raises(ValueError, match="wanted 1 to 4"):
+    with pytest.raises(ValueError, match="expected 1 to 4"):
         batcher.submit(rows(*range(count)))
     batcher.close()
 

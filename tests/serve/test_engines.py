@@ -62,7 +62,7 @@ def test_streams_answer_many_requests_at_once(request, monkeypatch, bundle):
     real = module._times_as_long
     monkeypatch.setattr(module, "_times_as_long", lambda *given: dict.fromkeys(real(*given), 1.0))
     images = np.random.default_rng(0).integers(0, 256, (60, 8, 8, 1), np.uint8)
-    wanted = images.reshape(60, 4, 16).sum(2) / np.float32(255)
+    expected = images.reshape(60, 4, 16).sum(2) / np.float32(255)
     with load_engines(request.getfixturevalue(bundle), max_batch=4) as engines:
         assert engines.workers == 2
         batcher = Batcher(engines.plan, 4, workers=engines.workers)
@@ -70,7 +70,7 @@ def test_streams_answer_many_requests_at_once(request, monkeypatch, bundle):
         futures = [batcher.submit(images[start:stop]) for start, stop in bounds]
         batcher.close()
         for (start, stop), future in zip(bounds, futures, strict=True):
-            np.testing.assert_allclose(future.result(0).outputs["logits"], wanted[start:stop], rtol=1e-5)
+            np.testing.assert_allclose(future.result(0).outputs["logits"], expected[start:stop], rtol=1e-5)
 
 
 def test_one_thread_has_no_streams(openvino_bundle):

@@ -229,9 +229,9 @@ def odd_image():
     ],
 )
 def test_base64_in_the_forms_that_clients_send(server, odd_image, form):
-    wanted = json_answer(server, odd_image)[2]
+    expected = json_answer(server, odd_image)[2]
     status, _, found = json_answer(server, form(odd_image))
-    assert (status, found["top"]) == (200, wanted["top"])
+    assert (status, found["top"]) == (200, expected["top"])
 
 
 @pytest.mark.parametrize(

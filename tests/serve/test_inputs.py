@@ -79,11 +79,11 @@ def test_forms_and_json_bring_the_mask_as_a_file(served):
 
 def test_each_request_of_a_batch_has_its_own_mask(served):
     running, answers, _, _ = served
-    wanted = [n % len(PIXELS) for n in range(24)]
+    expected = [n % len(PIXELS) for n in range(24)]
     with ThreadPoolExecutor(8) as pool:
-        bodies = [form(("file", png(PIXELS[n])), ("mask", npy(MASKS[n]))) for n in wanted]
+        bodies = [form(("file", png(PIXELS[n])), ("mask", npy(MASKS[n]))) for n in expected]
         found = list(pool.map(lambda each: asked(running, *each), bodies))
-    for n, (status, answer) in zip(wanted, found, strict=True):
+    for n, (status, answer) in zip(expected, found, strict=True):
         assert status == 200 and answer["index"] == answers[n]["index"]
         assert answer["score"] == pytest.approx(answers[n]["score"], rel=1e-4)
     assert len({each["index"] for each in answers}) > 1
@@ -108,7 +108,7 @@ def test_tensors_come_by_their_names(served):
     [
         ([("file", png(PIXELS[0]))], 400, "this model takes an image and mask (-F mask=@FILE); found: an image"),
         ([("file", png(PIXELS[0])), ("maks", npy(MASKS[0]))], 400, "found: an image and maks"),
-        ([("a", png(PIXELS[0])), ("mask", npy(MASKS[0]))], 400, "wanted the image as file"),
+        ([("a", png(PIXELS[0])), ("mask", npy(MASKS[0]))], 400, "expected the image as file"),
         ([("file", png(PIXELS[0])), ("mask", npy(MASKS[0, :, 1:]))], 400, "float32 [1, 7, 8]"),
         ([("file", png(PIXELS[0])), ("mask", npy(MASKS[0].astype(np.float64)))], 400, "float64 [1, 8, 8]"),
         ([("file", png(PIXELS[0])), ("mask", npy(np.array([{}])))], 400, "object [1]"),

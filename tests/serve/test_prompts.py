@@ -98,7 +98,7 @@ def test_answers_are_those_of_the_predictor(server, bundle):
     ]
     with load(bundle) as predictor:
         image = predictor.embed(picture())
-        wanted = [
+        expected = [
             image.masks([[40, 30], [80.5, 60]], [1, 0])[0],
             image.masks(boxes=[20, 10, 60, 50])[0],
             image.masks([[12, 7]])[0],
@@ -106,13 +106,13 @@ def test_answers_are_those_of_the_predictor(server, bundle):
         alone = image.masks([[12, 7]], multimask=False)[0]
     status, _, answer = ask(server, picture(), prompts)
     assert (status, answer["width"], answer["height"], answer["kept"]) == (200, 96, 64, False)
-    assert answer["prompts"] == [each.to_dict() for each in wanted]
+    assert answer["prompts"] == [each.to_dict() for each in expected]
     assert [len(each["scores"]) for each in answer["prompts"]] == [1, 1, 3]
     mask = np.asarray(Image.open(io.BytesIO(base64.b64decode(answer["prompts"][1]["mask_png"]))))
-    assert ((mask == 255) == wanted[1].mask).all() and mask.any() and not mask.all()
+    assert ((mask == 255) == expected[1].mask).all() and mask.any() and not mask.all()
     assert answer["model"] == "squares" and set(answer["timings"]) == {"prepare", "embed", "decode", "answer"}
     lengths = ask(server, picture(), prompts, masks="rle", multimask="false")[2]["prompts"]
-    for each, other in zip(lengths, (*wanted[:2], alone), strict=True):
+    for each, other in zip(lengths, (*expected[:2], alone), strict=True):
         found = each["segmentation"]
         runs = RunLengths(tuple(found["size"][::-1]), np.array(found["counts"], np.int32))
         assert (runs.mask == other.mask).all() and len(each["scores"]) == 1
@@ -201,25 +201,25 @@ def test_a_client_that_left_takes_its_image_with_it(engines, monkeypatch):
 @pytest.mark.parametrize(
     ("status", "error", "prompts"),
     [
-        (422, "prompts[0]: a point lies outside of the image; found: x 96, y 5 in an image of 96x64; wanted: x from 0",
+        (422, "prompts[0]: a point lies outside of the image; found: x 96, y 5 in an image of 96x64; expected: x from 0",
          [{"points": [[96, 5]]}]),
         (422, "prompts[1]: a point lies outside of the image; found: x -1, y 5", [*POINT, {"points": [[-1, 5]]}]),
         (422, "prompts[0]: a box does not lie in the image; found: 50,10,20,60", [{"box": [50, 10, 20, 60]}]),
         (422, 'prompts[0]: these are no prompts; found: [["40", "30"]]', [{"points": [["40", "30"]]}]),
         (422, "prompts[0]: these are no prompts; found: [[true, true]]", [{"points": [[True, True]]}]),
-        (422, "prompts[0]: these are no prompts; found: [1, 2]; wanted: points [n, 2]: x, y", [{"points": [1, 2]}]),
+        (422, "prompts[0]: these are no prompts; found: [1, 2]; expected: points [n, 2]: x, y", [{"points": [1, 2]}]),
         (422, "prompts[0]: these are no prompts; found: everything", [{"points": "everything"}]),
-        (422, "prompts[0]: these are no prompts; found: [1, 2]; wanted: box [4]", [{"box": [1, 2]}]),
+        (422, "prompts[0]: these are no prompts; found: [1, 2]; expected: box [4]", [{"box": [1, 2]}]),
         (422, "prompts[0]: more than one prompt; found: 2 prompts", [{"points": [[[1, 2]], [[3, 4]]]}]),
         (422, "prompts[0]: these are no labels of the points; found: [2]", [{"points": [[1, 2]], "labels": [2]}]),
         (422, "prompts[0]: labels are given, and no points", [{"labels": [1], "box": [1, 2, 3, 4]}]),
-        (422, "prompts[0]: no prompt is given: nothing says which object is meant; wanted: points", [{}]),
+        (422, "prompts[0]: no prompt is given: nothing says which object is meant; expected: points", [{}]),
         (422, "no prompt is given", []),
-        (422, "a prompt of too many points; found: 4 points; wanted: at most 3", [{"points": [[1, 2]] * 4}]),
-        (422, "too many prompts; found: 10000; wanted: at most 8 at once, ask for the others by", POINT * 10_000),
+        (422, "a prompt of too many points; found: 4 points; expected: at most 3", [{"points": [[1, 2]] * 4}]),
+        (422, "too many prompts; found: 10000; expected: at most 8 at once, ask for the others by", POINT * 10_000),
         (400, "prompts must be a list of objects", {"points": [[1, 2]]}),
         (400, "prompts must be a list of objects", [[1, 2]]),
-        (400, "prompts have unknown keys point; wanted: points, labels, box", [{"point": [1, 2]}]),
+        (400, "prompts have unknown keys point; expected: points, labels, box", [{"point": [1, 2]}]),
     ],
 )  # fmt: skip
 def test_prompts_that_are_none_are_refused(server, status, error, prompts):
@@ -240,7 +240,7 @@ def test_prompts_that_are_none_are_refused(server, status, error, prompts):
         (404, "no image sha256:0", form(None, prompts=json.dumps(POINT), image_id="sha256:" + 64 * "0"), FORM),
         (400, "masks must be png or rle", form(picture(), prompts="[]", masks="svg"), FORM),
         (400, "multimask must be true or false", form(picture(), prompts="[]", multimask="3"), FORM),
-        (400, "this model takes no texts; found: the task promptable-segmentation; wanted: image_id, prompts,",
+        (400, "this model takes no texts; found: the task promptable-segmentation; expected: image_id, prompts,",
          form(picture(), texts="[]"), FORM),
         (400, "cannot be read as an image", form(b"no image", prompts=json.dumps(POINT)), FORM),
         (400, "unknown fields file", json.dumps({"file": "a"}), JSON),
@@ -259,9 +259,9 @@ def test_pictures_with_alpha_and_of_one_pixel_are_asked(server, bundle):
     """As the predictor sees them, which knows no alpha."""
     for file, point in ((picture(9, (7, 5), "RGBA"), [6.9, 4.9]), (picture(200, (1, 1)), [0, 0])):
         with load(bundle) as predictor:
-            wanted = predictor.predict(file, points=[point])
+            expected = predictor.predict(file, points=[point])
         status, _, answer = ask(server, file, [{"points": [point]}])
-        assert (status, answer["prompts"]) == (200, wanted.to_dict()["prompts"])
+        assert (status, answer["prompts"]) == (200, expected.to_dict()["prompts"])
 
 
 def test_prompts_without_end_are_asked_as_far_as_their_masks_fit(bundle):
@@ -274,7 +274,7 @@ def test_prompts_without_end_are_asked_as_far_as_their_masks_fit(bundle):
         large = predictor.embed(Image.new("RGB", (4000, 3000)))
         with pytest.raises(InputError, match="masks of so many prompts do not fit") as caught:
             large.masks([[[5, 5]]] * 120)
-        assert (caught.value.found, caught.value.wanted) == ("360 masks of 4000x3000 pixels", "at most 357")
+        assert (caught.value.found, caught.value.expected) == ("360 masks of 4000x3000 pixels", "at most 357")
 
 
 def test_tensors_are_asked_as_the_protocol_says(server, engines):

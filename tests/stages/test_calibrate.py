@@ -197,7 +197,7 @@ def test_a_fixed_batch_that_leaves_a_rest(tmp_path, fixed, samples):
 def test_a_fixed_batch_of_more_images_than_there_are(tmp_path, fixed, samples):
     with pytest.raises(GraphError, match="the graph has the fixed batch 5") as caught:
         calibrate(fixed, samples[:4], tmp_path)
-    assert (caught.value.found, caught.value.wanted) == ("4 calibration images", "at least 5")
+    assert (caught.value.found, caught.value.expected) == ("4 calibration images", "at least 5")
 
 
 def test_the_memory_is_told_before_the_first_image(tmp_path, graph, samples):

@@ -104,7 +104,7 @@ def test_a_good_model_is_left_alone(calibrated, monkeypatch, tmp_path):
 
 def test_a_graph_that_layers_cannot_be_tried_of_is_quantized_as_before(calibrated, monkeypatch, tmp_path):
     def refused(*given):
-        raise GraphError("the layer pads by itself", found="SAME_UPPER", wanted="explicit pads")
+        raise GraphError("the layer pads by itself", found="SAME_UPPER", expected="explicit pads")
 
     monkeypatch.setattr(high_precision, "open_trials", refused)
     found = found_in(calibrated, tmp_path)
@@ -150,12 +150,12 @@ def test_openvino_quantizes_groups_of_a_row(tmp_path):
     step = np.abs(groups).max(axis=-1, keepdims=True) / 127
     rounded = (np.rint(groups / step) * step).reshape(5, 128)
     exact = x[0] @ (codes * scales)
-    wanted = rounded @ (codes * scales)
-    bias = found[0] - wanted
+    expected = rounded @ (codes * scales)
+    bias = found[0] - expected
     bias = np.median(bias, axis=0)
-    error = np.abs(found[0] - bias - wanted).max()
-    assert error < 1e-3 * np.abs(wanted).max()
-    assert error < 0.2 * np.abs(exact - wanted).max()
+    error = np.abs(found[0] - bias - expected).max()
+    assert error < 1e-3 * np.abs(expected).max()
+    assert error < 0.2 * np.abs(exact - expected).max()
 
 
 def test_onnxruntime_has_no_such_layers():
@@ -168,7 +168,7 @@ def test_onnxruntime_has_no_such_layers():
 
 
 @pytest.mark.parametrize(
-    ("target", "precision", "task", "price", "wanted"),
+    ("target", "precision", "task", "price", "expected"),
     [
         ("openvino-cpu", "int8", "classification", 5.0, True),
         ("onnxruntime-cpu", "int8", "detection", 5.0, True),
@@ -178,8 +178,8 @@ def test_onnxruntime_has_no_such_layers():
         ("openvino-cpu", "int8", "sequence", 5.0, False),
     ],
 )
-def test_where_precision_is_raised(target, precision, task, price, wanted):
-    assert raises_precision(target, precision, task, price) is wanted
+def test_where_precision_is_raised(target, precision, task, price, expected):
+    assert raises_precision(target, precision, task, price) is expected
 
 
 def test_why_is_in_the_file(calibrated, tmp_path):

@@ -91,4 +91,4 @@ def test_a_schedule_that_does_not_fit_the_graph_is_refused(small_export, tmp_pat
     with pytest.raises(GraphError, match="8 tokens cannot remain in block 0") as caught:
         optimize({"model": small_export / "model.onnx"}, OptimizeOptions(token_merging=((0, 8),)), tmp_path)
     assert caught.value.found == "17 tokens there, 1 of them before the patches"
-    assert caught.value.wanted.startswith("9 to 16")
+    assert caught.value.expected.startswith("9 to 16")

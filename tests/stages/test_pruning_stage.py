@@ -73,7 +73,7 @@ def test_the_share_that_goes_is_that_of_the_graph(optimized, found, samples, tmp
 def test_more_than_can_go_is_refused_with_what_can(optimized, found, samples, tmp_path):
     with pytest.raises(GraphError, match=r"0\.99 of the products of this graph cannot be pruned") as caught:
         prune(optimized, found, 0.99, samples, tmp_path)
-    most = float(caught.value.wanted.removeprefix("optimize.prune up to "))
+    most = float(caught.value.expected.removeprefix("optimize.prune up to "))
     prune(optimized, found, most, samples, tmp_path)
 
 
@@ -92,7 +92,7 @@ def test_a_fixed_batch_of_more_images_than_there_are_is_refused(optimized, sampl
     save_graph(model, tmp_path / "model.onnx")
     with pytest.raises(GraphError, match="the graph has the fixed batch 48") as caught:
         input_moments(tmp_path / "model.onnx", samples)
-    assert (caught.value.found, caught.value.wanted) == ("32 images for what is to be pruned", "at least 48")
+    assert (caught.value.found, caught.value.expected) == ("32 images for what is to be pruned", "at least 48")
 
 
 def test_activations_that_are_not_finite_are_refused(optimized, samples, tmp_path):

@@ -71,10 +71,10 @@ def test_a_key_has_the_code_in_it(steps):
 
 
 def test_layers_that_a_recipe_leaves_in_float_are_part_of_every_quantizing_key():
-    for asked, wanted in (("[]", ()), ("[patch_embed.proj]", ("patch_embed.proj",))):
+    for asked, expected in (("[]", ()), ("[patch_embed.proj]", ("patch_embed.proj",))):
         recipe = load_recipe(RECIPE, ["precision=mixed", f"ignore={asked}"])
         [job] = prepare(recipe, skip_bad=False, progress=silent)
         keys = {step.name: step.config["ignore"] for step in make_plan(job) if "ignore" in step.config}
         quantizing = {name: found for name, found in keys.items() if "fp32" not in name}
-        assert quantizing and set(quantizing.values()) == {wanted}
+        assert quantizing and set(quantizing.values()) == {expected}
         assert {keys[name] for name in keys.keys() - quantizing.keys()} == {()}

@@ -32,7 +32,7 @@ def installed(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("packages", "wanted"),
+    ("packages", "expected"),
     [
         ([("onnxruntime", "1.30.0")], "1.30.0"),
         ([("onnxruntime-gpu", "1.31.1")], "onnxruntime-gpu 1.31.1"),
@@ -41,9 +41,9 @@ def installed(tmp_path, monkeypatch):
         ([], "absent"),
     ],
 )
-def test_the_version_is_that_of_the_package_whose_module_is_imported(packages, wanted, installed):
+def test_the_version_is_that_of_the_package_whose_module_is_imported(packages, expected, installed):
     installed(*packages)
     assert package_versions(["onnxruntime", "nothing-of-this-name"]) == {
-        "onnxruntime": wanted,
+        "onnxruntime": expected,
         "nothing-of-this-name": "absent",
     }

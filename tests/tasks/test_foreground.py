@@ -63,10 +63,10 @@ def test_a_matte_is_enlarged_as_the_reference_code_does(enlarge, size):
     found = matte_of({"foreground": logits}, size, WIDE, ForegroundSpec(enlarge=enlarge))
     options = {"size": size[::-1], "mode": "bilinear", "align_corners": False}
     tensor = torch.from_numpy(logits)[None]
-    wanted = (
+    expected = (
         F.interpolate(tensor.sigmoid(), **options) if enlarge == "alpha" else F.interpolate(tensor, **options).sigmoid()
     )
-    np.testing.assert_allclose(found, wanted[0, 0].numpy(), atol=1e-5)
+    np.testing.assert_allclose(found, expected[0, 0].numpy(), atol=1e-5)
 
 
 def test_what_the_input_does_not_show_is_ground_in_all_pictures():
@@ -419,9 +419,9 @@ def test_an_app_answers_as_the_code_of_the_module(kind, spec, reference):
     image = Image.fromarray(np.random.default_rng(5).integers(0, 256, (5, 7, 3), np.uint8)).resize((70, 50))
     pixels = torch.from_numpy(normalise(load_pixels(image, WIDE)[None], WIDE))
     with torch.no_grad():
-        wanted = reference(module, pixels, image.size)[0, 0].numpy()
-    assert 0.05 < (wanted > 0.5).mean() < 0.95
+        expected = reference(module, pixels, image.size)[0, 0].numpy()
+    assert 0.05 < (expected > 0.5).mean() < 0.95
     for target in ("openvino-cpu", "onnxruntime-cpu"):
         with vd.compile(exported, target, progress=False).load() as predictor:
             found = predictor.predict(image)
-        np.testing.assert_allclose(found.matte, wanted, atol=1e-4)
+        np.testing.assert_allclose(found.matte, expected, atol=1e-4)

@@ -513,7 +513,7 @@ def test_what_is_no_label_of_a_head_is_refused(name, tmp_path):
 def test_a_head_of_several_numbers_without_names_has_no_columns(tmp_path):
     with pytest.raises(DataError, match="not a column for each number") as refused:
         read_heads(*table(tmp_path, "a.png,1", header="image,pose"), (HeadSpec("pose", "regression", width=2),))
-    assert refused.value.wanted == "names of its 2 numbers"
+    assert refused.value.expected == "names of its 2 numbers"
 
 
 def choice(places, labels="columns"):

@@ -107,7 +107,7 @@ def test_the_command_line_prints_texts(bundle, pictures, generated):
 def test_no_sensible_number_of_beams_is_refused(bundle, pictures, beams):
     with load(bundle) as predictor, pytest.raises(InputError, match="no number of beams") as caught:
         predictor.predict(pictures[0], beams=beams)
-    assert (caught.value.found, caught.value.wanted[:24]) == (repr(beams), "a whole number, 1 (the l")
+    assert (caught.value.found, caught.value.expected[:24]) == (repr(beams), "a whole number, 1 (the l")
 
 
 def test_a_prompt_begins_the_text_and_is_not_in_it(bundle, pictures):
@@ -117,7 +117,7 @@ def test_a_prompt_begins_the_text_and_is_not_in_it(bundle, pictures):
         assert rest.text == whole.text[2:]
         with pytest.raises(InputError, match="prompt does not fit") as caught:
             predictor.predict(pictures[3], prompt="A" * 10)
-    assert (caught.value.found, caught.value.wanted) == ("10 tokens", "tokens 0 to 39, at most 9")
+    assert (caught.value.found, caught.value.expected) == ("10 tokens", "tokens 0 to 39, at most 9")
 
 
 def test_a_decoder_that_gives_no_numbers_is_told_to_who_watches(bundle, pictures, monkeypatch):
@@ -184,7 +184,7 @@ def test_a_manifest_of_no_beams_is_refused(bundle, tmp_path):
     (other / "manifest.json").write_text(json.dumps(manifest), encoding="utf-8")
     with pytest.raises(ManifestError, match="does not fit format") as caught:
         load(other)
-    assert "beams 0: wanted at least 1" in caught.value.found
+    assert "beams 0: expected at least 1" in caught.value.found
 
 
 def test_a_bundle_without_its_tokenizer_is_refused(bundle, tmp_path):
@@ -223,7 +223,7 @@ def test_labels_of_another_kind_are_refused(exported, scenes):
     data = vd.images(scenes / "images", labels="coco", annotations=scenes / "texts.json")
     with pytest.raises(DataError, match="do not fit a model for image-to-text") as caught:
         vd.verify(exported, f"hf:{TRAINED}", data, progress=False)
-    assert caught.value.wanted == "texts, none"
+    assert caught.value.expected == "texts, none"
 
 
 def test_both_graphs_are_quantized_on_what_the_original_writes(exported, scenes, generated, pictures, tmp_path):

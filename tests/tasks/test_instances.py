@@ -137,8 +137,8 @@ def test_instances_from_a_graph_to_pictures(command, home, tmp_path):
     # The engine may be an INT8 one, which moves a border by a cell.
     labels = json.loads((home / "annotations.json").read_text())
     names = {each["id"]: each["name"] for each in labels["categories"]}
-    wanted = [each for each in labels["annotations"] if each["image_id"] == 4]
-    assert sorted(answer.labels) == sorted(names[each["category_id"]] for each in wanted)
-    for each in wanted:
+    expected = [each for each in labels["annotations"] if each["image_id"] == 4]
+    assert sorted(answer.labels) == sorted(names[each["category_id"]] for each in expected)
+    for each in expected:
         known = RunLengths(SIZE, np.array(each["segmentation"]["counts"], np.int32))
         assert overlaps([known], [one.runs for one in answer.objects]).max() > 0.9

@@ -142,13 +142,13 @@ def test_a_picture_is_searched_for_texts_as_transformers_does(owl, predictor, sc
     processor = transformers.Owlv2ImageProcessor.from_pretrained(folder)
     with torch.no_grad():
         output = model(**tokens, **processor(images=Image.fromarray(pixels), return_tensors="pt"))
-    [wanted] = processor.post_process_object_detection(output, threshold=0.1, target_sizes=[(32, 32)])
+    [expected] = processor.post_process_object_detection(output, threshold=0.1, target_sizes=[(32, 32)])
     found = predictor.predict(pixels, texts=TEXTS)
-    best = int(wanted["scores"].argmax())
-    assert len(found.objects) == len(wanted["scores"]) > 0
-    assert found.objects[0].label == TEXTS[int(wanted["labels"][best])]
-    assert found.objects[0].score == pytest.approx(float(wanted["scores"][best]), abs=1e-4)
-    np.testing.assert_allclose(found.objects[0].box, wanted["boxes"][best].numpy().clip(0, 32), atol=1e-2)
+    best = int(expected["scores"].argmax())
+    assert len(found.objects) == len(expected["scores"]) > 0
+    assert found.objects[0].label == TEXTS[int(expected["labels"][best])]
+    assert found.objects[0].score == pytest.approx(float(expected["scores"][best]), abs=1e-4)
+    np.testing.assert_allclose(found.objects[0].box, expected["boxes"][best].numpy().clip(0, 32), atol=1e-2)
     several = predictor.predict_batch([pixels, scenes / "images" / "00.png"], texts=TEXTS)
     assert [each.index for each in several[0].objects] == [each.index for each in found.objects]
     assert several[1].size == (32, 50)
@@ -196,9 +196,9 @@ def test_the_whole_line(owl, scenes, shared_store, tmp_path):
     with load(out, "onnxruntime-cpu") as predictor:
         assert set(predictor.labels) == set(TEXTS)
         assert predictor.predict(scenes / "images" / "03.png").objects
-        wanted = predictor.predict(scenes / "images" / "03.png", texts=["a cat", "ein Foto"]).to_dict()
+        expected = predictor.predict(scenes / "images" / "03.png", texts=["a cat", "ein Foto"]).to_dict()
     encoded = base64.b64encode((scenes / "images" / "03.png").read_bytes()).decode()
     asked = {"image": encoded, "texts": ["a cat", "ein Foto"]}
     with load_engines(out, "onnxruntime-cpu", max_batch=1) as engines, Running(engines) as running:
         status, _, answer = running.ask("POST", "/predict", json.dumps(asked), {"Content-Type": "application/json"})
-    assert (status, answer["objects"]) == (200, wanted["objects"])
+    assert (status, answer["objects"]) == (200, expected["objects"])

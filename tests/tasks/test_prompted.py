@@ -308,7 +308,7 @@ def test_masks_that_are_not_there_are_refused(scenes, tmp_path):
     found = read_prompted(scenes / "images", file)
     with pytest.raises(DataError, match="not one pixel of an instance") as caught:
         next(iter(found.annotations.values())).load()
-    assert caught.value.wanted == "pixels of value 99"
+    assert caught.value.expected == "pixels of value 99"
 
 
 def test_shuffled_weights_never_pass(exported, scenes, tmp_path):

@@ -169,7 +169,7 @@ def test_a_panoptic_model_of_a_hugging_face_folder(segmented, answers, scenes):
     [answer] = made.predict(scenes / "03.png")
     assert answer["segments"]
     assert [found["index"] for found in answer["segments"]] == [
-        wanted["category_id"] for wanted in annotations[3]["segments_info"]
+        expected["category_id"] for expected in annotations[3]["segments_info"]
     ]
     original = ("--against", f"hf:{answers[0]}", "--image-size", SIDE)
     again = made.verify(scenes, "--labels", "panoptic", "--annotations", labels, *original, "--num-samples", 4)
@@ -196,10 +196,10 @@ def test_a_detector_that_comes_as_onnx_with_yolo_labels(command, segmented, answ
     for where in ("names.txt", "labels/classes.txt"):
         (tmp_path / where).write_text("\n".join(CLASSES) + "\n", encoding="utf-8")
     scores, classes = outputs.logits.softmax(dim=-1)[..., :-1].max(dim=-1)
-    wanted = {}
+    expected = {}
     for path, score, index, boxes in zip(paths, scores, classes, outputs.pred_boxes, strict=True):
         shown = [(int(c), inside(b.tolist())) for s, c, b in zip(score, index, boxes, strict=True) if s > THRESHOLD]
-        wanted[path.name] = len(shown)
+        expected[path.name] = len(shown)
         lines = "".join(f"{c} {' '.join(f'{side:.6f}' for side in box)}\n" for c, box in shown)
         again = lines.splitlines(keepends=True)[-1:]  # which is no further object
         (tmp_path / "labels" / f"{path.stem}.txt").write_text("".join([lines, *again]), encoding="utf-8")
@@ -227,14 +227,14 @@ def test_a_detector_that_comes_as_onnx_with_yolo_labels(command, segmented, answ
     assert (made.report["model"]["family"], made.report["model"]["checkpoint"]) == ("onnx", "theirs.onnx")
     assert made.report["data"]["unannotated"] == 0
     [text] = made.report["data"]["remarks"]
-    shown = sum(count > 0 for count in wanted.values())
+    shown = sum(count > 0 for count in expected.values())
     assert text.startswith(f"labels: repeated boxes, counted once: {shown} (first: ")
     assert text in made.report["verdict"]["remarks"]
 
     # Whether INT8 is the faster one of so small a model, and so the first of the bundle, its short bench does not say.
     fields = command("predict", made.bundle, *paths, "--target", "openvino-cpu-int8", "--json").document
     assert fields["engine"] == "openvino-cpu-int8"
-    assert sum(len(answer["objects"]) for answer in fields["predictions"]) > sum(wanted.values()) / 2
+    assert sum(len(answer["objects"]) for answer in fields["predictions"]) > sum(expected.values()) / 2
     for answer in fields["predictions"]:
         assert (answer["width"], answer["height"]) == SIZE
         assert all(each["label"] in CLASSES and each["score"] > THRESHOLD for each in answer["objects"])

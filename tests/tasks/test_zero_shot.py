@@ -145,9 +145,9 @@ def floats(request, exported, tmp_path_factory):
 
 def test_probabilities_are_transformers(floats, clip, pictures):
     texts = ["a photo of a cat", *TEXTS]
-    wanted = theirs(clip, pictures, texts)
+    expected = theirs(clip, pictures, texts)
     with load(floats) as predictor:
-        for path, row in zip(pictures, wanted, strict=True):
+        for path, row in zip(pictures, expected, strict=True):
             found = predictor.predict(path, top=len(texts), texts=texts)
             order = np.argsort(-row, kind="stable")
             assert (found.index, found.label) == (order[0], texts[order[0]])
@@ -191,7 +191,7 @@ def test_the_server_compares_with_the_texts_of_a_request(floats, pictures):
 
     image, texts = base64.b64encode(pictures[0].read_bytes()).decode(), [*TEXTS, "a cat"] * 4
     with load(floats) as predictor:
-        wanted = predictor.predict(pictures[0], top=3, texts=texts).to_dict()
+        expected = predictor.predict(pictures[0], top=3, texts=texts).to_dict()
     with load_engines(floats, max_batch=1) as engines, Running(engines, max_texts=50) as server:
 
         def ask(texts):
@@ -199,16 +199,16 @@ def test_the_server_compares_with_the_texts_of_a_request(floats, pictures):
             return server.ask("POST", "/predict?top=3", body, {"Content-Type": "application/json"})
 
         status, _, answer = ask(texts)
-        assert (status, [each["label"] for each in answer["top"]]) == (200, [each["label"] for each in wanted["top"]])
-        for ours, theirs in zip(answer["top"], wanted["top"], strict=True):
+        assert (status, [each["label"] for each in answer["top"]]) == (200, [each["label"] for each in expected["top"]])
+        for ours, theirs in zip(answer["top"], expected["top"], strict=True):
             assert ours == pytest.approx(theirs, abs=1e-5)
         assert "a text is cut at 16 tokens" in ask(["one " * 50, "two"])[2]["warnings"][0]
         for wrong, told in (
             ([], "an image is compared with at least one text; found: no text"),
             ("cat", "an image is compared with at least one text; found: str"),
             (["cat", " "], "a blank text says nothing"),
-            (["cat"] * 51, "too many texts; found: 51; wanted: at most 50"),
-            (["cat", "a" * 4001], "too long a text; found: 4001 characters; wanted: at most 4000"),
+            (["cat"] * 51, "too many texts; found: 51; expected: at most 50"),
+            (["cat", "a" * 4001], "too long a text; found: 4001 characters; expected: at most 4000"),
         ):
             status, _, refused = ask(wrong)
             assert (status, refused["error"].startswith(told)) == (422, True), refused

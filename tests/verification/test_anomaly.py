@@ -41,8 +41,8 @@ def test_images_that_are_drawn_several_times_count_so_often(scored):
     weights[0, positive], weights[1, ~positive], weights[2, scores == scores.max()] = 0, 0, 0
     found = precisions(scores, positive, weights.T)
     assert np.isnan(found[0]) and found[1] == 1
-    wanted = [metrics.average_precision_score(positive, scores, sample_weight=row) for row in weights[2:]]
-    np.testing.assert_allclose(found[2:], wanted, atol=1e-12)
+    expected = [metrics.average_precision_score(positive, scores, sample_weight=row) for row in weights[2:]]
+    np.testing.assert_allclose(found[2:], expected, atol=1e-12)
 
 
 def test_pixels_are_counted_as_precisely_as_the_steps_are(scored):

@@ -28,10 +28,10 @@ def test_relative_depth_is_aligned_by_least_squares_in_disparity():
     disparity = 3 / TRUTH + 0.2 + RANDOM.normal(0, 0.05, TRUTH.shape)
     a, b = disparity.reshape(-1, 1), 1 / TRUTH.reshape(-1)
     fitted = LinearRegression().fit(a, b).predict(a)
-    wanted = 1 / np.maximum(fitted, b.min())
-    np.testing.assert_allclose(aligned_depth(a[:, 0], 1 / b), wanted, rtol=1e-6)
+    expected = 1 / np.maximum(fitted, b.min())
+    np.testing.assert_allclose(aligned_depth(a[:, 0], 1 / b), expected, rtol=1e-6)
     error = depth_error(disparity, TRUTH, "inverse")
-    assert error.abs_rel == pytest.approx(float((np.abs(wanted - 1 / b) * b).mean()), rel=1e-5)
+    assert error.abs_rel == pytest.approx(float((np.abs(expected - 1 / b) * b).mean()), rel=1e-5)
     # What differs by scale and shift alone has no error; what says nothing is everywhere the same.
     assert depth_error(7 / TRUTH - 2, TRUTH, "inverse").abs_rel == pytest.approx(0, abs=1e-5)
     assert np.ptp(aligned_depth(np.ones(9), np.linspace(1, 2, 9))) == 0

@@ -88,9 +88,9 @@ def test_wilson_ends_where_the_score_test_rejects(level):
 def test_differences_are_of_their_level(level):
     """For large numbers all methods agree with Wald's; of independent items the paired one is the unpaired one."""
     wald = stats.norm.ppf((1 + level) / 2) * math.sqrt(0.8 * 0.2 / 40_000 + 0.7 * 0.3 / 40_000)
-    wanted = pytest.approx((0.1 - wald, 0.1 + wald), abs=0.01 * wald)
-    assert unpaired_difference(32_000, 40_000, 28_000, 40_000, level) == wanted
-    assert paired_difference(22_400, 9_600, 5_600, 2_400, level) == wanted
+    expected = pytest.approx((0.1 - wald, 0.1 + wald), abs=0.01 * wald)
+    assert unpaired_difference(32_000, 40_000, 28_000, 40_000, level) == expected
+    assert paired_difference(22_400, 9_600, 5_600, 2_400, level) == expected
 
 
 @pytest.mark.parametrize("table", [(0, 0, 1, 2), (1, 2, 0, 0), (1, 2, 3, 2)])
@@ -170,8 +170,8 @@ def test_unpaired_log_ratio_is_welchs_interval(options):
     freedom = sum(parts) ** 2 / (parts[0] ** 2 / 6 + parts[1] ** 2 / 14)
     reach = stats.t.ppf((1 + options.get("level", 0.95)) / 2, freedom) * math.sqrt(sum(parts))
     ratio = stats.gmean(a) / stats.gmean(b)
-    wanted = (ratio, ratio * math.exp(-reach), ratio * math.exp(reach))
-    assert unpaired_log_ratio(a, b, **options) == pytest.approx(wanted)
+    expected = (ratio, ratio * math.exp(-reach), ratio * math.exp(reach))
+    assert unpaired_log_ratio(a, b, **options) == pytest.approx(expected)
 
 
 @pytest.mark.parametrize(("a", "b"), [([1.0], [2.0, 3.0]), ([], []), ([1.0, 2.0], [1.0])])

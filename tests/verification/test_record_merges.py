@@ -90,8 +90,8 @@ def test_the_worst_output_is_that_of_all_images():
     for name in "ab":
         a, b = (np.stack(side[name]).astype(np.float64) for side in sides)
         shares.append(np.abs(a - b).max() / np.abs(b).max())
-    wanted = max(shares)
-    assert worst_of(differences(ours, theirs, ["a", "b"])) == pytest.approx(wanted, rel=1e-15)
+    expected = max(shares)
+    assert worst_of(differences(ours, theirs, ["a", "b"])) == pytest.approx(expected, rel=1e-15)
     assert worst_of(differences(ours, theirs, [])) == 0.0
 
 

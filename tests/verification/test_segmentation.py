@@ -88,7 +88,7 @@ def test_maps_are_found_by_name_and_read_as_the_processor_says(folders):
     assert annotation.load(2, 255, True)[0].tolist() == [-1, 0, 1, -1]
     with pytest.raises(DataError, match="numbers that are no class") as caught:
         annotation.load(2, 255, False)
-    assert (caught.value.found, caught.value.wanted) == ("2", "0 to 1, or 255 for no class")
+    assert (caught.value.found, caught.value.expected) == ("2", "0 to 1, or 255 for no class")
     with pytest.raises(DataError, match="numbers that are no class") as caught:
         annotation.load(1, 7, True)
     assert caught.value.found == "2, 255"

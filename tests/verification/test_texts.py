@@ -30,8 +30,8 @@ def test_the_distance_and_the_accuracy_are_torchmetrics():
     found = compare_texts(
         [a for a, _ in pairs], [b for _, b in pairs], [b for _, b in pairs], cut=3, max_difference=0.5
     )
-    wanted = 100 * (1 - float(text.char_error_rate([a for a, _ in pairs], [b for _, b in pairs])))
-    assert found.value == pytest.approx(max(wanted, 0), abs=1e-4)
+    expected = 100 * (1 - float(text.char_error_rate([a for a, _ in pairs], [b for _, b in pairs])))
+    assert found.value == pytest.approx(max(expected, 0), abs=1e-4)
     assert (found.reference_value, found.reference_line_accuracy, found.metric) == (100, 100, "character accuracy")
     assert (found.cut, found.max_difference, found.characters) == (3, 0.5, sum(len(b) for _, b in pairs))
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 def squared(number: int) -> int:
     if number < 0:
-        raise DataError("a number below zero", found=str(number), wanted="0 or more")
+        raise DataError("a number below zero", found=str(number), expected="0 or more")
     return number * number
 
 

@@ -30,7 +30,7 @@ def test_every_piece_has_its_result_or_its_error(executor):
     results = dict(executor.map(pieces.squared, [3, -1, 0, 5]))
     error = results.pop(1)
     assert results == {0: 9, 2: 0, 3: 25}
-    assert isinstance(error, DataError) and (error.found, error.wanted) == ("-1", "0 or more")
+    assert isinstance(error, DataError) and (error.found, error.expected) == ("-1", "0 or more")
 
 
 def test_without_pieces_there_is_nothing(executor):

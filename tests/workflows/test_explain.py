@@ -100,7 +100,7 @@ def test_attention_in_windows_is_refused_with_the_reason_and_what_would_do(tmp_p
     assert isinstance(error, GraphError)
     assert "attends inside windows" in error.message
     assert error.found == "layers.0.attn: rows of 4 tokens, for 4x4 patches"
-    assert "ViT" in error.wanted
+    assert "ViT" in error.expected
     assert "occlusion" in error.fix
 
 

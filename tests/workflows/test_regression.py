@@ -215,10 +215,10 @@ def test_a_target_chooses_engines(tmp_path):
     ("spoil", "found"),
     [
         (lambda report: report.pop("engines"), "$.engines: missing"),
-        (lambda report: report.update(format=2), "$.format: found '2', wanted one of 1"),
+        (lambda report: report.update(format=2), "$.format: found '2', expected one of 1"),
         (lambda report: report["engines"][0]["verify"].update(value=float("nan")), "value: found 'nan'"),
-        (lambda report: report["engines"][0]["verify"].update(value=101.0), "wanted samples, and a value in percent"),
-        (lambda report: report["bench"]["block_medians_ms"].update({ENGINE: [-1.0]}), "wanted latencies above 0"),
+        (lambda report: report["engines"][0]["verify"].update(value=101.0), "expected samples, and a value in percent"),
+        (lambda report: report["bench"]["block_medians_ms"].update({ENGINE: [-1.0]}), "expected latencies above 0"),
     ],
 )
 def test_what_is_no_report_is_refused(tmp_path, spoil, found):

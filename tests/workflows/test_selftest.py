@@ -204,11 +204,11 @@ def test_the_compiled_original_gives_the_originals_answers_in_half_precision(sma
     source = Source("vit_w32d2h2_patch8_32", small_checkpoint)
     image = np.random.default_rng(0).standard_normal((3, 1, 32, 32), np.float32)
     with TorchRunner(load_model(source)) as plain:
-        wanted = plain.infer({"image": image})["logits"]
+        expected = plain.infer({"image": image})["logits"]
     with torch.compiler.set_stance("force_eager"), CompiledRunner(load_model(source), device="cpu") as runner:
         ours = runner.infer({"image": image})["logits"]
         assert (runner.provider, runner.inputs[0].dtype, ours.dtype) == (COMPILED, "float32", np.float32)
-    assert 0 < np.abs(ours - wanted).max() < 0.02 * np.abs(wanted).max()
+    assert 0 < np.abs(ours - expected).max() < 0.02 * np.abs(expected).max()
 
 
 def test_pytorch_compiles_each_batch_for_itself(small_checkpoint, monkeypatch):

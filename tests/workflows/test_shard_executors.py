@@ -57,16 +57,16 @@ def executor(request):
 
 def test_the_bytes_are_those_of_one_process(images, subjects, pair, executor, monkeypatch, tmp_path):  # noqa: F811
     original, engine = pair if isinstance(executor, Processes) else (subjects[0], subjects[2])
-    wanted, _, _ = verified(images, engine, original)
+    expected, _, _ = verified(images, engine, original)
     one = stored(tmp_path / "store")
     monkeypatch.setenv(STORE_VARIABLE, str(tmp_path / "another"))
     monkeypatch.setenv(SHARED_VARIABLE, f"file://{tmp_path}/shared")
     found, ran, _ = verified(images, engine, original, executor=executor)
-    assert json.dumps(found) == json.dumps(wanted) and ran == {ORIGINAL: IMAGES, ENGINE: IMAGES}
+    assert json.dumps(found) == json.dumps(expected) and ran == {ORIGINAL: IMAGES, ENGINE: IMAGES}
     assert stored(tmp_path / "another") == one
     # Another machine finds in the shared store what these have found.
     monkeypatch.setenv(STORE_VARIABLE, str(tmp_path / "third"))
-    assert verified(images, engine, original)[:2] == (wanted, {ORIGINAL: 0, ENGINE: 0})
+    assert verified(images, engine, original)[:2] == (expected, {ORIGINAL: 0, ENGINE: 0})
 
 
 @IN_SCALE
@@ -143,7 +143,7 @@ def test_a_node_with_other_files_or_packages_is_refused(subjects, tmp_path):  # 
     ):
         with pytest.raises(WorkerError, match="would give other answers") as caught:
             subjects[1].portable.runner(other, Store(tmp_path))
-        assert caught.value.wanted.startswith(name)
+        assert caught.value.expected.startswith(name)
 
 
 def test_an_engine_that_was_compiled_for_the_command_is_sent_by_the_store(small_export, subjects, tmp_path):  # noqa: F811

@@ -150,12 +150,12 @@ def test_labels_that_do_not_fit_are_doubted_as_all_at_once(images, subjects, mon
 
 def test_without_a_store_or_an_identity_all_images_are_evaluated_at_once(images, subjects, monkeypatch, tmp_path):
     original, engine, _ = subjects
-    wanted = verified(images, engine, original)[0]
+    expected = verified(images, engine, original)[0]
     unknown = dataclasses.replace(engine, identity=None)
-    assert verified(images, unknown, original)[:2] == (wanted, {ORIGINAL: IMAGES, ENGINE: IMAGES})
+    assert verified(images, unknown, original)[:2] == (expected, {ORIGINAL: IMAGES, ENGINE: IMAGES})
     (tmp_path / "file").write_text("")
     monkeypatch.setenv(STORE_VARIABLE, str(tmp_path / "file" / "store"))
-    assert verified(images, engine, original)[:2] == (wanted, {ORIGINAL: IMAGES, ENGINE: IMAGES})
+    assert verified(images, engine, original)[:2] == (expected, {ORIGINAL: IMAGES, ENGINE: IMAGES})
 
 
 @pytest.mark.parametrize("target", ["onnxruntime-cpu", "openvino-cpu"])

@@ -94,11 +94,11 @@ def test_the_numbers_are_those_of_the_files(contents, subjects, tmp_path, monkey
     """In shards and at once, and nothing is evaluated again."""
     (tmp_path / "data").mkdir()
     place = write(tmp_path / "data", contents[1])
-    wanted, _ = verified(contents[0], subjects)
+    expected, _ = verified(contents[0], subjects)
     found, ran = verified(place, subjects)
     assert ran == IMAGES and verified(place, subjects) == (found, 0)
     told = {"mapping", "remarks", "warnings"}  # how classes became the model's
-    assert {**found, **dict.fromkeys(told)} == {**wanted, **dict.fromkeys(told)} and found["n"] == IMAGES
+    assert {**found, **dict.fromkeys(told)} == {**expected, **dict.fromkeys(told)} and found["n"] == IMAGES
     assert found["mapping"]["how"] == "number"
     monkeypatch.setattr(sharded, "MOST", 1 << 30)
     assert verified(place, subjects)[0] == found

@@ -156,7 +156,7 @@ def _(options: VerifyOn | Bisect) -> None:
 @check_early.register
 def _(options: Bench) -> None:
     if not options.artifacts:
-        raise InputError("there is nothing to measure", wanted="at least one artifact")
+        raise InputError("there is nothing to measure", expected="at least one artifact")
     if options.target is not None:
         check_engine(options.target)
     for artifact in options.artifacts:
@@ -227,5 +227,5 @@ def _check_images(data: ImagesLike) -> None:
 def require_path(artifact: ArtifactLike) -> str:
     name = artifact_name(artifact)
     if name is None:
-        raise InputError("a model in memory has no graph", wanted="a graph or a bundle", fix="export it first")
+        raise InputError("a model in memory has no graph", expected="a graph or a bundle", fix="export it first")
     return name

@@ -232,7 +232,7 @@ def targets_here(precision: str) -> list[str]:
             found.append(row.name)
     if not found:
         raise CapabilityError(
-            f"no target of the CPU runs {precision} here", wanted=", ".join(TARGETS), fix="name one: targets=[...]"
+            f"no target of the CPU runs {precision} here", expected=", ".join(TARGETS), fix="name one: targets=[...]"
         )
     return found
 

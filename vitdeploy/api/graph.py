@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 else:
     exports = lazy("vitdeploy.stages.export")  # needs PyTorch, and what is measured, compared or sent does not
 
-Wanted: TypeAlias = "tuple[Callable[[], Model], exports.Asked, exports.ExportConfig]"
+Expected: TypeAlias = "tuple[Callable[[], Model], exports.Asked, exports.ExportConfig]"
 
 
 def export(
@@ -88,7 +88,7 @@ def export_of(name: str | None, options: ExportOptions, reporter: Reporter) -> G
     changed |= {"in_graph": False} if options.no_preprocess else {}
     sizes = tuple(dict.fromkeys(options.image_size))
     source = dataclasses.replace(options.to_source(name), image_size=None)
-    wanted: list[Wanted] = []
+    expected: list[Expected] = []
     if name is not None and name.endswith((".yaml", ".yml")):
         said = {key: value for key, value in vars(source).items() if value and key != "model"}
         recipe = load_recipe(Path(name), (), options.function)
@@ -97,23 +97,23 @@ def export_of(name: str | None, options: ExportOptions, reporter: Reporter) -> G
             overrides = dataclasses.replace(overrides, labels=options.labels or overrides.labels)
             config = dataclasses.replace(export_config_of(each), **changed)
             read = functools.partial(read_model, dataclasses.replace(source_of(each), **said), overrides, progress)
-            wanted.append((read, asked or each.export.batch, config))
+            expected.append((read, asked or each.export.batch, config))
     else:
         config = dataclasses.replace(exports.ExportConfig(graph_name(source.name), 20, None, True), **changed)
         for size in sizes or (None,):
             sized = dataclasses.replace(source, image_size=size)
             read = functools.partial(read_model, sized, reference_model.Overrides(labels=options.labels), progress)
-            wanted.append((read, asked or "auto", config))
-    return export_sizes(wanted, home_of(options.folder, "graph", step.OUTPUT_NAMES), reporter)
+            expected.append((read, asked or "auto", config))
+    return export_sizes(expected, home_of(options.folder, "graph", step.OUTPUT_NAMES), reporter)
 
 
-def export_sizes(wanted: Sequence[Wanted], home: Path, reporter: Reporter) -> Graph:
+def export_sizes(expected: Sequence[Expected], home: Path, reporter: Reporter) -> Graph:
     """One model at several image sizes, each read by a function, into one folder: the first at its top, the others
     below `sizes`."""
 
     found: list[tuple[Model, dict[str, Any]]] = []
     with reporter, filling(home, step.OUTPUT_NAMES) as work:
-        for reads, asked, config in wanted:
+        for reads, asked, config in expected:
             reporter.progress("read the model", 0, 1)
             read = reads()
             reference, fixed = exports.settle_batch(read.reference, asked)

@@ -76,12 +76,12 @@ class Images:
         folder, rows = unnamed_folder("images"), iter(self.rows)
         first = next(rows, None)
         if first is None:
-            raise DataError("there are no images", found="nothing to iterate over", wanted="at least one image")
+            raise DataError("there are no images", found="nothing to iterate over", expected="at least one image")
         classes = None if first[1] is None else _ClassFolders(self.names, setting)
         count = 0
         for count, (image, label) in enumerate(itertools.chain([first], rows), 1):
             if (label is None) != (classes is None):
-                raise DataError("some images have a label and some have none", found=f"image {count}", wanted="all")
+                raise DataError("some images have a label and some have none", found=f"image {count}", expected="all")
             home = folder if classes is None or label is None else folder / classes.name(label)
             _write(image, home, count, setting.images)
         if classes is not None:
@@ -138,12 +138,12 @@ def images(
     if isinstance(source, str | Path):
         if labels is not None and not isinstance(labels, str):
             raise DataError(
-                "a folder has its labels in it", found="a list of labels", wanted="a kind, such as 'folders'"
+                "a folder has its labels in it", found="a list of labels", expected="a kind, such as 'folders'"
             )
         return Images(Path(source), labels, Path(annotations) if annotations else None)  # type: ignore[arg-type]
     if isinstance(labels, str):
         raise DataError(
-            f"labels={labels!r} is for a folder", found=runner.type_name(source), wanted="a class for each image"
+            f"labels={labels!r} is for a folder", found=runner.type_name(source), expected="a class for each image"
         )
     if labels is not None:
         items = list(source)
@@ -157,7 +157,7 @@ def _text_file(texts: str | Path | Sequence[str] | None) -> Path | None:
     if texts is None or isinstance(texts, str | Path):
         return None if texts is None else Path(texts)
     if not texts or any("\n" in text for text in texts):
-        raise DataError("these are not texts of one line each", found=f"{len(texts)} texts", wanted="at least one")
+        raise DataError("these are not texts of one line each", found=f"{len(texts)} texts", expected="at least one")
     file = unnamed_folder("texts") / "texts.txt"
     file.write_text("".join(f"{text}\n" for text in texts), encoding="utf-8")
     return file
@@ -189,7 +189,7 @@ def _split(item: Any) -> tuple[Any, Any]:
             raise DataError(
                 "the data set has no column of images by a known name",
                 found=", ".join(map(str, item)),
-                wanted=", ".join(IMAGE_KEYS),
+                expected=", ".join(IMAGE_KEYS),
                 fix="rename the column, or give a list of images and a list of labels",
             )
         return image, next((item[key] for key in LABEL_KEYS if key in item), None)
@@ -208,7 +208,7 @@ def _scalar(label: Any) -> int | str | None:
         raise DataError(
             "a label is no class",
             found=runner.type_name(label),
-            wanted="the index of a class, or its name",
+            expected="the index of a class, or its name",
             fix="labels=[...]",
         )
     return int(value)
@@ -244,12 +244,12 @@ class _ClassFolders:
                 raise DataError(
                     f"the class {label!r} has no name that a folder can have",
                     found=repr(name),
-                    wanted="a name without / or \\ that does not begin with a point",
+                    expected="a name without / or \\ that does not begin with a point",
                     fix="give the model's index of each image's class: images(..., labels=[...])",
                 )
             return name
         if not 0 <= label < self._count:
-            raise DataError(f"class {label} of the data is none of the model's", wanted=f"0 to {self._count - 1}")
+            raise DataError(f"class {label} of the data is none of the model's", expected=f"0 to {self._count - 1}")
         if any(number_of(name) is not None for name in self._labels):  # or a number would be taken for such a name
             return self.name(self._labels[label])
         return self._number(label)
@@ -289,13 +289,13 @@ def _from_input(array: npt.NDArray[Any], number: int, spec: PreprocessSpec) -> I
     """The image that becomes this input of the model, float [channels, height, width], by its own preprocessing."""
     from PIL import Image
 
-    wanted = (spec.channels, *spec.crop)
+    expected = (spec.channels, *spec.crop)
     fix = "give images before their preprocessing (PIL images or uint8), or correct the model's preprocess"
-    if not np.issubdtype(array.dtype, np.floating) or array.shape != wanted:
+    if not np.issubdtype(array.dtype, np.floating) or array.shape != expected:
         raise DataError(
             f"image {number} is no input of the model",
             found=f"{array.dtype} {list(array.shape)}",
-            wanted=f"float32 {list(wanted)}, or an image: uint8, a PIL image, a path",
+            expected=f"float32 {list(expected)}, or an image: uint8, a PIL image, a path",
             fix=fix,
         )
     mean, std = (np.array(values, np.float64)[:, None, None] for values in spec.statistics)
@@ -306,7 +306,7 @@ def _from_input(array: npt.NDArray[Any], number: int, spec: PreprocessSpec) -> I
         raise DataError(
             f"image {number} is not normalised as the model's preprocessing says, or was changed as floats",
             found=f"numbers from {array.min():.4g} to {array.max():.4g}",
-            wanted=f"(pixels / 255 - mean) / std, with mean {list(spec.mean)} and std {list(spec.std)}",
+            expected=f"(pixels / 255 - mean) / std, with mean {list(spec.mean)} and std {list(spec.std)}",
             fix=fix,
         )
     crop = whole.astype(np.uint8).transpose(1, 2, 0)
@@ -315,7 +315,7 @@ def _from_input(array: npt.NDArray[Any], number: int, spec: PreprocessSpec) -> I
         raise DataError(
             f"no image becomes image {number} by the model's preprocessing",
             found=f"resize {spec.resize}, crop {list(spec.crop)}",
-            wanted="a resize that is at least as large as the crop",
+            expected="a resize that is at least as large as the crop",
             fix=fix,
         )
     assert isinstance(canvas, Image.Image)

@@ -163,7 +163,7 @@ def lint_graphs(path: Path, target: str, version: str | None) -> tuple[dict[str,
         raise TargetError(
             f"what {target} takes of a graph is not known without asking it",
             found=f"--target {target}",
-            wanted=f"--target {TARGET}",
+            expected=f"--target {TARGET}",
             fix=f"this asks it: {shlex.join(['vitdeploy', 'compile', str(path), '--target', target, '-o', 'DIR'])}",
         )
 
@@ -202,19 +202,19 @@ def _graphs(path: Path) -> dict[str, Path]:
 
 
 def _finding_lines(findings: Sequence[LintFinding], versions: Sequence[str]) -> list[str]:
-    """One paragraph for each rule and fix: what was found at which nodes, what is wanted, the fix."""
+    """One paragraph for each rule and fix: what was found at which nodes, what is expected, the fix."""
     groups: dict[tuple[str, ...], list[LintFinding]] = {}
     for finding in findings:
-        key = (finding.rule, finding.severity, finding.wanted, finding.fix, *finding.versions)
+        key = (finding.rule, finding.severity, finding.expected, finding.fix, *finding.versions)
         groups.setdefault(key, []).append(finding)
     lines = []
-    for (rule, severity, wanted, fix, *names), group in groups.items():
+    for (rule, severity, expected, fix, *names), group in groups.items():
         where = f" ({', '.join(names)})" if len(names) < len(versions) else ""
         rest = [f"and {len(group) - SHOWN_NODES} more"] if len(group) > SHOWN_NODES else []
         found = [*(f"{finding.node}: {finding.found}" for finding in group[:SHOWN_NODES]), *rest]
         lines.append(f"{rule}  {severity}{where}")
         lines += [f"        {'found:' if not index else '':<8}{text}" for index, text in enumerate(found)]
-        lines += [f"        wanted: {wanted}", f"        fix:    {fix}"]
+        lines += [f"        expected: {expected}", f"        fix:    {fix}"]
     return lines
 
 

@@ -113,7 +113,7 @@ def _in_memory(
         raise InputError(
             "this is no model",
             found=type_name(module),
-            wanted="a name, a path, or a torch.nn.Module",
+            expected="a name, a path, or a torch.nn.Module",
             fix="vitdeploy export list shows the built-in names",
         )
     from vitdeploy.models.external.module import save_module

@@ -212,7 +212,7 @@ class Optimize(Options):
 
     def check(self) -> None:
         if unknown := [name for name in self.without if name not in REWRITES]:
-            raise InputError(f"no rewrite is called {', '.join(unknown)}", wanted=", ".join(REWRITES))
+            raise InputError(f"no rewrite is called {', '.join(unknown)}", expected=", ".join(REWRITES))
 
 
 @dataclass(frozen=True)

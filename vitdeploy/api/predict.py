@@ -160,13 +160,13 @@ def _require_one_object(options: Predict) -> None:
     if not points and not boxes:
         raise InputError(
             "promptable segmentation needs a prompt: nothing says which object is meant",
-            wanted="--point x,y or --box left,top,right,bottom, in pixels of the image",
+            expected="--point x,y or --box left,top,right,bottom, in pixels of the image",
         )
     if points and len(boxes) > 1:
         raise InputError(
             "all points together are one prompt, and several boxes are several",
             found=f"{len(points)} points and {len(boxes)} boxes",
-            wanted="points with at most one box, or boxes alone",
+            expected="points with at most one box, or boxes alone",
             fix="ask for each object by itself",
         )
 
@@ -177,7 +177,7 @@ def _require_drawing(task: "Task") -> None:
         raise CapabilityError(
             "the answers of this bundle cannot be drawn",
             found=f"the task {task}",
-            wanted=f"one of {', '.join(drawn)}",
+            expected=f"one of {', '.join(drawn)}",
             fix="leave --draw out",
         )
 
@@ -293,7 +293,7 @@ def _answer_with(
 def _named(text: str) -> tuple[str, str]:
     name, _, file = text.partition("=")
     if not name or not file:
-        raise InputError(f"{text!r} names no input", found=text, wanted="NAME=FILE, a .npy or .png")
+        raise InputError(f"{text!r} names no input", found=text, expected="NAME=FILE, a .npy or .png")
     return name, file
 
 

@@ -211,8 +211,8 @@ def _require_shown(options: Quantize, name: str, further: Sequence[TensorSpec]) 
         or (TARGETS[options.target].typed and options.precision == "int8"),
         "sensitivity": options.sensitivity,
     }
-    for what, wanted in asked.items():
-        if wanted:
+    for what, expected in asked.items():
+        if expected:
             require_image_alone(name, further, what)
 
 
@@ -338,5 +338,5 @@ def _override_lines(found: Mixed) -> list[str]:
         words = f", expected agreement {expected.agreement:.2f} %" if expected is not None else ""
         lines.append(f"  {name}: distance {reached.distance:.3g}{words}")
     if found.met is False:
-        lines.append("no further override helps: the wanted agreement is not expected to be met")
+        lines.append("no further override helps: the expected agreement is not expected to be met")
     return lines

@@ -49,7 +49,7 @@ def require_pinned(expect_digest: str | None, named: Iterable[str | Path]) -> No
         raise InputError(
             "a digest pins the manifest of one bundle",
             found=", ".join(map(str, bundles)) or "no bundle",
-            wanted="one bundle's folder",
+            expected="one bundle's folder",
             fix="vitdeploy bundle verify BUNDLE --expect-digest pins one bundle after the other" if bundles else "",
         )
     open_checked(bundles[0], "all", expect_digest)

@@ -138,10 +138,10 @@ def in_common(entries: Sequence[results.Measurements]) -> list[results.Measureme
 def enough(protocol: Protocol, numbers: Sequence[int], rounds: Sequence[results.Round]) -> bool:
     """Whether these rounds can stand for all: at least half of the requested ones, from two processes or more if there
     were several."""
-    wanted = QUIET_SHARE * min(protocol.rounds, len(rounds))
+    expected = QUIET_SHARE * min(protocol.rounds, len(rounds))
     processes = {rounds[number].process for number in numbers}
     several = min(2, len({block.process for block in rounds}))
-    return len(numbers) >= max(1.0, wanted) and len(processes) >= several
+    return len(numbers) >= max(1.0, expected) and len(processes) >= several
 
 
 def usable(protocol: Protocol, entry: results.Measurements, scenario: str) -> list[results.Round]:

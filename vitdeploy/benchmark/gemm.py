@@ -43,7 +43,7 @@ def best_rate(target: str, precision: str, threads: int, seconds: float) -> cont
     """
     backend = context.BENCH.find(target)
     if backend is None:
-        raise CapabilityError(f"the rates of {target} are not measured", wanted="a target on a CPU")
+        raise CapabilityError(f"the rates of {target} are not measured", expected="a target on a CPU")
     found = []
     for rows, width in SHAPES:
         # One after the other: the threads of an idle session spin, and take cores from the next one.
@@ -84,7 +84,7 @@ def check_precision(ran: list[str], precision: str, kernels: list[str]) -> None:
         raise CapabilityError(
             f"the probe did not run in {precision}",
             found=", ".join(kernels),
-            wanted=f"{LAYERS} products in {precision}",
+            expected=f"{LAYERS} products in {precision}",
         )
 
 
@@ -107,7 +107,7 @@ def profile(folder: Path, engine: EngineSpec, name: str, batch: int, threads: in
         raise CapabilityError("an encoder-decoder's graphs run many times a query: its layers are not timed")
     backend = context.BENCH.find(engine.target)
     if backend is None:
-        raise CapabilityError(f"the layers of {engine.target} are not timed", wanted="a target on a CPU")
+        raise CapabilityError(f"the layers of {engine.target} are not timed", expected="a target on a CPU")
     return backend.profile(context.ProfileRequest(folder / engine.files[0], engine, name, batch, threads, seconds))
 
 
@@ -247,7 +247,7 @@ def copy_rate(threads: int, seconds: float, root: Path = machine.ROOT) -> contex
         raise CapabilityError(
             "too little memory is free for two arrays beyond the cache",
             found=f"{free:,} bytes",
-            wanted=f"{round(2 * size / MEMORY_SHARE):,} bytes",
+            expected=f"{round(2 * size / MEMORY_SHARE):,} bytes",
         )
     source, target = np.ones(size, np.uint8), np.zeros(size, np.uint8)
     bounds = [size * i // threads for i in range(threads + 1)]

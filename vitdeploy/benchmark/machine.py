@@ -53,13 +53,13 @@ def affinity() -> list[int]:
 def cpu_times(cpus: Sequence[int], root: Path = ROOT) -> CpuTimes | None:
     """The times of `cpus` together. Fields of /proc/stat: user, nice, system, idle, iowait, irq, softirq, steal."""
     text = read_text(root / "proc/stat")
-    wanted, found = {f"cpu{cpu}" for cpu in cpus}, []
+    expected, found = {f"cpu{cpu}" for cpu in cpus}, []
     for line in (text or "").splitlines():
         name, *fields = line.split()
-        if name in wanted and len(fields) >= 8:
+        if name in expected and len(fields) >= 8:
             found.append([int(field) for field in fields[:8]])
     # A sandbox may report all zeros, which mean nothing: a CPU is always busy or idle.
-    if len(found) < len(wanted) or not all(any(times) for times in found):
+    if len(found) < len(expected) or not all(any(times) for times in found):
         return None
     tick = os.sysconf("SC_CLK_TCK")
     busy = sum(times[i] for times in found for i in (0, 1, 2, 5, 6))
@@ -260,7 +260,7 @@ def _wait(waits_for: Callable[[str], None], count_before: Callable[[], int]) -> 
             raise CapabilityError(
                 "another measurement uses this machine",
                 found=f"{text}; waited {MACHINE.waited:.0f} s",
-                wanted=f"the machine alone within --max-wait {MACHINE.max_wait:g} s",
+                expected=f"the machine alone within --max-wait {MACHINE.max_wait:g} s",
                 fix="wait for it to end, or allow a longer --max-wait",
             )
         time.sleep(LOOK_SECONDS)

@@ -90,7 +90,7 @@ def products(rows: int, width: int, precision: str, threads: int) -> tuple[conte
         x = generator.standard_normal((rows, width), dtype=np.float32)
         nodes = [Node("MatMul", (names[i], f"weight{i}"), y) for i, y in enumerate(names[1:])]
     else:
-        raise CapabilityError(f"ONNX Runtime has no {precision} on a CPU", wanted="fp32, int8")
+        raise CapabilityError(f"ONNX Runtime has no {precision} on a CPU", expected="fp32, int8")
     graph, feeds = onnx_model(nodes, {"x": x}, names[-1], constants), {"x": x}
     with tempfile.TemporaryDirectory(prefix="vitdeploy-") as folder:
         events = ort.run_profiled(ort.open_session(graph, threads=threads, profile=Path(folder) / "profile"), feeds)

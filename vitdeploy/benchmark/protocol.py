@@ -10,7 +10,7 @@ from typing import Literal
 
 Kind = Literal["single", "offline", "server", "sustain"]
 
-WANTED = "single, offline, server:QPS such as server:50, or sustain:TIME such as sustain:10m"
+EXPECTED = "single, offline, server:QPS such as server:50, or sustain:TIME such as sustain:10m"
 UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0}
 LONGEST_SECONDS, MOST_QPS = 24 * 3600.0, 1e6
 # The block of "sustain".
@@ -50,15 +50,15 @@ def parse_scenario(text: str) -> Scenario:
         return Scenario("offline")
     match = re.fullmatch(r"(server|sustain):(\d+(?:\.\d+)?)([smh]?)", text)
     if match is None or (match[1] == "server" and match[3]):
-        raise ValueError(f"scenario {text!r}: wanted {WANTED}")
+        raise ValueError(f"scenario {text!r}: expected {EXPECTED}")
     number = float(match[2])
     if match[1] == "server":
         if not 0 < number <= MOST_QPS:
-            raise ValueError(f"scenario {text!r}: wanted a rate above 0, at most {MOST_QPS:,.0f} queries a second")
+            raise ValueError(f"scenario {text!r}: expected a rate above 0, at most {MOST_QPS:,.0f} queries a second")
         return Scenario("server", number)
     seconds = number * UNITS[match[3] or "s"]
     if not 3 <= seconds <= LONGEST_SECONDS:
-        raise ValueError(f"scenario {text!r}: wanted between 3 seconds and 24 hours")
+        raise ValueError(f"scenario {text!r}: expected between 3 seconds and 24 hours")
     return Scenario("sustain", seconds)
 
 
@@ -89,11 +89,11 @@ class Protocol:
 
     def __post_init__(self) -> None:
         if not self.scenarios or len(set(self.scenarios)) < len(self.scenarios):
-            raise ValueError(f"scenarios {self.scenarios}: wanted at least one, each once")
+            raise ValueError(f"scenarios {self.scenarios}: expected at least one, each once")
         if not self.batch or min(self.batch) < 1:
-            raise ValueError(f"batch {self.batch}: wanted at least one size, each at least 1")
+            raise ValueError(f"batch {self.batch}: expected at least one size, each at least 1")
         if self.processes < 1:
-            raise ValueError(f"processes {self.processes}: wanted at least 1")
+            raise ValueError(f"processes {self.processes}: expected at least 1")
         for text in self.scenarios:
             parse_scenario(text)
 

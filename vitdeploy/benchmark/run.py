@@ -167,13 +167,13 @@ class _Meter:
         self, entries: Sequence[Measurements], workers: Sequence[WorkerProcess], name: str, process: int
     ) -> None:
         """The rounds of one process, and as many more as others disturbed."""
-        wanted = self._protocol.rounds_in(name, process) if self._looks else self._protocol.rounds_of(process)
-        for _ in range(wanted):
+        expected = self._protocol.rounds_in(name, process) if self._looks else self._protocol.rounds_of(process)
+        for _ in range(expected):
             number = self.rounds(name) + 1
             self._round(entries, workers, name, process, number, max(number, self._expected_rounds(process)))
         if self._looks and name != self._protocol.deciding_scenario:
             return
-        while self._disturbed(entries, name, wanted) and self.rounds(name) < self._protocol.spare_of(process):
+        while self._disturbed(entries, name, expected) and self.rounds(name) < self._protocol.spare_of(process):
             # A machine that throttles gets no cooler while it goes on measuring.
             may_become_quiet = self.wait() and not mostly_slowed(entries, name)
             if not may_become_quiet and self._share_of_quiet(entries, name) < HOPEFUL_SHARE:
@@ -187,9 +187,9 @@ class _Meter:
             return (process + 1) * self._protocol.rounds_of(process)
         return self._protocol.rounds * (process // self._protocol.starts + 1)
 
-    def _disturbed(self, entries: Sequence[Measurements], name: str, wanted: int) -> bool:
+    def _disturbed(self, entries: Sequence[Measurements], name: str, expected: int) -> bool:
         """Whether some of the compared artifacts have too few quiet rounds in this process."""
-        return any(len(quiet_together(each, name)) < wanted for each in self._compared(entries))
+        return any(len(quiet_together(each, name)) < expected for each in self._compared(entries))
 
     def _share_of_quiet(self, entries: Sequence[Measurements], name: str) -> float:
         quiet = min(len(quiet_together(each, name)) for each in self._compared(entries))

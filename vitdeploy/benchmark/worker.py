@@ -9,7 +9,7 @@ It reads one JSON command per line from standard input and answers each with one
     {"do": "close"}                                       {"closed": true}
 
 A block may have "arrivals" (the rate, in queries per second) and "settle" (seconds of queries before it that do not
-count). Errors are answered as {"error": {"code", "message", "exit_code", "found", "wanted",
+count). Errors are answered as {"error": {"code", "message", "exit_code", "found", "expected",
 "fix"}}.
 """
 
@@ -243,7 +243,7 @@ def _random_array(generator: np.random.Generator, tensor: TensorSpec) -> Array:
     raise TensorError(
         f"no random input can be made for {tensor.name!r}",
         found=str(tensor),
-        wanted=f"{' or '.join(DTYPES)}, with no dynamic axis but the leading one",
+        expected=f"{' or '.join(DTYPES)}, with no dynamic axis but the leading one",
     )
 
 

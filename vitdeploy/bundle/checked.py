@@ -159,7 +159,7 @@ def open_checked(
         raise InputError(
             "verify says whose digests are checked",
             found=repr(verify)[:80],
-            wanted='"used": of each file that is read; "all": of every file of the bundle; "none"',
+            expected='"used": of each file that is read; "all": of every file of the bundle; "none"',
         )
     expected = None if expect_digest is None else layout.digest_hex(expect_digest)
     place = _place(folder)
@@ -172,7 +172,7 @@ def open_checked(
         raise SignatureError(
             f"{folder / MANIFEST_FILE} changed while the bundle was loaded",
             found=f"sha256 {found[:16]}..., which the signature does not have",
-            wanted="the manifest that was signed",
+            expected="the manifest that was signed",
             fix="load it again",
         )
     if verify == "all":
@@ -193,6 +193,6 @@ def _changed(path: Path, found: str) -> DigestError:
     return DigestError(
         f"{path} changed while it was loaded",
         found=found,
-        wanted="a bundle that nobody writes to while it is loaded",
+        expected="a bundle that nobody writes to while it is loaded",
         fix="load it again; a new bundle is best put in the place of an old one by renaming its folder",
     )

@@ -77,10 +77,10 @@ def read_local_header(data: bytes, name: str, size: int | None, offset: int) -> 
     """
     fields = _LOCAL.unpack_from(data)
     member = PackedMember(name, fields[8] if size is None else size, fields[6], offset)
-    wanted = local_header(member)
-    if data == wanted:
+    expected = local_header(member)
+    if data == expected:
         return member, ""
-    for field, is_now, should_be in zip(_LOCAL_FIELDS, fields, _LOCAL.unpack_from(wanted), strict=True):
+    for field, is_now, should_be in zip(_LOCAL_FIELDS, fields, _LOCAL.unpack_from(expected), strict=True):
         if is_now != should_be:
             return member, f"{field} {is_now!r} instead of {should_be!r}"
     return member, "another name or other extra fields"
@@ -123,17 +123,17 @@ def digest_hex(text: object) -> str:
     """
     found = text.removeprefix("sha256:").lower() if isinstance(text, str) else ""
     if not re.fullmatch(r"[0-9a-f]{64}", found):
-        raise InputError(f"{str(text)[:80]!r} is no SHA-256", wanted="sha256: and 64 hexadecimal digits")
+        raise InputError(f"{str(text)[:80]!r} is no SHA-256", expected="sha256: and 64 hexadecimal digits")
     return found
 
 
-def check_digest(path: Path, found: str, wanted: str, of: str) -> None:
+def check_digest(path: Path, found: str, expected: str, of: str) -> None:
     """Raise DigestError unless the SHA-256 of what `of` says is the one that the user expects."""
-    if found != wanted:
+    if found != expected:
         raise DigestError(
             f"{path} is not the bundle that was expected",
             found=f"sha256:{found} of the {of}",
-            wanted=f"sha256:{wanted}",
+            expected=f"sha256:{expected}",
             fix="get it again from whoever gave you the digest",
         )
 
@@ -197,7 +197,7 @@ def _repeated(flow: FlowSpec, graphs: Mapping[str, PartTensors]) -> Iterator[str
     for tensor in graphs[last.name].inputs:
         sizes = tensor.shape[1:2] + tensor.shape[3:]
         if tensor.name in last.carries and (len(tensor.shape) != 4 or not all(isinstance(s, int) for s in sizes)):
-            yield f"{last.name}.{tensor.name}: takes {_shown(tensor)}, wanted [batch, heads, length, width]"
+            yield f"{last.name}.{tensor.name}: takes {_shown(tensor)}, expected [batch, heads, length, width]"
 
 
 def _of_part(
@@ -216,38 +216,38 @@ def _of_part(
     yield from (f"{part.name}.{name}: fed twice" for name in sorted({name for name in fed if fed.count(name) > 1}))
     earlier = {each.name: each for each in before}
     for name, source in part.feeds.items():
-        wanted, linked = _named(graph.inputs, name), link(flow, source)
-        if wanted is None:
+        expected, linked = _named(graph.inputs, name), link(flow, source)
+        if expected is None:
             continue
         if linked is None:
-            first, seen = given.setdefault(source, (f"{part.name}.{name}", wanted))
-            yield from _unlike(f"{part.name}.{name}", wanted, f"{first} takes {source},", seen)
+            first, seen = given.setdefault(source, (f"{part.name}.{name}", expected))
+            yield from _unlike(f"{part.name}.{name}", expected, f"{first} takes {source},", seen)
         elif linked[0] not in earlier:
             yield f"{part.name}.{name}: {source} is not made before it is needed"
         elif earlier[linked[0]].batch != part.batch:
             yield f"{part.name}.{name}: {source} has another leading axis, {earlier[linked[0]].batch} for {part.batch}"
         else:
-            yield from _linked(f"{part.name}.{name}", wanted, source, _named(graphs[linked[0]].outputs, linked[1]))
+            yield from _linked(f"{part.name}.{name}", expected, source, _named(graphs[linked[0]].outputs, linked[1]))
     for name, output in part.carries.items():
-        wanted, tensor = _named(graph.inputs, name), _named(graph.outputs, output)
-        if wanted is not None:
+        expected, tensor = _named(graph.inputs, name), _named(graph.outputs, output)
+        if expected is not None:
             source = f"{part.name}.{output}"
-            yield from _linked(f"{part.name}.{name}", wanted, source, tensor)
+            yield from _linked(f"{part.name}.{name}", expected, source, tensor)
 
 
-def _linked(where: str, wanted: TensorSpec, source: str, tensor: TensorSpec | None) -> Iterator[str]:
+def _linked(where: str, expected: TensorSpec, source: str, tensor: TensorSpec | None) -> Iterator[str]:
     if tensor is None:
         yield f"{where}: there is no {source}"
     else:
-        yield from _unlike(where, wanted, f"{source} is", tensor)
+        yield from _unlike(where, expected, f"{source} is", tensor)
 
 
-def _unlike(where: str, wanted: TensorSpec, said: str, tensor: TensorSpec) -> Iterator[str]:
-    """A line if the tensor cannot be what is wanted: another type, number of axes, or fixed size behind the first."""
-    sizes = zip(wanted.shape[1:], tensor.shape[1:], strict=False)
+def _unlike(where: str, expected: TensorSpec, said: str, tensor: TensorSpec) -> Iterator[str]:
+    """A line if the tensor cannot be what is expected: another type, number of axes, or fixed size behind the first."""
+    sizes = zip(expected.shape[1:], tensor.shape[1:], strict=False)
     other = any(isinstance(a, int) and isinstance(b, int) and a != b for a, b in sizes)
-    if tensor.dtype != wanted.dtype or len(tensor.shape) != len(wanted.shape) or other:
-        yield f"{where}: takes {_shown(wanted)}, {said} {_shown(tensor)}"
+    if tensor.dtype != expected.dtype or len(tensor.shape) != len(expected.shape) or other:
+        yield f"{where}: takes {_shown(expected)}, {said} {_shown(tensor)}"
 
 
 def _shown(tensor: TensorSpec) -> str:

@@ -67,7 +67,7 @@ def read_packed(
     if not file.is_file():
         found = "a folder" if file.is_dir() else "no such file"
         raise MissingFileError(
-            f"{file} is not a packed bundle", found=found, wanted="a file of `vitdeploy bundle pack`"
+            f"{file} is not a packed bundle", found=found, expected="a file of `vitdeploy bundle pack`"
         )
     with file.open("rb") as raw:
         reader = _Reader(file, raw, folder, progress)
@@ -103,7 +103,7 @@ def packed_order(manifest: Manifest, path: Path) -> list[FileEntry]:
                 raise ManifestError(
                     f"{path} lists names that cannot lie in one folder everywhere",
                     found=f"{first[2]} and {name}",
-                    wanted="names that differ in more than case, none of them a folder of another",
+                    expected="names that differ in more than case, none of them a folder of another",
                 )
     return sorted(manifest.files, key=lambda entry: entry.path)
 
@@ -169,17 +169,17 @@ class _Reader:
         for entry in entries:
             members.append(layout.PackedMember(entry.path, entry.bytes, 0, offset))
             offset += len(layout.local_header(members[-1])) + entry.bytes
-        wanted = offset + len(layout.directory(members))
-        if self.size != wanted:
-            what = "cut short" if self.size < wanted else "followed by other bytes"
-            raise self.refusal(f"{self.size:,} bytes: {what}", f"{wanted:,} bytes, by its manifest")
+        expected = offset + len(layout.directory(members))
+        if self.size != expected:
+            what = "cut short" if self.size < expected else "followed by other bytes"
+            raise self.refusal(f"{self.size:,} bytes: {what}", f"{expected:,} bytes, by its manifest")
 
     def end(self) -> None:
-        wanted = layout.directory(self.members)
+        expected = layout.directory(self.members)
         start = self.offset
-        found = self.read(len(wanted))
-        if found != wanted:
-            place = next(i for i, (one, other) in enumerate(zip(found, wanted, strict=True)) if one != other)
+        found = self.read(len(expected))
+        if found != expected:
+            place = next(i for i, (one, other) in enumerate(zip(found, expected, strict=True)) if one != other)
             raise self.refusal(f"byte {start + place:,} of its directory is not what the files before it give")
 
     def read(self, count: int) -> bytes:
@@ -190,9 +190,9 @@ class _Reader:
         self.digest.update(data)
         return data
 
-    def refusal(self, found: str, wanted: str = "byte for byte a file of `vitdeploy bundle pack`") -> ArchiveError:
+    def refusal(self, found: str, expected: str = "byte for byte a file of `vitdeploy bundle pack`") -> ArchiveError:
         fix = "get it again from whoever packed it"
-        return ArchiveError(f"{self.file} is not an intact packed bundle", found=found, wanted=wanted, fix=fix)
+        return ArchiveError(f"{self.file} is not an intact packed bundle", found=found, expected=expected, fix=fix)
 
 
 # --- Pack a bundle folder into one file, the same bytes wherever it is done (`layout`) --------------------------------
@@ -261,7 +261,7 @@ def _refusal(folder: Path, found: str) -> SignatureError:
     return SignatureError(
         f"{folder / sign.SIGNATURE_FILE} is not of the files that are packed",
         found=found,
-        wanted="a signature of manifest.json and the files that it lists, and of no other",
+        expected="a signature of manifest.json and the files that it lists, and of no other",
         fix=f"remove files that are not of the bundle, then vitdeploy bundle sign {quoted(folder)} --key KEY.pem",
     )
 

@@ -80,7 +80,7 @@ def manifest_bytes(folder: Path) -> bytes:
         raise MissingFileError(
             f"{folder} is not a bundle" + (", but a packed one" if packed else ""),
             found="a file" if is_file(folder) else absent,
-            wanted="a folder made by `vitdeploy run` or `vitdeploy compile`",
+            expected="a folder made by `vitdeploy run` or `vitdeploy compile`",
             fix=f"vitdeploy bundle unpack {quoted(folder)} -o DIR, or vitdeploy.runtime.unpack"
             if packed
             else "check the path; vitdeploy compile GRAPH --target TARGET -o DIR makes one of a graph",
@@ -112,7 +112,7 @@ def parse_manifest(text: bytes, path: Path) -> Manifest:
         raise ManifestError(
             f"{path} has a newer format",
             found=str(data["format"]),
-            wanted=str(MANIFEST_FORMAT),
+            expected=str(MANIFEST_FORMAT),
             fix="pip install --upgrade vitdeploy",
         )
     try:
@@ -148,25 +148,25 @@ def _check_values(path: Path, manifest: Manifest) -> None:
         check_preprocess(path, manifest.preprocess)
     if (manifest.preprocess is None) != (manifest.task == "sequence"):
         told = "does not say how images are prepared" if manifest.preprocess is None else "prepares images for tokens"
-        raise ManifestError(f"{path} {told}", wanted="preprocess of every task but sequence")
-    if (wanted := postprocess_of(manifest.task)) is not None and not isinstance(manifest.postprocess, wanted):
+        raise ManifestError(f"{path} {told}", expected="preprocess of every task but sequence")
+    if (expected := postprocess_of(manifest.task)) is not None and not isinstance(manifest.postprocess, expected):
         raise ManifestError(
-            f"{path} does not say how the outputs are read", wanted=f"postprocess, for the task {manifest.task}"
+            f"{path} does not say how the outputs are read", expected=f"postprocess, for the task {manifest.task}"
         )
     if manifest.format != MANIFEST_FORMAT:
-        raise ManifestError(f"{path} has an unknown format", found=str(manifest.format), wanted=str(MANIFEST_FORMAT))
+        raise ManifestError(f"{path} has an unknown format", found=str(manifest.format), expected=str(MANIFEST_FORMAT))
     for engine in manifest.engines:
         _check_engine(path, engine)
         if manifest.postprocess is not None and (misfit := manifest.postprocess.misfit(engine.outputs)):
             raise ManifestError(
                 f"{path} does not fit its engine {_printable(engine.artifact)}",
                 found=_printable(misfit),
-                wanted="postprocess of this model",
+                expected="postprocess of this model",
                 fix="make the bundle again",
             )
     for size in manifest.sizes:
         if not _SIZE.fullmatch(size):
-            raise ManifestError(f"{path} names no image size", found=_printable(repr(size)), wanted="such as 384x384")
+            raise ManifestError(f"{path} names no image size", found=_printable(repr(size)), expected="such as 384x384")
 
 
 def check_preprocess(where: object, spec: PreprocessSpec, kind: type[VitdeployError] = ManifestError) -> None:
@@ -181,7 +181,7 @@ def check_preprocess(where: object, spec: PreprocessSpec, kind: type[VitdeployEr
         raise kind(
             f"{where} has a preprocessing that is not allowed",
             found=f"sides {sides}, mean {spec.mean[:4]}, std {spec.std[:4]}",
-            wanted=f"sides of 1 to {MAX_SIDE} pixels, 1 or 3 channels, a std above 0 for each",
+            expected=f"sides of 1 to {MAX_SIDE} pixels, 1 or 3 channels, a std above 0 for each",
         )
 
 
@@ -191,14 +191,14 @@ def _check_engine(path: Path, engine: EngineSpec) -> None:
         raise ManifestError(
             f"{path} has an engine that is not allowed",
             found=_printable(f"{len(engine.files)} files, batch {engine.batch}, options {unknown}"),
-            wanted=f"a file, inputs, outputs, a batch of 1 to {MAX_BATCH:,}, options among {sorted(ENGINE_OPTIONS)}",
+            expected=f"a file, inputs, outputs, a batch of 1 to {MAX_BATCH:,}, options among {sorted(ENGINE_OPTIONS)}",
         )
     problems = mismatches(engine.flow, tensors_of(engine.parts)) if engine.flow is not None else []
     if problems:
         raise ManifestError(
             f"{path} has an engine whose graphs do not fit together",
             found=_printable("; ".join(problems)),
-            wanted="names, types and sizes that agree from graph to graph",
+            expected="names, types and sizes that agree from graph to graph",
         )
     for part in engine.parts:
         _check_engine(path, part)
@@ -207,20 +207,20 @@ def _check_engine(path: Path, engine: EngineSpec) -> None:
             raise ManifestError(
                 f"{path} has a part of an engine with files that are not the engine's",
                 found=_printable(", ".join(unlisted[:5])),
-                wanted="every file of a part among the files of its engine",
+                expected="every file of a part among the files of its engine",
             )
 
 
 def _check_paths(path: Path, manifest: Manifest) -> None:
     if len(manifest.files) > MAX_FILES:
-        raise ManifestError(f"{path} lists too many files", found=str(len(manifest.files)), wanted=f"<= {MAX_FILES}")
+        raise ManifestError(f"{path} lists too many files", found=str(len(manifest.files)), expected=f"<= {MAX_FILES}")
     listed = [entry.path for entry in manifest.files]
     for name in listed:
         if not plain_path(name):
             raise ManifestError(
                 f"{path} names a path that is not allowed",
                 found=repr(name)[:120],
-                wanted="relative, segments of A-Z a-z 0-9 . _ -",
+                expected="relative, segments of A-Z a-z 0-9 . _ -",
             )
     if len(set(listed)) != len(listed):
         raise ManifestError(f"{path} lists a file twice")
@@ -283,13 +283,13 @@ def other_file(path: Path, entry: FileEntry, found: str) -> DigestError:
     return DigestError(
         f"{path} is not the file that the manifest records",
         found=found,
-        wanted=f"{entry.bytes:,} bytes, sha256 {entry.sha256[:16]}...",
+        expected=f"{entry.bytes:,} bytes, sha256 {entry.sha256[:16]}...",
         fix="copy the bundle again, or make it again",
     )
 
 
 def too_large(path: Path, size: int, most: int) -> ManifestError:
-    return ManifestError(f"{path} is too large", found=f"{size:,} bytes", wanted=f"at most {most:,} bytes")
+    return ManifestError(f"{path} is too large", found=f"{size:,} bytes", expected=f"at most {most:,} bytes")
 
 
 def file_sha256(path: Path) -> str:

@@ -60,7 +60,7 @@ def sign_bundle(folder: Path, key: Path, certificate: Path | None = None, chain:
         raise InputError(
             f"{key} cannot sign" if certificate is None else f"{key} and {certificate} cannot sign",
             found=_first_line(error),
-            wanted=f"{CURVES}, without a password" + ("" if certificate is None else ", and its certificate"),
+            expected=f"{CURVES}, without a password" + ("" if certificate is None else ", and its certificate"),
             fix="openssl ecparam -name prime256v1 -genkey -noout -out KEY.pem",
         ) from None
     with temporary_folder(_beside(folder)) as work, storage_errors(folder):
@@ -121,7 +121,7 @@ def _signed_files(folder: Path, trust: Path, called: Path | None = None) -> dict
         raise InputError(
             f"{trust} names no identity",
             found=_first_line(error),
-            wanted=f"the public half of {CURVES}, or a certificate as PEM",
+            expected=f"the public half of {CURVES}, or a certificate as PEM",
             fix="openssl ec -in KEY.pem -pubout -out TRUSTED.pem",
         ) from None
     folder = _signed_folder(folder)
@@ -131,7 +131,7 @@ def _signed_files(folder: Path, trust: Path, called: Path | None = None) -> dict
         raise SignatureError(
             f"{called} is not signed",
             found=f"no {SIGNATURE_FILE} in it",
-            wanted=f"a signature by {trust}",
+            expected=f"a signature by {trust}",
             fix="vitdeploy bundle sign BUNDLE --key KEY.pem, by whoever made it",
         )
     with tempfile.TemporaryDirectory(prefix="vitdeploy-") as private:
@@ -173,20 +173,20 @@ def _refusal(folder: Path, trust: Path, error: Exception) -> SignatureError:
         return SignatureError(
             f"{folder} is not what was signed",
             found=found.removeprefix("Signature mismatch: "),
-            wanted="every file as it was signed, and no other",
+            expected="every file as it was signed, and no other",
             fix="get the bundle again, or have it signed again by whoever made it",
         )
     if found.startswith("Key mismatch") or type(error).__name__ in ("InvalidSignature", "X509StoreContextError"):
         return SignatureError(
             f"{folder} is not signed by {trust}",
             found=found,
-            wanted="a signature by that identity",
+            expected="a signature by that identity",
             fix="name the key or certificate of whoever signed it, if you trust them",
         )
     return SignatureError(
         f"{folder / SIGNATURE_FILE} cannot be checked against {trust}",
         found=f"{type(error).__name__}: {found}",
-        wanted="a signature of OpenSSF Model Signing by that identity",
+        expected="a signature of OpenSSF Model Signing by that identity",
         fix="get the bundle again, or have it signed again by whoever made it",
     )
 
@@ -205,7 +205,7 @@ def _require(why: str) -> ModuleType:
 
 def _existing(path: Path) -> Path:
     if not path.is_file():
-        raise MissingFileError(f"no key or certificate at {path}", wanted="a PEM file", fix="check the path")
+        raise MissingFileError(f"no key or certificate at {path}", expected="a PEM file", fix="check the path")
     return path
 
 

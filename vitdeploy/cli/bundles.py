@@ -176,7 +176,7 @@ def inspect(console: Console, options: Inspect) -> None:
         raise GateError(
             "an engine does not give the golden answers",
             found=", ".join(each["engine"] for each in checked if each["ok"] is False),
-            wanted="what the engine gave when the bundle was made, within its tolerance, and the original's answers",
+            expected="what the engine gave when the bundle was made, within its tolerance, and the original's answers",
             fix="make the bundle on a machine like this one: other CPUs and runtimes have other kernels",
         )
 

@@ -202,7 +202,7 @@ def _run() -> Any:
             raise CapabilityError(
                 "no more files can be opened here",
                 found=error.strerror or str(error),
-                wanted="a higher limit of open files",
+                expected="a higher limit of open files",
                 fix="ulimit -n 4096, or fewer commands at a time",
             ) from error
         if isinstance(error, OSError) and (storage := storage_error(error)) is not None:

@@ -97,7 +97,7 @@ def image_size(text: str) -> tuple[int, int]:
     """A side in pixels, or HEIGHTxWIDTH."""
     sides = text.lower().split("x")
     if not (1 <= len(sides) <= 2 and all(side.isdecimal() and int(side) > 0 for side in sides)):
-        raise ValueError(f"{text!r} is no image size; wanted 384, or 256x320 (height x width).")
+        raise ValueError(f"{text!r} is no image size; expected 384, or 256x320 (height x width).")
     return int(sides[0]), int(sides[-1])
 
 
@@ -106,7 +106,7 @@ def profile(text: str) -> tuple[int, ...]:
     texts = text.split(",")
     batches = tuple(int(each) for each in texts if each.isdecimal())
     if len(texts) != 3 or len(batches) != 3 or not 1 <= batches[0] <= batches[1] <= batches[2]:
-        raise ValueError(f"{text!r} is no profile; wanted the smallest, best and largest batch: 1,8,32.")
+        raise ValueError(f"{text!r} is no profile; expected the smallest, best and largest batch: 1,8,32.")
     return batches
 
 
@@ -128,14 +128,14 @@ def scenarios(text: str) -> tuple[str, ...]:
     for name in names:
         parse_scenario(name)
     if len(set(names)) < len(names):
-        raise ValueError("wanted each scenario once")
+        raise ValueError("expected each scenario once")
     return names
 
 
 def batches(text: str) -> tuple[int, ...]:
     sizes = text.split(",")
     if not (1 <= len(sizes) <= 2 and all(size.isdecimal() and 0 < int(size) <= MAX_BATCH for size in sizes)):
-        raise ValueError(f"wanted one or two numbers from 1 to {MAX_BATCH:,}, such as 1,8")
+        raise ValueError(f"expected one or two numbers from 1 to {MAX_BATCH:,}, such as 1,8")
     return tuple(int(size) for size in sizes)
 
 
@@ -147,7 +147,7 @@ def percentiles(text: str) -> tuple[float, ...]:
         numbers = []
     # Beyond 99.9999 some seven million queries are needed for the first statement.
     if not numbers or not all(1 <= number <= 99.9999 for number in numbers):
-        raise ValueError(f"{text!r}: wanted numbers from 1 to 99.9999, such as 50,90,99,99.9")
+        raise ValueError(f"{text!r}: expected numbers from 1 to 99.9999, such as 50,90,99,99.9")
     return tuple(numbers)
 
 
@@ -185,14 +185,14 @@ def digest(text: str) -> str:
     try:
         return digest_hex(text)
     except InputError as error:
-        raise ValueError(f"{error.message}: {error.wanted}.") from None
+        raise ValueError(f"{error.message}: {error.expected}.") from None
 
 
 def embedding(text: str) -> str:
     """A kind of app that `vitdeploy embed` writes."""
     kinds = wing("embed.command").KINDS
     if text not in kinds:
-        raise ValueError(f"{text!r}: wanted " + ", ".join(f"{name} ({kind.what})" for name, kind in kinds.items()))
+        raise ValueError(f"{text!r}: expected " + ", ".join(f"{name} ({kind.what})" for name, kind in kinds.items()))
     return text
 
 

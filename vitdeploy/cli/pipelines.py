@@ -69,7 +69,7 @@ def run(console: Console, options: Run, further: Further, recorded: RecordedBund
         raise GateError(
             f"the budget is {'not met' if made.status == 'fail' else 'not provably met'}",
             found="; ".join(made.reasons),
-            wanted=made.budget,
+            expected=made.budget,
             fix=f"{unmet_fix(made.reasons)}. The bundle is written all the same, without the engines that fail it; "
             "--set bundle.include_failed=true keeps them",
         )
@@ -77,7 +77,7 @@ def run(console: Console, options: Run, further: Further, recorded: RecordedBund
         raise GateError(
             f"the verdict is {made.grade!r}: {made.document.verdict.sentence}",
             found="; ".join(made.document.verdict.remarks[:1]),
-            wanted="a recommendation (--require-recommendation)",
+            expected="a recommendation (--require-recommendation)",
             fix="run the same command on a quiet machine: only the bench is measured again. "
             "The bundle is written, with engines whose answers are verified",
         )
@@ -103,7 +103,7 @@ def tune(console: Console, options: TuneRecipe, bounds: BudgetOptions) -> None:
         raise GateError(
             f"the budget is {'not met' if found.status == 'fail' else 'not provably met'} by any variant",
             found=f"{found.best}: {'; '.join(found.reasons)}",
-            wanted=found.budget,
+            expected=found.budget,
             fix=f"{unmet_fix(found.reasons)}. The result is written all the same",
         )
 
@@ -183,7 +183,7 @@ def sweep(console: Console, options: Sweep, previews: Previews, costs: CostLimit
         raise GateError(
             "the time was over before all recipes were measured",
             found=f"not begun: {', '.join(found.not_begun)}",
-            wanted=f"{len(found.document.recipes)} recipes in {limit:g} minutes",
+            expected=f"{len(found.document.recipes)} recipes in {limit:g} minutes",
             fix="the same command goes on with them",
         )
     if found.unmet:

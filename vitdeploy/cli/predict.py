@@ -97,7 +97,7 @@ def _inputs(text: str, note: Callable[[str], None], tokens: bool) -> Iterator[In
         matches = sorted(glob.glob(text, recursive=True))  # noqa: PTH207 - a pattern may be absolute
         if not matches:
             raise MissingFileError(
-                f"nothing matches {text!r}", wanted="files or folders", fix="check the pattern: ls with it shows them"
+                f"nothing matches {text!r}", expected="files or folders", fix="check the pattern: ls with it shows them"
             )
         files = [match for match in matches if not Path(match).is_dir()]
         yield from (Input(match) for match in files)
@@ -113,7 +113,7 @@ def _in_folder(folder: Path, note: Callable[[str], None], tokens: bool) -> Itera
     if tokens:
         paths = sorted(path for path in folder.rglob("*.npz") if path.is_file())
         if not paths:
-            raise DataError(f"{folder} holds no token files", found=other_files(folder), wanted="files ending in .npz")
+            raise DataError(f"{folder} holds no token files", found=other_files(folder), expected="files ending in .npz")
     else:
         paths = [sample.path for sample in scan(folder, "none")[0]]
     others = other_files(folder, endings)

@@ -69,7 +69,7 @@ def export(console: Console, options: ExportOptions) -> None:
     if folder is None:
         raise click.UsageError("Missing option '-o' / '--output'.")
     if batch is not None and batch != "dynamic" and not (batch.isdecimal() and 0 < int(batch) <= MAX_BATCH):
-        raise click.BadParameter(f"wanted a number from 1 to {MAX_BATCH:,}, or dynamic", param_hint="--batch")
+        raise click.BadParameter(f"expected a number from 1 to {MAX_BATCH:,}, or dynamic", param_hint="--batch")
     api("calls").check_export(name, options)
     made = api("graph").export_of(name, options, console)
     console.finish(dict(made.document), made.text, folder, command_line("vitdeploy", "optimize", folder, "-o", "DIR"))

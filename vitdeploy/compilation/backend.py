@@ -135,7 +135,7 @@ def check_placed(engine: EngineSpec, asked: Precision, placed: int) -> None:
         raise CapabilityError(
             f"{engine.target} did not run the graph in {name}",
             found=f"{ran} of {placed} placed layers in {name} kernels: {engine.kernels}",
-            wanted=f"{placed} in {name}" if placed else f"a layer in {name}",
+            expected=f"{placed} in {name}" if placed else f"a layer in {name}",
             fix=LACKING[kind]
             if placed
             else f"choose fp32 for {engine.target}: the placement leaves every layer in float",
@@ -146,7 +146,7 @@ def check_placed(engine: EngineSpec, asked: Precision, placed: int) -> None:
             raise CapabilityError(
                 f"{engine.target} did not run the graph in {asked}",
                 found=str(engine.kernels),
-                wanted=f"all linears and convolutions in {asked}",
+                expected=f"all linears and convolutions in {asked}",
             )
 
 

@@ -55,7 +55,7 @@ def compile_engine(
         raise CapabilityError(
             f"{target} cannot run {precision}",
             found=precision,
-            wanted=", ".join(row.precisions),
+            expected=", ".join(row.precisions),
             fix="choose one of these precisions, or another target",
         )
     placement = out / GRAPH_FILE

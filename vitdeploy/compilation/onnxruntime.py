@@ -34,7 +34,7 @@ def compile_graph(request: CompileRequest) -> EngineSpec:
     providers = {event["args"].get("provider") for event in events}
     if providers != {ort.CPU_PROVIDER}:
         raise CapabilityError(
-            "part of the graph ran on another provider", found=", ".join(map(str, providers)), wanted=ort.CPU_PROVIDER
+            "part of the graph ran on another provider", found=", ".join(map(str, providers)), expected=ort.CPU_PROVIDER
         )
     return request.engine(
         {"onnxruntime": ort.require().__version__},

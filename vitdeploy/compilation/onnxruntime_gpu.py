@@ -47,7 +47,7 @@ def compile_graph(request: backend.CompileRequest) -> EngineSpec:
         raise CapabilityError(
             f"{target} did not run the graph in {precision}",
             found=str(kernels),
-            wanted=f"linears and convolutions in {precision}",
+            expected=f"linears and convolutions in {precision}",
             fix=f"type it: vitdeploy quantize GRAPH --data IMAGES --precision {precision} --target {target} -o DIR",
         )
     return request.engine(
@@ -86,7 +86,7 @@ def shape_nodes(events: Sequence[dict[str, Any]], provider: str) -> list[str]:
         raise CapabilityError(
             "part of the graph ran on another provider",
             found=", ".join(others[:SHOWN_NODES]) + more,
-            wanted=provider,
+            expected=provider,
             fix="a placement whose operators and types this provider has; `vitdeploy inspect` shows them",
         )
     return sorted(set(shapes))

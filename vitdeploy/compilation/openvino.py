@@ -117,7 +117,7 @@ def require_precision(precision: str) -> None:
         raise CapabilityError(
             f"this CPU has no {precision} for OpenVINO",
             found=", ".join(available),
-            wanted=CAPABILITIES[precision],
+            expected=CAPABILITIES[precision],
             fix=f"choose {', '.join(['fp32', *here])} or int8, or compile on the device that has it",
         )
 
@@ -133,7 +133,7 @@ def check_ran(engine: EngineSpec, asked: Precision, placed: int) -> None:
         raise CapabilityError(
             error.message,
             found=error.found,
-            wanted=error.wanted,
+            expected=error.expected,
             fix="on Arm OpenVINO computes such convolutions in float: vitdeploy quantize GRAPH --target openvino-cpu "
             "--ignore LAYER, or `ignore: [LAYER]` in a recipe, leaves one in float, as patch_embed.proj of a ViT; "
             "onnxruntime-cpu has all in float",
@@ -209,7 +209,7 @@ def check_ran_on_device(engine: EngineSpec, asked: Precision, placed: int) -> No
         raise CapabilityError(
             f"{engine.target} did not run the graph in {asked}",
             found=f"{engine.kernels} on {engine.device.get(device.RAN_ON)}",
-            wanted=f"at least {max(1, placed) if asked == 'int8' else 1} layers in {asked}",
+            expected=f"at least {max(1, placed) if asked == 'int8' else 1} layers in {asked}",
             fix="choose another precision, or another device",
         )
 

@@ -117,7 +117,7 @@ def _check_batch(batch: int, profiles: Sequence[Batches]) -> None:
         raise TargetError(
             f"the engine would not run at the batch {batch} that it is compiled at",
             found="profiles of " + ", ".join(f"{smallest} to {largest}" for smallest, _, largest in profiles),
-            wanted=f"one that holds {batch}",
+            expected=f"one that holds {batch}",
             fix="give a --batch within a profile, or another profile",
         )
 
@@ -142,7 +142,7 @@ def check_typed(engine: EngineSpec, asked: Precision, placed: int) -> None:
         raise CapabilityError(
             f"tensorrt did not run the graph in {asked}",
             found=f"{ran} layers in {asked}, {unknown} that the engine does not name: {engine.kernels}",
-            wanted=f"at least {max(1, placed) if quantized else 1} in {asked}",
+            expected=f"at least {max(1, placed) if quantized else 1} in {asked}",
             fix="layers.json beside the plan lists every layer; `vitdeploy inspect GRAPH --target tensorrt` the rules",
         )
 

@@ -266,7 +266,7 @@ class CocoFile:
                 f"{self.labels.name} annotates some images as EXIF turns them, and some as they are stored",
                 found=f"boxes that only fit {'{}x{}'.format(*turned[upright[0]].size)} in {upright[0].name} (upright), "
                 f"and {'{}x{}'.format(*turned[stored[0]].stored)} in {stored[0].name} (stored)",
-                wanted="boxes in the upright images",
+                expected="boxes in the upright images",
                 fix="annotate these images anew, or save them without an orientation",
             )
         sideways = {path for path, frame in turned.items() if frame.stored != frame.size}
@@ -287,7 +287,7 @@ def _check_size(path: Path, frame: Frame, recorded: tuple[int, int], source: Pat
         raise DataError(
             f"{path.name} is not of the size that {source.name} says",
             found="{}x{} pixels (upright".format(*frame.size) + (f"{turned})" if frame.orientation != 1 else ")"),
-            wanted="{}x{}".format(*recorded),
+            expected="{}x{}".format(*recorded),
             fix="take the images that were annotated, not resized or turned copies",
         )
 
@@ -336,7 +336,7 @@ def read_coco(images: Path, labels: Path, keys: Mapping[str, tuple[str, ...]]) -
         if first is not entry:
             sizes = [f"{image['width']}x{image['height']}" for image in (first, entry)]
             if sizes[0] != sizes[1]:
-                raise DataError(f"{labels} lists {path.name} with two sizes", found=" and ".join(sizes), wanted="one")
+                raise DataError(f"{labels} lists {path.name} with two sizes", found=" and ".join(sizes), expected="one")
             repairs.add("images listed under several ids, their annotations joined", entry["file_name"])
     if not entries:
         raise other_names(images, labels, paths, written)
@@ -380,7 +380,7 @@ def _once(
             raise DataError(
                 f"{labels}: two {kind} have the id {entry['id']}",
                 found=f"{first[name]!r} and {entry[name]!r}",
-                wanted="an id for each: annotations name it",
+                expected="an id for each: annotations name it",
                 fix="number them again, in the lists and in the annotations",
             )
         repairs.add(f"repeated {kind}, counted once", f"{kind}[{index}]")
@@ -422,7 +422,7 @@ def located(images: Path, paths: Mapping[str, Path], names: Sequence[str], repai
             raise DataError(
                 f"two names may be those of {path}",
                 found=" and ".join(chosen[:2]),
-                wanted=f"one name for each image below {images}",
+                expected=f"one name for each image below {images}",
                 fix="write the names relative to the folder of images, or give the folder above it",
             )
         for name in chosen:
@@ -445,7 +445,7 @@ def other_names(images: Path, labels: Path, paths: Mapping[str, Path], names: Se
 
 
 def read_json(path: Path, keys: Mapping[str, tuple[str, ...]], repairs: Repairs) -> dict[str, list[dict[str, Any]]]:
-    """The lists of objects in a COCO file. `keys`: the wanted lists, each with the keys of its entries (see `KEYS`).
+    """The lists of objects in a COCO file. `keys`: the expected lists, each with the keys of its entries (see `KEYS`).
     Whole numbers with a decimal point are read as such.
 
     Raises:
@@ -458,29 +458,29 @@ def read_json(path: Path, keys: Mapping[str, tuple[str, ...]], repairs: Repairs)
         document = json.loads(path.read_bytes())
     except (ValueError, RecursionError) as error:  # a UnicodeDecodeError is a ValueError
         raise DataError(f"{path} is not a JSON file", found=str(error)[:200]) from None
-    for name, wanted in keys.items():
+    for name, expected in keys.items():
         entries = document.get(name) if isinstance(document, dict) else None
         if not isinstance(entries, list):
             raise DataError(
-                f"{path} is not a COCO annotation file", found=f"no list {name!r}", wanted=f"lists {', '.join(keys)}"
+                f"{path} is not a COCO annotation file", found=f"no list {name!r}", expected=f"lists {', '.join(keys)}"
             )
         for index, entry in enumerate(entries):
-            for key in wanted if isinstance(entry, dict) else ():
+            for key in expected if isinstance(entry, dict) else ():
                 if KEYS[key] is int and isinstance(entry.get(key), float) and entry[key].is_integer():
                     repairs.add(DECIMAL, f"{name}[{index}].{key}: {entry[key]}")
                     entry[key] = int(entry[key])
-            check_keys(path, f"{name}[{index}]", entry, wanted)
+            check_keys(path, f"{name}[{index}]", entry, expected)
     return {name: document[name] for name in keys}
 
 
-def check_keys(path: Path, where: str, entry: object, wanted: tuple[str, ...]) -> None:
+def check_keys(path: Path, where: str, entry: object, expected: tuple[str, ...]) -> None:
     """Raise DataError if an entry of a COCO file lacks a key, or its value has another type."""
-    wrong = [key for key in wanted if not isinstance(entry, dict) or not _is_usable(entry.get(key), KEYS[key])]
+    wrong = [key for key in expected if not isinstance(entry, dict) or not _is_usable(entry.get(key), KEYS[key])]
     if wrong:
         raise DataError(
             f"{path}: {where} has no usable {', '.join(wrong)}",
             found=repr(entry)[:80],
-            wanted=", ".join(f"{key} ({KEYS[key].__name__})" for key in wanted),
+            expected=", ".join(f"{key} ({KEYS[key].__name__})" for key in expected),
         )
 
 
@@ -528,7 +528,7 @@ def read_written(images: Path, file: Path) -> TextSet:
     named: dict[Path, str] = {}
     for name, path in located(images, paths, [*entries], repairs).items():
         if named.setdefault(path, entries[name]) != entries[name]:
-            raise DataError(f"{file} says two texts of one image", found=str(path), wanted="one row an image")
+            raise DataError(f"{file} says two texts of one image", found=str(path), expected="one row an image")
     if not named:
         raise other_names(images, file, paths, [*entries])
     found = {path: WrittenText(named[path]) for path in sorted(named)}
@@ -539,23 +539,23 @@ def read_written(images: Path, file: Path) -> TextSet:
 def _entries(file: Path, repairs: Repairs) -> dict[str, str]:
     """The texts by file name."""
     if not is_file(file):
-        raise MissingFileError(f"no file of texts at {file}", wanted=EXAMPLE, fix="check the path of --annotations")
+        raise MissingFileError(f"no file of texts at {file}", expected=EXAMPLE, fix="check the path of --annotations")
     try:
         document: Any = json.loads(file.read_bytes())
     except (ValueError, RecursionError) as error:  # a UnicodeDecodeError is a ValueError
-        raise DataError(f"{file} is not a JSON file", found=str(error)[:200], wanted=EXAMPLE) from None
+        raise DataError(f"{file} is not a JSON file", found=str(error)[:200], expected=EXAMPLE) from None
     rows = document if isinstance(document, list) else [document]
     keys = ("file_name", "text")
     usable = (isinstance(row, dict) and all(isinstance(row.get(key), str) for key in keys) for row in rows)
     wrong = next((row for row, is_usable in zip(rows, usable, strict=True) if not is_usable), None)
     if wrong is not None or not rows:
         found = "an empty list" if not rows else repr(wrong)[:80]
-        raise DataError(f"{file} is no list of images and their texts", found=found, wanted=EXAMPLE)
+        raise DataError(f"{file} is no list of images and their texts", found=found, expected=EXAMPLE)
     texts: dict[str, str] = {}
     for row in rows:
         name = row["file_name"]
         if texts.setdefault(name, row["text"]) != row["text"]:
-            raise DataError(f"{file} says two texts of one image", found=name, wanted="one row an image")
+            raise DataError(f"{file} says two texts of one image", found=name, expected="one row an image")
     if len(texts) < len(rows):
         repairs.add("repeated rows, counted once", rows[-1]["file_name"], len(rows) - len(texts))
     return texts

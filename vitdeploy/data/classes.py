@@ -98,7 +98,7 @@ def match_folders(
             "the class folders do not fit the model",
             found=f"{len(folders)} folders ({_listed(folders)}), {count} outputs of the model"
             + (f" (labels {_listed(labels)})" if labels else ", which has no labels"),
-            wanted="folders named as the model's labels, or a folder for each of its classes, in their order",
+            expected="folders named as the model's labels, or a folder for each of its classes, in their order",
             fix=RENAME if labels else BY_HAND,
         )
     _check_order(folders)
@@ -127,7 +127,7 @@ def match_words(names: Sequence[str], empty: Collection[str], labels: Sequence[s
         "the classes of the data do not fit the model",
         found=f"{len(names)} names ({_listed(names)}), {len(labels) or classes or 'unknown'} outputs of the model"
         + (f" (labels {_listed(labels)})" if labels else ", which has no labels"),
-        wanted="names that are the model's labels, or a list of them in the order of the model's classes",
+        expected="names that are the model's labels, or a list of them in the order of the model's classes",
         fix=RENAME_LISTED,
     )
 
@@ -175,7 +175,7 @@ def match_categories(
         raise DataError(
             "some categories of the data have a name and some have none",
             found=f"no name for {', '.join(map(str, unnamed[:LISTED_NAMES]))}",
-            wanted="a name for each, or for none",
+            expected="a name for each, or for none",
             fix=RENAME_CATEGORIES,
         )
     if unnamed:
@@ -202,7 +202,7 @@ def match_categories(
         "the classes of the data cannot be told from the model's",
         found=f"{len(names)} categories ({_listed(list(names.values()))}), {count or 'unknown'} classes of the model"
         + (f" (labels {_listed(labels)})" if labels else ", which has no labels"),
-        wanted="categories named as the model's labels, or as many as it has classes, in their order",
+        expected="categories named as the model's labels, or as many as it has classes, in their order",
         fix=RENAME_CATEGORIES if labels else BY_HAND,
     )
 
@@ -320,7 +320,7 @@ def _check_order(folders: Sequence[str]) -> None:
         "the order of the class folders is not certain",
         found=f"class {place} is {folders[place]!r} sorted by characters (as torchvision does), "
         f"{natural[place]!r} sorted by numbers (as timm does)",
-        wanted="labels of the model that the folders are named as",
+        expected="labels of the model that the folders are named as",
         fix=f"write the folder names in the order that the model was trained with: {BY_HAND}",
     )
 
@@ -333,7 +333,7 @@ def _check_filled(folders: Sequence[str], empty: Collection[str], fix: str) -> N
         raise DataError(
             "whether folders without images are classes of the model is not known",
             found=f"{_listed(without)}, beside {_listed([name for name in folders if name not in empty])}",
-            wanted="images in each folder, where classes are known by their position",
+            expected="images in each folder, where classes are known by their position",
             fix=f"take away what is no class; or {fix}",
         )
 
@@ -374,7 +374,7 @@ def _by_number(
         raise DataError(
             f"class {outside[0]} of the data has no counterpart among the model's",
             found=f"{count} classes of the model" + (f" (labels {_listed(labels)})" if labels else ""),
-            wanted="numbers of the model's classes, or names",
+            expected="numbers of the model's classes, or names",
             fix=fix,
         )
     text = "classes are mapped by number: the data has no names, so its number n is the model's class n"
@@ -414,7 +414,7 @@ def _some_unknown(
         f"some {what} are labels of the model and some are not",
         found=f"{len(found)} are; not: {', '.join(_with_nearest(name, labels) for name in unknown[:LISTED_NAMES])}"
         + (f" and {len(unknown) - LISTED_NAMES} more" if len(unknown) > LISTED_NAMES else ""),
-        wanted=f"all of them named as labels of the model ({_listed(labels)})",
+        expected=f"all of them named as labels of the model ({_listed(labels)})",
         fix=fix,
     )
 
@@ -431,7 +431,7 @@ def _ambiguous(what: str, found: str, fix: str) -> DataError:
     return DataError(
         f"the {what} can be told from the model's labels in more than one way",
         found=found,
-        wanted="one label for each, and another one for another",
+        expected="one label for each, and another one for another",
         fix=fix,
     )
 

@@ -75,7 +75,7 @@ class LabelRow:
             raise DataError(
                 f"{self.line}: the column {column!r} has no number",
                 found=repr(cell)[:60],
-                wanted="a finite number",
+                expected="a finite number",
                 fix="write a decimal point, not a comma" if comma else "correct the cell, or leave the row out",
             )
         return value
@@ -94,7 +94,7 @@ class LabelRow:
             raise DataError(
                 f"{self.line}: the column {column!r} has no yes or no",
                 found=repr(cell)[:60],
-                wanted="0 or 1, or true or false",
+                expected="0 or 1, or true or false",
                 fix="correct the cell, or leave the row out",
             )
         return flag
@@ -129,7 +129,7 @@ def read_columns(images: Path, file: Path) -> RowSet:
                 raise DataError(
                     f"{file} has two different rows for one image",
                     found=f"{path.name}: {first.line.rpartition(', ')[2]} and row {number + 1}",
-                    wanted="one row per image",
+                    expected="one row per image",
                     fix="remove the wrong row",
                 )
             repairs.add("repeated rows, counted once", path.name)
@@ -148,16 +148,16 @@ def read_table(file: Path) -> dict[str, list[Cell]]:
     Raises: as `read_columns`.
     """
     if not is_file(file):
-        raise MissingFileError(f"no table of labels at {file}", wanted=EXAMPLE, fix="check the path of --annotations")
+        raise MissingFileError(f"no table of labels at {file}", expected=EXAMPLE, fix="check the path of --annotations")
     if (size := file.stat().st_size) > MAX_BYTES:
-        raise DataError(f"{file} is too large for a table of labels", found=f"{size >> 20} MiB", wanted="at most 1 GiB")
+        raise DataError(f"{file} is too large for a table of labels", found=f"{size >> 20} MiB", expected="at most 1 GiB")
     suffix = file.suffix.lower()
     if suffix not in (".csv", ".tsv", ".txt", ".parquet", ".json"):
-        raise DataError(f"{file} is no table of labels", found=f"the suffix {suffix!r}", wanted=EXAMPLE)
+        raise DataError(f"{file} is no table of labels", found=f"the suffix {suffix!r}", expected=EXAMPLE)
     with bounded(f"read {file.name}", size):
         table = {".parquet": _parquet, ".json": _json}.get(suffix, _csv)(file)
     if not table or not next(iter(table.values())):
-        raise DataError(f"{file} has no rows", found=", ".join(table) or "an empty file", wanted=EXAMPLE)
+        raise DataError(f"{file} has no rows", found=", ".join(table) or "an empty file", expected=EXAMPLE)
     return table
 
 
@@ -173,7 +173,7 @@ def _json(file: Path) -> dict[str, list[Cell]]:
     try:
         rows = json.loads(file.read_bytes(), object_pairs_hook=lambda pairs: pairs)
     except (ValueError, RecursionError) as error:  # a UnicodeDecodeError is a ValueError
-        raise DataError(f"{file} is not a JSON file", found=str(error)[:200], wanted=EXAMPLE) from None
+        raise DataError(f"{file} is not a JSON file", found=str(error)[:200], expected=EXAMPLE) from None
     header = [name for name, _ in rows[0]] if isinstance(rows, list) and rows and _is_row(rows[0]) else []
     _once(file, header)
     for number, row in enumerate(rows if header else [rows], 1):
@@ -182,7 +182,7 @@ def _json(file: Path) -> dict[str, list[Cell]]:
             raise DataError(
                 f"{file}, row {number} is no row of the table" if header else f"{file} is no list of rows",
                 found=f"the names {', '.join(names)}"[:100] if names else repr(row)[:80],
-                wanted=f"an object with {', '.join(header)}"[:100] if header else "a JSON list of objects, one a row",
+                expected=f"an object with {', '.join(header)}"[:100] if header else "a JSON list of objects, one a row",
             )
     cells = [dict(row) for row in rows]
     return {name: [_cell(row[name]) for row in cells] for name in header}
@@ -203,14 +203,14 @@ def _csv(file: Path) -> dict[str, list[Cell]]:
     try:
         header, *lines = [row for row in csv.reader(io.StringIO(text), delimiter=delimiter, strict=True) if row] or [[]]
     except csv.Error as error:
-        raise DataError(f"{file} is no CSV file", found=str(error), wanted=EXAMPLE) from None
+        raise DataError(f"{file} is no CSV file", found=str(error), expected=EXAMPLE) from None
     header = [name.strip() for name in header]
     for number, row in enumerate(lines, 1):
         if len(row) != len(header):
             raise DataError(
                 f"{file}, row {number} does not fit its header",
                 found=f"{len(row)} cells: {delimiter.join(row)[:60]!r}",
-                wanted=f"{len(header)}: {', '.join(header)[:100]}",
+                expected=f"{len(header)}: {', '.join(header)[:100]}",
                 fix="quote cells that contain the delimiter",
             )
     # The index that pandas writes has no name: row numbers say nothing, and anything else may name the images.
@@ -229,7 +229,7 @@ def _cell(value: Cell) -> Cell:
 def _once(file: Path, names: Sequence[str]) -> None:
     repeated = [name for name, count in Counter(names).items() if count > 1]
     if repeated:
-        raise DataError(f"{file} has a column twice", found=", ".join(repeated), wanted="each name once")
+        raise DataError(f"{file} has a column twice", found=", ".join(repeated), expected="each name once")
 
 
 def _image_column(
@@ -250,7 +250,7 @@ def _image_column(
         raise DataError(
             f"{file} has several columns that name images",
             found=", ".join(candidates),
-            wanted="one",
+            expected="one",
             fix=f"call the right one {IMAGE_COLUMNS[0]}",
         )
     column = candidates[0] if len(candidates) == 1 else next(c for c in candidates if c.lower() == usual[0])

@@ -199,7 +199,7 @@ class _Worker:
         head = json.loads(line) if line.endswith(b"\n") else {}
         if "error" in head:
             facts = head["error"]
-            texts = {key: facts[key] for key in ("found", "wanted", "fix")}
+            texts = {key: facts[key] for key in ("found", "expected", "fix")}
             error = error_with_code(facts["code"], facts["message"], **texts)
             if not isinstance(error, ImageError):
                 raise error
@@ -223,7 +223,7 @@ class _Worker:
         return ImageError(
             f"{sample.shown} ends the process that decodes it",
             found=f"exit status {status}",
-            wanted="an image that can be decoded",
+            expected="an image that can be decoded",
             fix="replace it, or take it out of the folder",
         )
 
@@ -333,7 +333,7 @@ class DecodedImages(Sequence[Loaded]):
             raise StorageError(
                 f"the decoded images in {self._folder} are not all there",
                 found=f"{count:,} bytes of image {index}",
-                wanted=f"{self._bytes:,} bytes",
+                expected=f"{self._bytes:,} bytes",
                 fix="give the command again; another place is set with VITDEPLOY_STORE",
             )
         return pixels, self._sizes[index]

@@ -192,19 +192,19 @@ def _yolo_rows(
             raise DataError(
                 f"{file}, line {number} is not an object",
                 found=line[:80],
-                wanted="class cx cy width height, or a polygon class x y x y x y ..., relative to the image's sides",
+                expected="class cx cy width height, or a polygon class x y x y x y ..., relative to the image's sides",
                 fix="correct the row; a class is a whole number, which classes.txt beside the label files names",
             ) from None
         if not ((shares >= -ROUNDED) & (shares <= 1 + ROUNDED)).all():  # false for NaN too
             raise DataError(
                 f"{file}, line {number}: a coordinate outside of 0..1",
                 found=line[:80],
-                wanted="centre and size relative to the image's width and height",
+                expected="centre and size relative to the image's width and height",
                 fix="divide pixels by the image's sides",
             )
         if index < 0 or (names is not None and index >= len(names)):
-            wanted = f"0..{len(names) - 1} as {source} has {len(names)} names" if names else "0 or more"
-            raise DataError(f"{file}, line {number}: no class {index}", found=line[:80], wanted=wanted)
+            expected = f"0..{len(names) - 1} as {source} has {len(names)} names" if names else "0 or more"
+            raise DataError(f"{file}, line {number}: no class {index}", found=line[:80], expected=expected)
         if ((shares < 0) | (shares > 1)).any():
             repairs.add("coordinates a little outside of 0..1, clipped", f"{where}: {line[:60]}")
         rows.append(_Row(index, _corners(shares.clip(0, 1)) * sides, False, None, where))
@@ -262,7 +262,7 @@ def _coco_row(labels: Path, index: int, annotation: Mapping[str, Any]) -> _Row:
         raise DataError(
             f"{labels}: {where} has no box",
             found=f"bbox {annotation['bbox']}, area {annotation.get('area')}",
-            wanted="four numbers x y width height in pixels",
+            expected="four numbers x y width height in pixels",
         )
     return _Row(annotation["category_id"], (x, y, x + w, y + h), bool(annotation.get("iscrowd", 0)), area, where)
 
@@ -293,7 +293,7 @@ def find_names(labels: Path) -> tuple[tuple[str, ...], Path] | None:
             raise DataError(
                 "two files name the classes of the YOLO labels differently",
                 found=f"{found[0][1]}: {', '.join(found[0][0][:3])} ...; {file}: {', '.join(names[:3])} ...",
-                wanted="one list of names, in the order of the numbers",
+                expected="one list of names, in the order of the numbers",
                 fix="correct the one that is wrong, or take it away",
             )
     return found[0] if found else None
@@ -326,7 +326,7 @@ def _nameless(file: Path, found: str) -> DataError:
     return DataError(
         f"{file} does not name the classes",
         found=found,
-        wanted="one name a line (classes.txt); `names` with a list, or a name for each number from 0 on (data.yaml)",
+        expected="one name a line (classes.txt); `names` with a list, or a name for each number from 0 on (data.yaml)",
         fix="correct the file, or take it away",
     )
 
@@ -440,7 +440,7 @@ def read_instances(images: Path, labels: Path, skipped: Skipped | None = None) -
         raise DataError(
             f"{labels} has no outline of an object",
             found="; ".join(outlined.notes),
-            wanted="segmentation: polygons x y x y x y ..., or run lengths",
+            expected="segmentation: polygons x y x y x y ..., or run lengths",
             fix="label the outlines of objects, not their boxes alone; or verify without labels",
         )
     return outlined
@@ -471,7 +471,7 @@ def _outline(file: CocoFile, index: int, annotation: Mapping[str, Any], size: tu
     raise DataError(
         f"{file.labels}: {where} has no outline",
         found=f"segmentation {json.dumps(outline)[:60]}",
-        wanted=f"polygons x y x y x y ..., or run lengths of size [{size[1]}, {size[0]}]",
+        expected=f"polygons x y x y x y ..., or run lengths of size [{size[1]}, {size[0]}]",
         fix="label the outlines of objects, not their boxes alone; or verify without labels",
     )
 

@@ -23,7 +23,7 @@ from typing import Literal, overload
 import numpy as np
 import numpy.typing as npt
 
-from vitdeploy.data.containers.find import WANTED, find_containers
+from vitdeploy.data.containers.find import EXPECTED, find_containers
 from vitdeploy.data.containers.held import HeldImage
 from vitdeploy.data.containers.listing import ClassKind, DataClasses, Holder, Listing, NameColumn, joined
 from vitdeploy.errors import DataError, ImageError, MissingFileError, quoted
@@ -189,14 +189,14 @@ def scan(folder: Path, labels: Labels) -> tuple[Samples, tuple[str, ...]]:
             set.
     """
     if not is_dir(folder):
-        raise MissingFileError(f"no image folder at {folder}", wanted=WANTED, fix="check the path of the images")
+        raise MissingFileError(f"no image folder at {folder}", expected=EXPECTED, fix="check the path of the images")
     classes = _class_folders(folder) if labels == "folders" else ()
     others = Counter[str]()
     if labels == "folders" and not classes:
         raise DataError(
             f"{folder} has no class folders",
             found=f"{len(_images(folder, '.', others))} images directly in it",
-            wanted="one sub-folder a class",
+            expected="one sub-folder a class",
             fix="sort the images into class folders, or set data.labels to none",
         )
     if labels == "folders":
@@ -211,7 +211,7 @@ def scan(folder: Path, labels: Labels) -> tuple[Samples, tuple[str, ...]]:
         raise DataError(
             f"{folder} holds no images",
             found=other_files(folder) or "no file",
-            wanted=f"files ending in {', '.join(sorted(preprocess.SUFFIXES))}",
+            expected=f"files ending in {', '.join(sorted(preprocess.SUFFIXES))}",
             fix="check the folder, or convert its files",
         )
     return samples, tuple(map(shown_name, classes))
@@ -230,7 +230,7 @@ def list_images(path: Path, labels: Labels) -> tuple[Samples, DataClasses]:
         return samples, DataClasses(names)
     listing = found.listed(labelled=labels == "folders")
     if not len(listing.names):
-        raise DataError(f"{path} holds no images", found="no sample, no row and no line", wanted="at least one image")
+        raise DataError(f"{path} holds no images", found="no sample, no row and no line", expected="at least one image")
     classes = listing.classes
     if found.beside:
         name, left = found.files[0].name, len(scan(path, "none")[0]) - len(listing.names)
@@ -270,7 +270,7 @@ def _check_parts(folder: Path, classes: tuple[str, ...]) -> None:
         raise DataError(
             f"the folders in {folder} are parts of a data set, not classes",
             found=", ".join(classes),
-            wanted="one sub-folder a class, or `calibration` and `evaluation` with the class folders inside",
+            expected="one sub-folder a class, or `calibration` and `evaluation` with the class folders inside",
             fix=f"give one of them: {quoted(folder / part)}",
         )
 
@@ -373,13 +373,13 @@ def usual_calibration(count: int, *, own: bool = False) -> int:
     return min(USUAL_CALIBRATION, count if own else max(1, count // 4))
 
 
-def enough(folder: Path, found: int, wanted: int, what: str) -> None:
-    """Raise DataError if `found` images are fewer than `wanted`."""
-    if found < wanted:
+def enough(folder: Path, found: int, expected: int, what: str) -> None:
+    """Raise DataError if `found` images are fewer than `expected`."""
+    if found < expected:
         raise DataError(
             f"{folder} has too few images for {what}",
             found=f"{max(found, 0)} images",
-            wanted=f"{wanted} images",
+            expected=f"{expected} images",
             fix="add images, or ask for fewer (--num-samples, data.calibration.images, data.evaluation.images)",
         )
 

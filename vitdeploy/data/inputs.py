@@ -43,7 +43,7 @@ class InputFiles:
             raise DataError(
                 "the model takes more than the image" if tensors else "the model takes nothing but images",
                 found=f"inputs at {folder}" if folder is not None else "images alone",
-                wanted=f"{', '.join(map(str, tensors))} of each image" if tensors else "no inputs beside the images",
+                expected=f"{', '.join(map(str, tensors))} of each image" if tensors else "no inputs beside the images",
                 fix=f"data.inputs of a recipe, or --inputs: a folder with {names[0]}/STEM.npy for each image"
                 if tensors
                 else "leave data.inputs (--inputs) out",
@@ -52,14 +52,14 @@ class InputFiles:
             if not is_dir(place):
                 raise MissingFileError(
                     f"no folder at {place}, where each image has its {place.name}",
-                    wanted="a .npy or .png for each image, by its path below the folder of images",
+                    expected="a .npy or .png for each image, by its path below the folder of images",
                     fix="check data.inputs (--inputs): it names the folder that this one is in",
                 )
         if not is_dir(images) or find_containers(images, IMAGE_SUFFIXES) is not None:
             raise DataError(
                 "inputs beside the images are for a folder of image files",
                 found=f"tars, tables or a list at {images}",
-                wanted="image files, by whose names the inputs are found",
+                expected="image files, by whose names the inputs are found",
                 fix="write the images into a folder",
             )
         return cls(folder, root_of(images), tensors)
@@ -91,7 +91,7 @@ class InputFiles:
                 raise DataError(
                     f"two images have the same files of inputs, {stem}.npy",
                     found=f"{known[stem]} and {sample.shown}",
-                    wanted="another name, without the suffix, for each image",
+                    expected="another name, without the suffix, for each image",
                 )
 
     def _stem(self, sample: Sample) -> str:
@@ -102,16 +102,16 @@ class InputFiles:
         files = [path for suffix in SUFFIXES if is_file(path := self.folder / tensor.name / f"{stem}{suffix}")]
         if len(files) == 1:
             return files[0]
-        wanted = self.folder / tensor.name / f"{stem}.npy"
+        expected = self.folder / tensor.name / f"{stem}.npy"
         if files:
             raise DataError(
                 f"{sample.shown} has two files for the input {tensor.name}",
                 found=" and ".join(map(str, files)),
-                wanted="one of them",
+                expected="one of them",
             )
         raise MissingFileError(
             f"{sample.shown} has no file for the input {tensor.name}",
-            found=f"neither {wanted} nor {wanted.with_suffix('.png').name} beside it",
-            wanted=f"{tensor.dtype} {list(tensor.shape[1:])}, without the batch axis",
+            found=f"neither {expected} nor {expected.with_suffix('.png').name} beside it",
+            expected=f"{tensor.dtype} {list(tensor.shape[1:])}, without the batch axis",
             fix="write it there, or take the image out",
         )

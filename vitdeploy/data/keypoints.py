@@ -137,7 +137,7 @@ def _points_of(labels: Path, categories: Sequence[Mapping[str, Any]]) -> tuple[t
         raise DataError(
             f"{labels} has categories with different key points",
             found="; ".join(f"{len(each)}: {', '.join(each[:3])} ..." for each in sorted(named)),
-            wanted="one set of points",
+            expected="one set of points",
             fix="split the file by category",
         )
     names = next(iter(named), ())
@@ -163,7 +163,7 @@ def _object(file: CocoFile, index: int, annotation: Mapping[str, Any]) -> Labell
         raise DataError(
             f"{file.labels}: annotations[{index}] has no box with key points",
             found=f"bbox {annotation['bbox']}, keypoints {str(flat)[:60]}",
-            wanted="bbox x y width height; keypoints x y v for each point",
+            expected="bbox x y width height; keypoints x y v for each point",
         )
     if not any(visible > 0 for _, _, visible in points):
         return None
@@ -182,13 +182,13 @@ def _check_count(
         raise DataError(
             f"{labels} labels not one key point",
             found="no annotation with keypoints that are visible",
-            wanted="COCO's key points: annotations with bbox and keypoints",
+            expected="COCO's key points: annotations with bbox and keypoints",
         )
-    wanted = count or (len(names) if names else min(counts))
-    if counts != {wanted}:
+    expected = count or (len(names) if names else min(counts))
+    if counts != {expected}:
         raise DataError(
             f"{labels} has other key points than the model",
             found=f"{', '.join(map(str, sorted(counts)))} points: {', '.join(names[:4])} ...",
-            wanted=f"{wanted} points an object",
+            expected=f"{expected} points an object",
             fix="verify on images that are labelled for the points of this model, or without labels",
         )

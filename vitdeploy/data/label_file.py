@@ -46,10 +46,10 @@ def read_texts(file: Path) -> tuple[str, ...]:
         DataError: it is not UTF-8, or has no text.
     """
     if not is_file(file):
-        raise MissingFileError(f"no texts at {file}", wanted="a text file with one text a line", fix="check the path")
+        raise MissingFileError(f"no texts at {file}", expected="a text file with one text a line", fix="check the path")
     found = tuple(line for line in read_labels(file) if line.strip())
     if not found:
-        raise DataError(f"{file} has no text", wanted="one text a line")
+        raise DataError(f"{file} has no text", expected="one text a line")
     return found
 
 
@@ -66,7 +66,7 @@ def read_text(file: Path) -> str:
         raise DataError(
             f"{file} is not UTF-8",
             found=f"line {above + 1}: {line[:80]!r}",
-            wanted="one class name a line, in UTF-8",
+            expected="one class name a line, in UTF-8",
             fix=f"write it in UTF-8; where it is {name}: "
             f"iconv -f {name} -t UTF-8 {quoted(file)} > utf8.txt && mv utf8.txt {quoted(file)}",
         ) from None

@@ -76,7 +76,7 @@ class MaskAnnotation:
             raise DataError(
                 f"{self.file} holds numbers that are no class of the model",
                 found=", ".join(map(str, unknown[:5].tolist())),
-                wanted=f"0 to {classes - 1 + int(reduce_labels)}, or {ignore} for no class",
+                expected=f"0 to {classes - 1 + int(reduce_labels)}, or {ignore} for no class",
                 fix="set postprocess.ignore, or postprocess.reduce_labels (0 is no class, 1 the first)",
             )
         return np.asarray(found, np.int32)
@@ -184,7 +184,7 @@ def with_maps(
     return found, missing
 
 
-def read_map(path: Path, wanted: str, frame: Frame) -> npt.NDArray[Any]:
+def read_map(path: Path, expected: str, frame: Frame) -> npt.NDArray[Any]:
     """The numbers of a picture of one channel, a palette's indices, for an image that lies as `frame` says.
 
     Raises:
@@ -192,7 +192,7 @@ def read_map(path: Path, wanted: str, frame: Frame) -> npt.NDArray[Any]:
     """
     image = decode(path, None)
     if image.mode not in MODES:
-        raise DataError(f"{path} is no map of numbers", found=f"a picture of mode {image.mode}", wanted=wanted)
+        raise DataError(f"{path} is no map of numbers", found=f"a picture of mode {image.mode}", expected=expected)
     return fit_map(path, np.asarray(image), frame)
 
 
@@ -210,7 +210,7 @@ def fit_map(path: Path, values: npt.NDArray[Any], frame: Frame) -> npt.NDArray[A
         raise DataError(
             f"{path} is not of the size of its image",
             found="x".join(map(str, size)),
-            wanted="{}x{} pixels (upright)".format(*frame.size) + (stored if frame.stored != frame.size else ""),
+            expected="{}x{} pixels (upright)".format(*frame.size) + (stored if frame.stored != frame.size else ""),
         )
     return turn_map(values, frame.orientation)
 
@@ -276,7 +276,7 @@ class PanopticAnnotation:
             raise DataError(
                 f"{self.png} holds segments that its JSON does not know",
                 found=f"ids {', '.join(map(str, unknown[:5]))}",
-                wanted="the ids of segments_info, or 0 for no segment",
+                expected="the ids of segments_info, or 0 for no segment",
             )
         return PanopticMap(ids, {id: mapping[category] for id, category in self.segments.items()}, self.crowd)
 
@@ -305,7 +305,7 @@ def _annotation(file: CocoFile, entries: Sequence[tuple[int, Mapping[str, Any]]]
         raise DataError(
             f"{labels}: an image has two annotations that differ",
             found=" and ".join(f"annotations[{index}]" for index, _ in entries[:2]),
-            wanted="one for each image",
+            expected="one for each image",
             fix="take out the one that is wrong",
         )
     png = labels.with_suffix("") / entry["file_name"].replace("\\", "/")
@@ -328,7 +328,7 @@ def _annotation(file: CocoFile, entries: Sequence[tuple[int, Mapping[str, Any]]]
             raise DataError(
                 f"{labels}: {where} has an id that is there before",
                 found=f"id {segment['id']} of the categories {before} and {segment['category_id']}",
-                wanted="an id for each segment of an image",
+                expected="an id for each segment of an image",
                 fix="correct the one that is wrong",
             )
         if segment.get("iscrowd"):
@@ -375,7 +375,7 @@ class DefectAnnotation:
         found = np.asarray(values != 0)
         if not found.any():
             raise DataError(
-                f"{self.mask} shows no defect", found="0 in all pixels", wanted=f"a pixel that is part of {self.defect}"
+                f"{self.mask} shows no defect", found="0 in all pixels", expected=f"a pixel that is part of {self.defect}"
             )
         return found
 
@@ -401,7 +401,7 @@ def read_mvtec(root: Path, skipped: Skipped | None = None) -> tuple[Sequence[Sam
         raise MissingFileError(f"no image folder at {root}", fix="check the path of the images")
     lacking = [name for name in (NORMAL, f"{TEST}/{GOOD}") if not (root / name).is_dir()]
     if lacking:
-        raise DataError(f"{root} has another layout", found=f"no {' and no '.join(lacking)}", wanted=LAYOUT)
+        raise DataError(f"{root} has another layout", found=f"no {' and no '.join(lacking)}", expected=LAYOUT)
     normal, _ = scan(root / NORMAL, "none")
     samples, kinds = scan(root / TEST, "folders")
     found, missing = {}, []
@@ -417,7 +417,7 @@ def read_mvtec(root: Path, skipped: Skipped | None = None) -> tuple[Sequence[Sam
         raise DataError(
             f"{len(missing)} of {len(samples)} images below {root / TEST} have no mask",
             found=f"{missing[0]}, and no {_names(root, missing[0])[0]}",
-            wanted="a mask for each image of a defect, or no folder ground_truth at all",
+            expected="a mask for each image of a defect, or no folder ground_truth at all",
         )
     contents = {file_sha256(sample.path) for sample in normal}
     refuse_contents(list(found), contents, f"{root / TEST}", f"{root / NORMAL}")
@@ -448,7 +448,7 @@ def split_mvtec(
         raise DataError(
             "the images to evaluate on are all of one kind, and AUROC compares two",
             found=f"{len(rest) - defective} good and {defective} defective images",
-            wanted="some of each",
+            expected="some of each",
             fix="add images below test, or evaluate on all of them (data.evaluation.images: all)",
         )
     return DataSplit(tuple(normal[i] for i in chosen), rest, ())
@@ -463,7 +463,7 @@ def refuse_contents(seen: Sequence[Path], contents: set[str], where: str, other:
     raise DataError(
         f"{where} holds images that are among {other} too",
         found=", ".join(map(str, shared[:3])) + more,
-        wanted="images that the model has never seen: its distances to what it knows are 0",
+        expected="images that the model has never seen: its distances to what it knows are 0",
         fix=f"take them out of {other}",
     )
 

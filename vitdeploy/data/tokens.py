@@ -65,14 +65,14 @@ def read_tokens(path: Path) -> TokenArrays:
         raise DataError(
             f"{path} is no whole .npz file",
             found=str(error)[:200] or type(error).__name__,
-            wanted="a file that numpy.savez(path, source=..., target=...) writes",
+            expected="a file that numpy.savez(path, source=..., target=...) writes",
         ) from None
     tokens = TokenArrays(arrays["source"], arrays.get("target"))
     if tokens.target is not None and len(tokens.target) != len(tokens.source):
         raise DataError(
             f"{path} has another number of targets than of sources",
             found=f"{len(tokens.target)} targets",
-            wanted=f"{len(tokens.source)}",
+            expected=f"{len(tokens.source)}",
         )
     return tokens
 
@@ -82,15 +82,15 @@ def _check_names(path: Path, names: list[str]) -> None:
         raise DataError(
             f"{path} does not hold tokens",
             found=f"arrays {', '.join(names[:10]) or 'none'}",
-            wanted="source, and target where it is known",
+            expected="source, and target where it is known",
         )
 
 
 def _read(path: Path, archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> Array:
     """One member, once its directory entry and its header agree on an acceptable size."""
-    wanted = f"int64 [n, length] of at most {MAX_BYTES >> 20} MiB"
+    expected = f"int64 [n, length] of at most {MAX_BYTES >> 20} MiB"
     if info.file_size > MAX_BYTES:
-        raise DataError(f"{path}: {info.filename} is too large", found=f"{info.file_size:,} bytes", wanted=wanted)
+        raise DataError(f"{path}: {info.filename} is too large", found=f"{info.file_size:,} bytes", expected=expected)
     with archive.open(info) as file:
         shape, fortran, dtype = _header(path, file)
         size = info.file_size - file.tell()
@@ -99,12 +99,12 @@ def _read(path: Path, archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> Array:
             raise DataError(
                 f"{path}: {info.filename} is no array of tokens",
                 found=f"{dtype} {list(shape)} in {size:,} bytes",
-                wanted=wanted,
+                expected=expected,
                 fix="np.savez(path, source=source.astype(np.int64), ...)",
             )
         array = np.frombuffer(bytearray(file.read()), "<i8").reshape(shape, order="F" if fortran else "C")
     if (array < 0).any():
-        raise DataError(f"{path}: {info.filename} has negative tokens", found=str(int(array.min())), wanted="0 or more")
+        raise DataError(f"{path}: {info.filename} has negative tokens", found=str(int(array.min())), expected="0 or more")
     return np.ascontiguousarray(array, np.int64)
 
 
@@ -115,7 +115,7 @@ def _header(path: Path, file: IO[bytes]) -> tuple[tuple[int, ...], bool, np.dtyp
         shape, fortran, dtype = read(file, max_header_size=MAX_HEADER)
     except (ValueError, KeyError, SyntaxError, TypeError, OverflowError, tokenize.TokenError) as error:
         raise DataError(
-            f"{path} holds something else than arrays", found=str(error).splitlines()[0][:200], wanted="int64 arrays"
+            f"{path} holds something else than arrays", found=str(error).splitlines()[0][:200], expected="int64 arrays"
         ) from None
     return shape, fortran, dtype
 
@@ -144,7 +144,7 @@ def split(
         raise DataError(
             f"{source} has too few sequences",
             found=f"{len(tokens)} sequences",
-            wanted=f"{calibration} to calibrate and {others} to evaluate",
+            expected=f"{calibration} to calibrate and {others} to evaluate",
             fix="add sequences, or ask for fewer",
         )
     rest = order[calibration:] if evaluation == "all" else order[calibration:asked]
@@ -161,7 +161,7 @@ def shuffled(tokens: TokenArrays, count: int | None, seed: int, *, source: str =
         raise DataError(
             f"{source} has too few sequences",
             found=f"{len(tokens)} sequences",
-            wanted=f"{count} to calibrate",
+            expected=f"{count} to calibrate",
             fix="add sequences, or ask for fewer (--num-samples)",
         )
     return tokens.take(np.random.RandomState(seed).permutation(len(tokens))[:count])

@@ -127,7 +127,7 @@ def compile_on(
     devices = registry.find_devices(on)
     if len(devices) != 1:
         raise UnknownDeviceError(
-            "one engine is made by one device", found=", ".join(d.name for d in devices), wanted="--on with one name"
+            "one engine is made by one device", found=", ".join(d.name for d in devices), expected="--on with one name"
         )
     with tempfile.TemporaryDirectory(prefix="vitdeploy-") as folder:
         placed, made = Path(folder) / "placed", Path(folder) / "engine"

@@ -127,7 +127,7 @@ class Call:
             raise Unresponsive(
                 f"{self._name} does not answer",
                 found=late[0],
-                wanted=f"{late[1]}, and a sign of life every {BEAT_SECONDS:g} s",
+                expected=f"{late[1]}, and a sign of life every {BEAT_SECONDS:g} s",
                 fix="look whether it is overloaded or its disk is full, then run the command again",
             )
 
@@ -303,7 +303,7 @@ class _Clock:
         return self._silence if self._silence // told > before // told else 0.0
 
     def overdue(self) -> tuple[str, str] | None:
-        """What was found and what is wanted, where the wait is over."""
+        """What was found and what is expected, where the wait is over."""
         patience = self._patience
         if self._silence >= patience.silence:
             return f"no word for {self._silence:,.0f} s", f"one within {patience.silence:,.0f} s"
@@ -395,10 +395,10 @@ def why(device: Device, status: int, words: str) -> DeviceError:
         return DeviceError(
             f"{device.name} has no Python at {device.python}",
             found=last,
-            wanted="Python 3.10 or newer, with numpy, Pillow and one runtime",
+            expected="Python 3.10 or newer, with numpy, Pillow and one runtime",
             fix=f"vitdeploy devices add {device.name} {device.address} --python PATH",
         )
-    return DeviceError(f"{device.name}: the agent does not start", found=last, wanted="Python 3.10 or newer on Linux")
+    return DeviceError(f"{device.name}: the agent does not start", found=last, expected="Python 3.10 or newer on Linux")
 
 
 def _refused(device: Device, words: str, last: str, login: str) -> DeviceError:
@@ -407,7 +407,7 @@ def _refused(device: Device, words: str, last: str, login: str) -> DeviceError:
         return DeviceError(
             f"{where} has another host key than the one known: it was installed again, or somebody is in between",
             found=last,
-            wanted="the key in known_hosts",
+            expected="the key in known_hosts",
             fix="ask whoever runs it; if the change is right: ssh-keygen -R HOST, then log in once by hand",
         )
     if "Host key verification failed" in words:
@@ -420,7 +420,7 @@ def _refused(device: Device, words: str, last: str, login: str) -> DeviceError:
         return DeviceError(
             f"{where} takes none of your keys",
             found=last,
-            wanted="a key that needs no password to be typed",
+            expected="a key that needs no password to be typed",
             fix="ssh-copy-id, or ssh-add",
         )
     if "Could not resolve hostname" in words or "Bad configuration option" in words or "terminating," in words:

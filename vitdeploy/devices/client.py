@@ -124,7 +124,7 @@ class Client:
             raise DeviceError(
                 "devices are reached from Linux and macOS only",
                 found=sys.platform,
-                wanted="pipes that can be waited for",
+                expected="pipes that can be waited for",
                 fix="run vitdeploy in the Windows Subsystem for Linux",
             )
         argv = command(self.device, ["-c", code, *arguments])
@@ -199,7 +199,7 @@ class Client:
             raise DeviceError(
                 f"{self.device.name} has a Python that is too old",
                 found=f"Python {printable(version[:20])} at {self.device.python}",
-                wanted="Python 3.10 or newer",
+                expected="Python 3.10 or newer",
                 fix="install one there (uv python install 3.12, or the system's package), then: vitdeploy devices add "
                 f"{self.device.name} {self.device.address} --python PATH; a Jetson's TensorRT is for the Python of its "
                 "system alone, which is new enough from JetPack 6 on",
@@ -220,7 +220,7 @@ class Client:
                 raise DeviceError(
                     f"{self.device.name}: the agent cannot be written to {AGENT}",
                     found=words.splitlines()[-1] if words else f"exit status {status}",
-                    wanted=f"{len(agent_package().data):,} bytes in the home folder",
+                    expected=f"{len(agent_package().data):,} bytes in the home folder",
                     fix="free some space there",
                 )
 
@@ -322,7 +322,7 @@ class Client:
             raise DeviceError(
                 f"{self.device.name}: the {job.kind} has {'waited' if queued else 'run'} for {spelled(most)}",
                 found=f"it waits for {status.detail or 'its turn'}" if queued else "it is still running",
-                wanted="its turn" if queued else "its result",
+                expected="its turn" if queued else "its result",
                 fix=f"{LATER}; to end it: the same command, and Ctrl-C",
             )
 
@@ -354,11 +354,11 @@ class Client:
         if free < needed:
             raise self._no_room(folder, f"{free:,} bytes free", f"{needed:,} bytes")
 
-    def _no_room(self, folder: Path, found: str, wanted: str) -> _NoRoom:
+    def _no_room(self, folder: Path, found: str, expected: str) -> _NoRoom:
         return _NoRoom(
             f"the result of {self.device.name} cannot be written to {folder.parent}",
             found=found,
-            wanted=wanted,
+            expected=expected,
             fix="free some space, or set TMPDIR to a folder with more; then the same command fetches the result",
         )
 

@@ -160,7 +160,7 @@ def remove(console: Console, options: _Remove) -> None:
     known, name = registry.read_devices(), options.name
     if name not in known:
         there = ", ".join(known) or "none was added"
-        raise UnknownDeviceError(f"no device is called {name!r}", wanted=there, fix="vitdeploy devices list")
+        raise UnknownDeviceError(f"no device is called {name!r}", expected=there, fix="vitdeploy devices list")
     registry.write_devices({other: device for other, device in known.items() if other != name})
     console.finish({"removed": name}, [f"removed {name}"], None)
 
@@ -178,7 +178,7 @@ def doctor(console: Console, options: _Doctor) -> None:
     devices = registry.find_devices(options.name)
     if len(devices) > 1:
         several = " or ".join(device.name for device in devices)
-        raise UnknownDeviceError(f"{options.name} is the label of several devices", wanted=several)
+        raise UnknownDeviceError(f"{options.name} is the label of several devices", expected=several)
     (device,) = devices
     with console:
         console.progress(f"ask {device.name}", 0, 1)

@@ -30,7 +30,7 @@ NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,31}")
 USER = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,63}")
 HOST = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,252}")
 PYTHON = re.compile(r"(~/)?[A-Za-z0-9_./+-]{1,240}")
-WANTED_ADDRESS = "ssh://[USER@]HOST[:PORT], where HOST may be a Host of ~/.ssh/config"
+EXPECTED_ADDRESS = "ssh://[USER@]HOST[:PORT], where HOST may be a Host of ~/.ssh/config"
 
 
 @dataclass(frozen=True)
@@ -72,16 +72,16 @@ def new_device(name: str, address: str, python: str, labels: Sequence[str], ssh_
     if name == LOCAL or not NAME.fullmatch(name):
         raise UnknownDeviceError(
             f"{name!r} is no name for a device",
-            wanted="letters, digits, . _ -, at most 32 of them"
+            expected="letters, digits, . _ -, at most 32 of them"
             if name != LOCAL
             else f"not {LOCAL}: it is this machine",
         )
     for label in labels:
         if not NAME.fullmatch(label):
-            raise UnknownDeviceError(f"{label!r} is no label", wanted="letters, digits, . _ -, at most 32 of them")
+            raise UnknownDeviceError(f"{label!r} is no label", expected="letters, digits, . _ -, at most 32 of them")
     if not PYTHON.fullmatch(python) or python.startswith("-"):
         raise UnknownDeviceError(
-            f"{python!r} is no path of a Python on a device", wanted="such as python3.12 or ~/venv/bin/python"
+            f"{python!r} is no path of a Python on a device", expected="such as python3.12 or ~/venv/bin/python"
         )
     if ssh_config is not None and not ssh_config.is_file():
         raise UnknownDeviceError(f"no file {ssh_config}", fix="check --ssh-config")
@@ -117,7 +117,7 @@ def _is_ipv6(host: str) -> bool:
 def _no_address(address: str) -> UnknownDeviceError:
     return UnknownDeviceError(
         f"{address!r} is no address of a device",
-        wanted=WANTED_ADDRESS,
+        expected=EXPECTED_ADDRESS,
         fix="vitdeploy devices add NAME ssh://USER@HOST",
     )
 
@@ -202,14 +202,14 @@ def find_devices(text: str) -> list[Device]:
                 labels = sorted({label for device in known.values() for label in device.labels})
                 raise UnknownDeviceError(
                     f"no device has the label {name!r}",
-                    wanted=", ".join(labels) or "devices with labels",
+                    expected=", ".join(labels) or "devices with labels",
                     fix=f"vitdeploy devices add NAME ssh://USER@HOST --label {name or 'LABEL'}",
                 )
             names = [LOCAL, *known]
             near = difflib.get_close_matches(name, names, n=1)
             raise UnknownDeviceError(
                 f"no device is called {name!r}" + (f"; did you mean {near[0]!r}?" if near else ""),
-                wanted=", ".join(names),
+                expected=", ".join(names),
                 fix=f"vitdeploy devices add {name or 'NAME'} ssh://USER@HOST",
             )
         found |= {device.name: device for device in chosen}
@@ -218,11 +218,11 @@ def find_devices(text: str) -> list[Device]:
 
 # --- What this machine knows of its deployments: one JSON file each, beside the list of devices -----------------------
 # The devices themselves are asked whenever anything is done; the file is for those that are off then, and says what the
-# last command wanted. Times are of the clock here, and are shown, never compared.
+# last command expected. Times are of the clock here, and are shown, never compared.
 
 
 FLEET_FORMAT = 1
-# "current": it runs the wanted release. "behind": another one, or none. "failed": the wanted one was tried there, and
+# "current": it runs the expected release. "behind": another one, or none. "failed": the expected one was tried there, and
 # taken back. "off": it could not be asked, or could not take the files.
 State = Literal["current", "behind", "failed", "off"]
 # "complete": all run it, or as many as the last stage asks for. "stopped": it failed somewhere. "partial": devices were
@@ -251,7 +251,7 @@ class FleetMember:
 
 @dataclass(frozen=True)
 class Fleet:
-    """A deployment: the release that is wanted (the SHA-256 of a manifest), the name of its bundle."""
+    """A deployment: the release that is expected (the SHA-256 of a manifest), the name of its bundle."""
 
     name: str
     release: str = ""
@@ -279,7 +279,7 @@ def check_deployment(name: str) -> str:
     if not DEPLOYMENT.fullmatch(name):
         raise InputError(
             f"{name[:80]!r} is no name of a deployment",
-            wanted="letters, digits, . _ -, at most 64 of them",
+            expected="letters, digits, . _ -, at most 64 of them",
             fix="give one with --name",
         )
     return name

@@ -40,12 +40,12 @@ STAGES = {f.name for f in dataclasses.fields(summary.StageTimes)} - {"end_to_end
 GROWTH, SPARE_BYTES = 8, 1 << 30
 
 
-def refuse(device: str, what: str, found: object = "", wanted: object = "") -> DeviceResultError:
+def refuse(device: str, what: str, found: object = "", expected: object = "") -> DeviceResultError:
     """The error that a device's answer is not what was requested."""
     return DeviceResultError(
         f"{device}: {what}",
         found=printable(str(found))[:300],
-        wanted=str(wanted),
+        expected=str(expected),
         fix="run the command again; if it comes back, something on the device changes results",
     )
 
@@ -77,7 +77,7 @@ def parse(device: str, line: bytes, kind: type[T]) -> T:
 def reported(device: str, failure: documents.Failure) -> VitdeployError:
     """The error that a device reports. One that only a bug explains, or no code of ours, is an error of the device: a
     bug here, or a gate, is not for it to say."""
-    words = {name: printable(getattr(failure, name)) for name in ("message", "found", "wanted", "fix")}
+    words = {name: printable(getattr(failure, name)) for name in ("message", "found", "expected", "fix")}
     where = f"{device}: {failure.artifact}: " if failure.artifact else f"{device}: "
     if words["fix"]:
         words["fix"] = f"on {device}: {words['fix']}"
@@ -85,7 +85,7 @@ def reported(device: str, failure: documents.Failure) -> VitdeployError:
     if error.exit_code in (2, 3, 4):
         return error
     fix = words["fix"] or "run the command again; if it comes back, look at the Python there, then please report it"
-    return DeviceError(error.message, found=error.found, wanted=error.wanted, fix=fix)
+    return DeviceError(error.message, found=error.found, expected=error.expected, fix=fix)
 
 
 def clean(value: T) -> T:
@@ -124,10 +124,10 @@ def check_result(device: str, result: documents.JobResult, job: documents.Device
         raise refuse(device, "a result of other artifacts", ", ".join(said), ", ".join(asked))
     for name, engine in result.engines.items():
         check_engine(device, engine, asked[name])
-    wanted = [file for engine in result.engines.values() for file in product_files(engine)]
+    expected = [file for engine in result.engines.values() for file in product_files(engine)]
     given = [entry.path for entry in result.files] if job.kind == "compile" else []
-    if sorted(given) != sorted(wanted if job.kind == "compile" else []) or (job.kind != "compile" and result.files):
-        raise refuse(device, "other files than those of the engine", ", ".join(given), ", ".join(wanted))
+    if sorted(given) != sorted(expected if job.kind == "compile" else []) or (job.kind != "compile" and result.files):
+        raise refuse(device, "other files than those of the engine", ", ".join(given), ", ".join(expected))
     sent, size = sum(entry.bytes for entry in job.files), sum(entry.bytes for entry in result.files)
     if size > GROWTH * sent + SPARE_BYTES:
         raise refuse(device, "files of an impossible size", f"{size:,} bytes", f"what {sent:,} bytes can become")
@@ -142,9 +142,9 @@ def product_files(engine: EngineSpec) -> list[str]:
 def check_engine(device: str, engine: EngineSpec, asked: documents.PlacedArtifact) -> EngineSpec:
     """The engine of one placement: for its target, in its precision, of files whose names are known here."""
     facts = (engine.target, engine.precision, engine.batch, engine.weight_bits, engine.row_parts)
-    wanted = (asked.target, asked.precision, asked.batch, asked.weight_bits, asked.row_parts)
-    if facts != wanted:
-        raise refuse(device, "the engine of something else than was sent", facts, wanted)
+    expected = (asked.target, asked.precision, asked.batch, asked.weight_bits, asked.row_parts)
+    if facts != expected:
+        raise refuse(device, "the engine of something else than was sent", facts, expected)
     if engine.float_rest not in (None, asked.float_rest):
         raise refuse(device, "float operators that were not asked for", engine.float_rest, asked.float_rest)
     if asked.plan is not None and engine == asked.plan:
@@ -194,19 +194,19 @@ def check_tensors(device: str, tensors: Sequence[TensorSpec]) -> None:
             raise refuse(device, "a tensor that no engine has", tensor)
 
 
-def check_named(device: str, found: Sequence[TensorSpec], wanted: Sequence[TensorSpec]) -> None:
+def check_named(device: str, found: Sequence[TensorSpec], expected: Sequence[TensorSpec]) -> None:
     """Raise DeviceResultError if tensors are not those of the graph that was sent: its names, and its sizes where both
     are fixed."""
     theirs = {tensor.name: tensor.shape for tensor in found}
-    named = len(found) == len(theirs) and theirs.keys() == {tensor.name for tensor in wanted}
-    if not named or not all(_fits(theirs[tensor.name], tensor.shape) for tensor in wanted):
-        words = [", ".join(map(str, each)) for each in (found, wanted)]
+    named = len(found) == len(theirs) and theirs.keys() == {tensor.name for tensor in expected}
+    if not named or not all(_fits(theirs[tensor.name], tensor.shape) for tensor in expected):
+        words = [", ".join(map(str, each)) for each in (found, expected)]
         raise refuse(device, "an engine of another graph", *words)
 
 
-def _fits(shape: Shape, wanted: Shape) -> bool:
-    return len(shape) == len(wanted) and all(
-        a == b or isinstance(a, str) or isinstance(b, str) for a, b in zip(shape, wanted, strict=True)
+def _fits(shape: Shape, expected: Shape) -> bool:
+    return len(shape) == len(expected) and all(
+        a == b or isinstance(a, str) or isinstance(b, str) for a, b in zip(shape, expected, strict=True)
     )
 
 
@@ -244,7 +244,7 @@ def _check_entry(device: str, entry: results.Measurements, protocol: Protocol) -
         spread = parse_scenario(name).spread
         least, most = protocol.blocks(name), protocol.most_rounds if spread else protocol.blocks(name)
         if not least <= len(rounds) <= most or {block.batch for block in rounds} != {protocol.batch_of(name)}:
-            raise refuse(device, f"{len(rounds)} rounds of {name}", wanted=f"{least} to {most}")
+            raise refuse(device, f"{len(rounds)} rounds of {name}", expected=f"{least} to {most}")
         if not any(block.latencies_ms.size or block.waiting_ms for block in rounds):
             raise refuse(device, f"rounds of {name} without a query")
         processes = protocol.processes * (protocol.most_sessions if spread else 1)
@@ -433,9 +433,9 @@ def _check_bounds(device: str, tried: documents.Tried, manifest: Manifest) -> No
     assert golden is not None  # a bundle without golden answers is not deployed
     own = golden.engines.get(tried.engine)
     target = next(each.target for each in manifest.engines if each.artifact == tried.engine)
-    wanted = (own.tolerance, own.least_same) if own is not None else (golden.tolerance.get(target), 0)
-    if (found.tolerance, found.least_same) != wanted:
-        raise refuse(device, "other bounds than the bundle's", (found.tolerance, found.least_same), wanted)
+    expected = (own.tolerance, own.least_same) if own is not None else (golden.tolerance.get(target), 0)
+    if (found.tolerance, found.least_same) != expected:
+        raise refuse(device, "other bounds than the bundle's", (found.tolerance, found.least_same), expected)
 
 
 def _wrong(golden: documents.GoldenResult) -> str:

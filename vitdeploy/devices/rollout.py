@@ -73,7 +73,7 @@ def parse_stages(text: str) -> tuple[RolloutStage, ...]:
         if int(number) + float(percent) <= 0 or float(percent) > 100:
             raise InputError(
                 f"{each.strip()[:40]!r} is no stage",
-                wanted=f"numbers of devices, percentages of them, or all, with commas between: {STAGES}",
+                expected=f"numbers of devices, percentages of them, or all, with commas between: {STAGES}",
                 fix=f"--canary {STAGES}",
             )
         found.append(RolloutStage(each.strip(), int(number), float(percent)))
@@ -264,7 +264,7 @@ class _RollOut:
         return GateError(
             f"{self.release.manifest.name} failed on {name}: {why}",
             found=trial.failed,
-            wanted="the golden answers of the bundle"
+            expected="the golden answers of the bundle"
             if golden
             else f"a p99 of at most {1 + self.release.worse:.3g} times that of the current release",
             fix="vitdeploy inspect BUNDLE --check, or vitdeploy bench BUNDLE OLD_BUNDLE --on " + name,
@@ -387,7 +387,7 @@ def move_back(
             error = GateError(
                 f"the release of {was.name} before this one fails on {device}, which keeps this one",
                 found=outcome.found.failed,
-                wanted="its golden answers",
+                expected="its golden answers",
                 fix=f"vitdeploy devices deploy ANOTHER_BUNDLE --on {device}",
             )
         if error is not None:
@@ -503,8 +503,8 @@ def _facts(fleet: Fleet, members: Sequence[FleetMember]) -> dict[str, Any]:
 
 
 def _lines(fleet: Fleet, members: Sequence[FleetMember]) -> list[Line]:
-    wanted = f"release {fleet.release[:SHORT]} of {fleet.bundle}, {WORDS[fleet.progress]}" if fleet.release else ""
-    head = f"{fleet.name}: {wanted or 'brought by another machine'}"
+    expected = f"release {fleet.release[:SHORT]} of {fleet.bundle}, {WORDS[fleet.progress]}" if fleet.release else ""
+    head = f"{fleet.name}: {expected or 'brought by another machine'}"
     columns = (
         Column("device"),
         Column("release", 8, left=True),
@@ -585,7 +585,7 @@ def ready(folder: Path, name: str | None, *, trust: Path | None, target: str, du
 def _require_signed(entries: list[FileEntry], signed: frozenset[str], folder: Path, trust: Path) -> None:
     """What is sent is what the signature is of, whatever has become of the folder since it was checked."""
     if any(entry.sha256 not in signed for entry in entries):
-        raise SignatureError(f"{folder} has changed while its signature was checked", wanted=f"a signature by {trust}")
+        raise SignatureError(f"{folder} has changed while its signature was checked", expected=f"a signature by {trust}")
 
 
 def _protocol(manifest: Manifest, engines: list[EngineSpec], duration: float) -> Protocol:
@@ -594,7 +594,7 @@ def _protocol(manifest: Manifest, engines: list[EngineSpec], duration: float) ->
         raise TargetError(
             f"the engines of {manifest.name} take other batches, so that one measurement does not fit all",
             found=", ".join(f"{engine.artifact}: {engine.batch}" for engine in engines),
-            wanted="one batch",
+            expected="one batch",
             fix="name one of them: --target " + engines[0].artifact,
         )
     return Protocol(("single",), (batches.pop(),), duration, min(BLOCK_SECONDS, duration), max_extension=1)

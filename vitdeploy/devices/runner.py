@@ -115,7 +115,7 @@ class RemoteRunner(Runner):
                 raise DeviceError(
                     f"{device}: no answer for {spelled(limits[queued])}",
                     found=f"it waits for {waits_for}" if queued else "the engine is not built yet",
-                    wanted="its turn" if queued else "an engine",
+                    expected="its turn" if queued else "an engine",
                     fix="run the command again when it is free; `vitdeploy devices doctor` says what runs there",
                 )
             try:
@@ -155,17 +155,17 @@ class RemoteRunner(Runner):
     def _check(self, found: tuple[TensorSpec, ...], batch: int) -> None:
         """Check that the outputs are those of the engine, with possible sizes."""
         device = self._client.device.name
-        wanted = {tensor.name: tensor for tensor in self.outputs}
-        if [tensor.name for tensor in found] != list(wanted):
-            raise refuse(device, "outputs of another engine", [tensor.name for tensor in found], list(wanted))
+        expected = {tensor.name: tensor for tensor in self.outputs}
+        if [tensor.name for tensor in found] != list(expected):
+            raise refuse(device, "outputs of another engine", [tensor.name for tensor in found], list(expected))
         total = 0
         for tensor in found:
-            expected = wanted[tensor.name]
+            own = expected[tensor.name]
             sizes = [size for size in tensor.shape if isinstance(size, int) and size >= 0]
-            fits = len(sizes) == len(tensor.shape) == len(expected.shape) and sizes[:1] == [batch]
-            fits = fits and all(isinstance(b, str) or a == b for a, b in zip(sizes, expected.shape, strict=True))
-            if not fits or tensor.dtype != expected.dtype or tensor.dtype not in DTYPES:
-                raise refuse(device, "an output that does not fit", tensor, expected)
+            fits = len(sizes) == len(tensor.shape) == len(own.shape) and sizes[:1] == [batch]
+            fits = fits and all(isinstance(b, str) or a == b for a, b in zip(sizes, own.shape, strict=True))
+            if not fits or tensor.dtype != own.dtype or tensor.dtype not in DTYPES:
+                raise refuse(device, "an output that does not fit", tensor, own)
             total += math.prod(sizes) * np.dtype(tensor.dtype).itemsize
         if total > MAX_OUTPUT_BYTES:
             raise refuse(device, "outputs that are too large", f"{total:,} bytes")

@@ -61,7 +61,7 @@ def find_device_artifacts(
     if kind == "model":
         raise InputError(
             f"{text} is a model, and devices run what was made of one",
-            wanted="with --on: bundles, graphs of `vitdeploy export` or `vitdeploy quantize`",
+            expected="with --on: bundles, graphs of `vitdeploy export` or `vitdeploy quantize`",
             fix=f"vitdeploy export {quoted(text)} -o DIR, then give DIR",
         )
     file, answers = find_graph(path), dict[str, Path]()

@@ -18,7 +18,7 @@ class ErrorFacts:
     message: str
     exit_code: int
     found: str
-    wanted: str
+    expected: str
     fix: str
 
     @classmethod

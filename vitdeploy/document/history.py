@@ -101,7 +101,7 @@ class SeriesFacts:
     """One artifact on one kind of machine, at one batch size and number of threads.
 
     `noise`: the standard deviation of single results, as a share; `correlation` of neighbours (see
-    `history.changes.Noise`); None with too few results, and then `too_few` says what is wanted.
+    `history.changes.Noise`); None with too few results, and then `too_few` says how many are needed.
     """
 
     model: str

@@ -339,7 +339,7 @@ def read_report(path: Path) -> Report:
             content = file.read(MAX_BYTES + 1)
     except OSError as error:
         raise MissingFileError(
-            f"no report at {path}", found=str(error.strerror), wanted="a bundle, or a report.json of `vitdeploy run`"
+            f"no report at {path}", found=str(error.strerror), expected="a bundle, or a report.json of `vitdeploy run`"
         ) from None
     try:
         report = decode(Report, json.loads(content if len(content) <= MAX_BYTES else b""))
@@ -352,7 +352,7 @@ def read_report(path: Path) -> Report:
         raise InputError(
             f"{path} is no report of vitdeploy",
             found="; ".join(problems)[:300],
-            wanted="a report.json of format 1, as `vitdeploy run` writes it",
+            expected="a report.json of format 1, as `vitdeploy run` writes it",
         )
     return report
 
@@ -360,13 +360,13 @@ def read_report(path: Path) -> Report:
 def _impossible(report: Report) -> list[str]:
     """Numbers that nothing can be computed with."""
     problems = [
-        f"$.engines[{index}].verify: wanted samples, and a value in percent"
+        f"$.engines[{index}].verify: expected samples, and a value in percent"
         for index, engine in enumerate(report.engines)
         if engine.verify.n < 1 or not 0 <= (engine.verify.value or 0) <= 100
     ]
     medians = report.bench.block_medians_ms if report.bench is not None else {}
     return problems + [
-        f"$.bench.block_medians_ms.{name}: wanted latencies above 0"
+        f"$.bench.block_medians_ms.{name}: expected latencies above 0"
         for name, found in medians.items()
         if min(found, default=1.0) <= 0
     ]

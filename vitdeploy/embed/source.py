@@ -66,13 +66,13 @@ def refuse_fit(found: Embedded, what: str) -> None:
         raise CapabilityError(
             f"{what} does not {NOT_DONE[fit]} yet",
             found=f"the bundle {found.manifest.name}, whose images are prepared with fit {fit}",
-            wanted="images that are resized and cropped",
+            expected="images that are resized and cropped",
         )
     if fit == "topdown" and not isinstance(found.form, forms.PointsForm):
         raise CapabilityError(
             f"{what} cuts boxes out of images for key points only",
             found=f"the task {found.manifest.task}, whose images are prepared with fit topdown",
-            wanted="images that are resized and cropped",
+            expected="images that are resized and cropped",
         )
 
 
@@ -84,7 +84,7 @@ def require_pixels(found: Embedded, tensors: Sequence[TensorSpec], what: str) ->
         raise CapabilityError(
             f"{what} cannot feed this engine",
             found=", ".join(map(str, tensors)),
-            wanted=f"uint8 {pixels} or float32 {planes}",
+            expected=f"uint8 {pixels} or float32 {planes}",
         )
 
 
@@ -118,7 +118,7 @@ def find_embedded(folder: Path, targets: Sequence[str], what: str, answers: Call
         raise CapabilityError(
             f"{what} does not answer for models of this task yet",
             found=f"the task {manifest.task}",
-            wanted=", ".join(name for name in DEVICE_ROWS if answers(TASKS[name])),
+            expected=", ".join(name for name in DEVICE_ROWS if answers(TASKS[name])),
             fix=_instead(manifest),
         )
     found = [each for each in manifest.engines if each.target in targets]
@@ -126,7 +126,7 @@ def find_embedded(folder: Path, targets: Sequence[str], what: str, answers: Call
         raise TargetError(
             f"the bundle {manifest.name} has no engine that {what} could run",
             found=", ".join(each.target for each in manifest.engines) or "none",
-            wanted=" or ".join(targets),
+            expected=" or ".join(targets),
             fix=f"vitdeploy run RECIPE --set 'targets=[{targets[0]}]'",
         )
     engine = choice.usable_engines(manifest, found)[0]
@@ -198,7 +198,7 @@ def write_golden(found: Embedded, out: Path) -> None:
             raise ManifestError(
                 f"the bundle {found.manifest.name} has a golden output whose name is no name for a file",
                 found=repr(name[:60]),
-                wanted="letters, digits, _, - and .",
+                expected="letters, digits, _, - and .",
             )
     out.mkdir()
     (out / "inputs.u8").write_bytes(np.ascontiguousarray(found.pixels, np.uint8).tobytes())

@@ -62,7 +62,7 @@ def one_function(runner: Runner, preprocess: PreprocessSpec) -> OneFunction:
         raise ExportError(
             "the ONNX file runs at no batch size",
             found=why,
-            wanted=f"one of {', '.join(map(str, SIZES))}",
+            expected=f"one of {', '.join(map(str, SIZES))}",
             fix="export the model again with a fixed batch of 1",
         )
     return OneFunction(sizes, why)
@@ -216,13 +216,13 @@ class _Tables:
 
     def _evaluated(self, batch: int) -> dict[Node, Any]:
         """The values of what is computed, and of all that it is computed of, in a batch of this size."""
-        wanted: set[Node] = set()
+        expected: set[Node] = set()
         for node in reversed(self._program.graph.nodes):
-            if node in self._computed or (node in self._known and not wanted.isdisjoint(node.users)):
-                wanted.add(node)
+            if node in self._computed or (node in self._known and not expected.isdisjoint(node.users)):
+                expected.add(node)
         values: dict[Node, Any] = {}
         for node in self._program.graph.nodes:
-            if node in wanted:
+            if node in expected:
                 values[node] = self._value(node, values, batch)
         return values
 

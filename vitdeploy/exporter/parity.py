@@ -87,7 +87,7 @@ def ask(reference: Runner, preprocess: PreprocessSpec, fixed_batch: int | None) 
             raise ExportError(
                 f"the original does not run at batch {batch}",
                 found=(str(error).strip().splitlines() or [type(error).__name__])[0][:300],
-                wanted="every batch size" if fixed_batch is None else f"batch {batch}",
+                expected="every batch size" if fixed_batch is None else f"batch {batch}",
                 fix=FREE_BATCH,
             ) from error
         asked.append(ReferenceAnswers(pixels, outputs, choices.taken, brought))
@@ -106,7 +106,7 @@ def ask(reference: Runner, preprocess: PreprocessSpec, fixed_batch: int | None) 
             raise ExportError(
                 f"the answers do not depend on the input {tensor.name}, which each image is to bring",
                 found="the same outputs for other values of it",
-                wanted="an input that changes something",
+                expected="an input that changes something",
                 fix=f"bind it to a value: --bind {tensor.name}=VALUE (source.bind in a recipe)",
             )
     return asked
@@ -124,7 +124,7 @@ def refuse_two_answers(second: Mapping[str, np.ndarray], first: Mapping[str, np.
         raise ExportError(
             "the original gives two answers to the same image",
             found=f"max|a-b| / max|b| = {apart:.2e}",
-            wanted="one answer",
+            expected="one answer",
             fix="a model that draws random numbers when it runs (dropout, torch.rand) has no one answer: take that out",
         )
 
@@ -167,9 +167,9 @@ def _rows(
             ours = runner.infer(inputs)
         except (EngineError, TensorError) as error:
             raise _baked(batch, error.found) from None
-        for name, wanted in theirs.items():
-            if ours[name].shape != wanted.shape:
-                raise _baked(batch, f"{name} {list(ours[name].shape)}, wanted {list(wanted.shape)}")
+        for name, expected in theirs.items():
+            if ours[name].shape != expected.shape:
+                raise _baked(batch, f"{name} {list(ours[name].shape)}, expected {list(expected.shape)}")
         rows.append(ParityRow(batch, worst_difference(ours, theirs), graph=graph, unproven=unproven))
     return rows
 
@@ -192,7 +192,7 @@ def _refuse_different(rows: Sequence[ParityRow]) -> None:
         raise ExportError(
             "the exported graph is not the same function as the original",
             found=f"max|a-b| / max|b| = {worst.max_relative_difference:.2e} at batch {worst.batch}",
-            wanted=f"at most {TOLERANCE:.0e}",
+            expected=f"at most {TOLERANCE:.0e}",
             fix="bring an ONNX file that was exported another way, and report it please",
         )
 
@@ -236,14 +236,14 @@ def compare_graphs(before: Path, after: Path) -> tuple[float, tuple[str, ...] | 
         ours = [runner.infer(feed) for feed in feeds]
     with OnnxRuntimeRunner(before, name="the graph before", external=before.name) as runner:
         if [tensor.name for tensor in runner.outputs] != [tensor.name for tensor in outputs]:
-            raise ExportError("the rewritten graph has other outputs", found=str(outputs), wanted=str(runner.outputs))
+            raise ExportError("the rewritten graph has other outputs", found=str(outputs), expected=str(runner.outputs))
         theirs = [runner.infer(feed) for feed in feeds]
     worst = float(np.max([worst_difference(*answers) for answers in zip(ours, theirs, strict=True)]))
     if not worst <= TOLERANCE:
         raise ExportError(
             "the rewritten graph is not the same function as the graph before",
             found=f"max|a-b| / max|b| = {worst:.2e}",
-            wanted=f"at most {TOLERANCE:.0e}",
+            expected=f"at most {TOLERANCE:.0e}",
             fix="leave out the rewrite that does it (--without), and report it please",
         )
     return worst, all_but_constant(theirs)
@@ -350,6 +350,6 @@ def _baked(batch: int, found: str) -> ExportError:
     return ExportError(
         f"the exported graph does not run at batch {batch}: a batch is baked into a constant of the graph",
         found=found,
-        wanted="every batch size",
+        expected="every batch size",
         fix=FREE_BATCH,
     )

@@ -110,7 +110,7 @@ def export_sequence(module: nn.Module, *, name: str, opset: int) -> dict[str, ir
         raise ExportError(
             f"{name} is too short to be exported with dynamic lengths",
             found=f"max_length {config.max_length}",
-            wanted=f"at least {EXAMPLE_PAST + 1}",
+            expected=f"at least {EXAMPLE_PAST + 1}",
             fix="build the model with a larger max_length: its weights do not depend on it",
         )
     blocks, head_width = config.decoder_depth, config.width // config.heads
@@ -193,7 +193,7 @@ def export_image_text(
         raise ExportError(
             f"{name}_{DECODER_STEP} writes too few tokens to be exported with a dynamic length",
             found=f"{longest}",
-            wanted="at least 3",
+            expected="at least 3",
             fix="raise max_length in generation_config.json",
         )
     # A length that no other axis of the example has, and that the model has positions for.
@@ -297,7 +297,7 @@ def check_text_parity(
     return [replace(row, unproven=unproven) for row in rows]
 
 
-def _decoded(decoder: Any, source: runner.Array, where: str, wanted: str) -> tuple[runner.Array, runner.Array]:
+def _decoded(decoder: Any, source: runner.Array, where: str, expected: str) -> tuple[runner.Array, runner.Array]:
     """Tokens and logits; raises ExportError where the graphs do not run."""
     try:
         tokens, logits = decoder.decode_with_logits(source, STEPS)
@@ -305,7 +305,7 @@ def _decoded(decoder: Any, source: runner.Array, where: str, wanted: str) -> tup
         raise ExportError(
             f"the exported graphs do not run {where}",
             found=error.found,
-            wanted=wanted,
+            expected=expected,
             fix="in the model, take sizes from the tensor",
         ) from None
     return tokens, logits
@@ -324,7 +324,7 @@ def _refuse_different(difference: float, where: str, original: str) -> None:
         raise ExportError(
             f"the exported graphs are not the same function as {original}",
             found=f"max|a-b| / max|b| = {difference:.2e} {where}",
-            wanted=f"at most {TOLERANCE:.0e}",
+            expected=f"at most {TOLERANCE:.0e}",
         )
 
 
@@ -334,5 +334,5 @@ def _refuse_other_tokens(tokens: runner.Array, logits: runner.Array, where: str)
         raise ExportError(
             "decoding through the exported graphs gives other tokens than the PyTorch model",
             found=f"{int((lead > 0).sum())} of {tokens.size} tokens {where}",
-            wanted="the token with the largest logit",
+            expected="the token with the largest logit",
         )

@@ -213,7 +213,7 @@ def _require_inputs(graph: ir.Model, names: Sequence[str], what: str) -> None:
         raise ExportError(
             f"the graph of {what} has other inputs than the model",
             found=", ".join(found),
-            wanted=", ".join(names),
+            expected=", ".join(names),
             fix="bind an input that the model does not use to a constant",
         )
 
@@ -348,7 +348,7 @@ def exported(
         raise ExportError(
             f"{name} cannot be exported to ONNX",
             found=(lines[0] if lines else repr(cause))[:300] + _model_line(error),
-            wanted="operations that ONNX has, and no Python branch or loop that depends on the values of tensors",
+            expected="operations that ONNX has, and no Python branch or loop that depends on the values of tensors",
             fix="change that line (torch.where for a branch), or bring an ONNX file that was exported another way",
         ) from error
     assert program is not None

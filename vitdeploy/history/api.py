@@ -421,7 +421,7 @@ def outcomes_of_history(where: str | Path, reporter: Reporter) -> list[TrackedRe
 
 
 def outcomes_of_result(result: Result, rows: Sequence[ResultRow], bundle: bool) -> list[TrackedResult]:
-    """A result with its rows, and with its bundles if they are wanted."""
+    """A result with its rows, and with its bundles if they are requested."""
     text = json.dumps(encode(result.document), allow_nan=False)
 
     def outcome(rows: tuple[ResultRow, ...]) -> TrackedResult:

@@ -86,7 +86,7 @@ def find_changes(latencies: Sequence[float]) -> tuple[list[Change], Noise]:
     """
     values = np.asarray(latencies, np.float64)
     if values.size < LEAST_RESULTS or not np.all(np.isfinite(values) & (values > 0)):
-        raise ValueError(f"wanted at least {LEAST_RESULTS} numbers above 0")
+        raise ValueError(f"expected at least {LEAST_RESULTS} numbers above 0")
     measured = np.log(values)
     found = _segments(without_outliers(measured), count=1 + values.size // _RESULTS_AN_EDGE)
     for _ in range(_MOST_TURNS):

@@ -138,8 +138,8 @@ def _records(place: Place, name: str, columns: Sequence[str]) -> list[dict[str, 
         try:
             file = pq.ParquetFile(pa.BufferReader(data))
             _check(file)
-            wanted = [column for column in columns if column in file.schema_arrow.names]
-            found: list[dict[str, Any]] = file.read(columns=wanted).to_pylist()
+            expected = [column for column in columns if column in file.schema_arrow.names]
+            found: list[dict[str, Any]] = file.read(columns=expected).to_pylist()
         except (pa.ArrowException, ValueError, OverflowError, OSError) as error:
             raise InputError("not a whole Parquet file", found=_first_line(error)) from None
     return found
@@ -161,7 +161,7 @@ def _check(file: Any) -> None:
         if field.name not in types:
             problems += [] if field.name in optional else [f"{field.name} is missing"]
         elif types[field.name] != field.type:
-            problems.append(f"{field.name} is {types[field.name]}, wanted {field.type}")
+            problems.append(f"{field.name} is {types[field.name]}, expected {field.type}")
     if problems:
         raise InputError("its columns are not those of a history", found="; ".join(problems)[:300])
 

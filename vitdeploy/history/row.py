@@ -160,12 +160,12 @@ def open_place(where: str | Path) -> Place:
 
 
 def _too_large(name: str, size: int) -> LimitError:
-    return LimitError(f"{name} is too large", found=f"{size:,} bytes", wanted=f"at most {MAX_BYTES:,}")
+    return LimitError(f"{name} is too large", found=f"{size:,} bytes", expected=f"at most {MAX_BYTES:,}")
 
 
 def _missing(name: str) -> MissingFileError:
     return MissingFileError(
-        f"no history at {name}", wanted="a folder or URI that --history of run, bench, compare or sweep wrote to"
+        f"no history at {name}", expected="a folder or URI that --history of run, bench, compare or sweep wrote to"
     )
 
 
@@ -212,7 +212,7 @@ class _Folder:
     def _require_folder(self) -> None:
         with contextlib.suppress(OSError, ValueError):
             if self._folder.exists() and not self._folder.is_dir():
-                raise InputError(f"{self.name} is no folder", found="a file", wanted="a folder, or a URI with ://")
+                raise InputError(f"{self.name} is no folder", found="a file", expected="a folder, or a URI with ://")
 
 
 class _Remote:

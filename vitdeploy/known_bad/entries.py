@@ -46,7 +46,7 @@ class AttributeRule:
 
     def __post_init__(self) -> None:
         if sum((bool(self.values), self.at_least is not None, self.present, self.absent)) != 1:
-            raise ValueError("wanted one of values, at_least, present and absent")
+            raise ValueError("expected one of values, at_least, present and absent")
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,7 @@ class Pattern:
 
     def __post_init__(self) -> None:
         if (self.matcher is None) == (not self.operators):
-            raise ValueError("wanted either matcher or operators")
+            raise ValueError("expected either matcher or operators")
 
 
 @dataclass(frozen=True)
@@ -147,6 +147,6 @@ def read_table(file: Path) -> tuple[KnownBadEntry, ...]:
     raise KnownBadTableError(
         "the table of runtimes known to be wrong cannot be read",
         found=f"{file}: {found}",
-        wanted=f"a table of format {TABLE_FORMAT}",
+        expected=f"a table of format {TABLE_FORMAT}",
         fix="pip install --force-reinstall vitdeploy",
     )

@@ -89,7 +89,7 @@ def check_ids(ids: Collection[str]) -> None:
     if unknown := sorted(set(ids) - set(known)):
         raise InputError(
             f"no entry of the table of runtimes known to be wrong is called {', '.join(unknown)}",
-            wanted=", ".join(known),
+            expected=", ".join(known),
             fix="copy the id from the refusal, or from `vitdeploy inspect`",
         )
 
@@ -112,7 +112,7 @@ def refuse_known_bad(
     error = KnownBadError(
         f"{platform.runtime} {platform.version or 'of an unknown version'} {known}",
         found="; ".join(f"{match.entry.id} at {match.shown}: {match.entry.wrong}" for match in open_ones),
-        wanted="; ".join(f"a release outside of {each.entry.versions or 'all that there are'}" for each in open_ones),
+        expected="; ".join(f"a release outside of {each.entry.versions or 'all that there are'}" for each in open_ones),
         fix=" ".join(match.entry.way_out for match in open_ones)
         + f" See {' '.join(match.entry.sources[0] for match in open_ones)}. "
         + f"Compile it all the same: {' '.join(f'{OPTION} {each}' for each in ids)}",

@@ -195,7 +195,7 @@ def _strangers(each: _Fusible) -> str | None:
     return ", ".join(f"{node.op_type} ({label(node)})" for node in strange) + " in the pattern" if strange else None
 
 
-# By its rule: what keeps an attention from a fused kernel, what is wanted, and the fix.
+# By its rule: what keeps an attention from a fused kernel, what is expected, and the fix.
 _OBSTACLES: dict[str, tuple[Callable[[_Fusible], str | None], str, str]] = {
     "TRT402": (
         _type,
@@ -256,5 +256,5 @@ RULES = (
         "the engine inspector shows whether a kernel with mha in its name runs",
         _fused,
     ),
-    *(Rule(code, "warning", wanted, fix, partial(_obstacle, what)) for code, (what, wanted, fix) in _OBSTACLES.items()),
+    *(Rule(code, "warning", expected, fix, partial(_obstacle, what)) for code, (what, expected, fix) in _OBSTACLES.items()),
 )

@@ -43,11 +43,11 @@ def lint(
         for support in supports if rule.by_release else supports[:1]:
             names = [support.name] if rule.by_release else list(versions)
             for hit in rule.check(view, support):
-                key = (rule, hit.node, hit.found, hit.wanted or rule.wanted, hit.fix or rule.fix)
+                key = (rule, hit.node, hit.found, hit.expected or rule.expected, hit.fix or rule.fix)
                 found.setdefault(key, []).extend(name for name in names if name not in found[key])
     findings = [
-        LintFinding(rule.code, rule.severity, node, what, wanted, fix, tuple(names))
-        for (rule, node, what, wanted, fix), names in found.items()
+        LintFinding(rule.code, rule.severity, node, what, expected, fix, tuple(names))
+        for (rule, node, what, expected, fix), names in found.items()
     ]
     return sorted(findings, key=lambda finding: SEVERITIES.index(finding.severity))
 
@@ -66,7 +66,7 @@ def refuse(findings: Sequence[LintFinding], name: str = "the graph") -> None:
         f"TensorRT would refuse {name}, or compute something else",
         found="; ".join(f"{finding.rule} {finding.node}: {finding.found}" for finding in errors[:SHOWN_FINDINGS])
         + (f"; and {rest} more" if rest > 0 else ""),
-        wanted="; ".join(dict.fromkeys(finding.wanted for finding in errors[:SHOWN_FINDINGS])),
+        expected="; ".join(dict.fromkeys(finding.expected for finding in errors[:SHOWN_FINDINGS])),
         fix="; ".join(dict.fromkeys(finding.fix for finding in errors[:SHOWN_FINDINGS])),
     )
 

@@ -13,7 +13,7 @@ from vitdeploy.lint.view import QDQ, GraphView, Hit, label, listed, rule, type_n
 # outputs and carried shapes of loops, the ranks of branches, caches of decoders.
 
 
-# (what was found, what is wanted) of one node.
+# (what was found, what is expected) of one node.
 Misfits = Iterator[tuple[str, str]]
 Restriction = Callable[[ir.Node, Support], Misfits]
 
@@ -58,10 +58,10 @@ def _attribute(name: str, only: int | str) -> Restriction:
     return check
 
 
-def _axes(taken: tuple[int, ...], wanted: str) -> Restriction:
+def _axes(taken: tuple[int, ...], expected: str) -> Restriction:
     def check(node: ir.Node, support: Support) -> Misfits:
         if rank_of(node.inputs[0]) not in (None, *taken):
-            yield f"an input of {rank_of(node.inputs[0])} axes", wanted
+            yield f"an input of {rank_of(node.inputs[0])} axes", expected
 
     return check
 
@@ -278,8 +278,8 @@ def _data(node: ir.Node) -> list[ir.Value]:
 def _restrictions(view: GraphView, support: Support) -> Iterator[Hit]:
     for node in view.nodes:
         restriction = RESTRICTIONS.get(node.op_type)
-        for found, wanted in restriction(node, support) if restriction is not None else ():
-            yield Hit(label(node), f"{node.op_type} with {found}", wanted)
+        for found, expected in restriction(node, support) if restriction is not None else ():
+            yield Hit(label(node), f"{node.op_type} with {found}", expected)
 
 
 @rule(

@@ -129,10 +129,10 @@ def _axes(view: GraphView, support: Support) -> Iterator[Hit]:
                 "write axis=1",
             )
         for use in node.outputs[0].uses() if node.op_type == "DequantizeLinear" else ():
-            wanted = _channel_axis(use.node, use.idx, axes)
-            if wanted is not None and wanted != axis:
+            expected = _channel_axis(use.node, use.idx, axes)
+            if expected is not None and expected != axis:
                 found = f"scales along axis {axis} of the weights of {label(use.node)} ({use.node.op_type})"
-                yield Hit(label(node), found, f"axis {wanted}")
+                yield Hit(label(node), found, f"axis {expected}")
 
 
 def _channel_axis(product: ir.Node, index: int, axes: int) -> int | None:

@@ -127,7 +127,7 @@ def support_of(version: str) -> Support:
     """
     if version not in SUPPORTED:
         raise TargetError(
-            "the facts of that version of TensorRT are not known here", found=version, wanted=", ".join(VERSIONS)
+            "the facts of that version of TensorRT are not known here", found=version, expected=", ".join(VERSIONS)
         )
     return SUPPORTED[version]
 
@@ -142,6 +142,6 @@ def nearest_version(installed: str) -> str:
     try:
         major, minor = (int(part) for part in installed.split(".")[:2])
     except ValueError:
-        raise TargetError("that is no version of TensorRT", found=installed, wanted="such as 11.4.0") from None
+        raise TargetError("that is no version of TensorRT", found=installed, expected="such as 11.4.0") from None
     older = [support for support in SUPPORTED.values() if support.release <= (major, minor)]
     return max(older, key=lambda support: support.release).name if older else VERSIONS[0]

@@ -132,17 +132,17 @@ class LintFinding:
     severity: Severity
     node: str
     found: str
-    wanted: str
+    expected: str
     fix: str
     versions: tuple[str, ...]
 
 
 class Hit(NamedTuple):
-    """A rule's finding at one node or tensor. `wanted` and `fix` are more specific than those of the rule."""
+    """A rule's finding at one node or tensor. `expected` and `fix` are more specific than those of the rule."""
 
     node: str
     found: str
-    wanted: str = ""
+    expected: str = ""
     fix: str = ""
 
 
@@ -151,19 +151,19 @@ Check = Callable[[GraphView, Support], Iterable[Hit]]
 
 @dataclass(frozen=True)
 class Rule:
-    """A rule that `check` applies to a graph. `wanted` and `fix` are the defaults of its findings.
+    """A rule that `check` applies to a graph. `expected` and `fix` are the defaults of its findings.
 
     `by_release`: whether the releases differ in it; if not, `check` is called once for all.
     """
 
     code: str
     severity: Severity
-    wanted: str
+    expected: str
     fix: str
     check: Check
     by_release: bool = False
 
 
-def rule(code: str, severity: Severity, wanted: str, fix: str, *, by_release: bool = False) -> Callable[[Check], Rule]:
+def rule(code: str, severity: Severity, expected: str, fix: str, *, by_release: bool = False) -> Callable[[Check], Rule]:
     """Makes a rule of the check that it decorates."""
-    return lambda check: Rule(code, severity, wanted, fix, check, by_release)
+    return lambda check: Rule(code, severity, expected, fix, check, by_release)

@@ -99,7 +99,7 @@ def _extension(entry: EntryPoint) -> Family:
         raise HostError(
             f"the family of the entry point {entry.name!r} is called otherwise",
             found=f"{entry.value}: {family.name!r}",
-            wanted=f"{entry.name!r}: commands tell by it whose name is meant before they load a family",
+            expected=f"{entry.name!r}: commands tell by it whose name is meant before they load a family",
             fix="give both one name",
         )
     for name in family.names:
@@ -107,7 +107,7 @@ def _extension(entry: EntryPoint) -> Family:
             raise HostError(
                 f"the family {family.name!r} has a name that is not told by the family's",
                 found=f"{entry.value}: {name}",
-                wanted=f"{family.name}, or {family.name}_...",
+                expected=f"{family.name}, or {family.name}_...",
                 fix="rename the model",
             )
         if (own := _find(FAMILIES, name)) is not None:
@@ -119,7 +119,7 @@ def _claimed(name: str, claimants: list[str]) -> HostError:
     return HostError(
         f"two families have the name {name}",
         found=" and ".join(claimants),
-        wanted="one",
+        expected="one",
         fix="rename the model, or uninstall the package that brings it",
     )
 
@@ -177,7 +177,7 @@ def unrecognised(state: Mapping[str, Tensor], source: str) -> CheckpointError:
     return CheckpointError(
         f"{source} is of no architecture that vitdeploy knows by its keys",
         found=f"{len(keys)} tensors: {', '.join(keys[:SHOWN_NAMES])}{' ...' if len(keys) > SHOWN_NAMES else ''}",
-        wanted=f"a {', '.join((*names.NAMES, *names.extensions()))} state dict",
+        expected=f"a {', '.join((*names.NAMES, *names.extensions()))} state dict",
         fix="name it (timm:NAME --checkpoint FILE), give its folder (hf:FOLDER), or --model module:function",
     )
 
@@ -246,7 +246,7 @@ def read_as(
         raise CheckpointError(
             f"{file} cannot be read as {name}",
             found=": ".join(filter(None, (error.message, error.found))),
-            wanted=error.wanted,
+            expected=error.expected,
             fix=error.fix,
         ) from None
     if found is None:
@@ -277,7 +277,7 @@ def refuse_another(
         raise CheckpointError(
             f"{file} is not a checkpoint of {name}",
             found=", ".join(differences),
-            wanted=f"the architecture of {name}, with any number of classes",
+            expected=f"the architecture of {name}, with any number of classes",
             fix=fix or "leave the name out: the architecture is then recognised by keys and shapes",
         )
 
@@ -328,7 +328,7 @@ def check_config(config: Mapping[str, Any], found: Recognised, where: str) -> No
     raise CheckpointError(
         f"config.json does not fit the weights in {where}",
         found="; ".join(map(str, wrong)),
-        wanted="the config and the weights of one model",
+        expected="the config and the weights of one model",
         fix="take both from one save of the model"
         + (f"; or, where the weights are the right ones, in config.json: {', '.join(mends)}" if all(mends) else ""),
     )

@@ -122,7 +122,7 @@ def refuse_channels(channels: int, *, grey: bool = True) -> None:
         raise CheckpointError(
             "the model does not take images",
             found=f"{channels} input channels",
-            wanted="1 (grey) or 3 (RGB)" if grey else "3 (RGB)",
+            expected="1 (grey) or 3 (RGB)" if grey else "3 (RGB)",
         )
 
 
@@ -134,7 +134,7 @@ def few_tokens(
     return CheckpointError(
         f"{what} has fewer tokens than queries at {size[0]}x{size[1]}",
         found=f"{tokens} tokens for {queries} queries",
-        wanted=f"an image of at least {queries} tokens",
+        expected=f"an image of at least {queries} tokens",
         fix=f"{larger} (in a recipe source.image_size, or the crop)",
     )
 
@@ -230,12 +230,12 @@ class Family:
         """0 for a feature extractor; None if its configs have no classes."""
         return getattr(config, "num_classes", None)
 
-    def differences(self, own: Any, wanted: Any) -> list[str]:
-        """How a config's architecture differs from the wanted one, for people; [] for the same one."""
-        fields = [f.name for f in dataclasses.fields(wanted) if f.name not in (*self.free, "image_size")]
+    def differences(self, own: Any, expected: Any) -> list[str]:
+        """How a config's architecture differs from the expected one, for people; [] for the same one."""
+        fields = [f.name for f in dataclasses.fields(expected) if f.name not in (*self.free, "image_size")]
         told = []
         for word, attribute in (self.architecture or {name.replace("_", " "): name for name in fields}).items():
-            found, asked = attrgetter(attribute)(own), attrgetter(attribute)(wanted)
-            if found != asked and not (word in self.sized and self.image_size(own) != self.image_size(wanted)):
+            found, asked = attrgetter(attribute)(own), attrgetter(attribute)(expected)
+            if found != asked and not (word in self.sized and self.image_size(own) != self.image_size(expected)):
                 told.append(f"{word} {found} instead of {asked}")
         return told

@@ -41,7 +41,7 @@ def any_json(path: Path) -> Any:
 
 def _no_config(path: Path, found: str) -> CheckpointError:
     return CheckpointError(
-        f"{path} is not a config file", found=found, wanted="a JSON object", fix="correct it, or download it again"
+        f"{path} is not a config file", found=found, expected="a JSON object", fix="correct it, or download it again"
     )
 
 
@@ -65,7 +65,7 @@ def shards_of(index: Path) -> tuple[Path, ...]:
         raise MissingFileError(
             f"{len(missing)} of {len(shards)} weight files are not in {index.parent}",
             found=f"no {missing[0]}",
-            wanted=f"all files that {index.name} names",
+            expected=f"all files that {index.name} names",
             fix="copy the whole folder of the model",
         )
     return tuple(index.parent / name for name in shards)
@@ -82,7 +82,7 @@ def files_of(checkpoint: Path) -> tuple[Path, ...]:
         raise CheckpointError(
             f"{checkpoint} is one part of several, and nothing names the others",
             found="no index beside it",
-            wanted=f"{INDEX}, and all files that it names",
+            expected=f"{INDEX}, and all files that it names",
             fix="copy the whole folder of the model",
         )
     return (checkpoint,)
@@ -95,7 +95,7 @@ def _shards(index: Path) -> list[str]:
         raise CheckpointError(f"{index} is not a weight index", fix="download it again") from None
     if not names or not all(map(_is_name, names)):
         raise CheckpointError(
-            f"{index} names files outside its folder", found=str(names)[:200], wanted="names of files beside it"
+            f"{index} names files outside its folder", found=str(names)[:200], expected="names of files beside it"
         )
     return names
 

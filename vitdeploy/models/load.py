@@ -51,7 +51,7 @@ def located(source: Source) -> tuple[Source, configs.ModelFolder | None]:
         MissingFileError, HubError, MissingPackageError: the files are not available.
     """
     if (source.model, source.checkpoint, source.function, source.module) == (None,) * 4:
-        raise InputError("no model is named", wanted="a model, a checkpoint, or both", fix="vitdeploy export list")
+        raise InputError("no model is named", expected="a model, a checkpoint, or both", fix="vitdeploy export list")
     given = source.checkpoint
     if source.model is not None and hub.is_hub_name(source.model) and not (given and source.model.startswith("timm:")):
         folder = hub.locate(source.model)
@@ -86,7 +86,7 @@ def load_model(source: Source) -> LoadedModel:
         raise CheckpointError(
             f"{source.name} gives no answers of the task that is asked for",
             found=original.signature.task,
-            wanted=str(source.task),
+            expected=str(source.task),
             fix=f"leave the task out: it is for {original.signature.task}",
         )
     if original.signature.notes:
@@ -97,7 +97,7 @@ def load_model(source: Source) -> LoadedModel:
         raise UserCodeError(
             f"{source.name} returned another model than before",
             found="other weights",
-            wanted="the same weights at each call, in this process and in others",
+            expected="the same weights at each call, in this process and in others",
             fix="save the weights once, and give them by --checkpoint or source.checkpoint",
         )
     return original
@@ -143,7 +143,7 @@ def _memory(source: Source) -> Path:
         raise CheckpointError(
             f"{source.name} does not know what is normal",
             found="the task anomaly, and no normal images",
-            wanted="a folder of images of good parts, at least 5",
+            expected="a folder of images of good parts, at least 5",
             fix="--normal DIR (in a recipe source.normal)",
         )
     return source.memory

@@ -57,7 +57,7 @@ def patch_tokens(original: LoadedModel) -> tuple[PatchTokens, int]:
         raise CheckpointError(
             f"{original.name} gives no patch tokens, which anomalies are found by",
             found=f"{original.signature.task}: {outputs}",
-            wanted="a Vision Transformer or Swin of vitdeploy's, timm's own module, or a model with the output "
+            expected="a Vision Transformer or Swin of vitdeploy's, timm's own module, or a model with the output "
             "patch_features [batch, patches, width]",
             fix="take the backbone alone, such as DINOv2's Dinov2Model, or wrap it in a module that returns "
             "features [batch, width] and patch_features",
@@ -109,7 +109,7 @@ def _grid(original: LoadedModel, tokens: int, size: tuple[int, int]) -> Grid:
     raise CheckpointError(
         f"the tokens of {original.name} form no grid over its images",
         found=f"{tokens} tokens of an image of {size[0]}x{size[1]}",
-        wanted="rows times columns, in the proportions of the image",
+        expected="rows times columns, in the proportions of the image",
         fix="wrap the model in a module whose patch_features are the patches alone, or choose another --image-size",
     )
 
@@ -161,7 +161,7 @@ class MemoryBank:
                 found = {field.name: file[field.name] for field in dataclasses.fields(cls)}
         except DAMAGED as error:
             raise CheckpointError(
-                f"{path} is no memory bank", found=str(error)[:200], wanted="the file that a fit wrote"
+                f"{path} is no memory bank", found=str(error)[:200], expected="the file that a fit wrote"
             ) from None
         plain: dict[str, Any] = {name: int(found[name]) for name in ("window", "patches", "asked")}
         plain |= {name: float(found[name]) for name in ("threshold", "pixel_threshold")}
@@ -241,7 +241,7 @@ def with_memory(original: LoadedModel, path: Path) -> LoadedModel:
         raise CheckpointError(
             f"{path} is the memory bank of another model",
             found=f"features of {bank.memory.shape[1]}",
-            wanted=f"{width}, as {original.name} has",
+            expected=f"{width}, as {original.name} has",
             fix="fit it again: --normal DIR",
         )
     outputs = (

@@ -107,7 +107,7 @@ def extensions() -> Mapping[str, EntryPoint]:
         raise HostError(
             f"another package gives the name {name!r} to a family of models",
             found=f"{found[name].value}, and vitdeploy's own {name}",
-            wanted="a name of its own",
+            expected="a name of its own",
             fix=f"uninstall the package that brings {found[name].value}, or rename its entry point and its models",
         )
     return found
@@ -170,7 +170,7 @@ def unknown_model(name: str, others: Iterable[str] = ()) -> UnknownModelError:
     return UnknownModelError(
         f"no built-in model is called {name!r}",
         found=name,
-        wanted="a name of `vitdeploy export list`, timm:NAME, hf:FOLDER, or an .onnx file",
+        expected="a name of `vitdeploy export list`, timm:NAME, hf:FOLDER, or an .onnx file",
         fix=f"did you mean {' or '.join(near)}?" if near else ask,
     )
 
@@ -179,6 +179,6 @@ def _of_another_kind(name: str, what: str, fix: str) -> UnknownModelError:
     return UnknownModelError(
         f"no built-in model is called {name!r}, which {what}",
         found=name,
-        wanted="a name of `vitdeploy export list`, timm:NAME, hf:FOLDER, hf:OWNER/NAME, or an .onnx file",
+        expected="a name of `vitdeploy export list`, timm:NAME, hf:FOLDER, hf:OWNER/NAME, or an .onnx file",
         fix=fix,
     )

@@ -78,10 +78,10 @@ class OpenClip:
             raise self.refused(f"image_size {self.vision['image_size']!r}", "a side in pixels, or height and width")
         return size
 
-    def refused(self, found: str, wanted: str, fix: str = "") -> CheckpointError:
+    def refused(self, found: str, expected: str, fix: str = "") -> CheckpointError:
         """The error of a value that vitdeploy does not have."""
         return CheckpointError(
-            f"{self.file} says something that vitdeploy does not do", found=found, wanted=wanted, fix=fix
+            f"{self.file} says something that vitdeploy does not do", found=found, expected=expected, fix=fix
         )
 
     def refuse_vision(self) -> None:
@@ -95,7 +95,7 @@ class OpenClip:
             raise self.refused(f"a text tower of transformers, {name}", "OpenCLIP's own text Transformer", ALONE)
         self._refuse("text_cfg", self.text, _TEXT, "the text tower of CLIP or SigLIP", ALONE)
 
-    def _refuse(self, name: str, part: Mapping[str, Any], read: set[str], wanted: str, fix: str = "") -> None:
+    def _refuse(self, name: str, part: Mapping[str, Any], read: set[str], expected: str, fix: str = "") -> None:
         known = read | _BY_TENSORS | _OF_TRAINING | _OF_TOKENIZERS
         others = {key: value for key, value in part.items() if key not in known and value not in _NEUTRAL}
         foreign = [f"{key} {value!r}" for key, value in others.items() if _USUAL.get(key) != value]
@@ -105,7 +105,7 @@ class OpenClip:
             if part.get(key) is not None and (type(part[key]) not in kinds or (kinds == (int,) and part[key] < 1))
         ]
         if foreign:
-            raise self.refused(f"{name}: {', '.join(foreign)}", wanted, fix)
+            raise self.refused(f"{name}: {', '.join(foreign)}", expected, fix)
 
     @property
     def clean(self) -> Clean:
@@ -142,7 +142,7 @@ def open_clip_config(folder: Path) -> OpenClip:
         raise CheckpointError(
             f"{file} is not the config of an image tower and a text tower",
             found=", ".join(map(str, others or model or content)) or "{}",
-            wanted="model_cfg with embed_dim, vision_cfg and text_cfg, as OpenCLIP writes it",
+            expected="model_cfg with embed_dim, vision_cfg and text_cfg, as OpenCLIP writes it",
             fix="CoCa, CLAP and GenLIP have further parts, and are not read"
             if others
             else "copy the folder again, whole",
@@ -307,7 +307,7 @@ def refuse_without_config(state: Mapping[str, Tensor], file: str) -> None:
         raise CheckpointError(
             f"{file} is of OpenCLIP's layout, and its tensors do not show heads, activation and how texts are pooled",
             found=f"{SIGN}, no {OPEN_CLIP} beside it",
-            wanted=f"{OPEN_CLIP}, and tokenizer.json for the text tower",
+            expected=f"{OPEN_CLIP}, and tokenizer.json for the text tower",
             fix="put the model's own config beside it: that of its repository, or OpenCLIP's model_configs/NAME.json "
             f"as {OPEN_CLIP} (OpenAI's and MetaCLIP's models are those called ...-quickgelu)",
         )
@@ -340,7 +340,7 @@ def text_tower(state: Mapping[str, Tensor], config: OpenClip) -> towers.TextTowe
         )
     if "logit_scale" not in state:
         raise CheckpointError(
-            "the weights do not say how images and texts are compared", wanted="logit_scale", fix=ALONE
+            "the weights do not say how images and texts are compared", expected="logit_scale", fix=ALONE
         )
     activation, eps = conventions(config, cfg)
     return towers.TextTower.measured(
@@ -379,20 +379,20 @@ def _renamed(state: Mapping[str, Tensor], table: tuple[Rule, ...], what: str) ->
         raise CheckpointError(
             f"the {what} has tensors that CLIP's does not have",
             found=listed(unknown),
-            wanted="the tensors of OpenCLIP's own Transformer",
+            expected="the tensors of OpenCLIP's own Transformer",
             fix=ALONE if what == "text tower" else "",
         )
     return tensors
 
 
 def _require(tensors: Mapping[str, Tensor], stem: Iterable[str], what: str) -> None:
-    wanted = [*stem, *(f"blocks.{block}.{part}" for block in range(max(1, vit.depth_of(tensors))) for part in _PARTS)]
-    missing = [name for name in wanted if name not in tensors]
+    expected = [*stem, *(f"blocks.{block}.{part}" for block in range(max(1, vit.depth_of(tensors))) for part in _PARTS)]
+    missing = [name for name in expected if name not in tensors]
     if missing:
         raise CheckpointError(
             f"the {what} is not whole",
             found=f"{len(missing)} missing, by our names: {listed(missing)}",
-            wanted="every tensor of OpenCLIP's own Transformer",
+            expected="every tensor of OpenCLIP's own Transformer",
             fix="save the whole model",
         )
     wrong = [name for name, axes in _AXES.items() if name in tensors and tensors[name].ndim != axes]
@@ -400,7 +400,7 @@ def _require(tensors: Mapping[str, Tensor], stem: Iterable[str], what: str) -> N
         raise CheckpointError(
             f"the {what} has tensors of other shapes than CLIP's",
             found=", ".join(f"{name} of {list(tensors[name].shape)}" for name in wrong),
-            wanted=", ".join(f"{name} with {_AXES[name]} axes" for name in wrong),
+            expected=", ".join(f"{name} with {_AXES[name]} axes" for name in wrong),
         )
 
 
@@ -414,7 +414,7 @@ def compare(config: OpenClip, part: Mapping[str, object], tells: Mapping[str, ob
         raise CheckpointError(
             f"{config.file.name} does not fit the weights",
             found="; ".join(wrong),
-            wanted="the config and the weights of one model",
+            expected="the config and the weights of one model",
             fix="take both from one repository; for OpenCLIP's own names of models, from its model_configs",
         )
 
@@ -503,7 +503,7 @@ def _projected(tower: family.LoadedModel, head: Mapping[str, Tensor]) -> family.
             raise CheckpointError(
                 f"OpenCLIP's projection does not fit timm's {tower.name}",
                 found=f"{HEAD}{key}.weight of {list(found['weight'].shape)}",
-                wanted=f"rows of {width}, the width of its features",
+                expected=f"rows of {width}, the width of its features",
             )
         width = len(found["weight"])
         linear = nn.Linear(found["weight"].shape[1], width, bias="bias" in found)
@@ -524,7 +524,7 @@ def as_features(original: family.LoadedModel, features: int) -> family.LoadedMod
         raise CheckpointError(
             "the image tower does not give the features that images and texts share",
             found=str(own.outputs[0]),
-            wanted=f"features [batch, {features}], as embed_dim says",
+            expected=f"features [batch, {features}], as embed_dim says",
         )
     rest = own.outputs[1:] if own.task == "features" else ()
     return dataclasses.replace(
@@ -551,7 +551,7 @@ def with_text(
         raise CheckpointError(
             f"the text tower is not in the weights of {folder.path}",
             found=f"text_cfg in {config.file.name}, {TOKENIZER}, and no tensor token_embedding.weight",
-            wanted="the weights of both",
+            expected="the weights of both",
             fix=f"save the whole model; or, {ALONE}",
         )
     tower, clean = text_tower(state, config), config.clean
@@ -560,7 +560,7 @@ def with_text(
         raise CheckpointError(
             f"{TOKENIZER} has tokens that the text tower does not have",
             found=f"{count} tokens, {rows} rows of token_embedding.weight",
-            wanted="the tokenizer that the model was trained with",
+            expected="the tokenizer that the model was trained with",
             fix=f"get it of {config.text.get('hf_tokenizer_name') or 'openai/clip-vit-base-patch32'}",
         )
     if config.text.get("hf_tokenizer_name"):

@@ -200,7 +200,7 @@ class CompiledRunner(TorchRunner):
             raise CapabilityError(
                 "PyTorch here has no CUDA device",
                 found=f"torch {torch.__version__}",
-                wanted="a build of PyTorch for CUDA, and a GPU",
+                expected="a build of PyTorch for CUDA, and a GPU",
                 fix="install PyTorch for CUDA: https://pytorch.org/get-started/locally",
             )
         super()._load()

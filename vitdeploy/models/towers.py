@@ -104,7 +104,7 @@ def recognise_text(state: Mapping[str, Tensor], config: Mapping[str, Any]) -> Te
         raise CheckpointError(
             "config.json names an activation of the text tower that vitdeploy does not have",
             found=f"hidden_act {name!r}",
-            wanted=", ".join(vit_transformers.ACTIVATIONS),
+            expected=", ".join(vit_transformers.ACTIVATIONS),
         )
     tensors = _renamed(state, kind)
     width, end = tensors["norm.weight"].shape[0], part.get("eos_token_id", CLIP_END)
@@ -114,7 +114,7 @@ def recognise_text(state: Mapping[str, Tensor], config: Mapping[str, Any]) -> Te
         raise CheckpointError(
             "config.json does not fit the text tower",
             found=f"num_attention_heads {heads!r}, layer_norm_eps {eps!r}",
-            wanted=f"a number of heads that divides the width {width}, and an epsilon of 0 or more",
+            expected=f"a number of heads that divides the width {width}, and an epsilon of 0 or more",
         )
     return TextTower.measured(
         tensors,
@@ -133,9 +133,9 @@ def recognise_text(state: Mapping[str, Tensor], config: Mapping[str, Any]) -> Te
 def _renamed(state: Mapping[str, Tensor], kind: str) -> dict[str, Tensor]:
     text = {key: tensor for key, tensor in state.items() if key.startswith(PREFIX) or key == "text_projection.weight"}
     found, _, unknown = renamed(_RULES, text)
-    wanted = ["token_embed.weight", "pos_embed", "norm.weight", "norm.bias", "head.weight"]
-    wanted += [f"blocks.0.{part}.weight" for part in _LAYERS]
-    missing = [name for name in wanted if name not in found]
+    expected = ["token_embed.weight", "pos_embed", "norm.weight", "norm.bias", "head.weight"]
+    expected += [f"blocks.0.{part}.weight" for part in _LAYERS]
+    missing = [name for name in expected if name not in found]
     missing += [key for key in ("logit_scale", *(("logit_bias",) if kind == "siglip" else ())) if key not in state]
     if unknown or missing:
         raise CheckpointError(
@@ -145,7 +145,7 @@ def _renamed(state: Mapping[str, Tensor], kind: str) -> dict[str, Tensor]:
                 for what, keys in (("missing", missing), ("unknown", unknown))
                 if keys
             ),
-            wanted=f"the tensors of transformers' {'CLIPModel' if kind == 'clip' else 'SiglipModel'}",
+            expected=f"the tensors of transformers' {'CLIPModel' if kind == 'clip' else 'SiglipModel'}",
             fix="save the whole model; or, for the image tower alone, --task features",
         )
     found["pos_embed"] = found["pos_embed"][None] if found["pos_embed"].ndim == 2 else found["pos_embed"]
@@ -204,7 +204,7 @@ def with_text_tower(
         raise CheckpointError(
             f"the text tower is not in the weights of {folder}",
             found=f"model_type {config['model_type']} in config.json, {TOKENIZER}, and no tensor text_model...",
-            wanted="the weights of both",
+            expected="the weights of both",
             fix="save the whole model; or, for the image tower alone: --task features",
         )
     return both_towers(original, recognise_text(state, config), tokenizer, f"the text tower of {folder}")
@@ -231,7 +231,7 @@ def both_towers(original: LoadedModel, tower: TextTower, tokenizer: Mapping[str,
         raise CheckpointError(
             "the towers do not belong together",
             found=f"{image} image features, {tower.config.features} text features",
-            wanted="as many of each",
+            expected="as many of each",
         )
     module = text_encoder(tower, what)
     spec = ZeroShotSpec(tower.config.length, **tower.compared, **tokenizer)
@@ -298,14 +298,14 @@ def from_owl(
         raise CheckpointError(
             f"transformers' {named or 'class'} of {kind} finds no objects",
             found=f"architectures {named or 'missing'}",
-            wanted=KINDS[kind],
+            expected=KINDS[kind],
             fix="take the folder of the detector, as its authors publish it",
         )
     tokenizer = tokenizer_of(folder)
     if tokenizer is None:
         raise CheckpointError(
             f"{folder} has no {TOKENIZER}: nothing says which tokens a text is",
-            wanted=f"{TOKENIZER}, the file of the package tokenizers",
+            expected=f"{TOKENIZER}, the file of the package tokenizers",
             fix=python_command(
                 f"from transformers import CLIPTokenizer as T; d = {str(folder)!r}; "
                 "T.from_pretrained(d).save_pretrained(d)"
@@ -319,7 +319,7 @@ def from_owl(
         raise CheckpointError(
             f"transformers' {name} is made for one image size",
             found="x".join(map(str, image_size)),
-            wanted="x".join(map(str, own)),
+            expected="x".join(map(str, own)),
             fix="leave --image-size out: the boxes begin at the places of its own patches",
         )
     both = getattr(model, kind)
@@ -375,13 +375,13 @@ def with_text_features(original: LoadedModel, path: Path) -> LoadedModel:
         CheckpointError: the model gives no image features, or the matrix does not fit them.
     """
     if not is_file(path):
-        raise MissingFileError(f"no text features at {path}", wanted="a .npy file, float32 [classes, width]")
+        raise MissingFileError(f"no text features at {path}", expected="a .npy file, float32 [classes, width]")
     output = original.signature.outputs[0]
     if original.signature.task == "sequence" or len(output.shape) != 2:
         raise CheckpointError(
             "text features need a model with image features",
             found=f"{original.signature.task}: {output}",
-            wanted="the image tower of CLIP or SigLIP",
+            expected="the image tower of CLIP or SigLIP",
         )
     try:
         # Mapped, so that a header that promises more than the file has is found before memory is taken for it.
@@ -397,7 +397,7 @@ def with_text_features(original: LoadedModel, path: Path) -> LoadedModel:
         raise CheckpointError(
             f"{path} does not fit the model",
             found=f"{text.dtype} {list(text.shape)}",
-            wanted=f"float32 [classes, {width}], finite, no row of zeros",
+            expected=f"float32 [classes, {width}], finite, no row of zeros",
             fix="embed the class names with the text tower of the same checkpoint, and np.save the matrix",
         )
     module = _ZeroShotClassifier(original.module, torch.from_numpy((text / lengths[:, None]).astype(np.float32)))

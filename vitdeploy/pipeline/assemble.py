@@ -109,10 +109,10 @@ def golden_set(
         varies, own = largest_difference(_rolled(found), found, names), _first(found, count)
         same = count_same(task, preprocess, postprocess, own, kept)
         # One that was proven on all evaluation samples may have more of its differences among the golden ones.
-        wanted = min(least, same) if gates[engine.artifact] == "pass" else least
+        expected = min(least, same) if gates[engine.artifact] == "pass" else least
         tolerance = _tolerance(engine.precision, varies)
-        nothing = None if tolerance is not None or 2 * by_chance <= wanted else _nothing(varies, by_chance, count)
-        answers[engine.artifact] = write.GoldenAnswers(own, tolerance or TOLERANCE[engine.precision], wanted, nothing)
+        nothing = None if tolerance is not None or 2 * by_chance <= expected else _nothing(varies, by_chance, count)
+        answers[engine.artifact] = write.GoldenAnswers(own, tolerance or TOLERANCE[engine.precision], expected, nothing)
     return write.Golden({name: samples[:count], **shared, **_first(brought, count)}, kept, answers)
 
 

@@ -102,7 +102,7 @@ def check_placed(target: str, precision: str) -> None:
         raise CapabilityError(
             f"{target} has {precision} as a setting of its runtime, not in the graph",
             found=f"--precision {precision}",
-            wanted=", ".join(name for name in step.QUANTIZED if name in row.precisions),
+            expected=", ".join(name for name in step.QUANTIZED if name in row.precisions),
             fix=f"compile the float graph: vitdeploy compile DIR --target {target} --precision {precision} -o OUT",
         )
     step.check_precision(target, precision)
@@ -200,7 +200,7 @@ def require_annotations(path: Path | None) -> None:
     if path is not None and not exists(path):
         raise MissingFileError(
             f"no annotations at {path}",
-            wanted="YOLO's folder, COCO's JSON file, the folder of maps, or the JSON list of texts or prompts",
+            expected="YOLO's folder, COCO's JSON file, the folder of maps, or the JSON list of texts or prompts",
             fix="check the path of the annotations",
         )
 
@@ -218,6 +218,6 @@ def is_report(path: Path) -> bool:
     raise MissingFileError(
         f"neither a bundle nor a report at {path}",
         found="no manifest.json and no report.json in it" if is_dir(path) else "no such folder, and no .json file",
-        wanted="a bundle, or a report.json of `vitdeploy run`",
+        expected="a bundle, or a report.json of `vitdeploy run`",
         fix="check the path",
     )

@@ -214,8 +214,8 @@ def _require_shown(recipe: Recipe, model: ReferenceModel) -> None:
             for target in recipe.targets
         },
     }
-    for name, wanted in asked.items():
-        if wanted:
+    for name, expected in asked.items():
+        if expected:
             require_image_alone(model.name, model.inputs, name)
 
 

@@ -117,22 +117,22 @@ def float_steps(job: Job) -> list[Step]:
 
 def row_parts_of(job: Job, candidate: Candidate) -> tuple[int, ...] | Literal["chosen"] | None:
     """The parts in which a candidate's engine computes its rows: the recipe's, a step's choice, or None."""
-    wanted, model = job.recipe.optimize.split_rows, job.reference_model
-    if wanted == "none" or model.inputs or not rows.splits_rows(candidate.target, candidate.precision, model.task):
+    expected, model = job.recipe.optimize.split_rows, job.reference_model
+    if expected == "none" or model.inputs or not rows.splits_rows(candidate.target, candidate.precision, model.task):
         return None
-    if wanted == "auto":
+    if expected == "auto":
         return "chosen" if rows.chooses_rows(candidate.target, candidate.precision, model.task) else None
-    return wanted
+    return expected
 
 
 def float_rest_of(job: Job, candidate: Candidate) -> FloatRest | Literal["chosen"]:
     """In which precision a candidate's engine computes its float operators: the recipe's, or what a step chooses."""
-    wanted = job.recipe.optimize.float_rest
-    if wanted == "auto" and job.reference_model.inputs:
+    expected = job.recipe.optimize.float_rest
+    if expected == "auto" and job.reference_model.inputs:
         return "fp32"
     if not search.has_half_rest(candidate.target, candidate.precision, job.reference_model.task):
         return "fp32"
-    return "chosen" if wanted == "auto" else wanted
+    return "chosen" if expected == "auto" else expected
 
 
 def original_step(job: Job) -> Step:

@@ -30,7 +30,7 @@ def make_runner(request: dict[str, Any]) -> Runner:
         raise TargetError(
             f"{source.name} is of batch {source.only_batch} alone",
             found=f"batch {request['batch']}",
-            wanted=f"batch {source.only_batch}",
+            expected=f"batch {source.only_batch}",
             fix=f"--batch {source.only_batch}; in a recipe bench.batch: [{source.only_batch}]",
         )
     return reference_runner(source, threads=int(request["threads"]), original=_original(source))

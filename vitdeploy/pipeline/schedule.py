@@ -140,7 +140,7 @@ def _inputs(task: _StageTask, plan: list[Step], step: Step, store: Store) -> dic
         raise WorkerError(
             f"what {step.name} needs is not in the store of {socket.gethostname()}",
             found=f"no artifact of {', '.join(missing)} that is whole",
-            wanted="a store that all workers share with the command, and that nothing is removed from meanwhile",
+            expected="a store that all workers share with the command, and that nothing is removed from meanwhile",
             fix="the same command makes what is missing again",
         )
     return run_plan(_needed_for(plan, step), store, resume=True, progress=silent, artifacts=there)

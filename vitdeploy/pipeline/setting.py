@@ -112,12 +112,12 @@ def fitted(
         raise InputError(
             "normal images are for a model of anomalies",
             found=f"--normal {source.normal}, and " + (f"the task {source.task}" if source.task else "no task"),
-            wanted="--task anomaly (in a recipe source.task)",
+            expected="--task anomaly (in a recipe source.task)",
         )
     if is_graph(source.model):
         raise CheckpointError(
             f"{source.name} is a graph, which is not fitted on images",
-            wanted="the PyTorch model that it was made from",
+            expected="the PyTorch model that it was made from",
             fix="give that and --normal; or, where the graph finds anomalies itself, leave --normal out",
         )
     from vitdeploy.stages.fit import FIT, MEMORY_FILE, distinct, fit_step  # PyTorch with it

@@ -454,7 +454,7 @@ def split_notes(job: Job) -> list[str]:
         raise GateError(
             f"the budget cannot be proven on the {evaluates} {noun}s that remain to evaluate",
             found=f"{'; '.join(limits)}; {calibrates} of {total} calibrate",
-            wanted="more to evaluate on",
+            expected="more to evaluate on",
             fix=f"--set data.calibration.images={fewer}",
         )
     return notes + [f"{text}; on these the result is undecided, unless the budget is wider" for text in limits]

@@ -72,14 +72,14 @@ def read_placement(file: Path) -> PlacedGraph:
         raise GraphError(
             f"{file} has no INT8 to train for",
             found=f"precision {metadata.precision or 'float32'}",
-            wanted="a graph of vitdeploy quantize, or a bundle with an INT8 engine",
+            expected="a graph of vitdeploy quantize, or a bundle with an INT8 engine",
             fix="vitdeploy quantize GRAPH --data IMAGES --target TARGET -o DIR",
         )
     if TARGETS[metadata.target].typed:
         raise CapabilityError(
             f"{metadata.target} has no quantization-aware training",
             found="INT8 typed in the graph together with half precision",
-            wanted="openvino-cpu or onnxruntime-cpu",
+            expected="openvino-cpu or onnxruntime-cpu",
         )
     if flow_of(metadata.task) or metadata.preprocess is None:
         raise CapabilityError(
@@ -145,24 +145,24 @@ def find_options(file: Path, placement: PlacedGraph) -> tuple[OptimizeOptions | 
     Raises:
         GraphError: no choice of rewrites does, with the layers that differ for the usual one.
     """
-    wanted, missing, near = _landmarks(placement.model, placement.layers), "", None
+    expected, missing, near = _landmarks(placement.model, placement.layers), "", None
     for options in _candidates():
         try:
             model = float_graph(file, placement, options)
         except GraphError:
             continue
         found = _landmarks(model, [linear.name for linear in find_linears(model)])
-        if found == wanted and _alike(model, placement.model):
+        if found == expected and _alike(model, placement.model):
             return options, model
-        if found == wanted:
+        if found == expected:
             near = near or (options, model)
-        missing = missing or _different(found, wanted)
+        missing = missing or _different(found, expected)
     if near is not None:
         return near
     raise GraphError(
         "the module's graph is not the one that was quantized",
         found=missing,
-        wanted="the module that the graph was exported from, with rewrites that are exact and off or on by default",
+        expected="the module that the graph was exported from, with rewrites that are exact and off or on by default",
         fix="export, optimize and quantize this module, without merged tokens or a rotated stream",
     )
 
@@ -196,8 +196,8 @@ def _is_added(node: ir.Node) -> bool:
     return node.op_type in _ADDED or stem(node).endswith(INSERTED) or str(node.name).endswith(("/unit", "/keys"))
 
 
-def _different(found: set[str], wanted: set[str]) -> str:
-    more, less = sorted(found - wanted), sorted(wanted - found)
+def _different(found: set[str], expected: set[str]) -> str:
+    more, less = sorted(found - expected), sorted(expected - found)
     words = [
         f"{', '.join(names[:3])} in {where} alone"
         for names, where in ((less, "the graph"), (more, "the module"))

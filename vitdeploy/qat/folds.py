@@ -170,7 +170,7 @@ def _values(known: Known, editor: Editor, attention: Attention, folds: dict[str,
     if lacking is not None:
         raise GraphError(
             f"{lacking} is no layer of the module, and a fold goes through it",
-            wanted="values and their projection by an nn.Linear each, or one for query, key and value",
+            expected="values and their projection by an nn.Linear each, or one for query, key and value",
         )
     value, used = folds[linear.name], np.unique(columns)
     own = value.own.copy()
@@ -241,13 +241,13 @@ def _marked(free: Flags, columns: Indices) -> Flags:
 
 
 def _check(known: Known, linear: Linear, folds: Folds) -> None:
-    wanted, found = known.placed[linear.name].weight, expected(known, linear, folds)
-    size = max(float(np.linalg.norm(wanted)), TINY)
-    apart = float(np.linalg.norm(found - wanted)) / size if found.shape == wanted.shape else np.inf
+    weight, folded = known.placed[linear.name].weight, expected(known, linear, folds)
+    size = max(float(np.linalg.norm(weight)), TINY)
+    apart = float(np.linalg.norm(folded - weight)) / size if folded.shape == weight.shape else np.inf
     if not apart <= ROUNDED:
         raise GraphError(
             f"the module does not fit the graph: the weights of {linear.name} are others",
-            found=f"{100 * apart:.0f} % apart" if np.isfinite(apart) else f"{found.shape}, not {wanted.shape}",
-            wanted="the weights that the graph was quantized from",
+            found=f"{100 * apart:.0f} % apart" if np.isfinite(apart) else f"{folded.shape}, not {weight.shape}",
+            expected="the weights that the graph was quantized from",
             fix="load these into the module; weights trained since are loaded into the prepared module",
         )

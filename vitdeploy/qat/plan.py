@@ -48,7 +48,7 @@ def plan_of(module: nn.Module) -> Plan:
         raise InputError(
             "the module is not prepared",
             found=type(module).__name__,
-            wanted="what vitdeploy.qat.prepare gave, or a copy of it",
+            expected="what vitdeploy.qat.prepare gave, or a copy of it",
         )
     return plan
 
@@ -61,7 +61,7 @@ def refuse_types(module: nn.Module) -> None:
         raise InputError(
             "the module is not in float32",
             found=f"{name} in {str(kind).removeprefix('torch.')}",
-            wanted="float32: a rounded weight or step is another integer",
+            expected="float32: a rounded weight or step is another integer",
             fix="module.float(); torch.autocast trains such a module in mixed precision",
         )
 
@@ -103,14 +103,14 @@ def check_same(prepared: nn.Module, plain: nn.Module, model: ir.Model, placement
         ExportError: they differ by more than roundings do.
     """
     pixels = images(placement)
-    wanted = graph_outputs(model, pixels, placement)
-    found = apart(module_outputs(prepared, pixels, placement), wanted)
-    floating = apart(module_outputs(plain, pixels, placement), wanted)
+    expected = graph_outputs(model, pixels, placement)
+    found = apart(module_outputs(prepared, pixels, placement), expected)
+    floating = apart(module_outputs(plain, pixels, placement), expected)
     if not found <= max(TOLERANCE, SHARE * floating):
         raise ExportError(
             f"{what} does not give what its graph gives",
             found=f"|a - b| / |b| = {found:.2g}; without quantizers {floating:.2g}",
-            wanted=f"at most {max(TOLERANCE, SHARE * floating):.2g}",
+            expected=f"at most {max(TOLERANCE, SHARE * floating):.2g}",
             fix="a layer whose weight the module reads without calling the layer is not quantized: call the layer",
         )
     return found
@@ -153,7 +153,7 @@ def module_outputs(module: nn.Module, pixels: npt.NDArray[np.uint8], placement: 
     return [tensor.float().cpu().numpy() for tensor in tensors]
 
 
-def apart(found: Outputs, wanted: Outputs) -> float:
+def apart(found: Outputs, expected: Outputs) -> float:
     """|a - b| / |b|, Euclidean, the largest of all outputs."""
-    pairs = zip(found, wanted, strict=True)
+    pairs = zip(found, expected, strict=True)
     return max(float(np.linalg.norm(a - b) / max(np.linalg.norm(b), np.finfo(np.float32).tiny)) for a, b in pairs)

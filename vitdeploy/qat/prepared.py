@@ -96,7 +96,7 @@ def _refuse_wrapped(module: nn.Module) -> None:
     if inner is not None and type(module).__name__ in wrappers:
         raise InputError(
             f"the module is wrapped by {type(module).__name__}",
-            wanted="the module itself",
+            expected="the module itself",
             fix=f"prepare(model.{inner}, ...), and wrap what that gives",
         )
 
@@ -135,7 +135,7 @@ def _refuse_unmatched(known: Known, module: nn.Module) -> None:
         raise GraphError(
             f"{len(lacking)} layers of the graph in INT8 are no nn.Linear or nn.Conv2d of the module",
             found=", ".join(lacking[:4]),
-            wanted="each weight in a layer that the module calls; nn.MultiheadAttention has its own",
+            expected="each weight in a layer that the module calls; nn.MultiheadAttention has its own",
             fix="quantize with these layers ignored, or write the attention with nn.Linear",
         )
 
@@ -187,14 +187,14 @@ def _refuse_layer(path: str, layer: nn.Module, pieces: Iterable[LayerPiece]) -> 
         raise GraphError(
             f"the module calls {path} more than once",
             found=", ".join(piece.layer for piece in pieces),
-            wanted="one call of each layer: each call has its own ranges",
+            expected="one call of each layer: each call has its own ranges",
             fix="give each call a layer of its own, or quantize with these layers ignored",
         )
     if type(layer) not in LAYERS:
         raise GraphError(
             f"{path} is of a class of its own, which may compute something else",
             found=f"{type(layer).__module__}.{type(layer).__qualname__}",
-            wanted="nn.Linear or nn.Conv2d themselves",
+            expected="nn.Linear or nn.Conv2d themselves",
             fix="replace it by one with its weights, or quantize with this layer ignored",
         )
 

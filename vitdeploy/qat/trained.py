@@ -86,16 +86,16 @@ def place_trained(model: ir.Model, plan: Plan, trained: nn.Module) -> dict[str, 
     asked += [LayerPrecision(name, "dynamic", DYNAMIC) for name, each in integers.items() if each.read is None]
     placed = place(model, ranges, placement.target, (), weights, asked=asked)
     drop_unused(model)
-    found, wanted = (
+    found, expected = (
         Counter((node.op_type, str(node.name)) for node in each.graph) for each in (model, placement.model)
     )
-    if found != wanted:
-        more, less = found - wanted, wanted - found
+    if found != expected:
+        more, less = found - expected, expected - found
         raise GraphError(
             "the module's graph has other nodes than the placement",
             found=f"{', '.join(name for _, name in list(more)[:3]) or 'none'} more, "
             f"{', '.join(name for _, name in list(less)[:3]) or 'none'} less",
-            wanted="the same nodes: a graph of this release of vitdeploy, without merged tokens",
+            expected="the same nodes: a graph of this release of vitdeploy, without merged tokens",
             fix="export, optimize and quantize this module again",
         )
     return placed.facts()
@@ -329,7 +329,7 @@ def refuse_nonfinite(prepared: nn.Module) -> None:
         raise NonFiniteWeightsError(
             f"{len(broken)} tensors of the trained module hold NaN or infinity, {len(steps)} of them steps",
             found=", ".join((steps or broken)[:3]),
-            wanted="finite numbers",
+            expected="finite numbers",
             fix="train again with a smaller learning rate, or clip gradients (torch.nn.utils.clip_grad_norm_)",
         )
 

@@ -36,7 +36,7 @@ def place_four_bits(
     """
     backend = placement.QUANTIZE[target]
     if backend.write_int4 is None:
-        raise CapabilityError(f"{target} has no INT4", wanted=", ".join(TARGETS[target].precisions))
+        raise CapabilityError(f"{target} has no INT4", expected=", ".join(TARGETS[target].precisions))
     upgrade_opset(model, backend.int4_opset)
     backend.int4_shape(model, placement.matching(ignore))
     left = _left_in_float(model, ignore, backend.no_int4)

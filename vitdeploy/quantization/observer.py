@@ -168,10 +168,10 @@ class Observer:
     def _upper(self) -> float:
         """The size that UPPER of all values are below, on a line through its bin, and no more than the largest."""
         counts = np.cumsum(self.sizes)
-        wanted = ranges.UPPER * counts[-1]
-        found = int(np.searchsorted(counts, wanted))
+        expected = ranges.UPPER * counts[-1]
+        found = int(np.searchsorted(counts, expected))
         edges = (np.array([found, found + 1], np.int32) << BIN_BITS).view(np.float32).astype(np.float64)
-        share = (wanted - (counts[found] - self.sizes[found])) / self.sizes[found]
+        share = (expected - (counts[found] - self.sizes[found])) / self.sizes[found]
         largest = float(self.known.reach[:, 0].max())
         return min(float(edges[0] + share * (edges[1] - edges[0])), largest)
 

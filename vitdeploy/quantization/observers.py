@@ -368,7 +368,7 @@ class Extremes(ImageProbe):
             raise DataError(
                 f"the activations are not finite in {self.precision}",
                 found=f"{find_nonfinite(self.model, broken[0], feed)}, on image {self.images + 1} or one after it",
-                wanted="finite activations",
+                expected="finite activations",
                 fix=self.fix,
             )
         self._largest = np.maximum(self._largest, largest)

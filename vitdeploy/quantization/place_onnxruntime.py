@@ -97,10 +97,10 @@ def _added(attention: Attention) -> ir.Value | None:
     added = next((each for each in attention.between[0].inputs if each is not None and each is not scores), None)
     if added is None or added.shape is None or added.dtype != ir.DataType.FLOAT:
         return None
-    wanted, found = list(scores.shape), list(added.shape)
-    if len(wanted) != 4 or len(found) != 4 or not isinstance(wanted[2], int):
+    expected, found = list(scores.shape), list(added.shape)
+    if len(expected) != 4 or len(found) != 4 or not isinstance(expected[2], int):
         return None
-    fits = found[3] == wanted[3] and all(own in (1, whole) for own, whole in zip(found, wanted, strict=True))
+    fits = found[3] == expected[3] and all(own in (1, whole) for own, whole in zip(found, expected, strict=True))
     return added if fits else None
 
 

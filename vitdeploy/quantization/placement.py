@@ -330,7 +330,7 @@ def place(
     check_calibrated(chosen, ranges)
     if fp8:
         if backend.write_fp8 is None:
-            raise CapabilityError(f"{target} has no FP8", wanted=", ".join(TARGETS[target].precisions))
+            raise CapabilityError(f"{target} has no FP8", expected=", ".join(TARGETS[target].precisions))
         backend.write_fp8(model, chosen, ranges)
         return placement
     of_weights = [linear for linear in linears if linear.name in placement.dynamic]

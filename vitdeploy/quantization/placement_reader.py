@@ -1,6 +1,6 @@
 """A quantized graph read back: which tensors are quantized for which layers; the same graph with some of them float.
 
-One is refused where the float graph is wanted: its ranges and weights are not those of the model.
+One is refused where the float graph is expected: its ranges and weights are not those of the model.
 """
 
 from collections.abc import Collection
@@ -77,7 +77,7 @@ def reject_quantized(model: ir.Model, source: str) -> None:
         raise GraphError(
             f"{source} is quantized already",
             found=", ".join(f"{count} {operator}" for operator, count in sorted(counts.items())),
-            wanted="the float graph that it was made from",
+            expected="the float graph that it was made from",
         )
 
 
@@ -138,7 +138,7 @@ def load_float_graph(graph: Path) -> tuple[ir.Model, GraphMetadata]:
         raise GraphError(
             f"{graph} is quantized or placed already",
             found=f"{metadata.precision} for {metadata.target}",
-            wanted="the float graph written by `vitdeploy export`",
+            expected="the float graph written by `vitdeploy export`",
         )
     reject_quantized(model, str(graph))
     return model, metadata

@@ -188,7 +188,7 @@ class ImageChecks:
             raise DataError(
                 "every calibration image is of one colour",
                 found=f"{self.images} images without any detail",
-                wanted="images as the model will see them",
+                expected="images as the model will see them",
                 fix="check the files, and that their bit depth is 8",
             )
         found = []

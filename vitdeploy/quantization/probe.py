@@ -75,7 +75,7 @@ class Probe(ImageProbe):
         return DataError(
             f"the model's activations are not finite on the calibration {noun}",
             found=f"{find_nonfinite(self.model, name, feeds)}, on {shown}",
-            wanted="finite activations",
+            expected="finite activations",
             fix="check the checkpoint and the preprocessing, or take this image away"
             if self.preprocess is not None
             else f"check the checkpoint, or leave {shown} out",
@@ -150,11 +150,11 @@ def find_nonfinite(model: ir.Model, tensor: str, feeds: Mapping[str, npt.NDArray
 
 def _before(model: ir.Model, tensor: str) -> list[ir.Node]:
     """The nodes that `tensor` is computed from, in graph order."""
-    wanted, found = {tensor}, []
+    expected, found = {tensor}, []
     for node in reversed(list(model.graph)):
-        if wanted & {str(value.name) for value in node.outputs}:
+        if expected & {str(value.name) for value in node.outputs}:
             found.append(node)
-            wanted |= {str(value.name) for value in node.inputs if value is not None}
+            expected |= {str(value.name) for value in node.inputs if value is not None}
     return found[::-1]
 
 

@@ -86,7 +86,7 @@ def list_recipes(
             raise InputError(
                 "two recipes have the same name, and so would their bundles",
                 found=f"{name}: {before[name]} and {each.file}",
-                wanted="a name for each",
+                expected="a name for each",
                 fix="give one of them another name in its file",
             )
         before[name] = each.file
@@ -186,8 +186,8 @@ class _Reader:
                     yield f"{at}: {cut(label)} stands there {count} times"
             for choice in choices:
                 if choice.name == "":
-                    wanted = f"NAME: {cut(choice.label)}"
-                    yield f"line {choice.line}: $.axes.{cut(field)}: a value without a name; write {wanted}"
+                    expected = f"NAME: {cut(choice.label)}"
+                    yield f"line {choice.line}: $.axes.{cut(field)}: a value without a name; write {expected}"
 
     def _without_excluded(self, made: list[_Choices]) -> list[_Choices]:
         problems, gone = [], set()

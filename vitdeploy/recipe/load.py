@@ -32,7 +32,7 @@ def cut(text: str, most: int = MAX_QUOTED) -> str:
 
 
 def problem_line(error: Any, model: type[BaseModel]) -> str:
-    """`$.a.b: found, wanted`, of an error at a field of `model` or below."""
+    """`$.a.b: found, expected`, of an error at a field of `model` or below."""
     return cut(_line(error, model), MAX_LINE)
 
 
@@ -101,7 +101,7 @@ def load_recipe(path: Path, overrides: Sequence[str] = (), function: str | None 
     if GRID in data and "vitdeploy" not in data:
         told = f"{path} is a grid of recipes"
         raise InputError(
-            told, found=f"a file with {GRID}:", wanted="one recipe", fix="`vitdeploy sweep` runs all recipes of a grid"
+            told, found=f"a file with {GRID}:", expected="one recipe", fix="`vitdeploy sweep` runs all recipes of a grid"
         )
     anchor(data, path.parent)
     for override in overrides:
@@ -141,7 +141,7 @@ def read_fields(path: Path) -> dict[str, Any]:
         told = f"no recipe at {cut(str(path), MAX_LINE)}"
         raise MissingFileError(told, fix="check the path; `vitdeploy run --help` shows a recipe")
     if path.stat().st_size > MAX_BYTES:
-        raise RecipeError(str(path), [f"$: {path.stat().st_size:,} bytes, wanted at most {MAX_BYTES:,}"])
+        raise RecipeError(str(path), [f"$: {path.stat().st_size:,} bytes, expected at most {MAX_BYTES:,}"])
     try:
         with bounded(f"read {path.name}", size_of(path)):
             data = read_yaml(path.read_text(encoding="utf-8-sig"))
@@ -150,7 +150,7 @@ def read_fields(path: Path) -> dict[str, Any]:
     except NOT_YAML as error:
         raise RecipeError(str(path), ["$: not YAML: " + " ".join(str(error).split())[:300]]) from None
     if not isinstance(data, dict):
-        raise RecipeError(str(path), [f"$: found {type(data).__name__}, wanted a mapping of fields"])
+        raise RecipeError(str(path), [f"$: found {type(data).__name__}, expected a mapping of fields"])
     return data
 
 
@@ -193,7 +193,7 @@ def _set(data: dict[str, Any], override: str, source: str) -> None:
     path, separator, text = override.partition("=")
     keys, said = path.split("."), f"--set {cut(repr(override))}"
     if not separator or not all(keys):
-        raise RecipeError(source, [f"{said}: wanted a.b=value"])
+        raise RecipeError(source, [f"{said}: expected a.b=value"])
     if len(keys) > MAX_DEPTH:
         raise RecipeError(source, [f"--set: {len(keys):,} keys inside each other, at most {MAX_DEPTH} are read"])
     at = data

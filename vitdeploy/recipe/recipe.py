@@ -131,7 +131,7 @@ class PreprocessSection(Section):
     @model_validator(mode="after")
     def _channels(self) -> PreprocessSection:
         if len(self.mean) != len(self.std) or len(self.mean) not in (1, 3):
-            raise ValueError(f"mean has {len(self.mean)} values and std {len(self.std)}; wanted 1 or 3 of each")
+            raise ValueError(f"mean has {len(self.mean)} values and std {len(self.std)}; expected 1 or 3 of each")
         if min(self.std) <= 0:
             raise ValueError("std must be above 0")
         return self
@@ -243,9 +243,9 @@ class BenchSection(Section):
         """Artifacts are compared by the rounds that they take in turns, which the other scenarios have not."""
         parsed = [parse_scenario(text) for text in scenarios]
         if not any(scenario.spread for scenario in parsed):
-            raise ValueError("wanted single or offline among them: these are compared")
+            raise ValueError("expected single or offline among them: these are compared")
         if len(set(scenarios)) < len(scenarios):
-            raise ValueError("wanted each once")
+            raise ValueError("expected each once")
         return scenarios
 
 
@@ -424,7 +424,7 @@ class Recipe(Section):
     @classmethod
     def _known_targets(cls, targets: tuple[str, ...]) -> tuple[str, ...]:
         if not targets:
-            raise ValueError(f"wanted at least one of {', '.join(TARGETS)}")
+            raise ValueError(f"expected at least one of {', '.join(TARGETS)}")
         for target in targets:
             if target not in TARGETS:
                 hint = f"; did you mean {near}?" if (near := near_target(target)) else ""

@@ -80,7 +80,7 @@ def parse_releases(text: str) -> Releases:
         raise InputError(
             f"releases of {found.runtime} are not compared",
             found=text,
-            wanted=f"one of {', '.join(RUNTIMES)}",
+            expected=f"one of {', '.join(RUNTIMES)}",
             fix="a plan of TensorRT is for one release; `vitdeploy compile` builds it anew"
             if found.runtime == "tensorrt"
             else f"--runtime '{EXAMPLE}'",
@@ -92,7 +92,7 @@ def _no_range(text: str, why: str) -> InputError:
     return InputError(
         f"{text!r} is no range of releases",
         found=why,
-        wanted=f"NAME==FIRST..LAST, such as {EXAMPLE}, or a requirement such as 'onnxruntime>=1.20,<1.32'",
+        expected=f"NAME==FIRST..LAST, such as {EXAMPLE}, or a requirement such as 'onnxruntime>=1.20,<1.32'",
     )
 
 
@@ -129,7 +129,7 @@ def compare_versions(
         raise InputError(
             f"no release of {asked.runtime} that installs here is in {text}",
             found=f"{released[0]} to {released[-1]}" + (f"; elsewhere {', '.join(skipped)}" if skipped else ""),
-            wanted="a range with one of them",
+            expected="a range with one of them",
         )
     found = {}
     for index, version in enumerate(chosen):
@@ -157,7 +157,7 @@ def _engines(folder: Path, manifest: Manifest, asked: Releases) -> list[EngineSp
         raise InputError(
             f"no engine of {folder} is for {asked.runtime}",
             found=", ".join(engine.artifact for engine in manifest.engines),
-            wanted=f"a range of {' or '.join(sorted({TARGETS[each.target].package for each in manifest.engines}))}",
+            expected=f"a range of {' or '.join(sorted({TARGETS[each.target].package for each in manifest.engines}))}",
         )
     for engine in engines:
         if read_golden(folder, manifest, engine) is None:

@@ -67,13 +67,13 @@ RUNTIME = BackendTable(
 
 
 def import_runtime(
-    module: str, package: str, extra: str, why: str, target: str = "", *, wanted: str = "", fix: str = ""
+    module: str, package: str, extra: str, why: str, target: str = "", *, expected: str = "", fix: str = ""
 ) -> ModuleType:
     """The module of a runtime; `why` to `target` as for `MissingPackageError`.
 
     Raises:
         MissingPackageError: it is not installed.
-        EngineError: it is installed but does not load; `wanted` and `fix` are of this.
+        EngineError: it is installed but does not load; `expected` and `fix` are of this.
     """
     try:
         return importlib.import_module(module)
@@ -83,7 +83,7 @@ def import_runtime(
         raise EngineError(
             f"{package} is installed but does not load",
             found=str(error)[:300],
-            wanted=wanted,
+            expected=expected,
             fix=fix or f"pip install --force-reinstall {package}",
         ) from None
 

@@ -120,7 +120,7 @@ def usable_engines(manifest: Manifest, engines: Sequence[EngineSpec]) -> list[En
         raise GateError(
             f"of the bundle {manifest.name}, what was asked for has only engines that failed their budget",
             found=", ".join(engine.artifact for engine in engines),
-            wanted="an engine that meets its budget; the bundle's report.html says why these do not",
+            expected="an engine that meets its budget; the bundle's report.html says why these do not",
             fix="take another engine, if the bundle has one, or `vitdeploy run` with another budget; "
             "in Python, load(..., allow_failed=True) gives it all the same",
         )
@@ -179,14 +179,14 @@ def select_engines(manifest: Manifest, target: str) -> list[EngineSpec]:
         raise TargetError(
             f"the bundle {manifest.name} has no engine",
             found="none",
-            wanted="an engine that meets its budget; the bundle's report.html says why none does",
+            expected="an engine that meets its budget; the bundle's report.html says why none does",
             fix="vitdeploy run RECIPE with another budget, or with --set bundle.include_failed=true",
         )
     if not chosen:
         raise TargetError(
             f"the bundle {manifest.name} has no engine for {target}",
             found=", ".join(engine.artifact for engine in manifest.engines),
-            wanted="an engine that the bundle has; its report lists those that were measured and do not ship, too",
+            expected="an engine that the bundle has; its report lists those that were measured and do not ship, too",
             fix=_way_to(target),
         )
     return chosen

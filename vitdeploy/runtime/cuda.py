@@ -58,7 +58,7 @@ def _typed_error(code: Any) -> VitdeployError:
         return CapabilityError(
             "no NVIDIA GPU can be used here",
             found=code.name,
-            wanted="a GPU, and a driver that is new enough for this CUDA",
+            expected="a GPU, and a driver that is new enough for this CUDA",
             fix=f"install or update NVIDIA's driver, or install the cuda-python of the driver's CUDA; {LOOK}",
         )
     _, text = cudart.cudaGetErrorString(code)
@@ -91,14 +91,14 @@ def describe_device() -> Device:
         raise CapabilityError(
             "no NVIDIA GPU can be used here",
             found=str(error)[:200],
-            wanted="a GPU with NVIDIA's driver",
+            expected="a GPU with NVIDIA's driver",
             fix=f"install NVIDIA's driver; {LOOK}",
         ) from None
     if not count:
         raise CapabilityError(
             "no NVIDIA GPU can be used here",
             found="no device",
-            wanted="a GPU",
+            expected="a GPU",
             fix=f"look at CUDA_VISIBLE_DEVICES; {LOOK}",
         )
     properties = check(cudart.cudaGetDeviceProperties(DEVICE))
@@ -343,7 +343,7 @@ def read(capsule: Any) -> Borrowed:
         raise TensorError(
             "a DLPack tensor has a type that numpy lacks",
             found=f"type code {tensor.code}, {tensor.bits} bits, {tensor.lanes} lanes",
-            wanted="integers, floats or booleans",
+            expected="integers, floats or booleans",
         )
     if strides is not None and not is_contiguous(shape, strides):
         raise TensorError("a DLPack tensor is not contiguous", found=f"strides {strides} for the shape {shape}")
@@ -415,7 +415,7 @@ def borrow(value: Any, stream: Stream) -> Borrowed:
             raise TensorError(
                 "an input is not in the memory of the GPU",
                 found=f"DLPack device {tuple(map(int, device))}",
-                wanted=f"{(CUDA, DEVICE)}",
+                expected=f"{(CUDA, DEVICE)}",
                 fix="move it to the GPU, or call infer with numpy arrays",
             )
         try:
@@ -428,7 +428,7 @@ def borrow(value: Any, stream: Stream) -> Borrowed:
         raise TensorError(
             "an input is no array in GPU memory",
             found=type(value).__name__,
-            wanted="__dlpack__ or __cuda_array_interface__",
+            expected="__dlpack__ or __cuda_array_interface__",
             fix="call infer with numpy arrays",
         )
     return _from_interface(facts, value)

@@ -38,13 +38,13 @@ def make_runner(
         if not isinstance(number, int) or not least <= number <= most:
             raise TargetError(
                 f"{engine.artifact} cannot run with {what} {number!r}",
-                wanted=f"a whole number from {least} to {most:,}",
+                expected=f"a whole number from {least} to {most:,}",
             )
     if batch is not None and batch != engine.batch and not engine.dynamic_batch:
         raise TargetError(
             f"{engine.artifact} cannot run at batch {batch}",
             found=f"a graph with the fixed batch {engine.batch}",
-            wanted="export: {batch: dynamic}",
+            expected="export: {batch: dynamic}",
             fix="export with a dynamic batch, or with the batch that you need",
         )
     size = batch or engine.batch
@@ -66,7 +66,7 @@ def _flow_runner(
     flow, specs = engine.flow, {part.part: part for part in engine.parts}
     if flow is None:
         raise TargetError(
-            f"nothing says how the parts of {engine.artifact} run together", wanted="a flow in the manifest"
+            f"nothing says how the parts of {engine.artifact} run together", expected="a flow in the manifest"
         )
     decodes = flow.parts[-1].repeats
     decodable = engine.sequence is not None and len(flow.parts) == 2
@@ -74,7 +74,7 @@ def _flow_runner(
         raise TargetError(
             f"{engine.artifact} cannot be run",
             found=f"parts {', '.join(specs)}" + ("" if engine.sequence or not decodes else ", and no way to decode"),
-            wanted="the parts " + " and ".join(part.name for part in flow.parts) + ", and how to run them",
+            expected="the parts " + " and ".join(part.name for part in flow.parts) + ", and how to run them",
         )
     parts = {}
     for part in flow.parts:

@@ -45,7 +45,7 @@ class LinkedParts:
                 raise TargetError(
                     f"the graphs of {self.name} do not fit together",
                     found="; ".join(problems),
-                    wanted="graphs that were exported together",
+                    expected="graphs that were exported together",
                     fix="export the model again, and take all graphs of one export",
                 )
         except BaseException:
@@ -77,11 +77,11 @@ class LinkedParts:
 
     def needed(self, sources: Sequence[str]) -> list[FlowPart]:
         """The parts that these tensors come from, in their order."""
-        wanted, needed = set(sources), []
+        expected, needed = set(sources), []
         for part in reversed(self.flow.parts):
-            if any((linked := link(self.flow, source)) and linked[0] == part.name for source in wanted):
+            if any((linked := link(self.flow, source)) and linked[0] == part.name for source in expected):
                 needed.append(part)
-                wanted |= set(part.feeds.values())
+                expected |= set(part.feeds.values())
         return needed[::-1]
 
     def _run(self, part: FlowPart, feeds: dict[str, Array]) -> dict[str, Array]:
@@ -124,7 +124,7 @@ def run_rows(runner: Runner, feeds: Mapping[str, Array]) -> dict[str, Array]:
         raise TensorError(
             f"{runner.name}: inputs of different numbers of rows" if count else f"{runner.name}: inputs without a row",
             found=", ".join(f"{name} {each}" for name, each in counts.items()),
-            wanted="as many rows in each, at least one",
+            expected="as many rows in each, at least one",
         )
     size = runner.inputs[0].shape[0]
     if not isinstance(size, int) or size == count:

@@ -79,7 +79,7 @@ def flow_of_graphs(graphs: Graphs) -> FlowSpec:
         raise TargetError(
             "nothing says how these graphs run together",
             found=", ".join(graphs),
-            wanted="a flow in the manifest; or " + " or ".join(" and ".join(names) for names in PARTS),
+            expected="a flow in the manifest; or " + " or ".join(" and ".join(names) for names in PARTS),
         )
     return known(graphs)
 

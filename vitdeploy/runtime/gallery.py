@@ -70,7 +70,7 @@ class Gallery:
             raise InputError(
                 "this embedding is not of the model that made the gallery",
                 found=f"{len(embedding.vector)} numbers",
-                wanted=f"{self.vectors.shape[1]} numbers",
+                expected=f"{self.vectors.shape[1]} numbers",
                 fix="search(image, gallery) of the predictor that made the gallery",
             )
         cosines = np.clip(self.vectors @ direction(embedding.vector).astype(np.float32), -1, 1)
@@ -153,7 +153,7 @@ class EmbeddingPredictor(Predictor):
             raise DataError(
                 f"{folder} is no small gallery",
                 found=f"{len(names):,} images",
-                wanted=f"1 to {MOST:,} images, ending in {', '.join(sorted(SUFFIXES))}",
+                expected=f"1 to {MOST:,} images, ending in {', '.join(sorted(SUFFIXES))}",
             )
         vectors = []
         for start in range(0, len(names), TOGETHER):
@@ -170,7 +170,7 @@ class EmbeddingPredictor(Predictor):
             raise InputError(
                 f"{name} holds the embeddings of another model, which are like none of this one",
                 found=f"model {gallery.model[:12] or 'without a digest'}",
-                wanted=f"model {self.model[:12] or 'of a bundle'}",
+                expected=f"model {self.model[:12] or 'of a bundle'}",
                 fix="embed the images again: predictor.gallery(FOLDER).save(FILE)",
             )
 
@@ -197,7 +197,7 @@ def _images(folder: Path) -> Iterator[str]:
 def _read(path: Path) -> Gallery:
     """A gallery out of a file that may come from anywhere."""
     if not path.is_file():
-        raise MissingFileError(f"no gallery at {path}", wanted="a folder of images, or the file of a saved gallery")
+        raise MissingFileError(f"no gallery at {path}", expected="a folder of images, or the file of a saved gallery")
     try:
         with path.open("rb") as file:
             size = max(path.stat().st_size, sum(member.file_size for member in members_of(file)))
@@ -218,4 +218,4 @@ def _read(path: Path) -> Gallery:
 
 
 def _no_gallery(path: Path, found: str) -> DataError:
-    return DataError(f"{path} is no gallery", found=found, wanted="a file that Gallery.save wrote")
+    return DataError(f"{path} is no gallery", found=found, expected="a file that Gallery.save wrote")

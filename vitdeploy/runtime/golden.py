@@ -77,22 +77,22 @@ def check_golden(
     if golden is None:
         raise no_golden(manifest, engine.artifact)
     if len(golden.inputs) != len(runner.inputs) or not golden.inputs:
-        raise ManifestError("a golden set of other inputs", found=", ".join(golden.inputs), wanted=str(runner.inputs))
+        raise ManifestError("a golden set of other inputs", found=", ".join(golden.inputs), expected=str(runner.inputs))
     runner, samples, further = bound(manifest.task, runner, golden.inputs, manifest.postprocess)
     if any(len(array) != len(samples) for array in further.values() if array.ndim) or not all(
         array.ndim for array in further.values()
     ):
-        raise ManifestError("a golden set of other inputs", found=", ".join(further), wanted="a row for each image")
+        raise ManifestError("a golden set of other inputs", found=", ".join(further), expected="a row for each image")
     if manifest.preprocess is not None and not _are_pictures(samples, manifest.preprocess):
         raise ManifestError(
             "golden inputs that are no pictures",
             found=f"{samples.dtype} {samples.shape}",
-            wanted="uint8 [n, height, width, channels]",
+            expected="uint8 [n, height, width, channels]",
         )
     found = engine_outputs(runner, manifest.preprocess, samples, further)
     for each in (golden.outputs, golden.original):
         if set(found) != set(each):
-            raise ManifestError("a golden set of other outputs", found=", ".join(each), wanted=", ".join(found))
+            raise ManifestError("a golden set of other outputs", found=", ".join(each), expected=", ".join(found))
         shapes = [
             (each[name].shape, array.shape)
             for name, array in found.items()
@@ -100,7 +100,7 @@ def check_golden(
             if each[name].shape != array.shape and not ("tokens" in found and len(each[name]) == len(array))
         ]
         if shapes:
-            raise ManifestError("golden outputs of other shapes", found=str(shapes[0][0]), wanted=str(shapes[0][1]))
+            raise ManifestError("golden outputs of other shapes", found=str(shapes[0][0]), expected=str(shapes[0][1]))
     names = comparable(manifest, found)
     if golden.least_same:  # a token that was as likely as another may be the other elsewhere: its answer is counted
         names = [name for name in names if golden.outputs[name].dtype.kind not in "iu"]
@@ -134,7 +134,7 @@ def golden_files(manifest: Manifest, engine: EngineSpec) -> tuple[str, ...]:
 def no_golden(manifest: Manifest, what: str) -> InputError:
     return InputError(
         f"the bundle {manifest.name} has no golden answers for {what}",
-        wanted="a bundle of `vitdeploy run`, which keeps some of the original's answers",
+        expected="a bundle of `vitdeploy run`, which keeps some of the original's answers",
     )
 
 
@@ -175,7 +175,7 @@ def read_golden(
         raise ManifestError(
             f"{files.folder / golden.inputs} has too many golden samples",
             found=f"{count:,}",
-            wanted=f"at most {MAX_SAMPLES}, each of which is run",
+            expected=f"at most {MAX_SAMPLES}, each of which is run",
         )
     if own is None:
         return GoldenSet(inputs, original, original, golden.tolerance[engine.target], 0)
@@ -193,7 +193,7 @@ def _arrays(files: checked.CheckedFiles, name: str) -> dict[str, Array]:
         with np.load(data, allow_pickle=False) as arrays:
             return dict(arrays)
     except DAMAGED as error:
-        raise ManifestError(f"{path} cannot be read", found=str(error)[:200], wanted="arrays in an .npz file") from None
+        raise ManifestError(f"{path} cannot be read", found=str(error)[:200], expected="arrays in an .npz file") from None
 
 
 def engine_outputs(
@@ -213,16 +213,16 @@ def engine_outputs(
     return values.run_batches(map(feeds, range(0, len(samples), size)), batch, runner.infer)
 
 
-def largest_difference(found: Mapping[str, Array], wanted: Mapping[str, Array], names: Iterable[str]) -> float:
+def largest_difference(found: Mapping[str, Array], expected: Mapping[str, Array], names: Iterable[str]) -> float:
     """max|a - b| / max|b| of the output where it is worst; not a number where one of them is none. 0 of no names."""
-    return float(np.max([_difference(found[name], wanted[name]) for name in names], initial=0.0))
+    return float(np.max([_difference(found[name], expected[name]) for name in names], initial=0.0))
 
 
-def _difference(found: Array, wanted: Array) -> float:
+def _difference(found: Array, expected: Array) -> float:
     """The difference of one output; infinite if tokens differ, or their number."""
-    if found.shape != wanted.shape or (wanted.dtype.kind in "iu" and not np.array_equal(found, wanted)):
+    if found.shape != expected.shape or (expected.dtype.kind in "iu" and not np.array_equal(found, expected)):
         return float("inf")
-    a, b = found.astype(np.float64), wanted.astype(np.float64)
+    a, b = found.astype(np.float64), expected.astype(np.float64)
     return float(np.abs(a - b).max(initial=0.0) / max(float(np.abs(b).max(initial=0.0)), 1e-300))
 
 
@@ -307,7 +307,7 @@ def wrong_answers(
             f"{engine.artifact} gives wrong answers here",
             found=f"its outputs for {found.inputs} seeded images are {away} those of its graph "
             f"(allowed {found.tolerance:.1e}); {_where(engine, here)}",
-            wanted="what ONNX Runtime without optimisation gives for the same graph",
+            expected="what ONNX Runtime without optimisation gives for the same graph",
             fix="take another version of the runtime, another target or another precision; `vitdeploy verify GRAPH "
             "--against FLOAT_GRAPH --data IMAGES --bisect` names the first layer that differs on images of yours",
         )
@@ -315,7 +315,7 @@ def wrong_answers(
         f"{engine.artifact} gives wrong answers here",
         found=f"{found.same} of {found.inputs} answers are the original's (at least {found.least_same} must be); its "
         f"outputs are {away} those when the bundle was made (allowed {found.tolerance:.1e}); {_where(engine, here)}",
-        wanted="the answers that the bundle keeps of its original and of this engine",
+        expected="the answers that the bundle keeps of its original and of this engine",
         fix="take another engine of the bundle or another version of the runtime; "
         "`vitdeploy inspect BUNDLE --check` tells all engines, "
         "`vitdeploy verify BUNDLE --against MODEL --data IMAGES --bisect` the first layer that differs",

@@ -332,7 +332,7 @@ def require_real_times() -> None:
         raise CapabilityError(
             "nothing is timed in an emulator",
             found=f"this process is emulated: {found}",
-            wanted=f"a real {platform.machine()} machine",
+            expected=f"a real {platform.machine()} machine",
             fix="bench on a real one; compile and verify work here",
         )
 

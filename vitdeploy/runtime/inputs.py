@@ -44,31 +44,31 @@ def require_image_alone(name: str, further: Sequence[TensorSpec], what: str) -> 
         raise CapabilityError(
             f"{what} takes models of images alone",
             found=f"{name}, for which each image brings {', '.join(map(str, further))}",
-            wanted="a model whose further inputs are constants",
+            expected="a model whose further inputs are constants",
             fix=f"bind the input to a value, which all images share: --bind {further[0].name}=VALUE, or source.bind of "
             "a recipe; run, verify, bench and predict take one for each image",
         )
 
 
-def read_further(given: Inputs | None, wanted: Sequence[TensorSpec]) -> dict[str, npt.NDArray[Any]]:
+def read_further(given: Inputs | None, expected: Sequence[TensorSpec]) -> dict[str, npt.NDArray[Any]]:
     """The arrays of one image's further inputs, without a batch axis, of what a caller gives by name.
 
     Raises:
         InputError: an input is missing, or one is given that the model does not have.
         MissingFileError, ImageError, TensorError: as `read_input`.
     """
-    names, found = [tensor.name for tensor in wanted], list(given or {})
+    names, found = [tensor.name for tensor in expected], list(given or {})
     if set(names) != set(found):
         missing = [name for name in names if name not in found]
         raise InputError(
             f"the model takes {', '.join(['an image', *names])}",
             found=", ".join(["an image", *map(str, found)]),
-            wanted=", ".join(map(str, wanted)) or "an image alone",
+            expected=", ".join(map(str, expected)) or "an image alone",
             fix=f"--input {missing[0]}=FILE, or predict_with(image, {{{missing[0]!r}: ...}}) in Python"
             if missing
             else "leave the others out",
         )
-    return {tensor.name: read_input((given or {})[tensor.name], tensor) for tensor in wanted}
+    return {tensor.name: read_input((given or {})[tensor.name], tensor) for tensor in expected}
 
 
 def read_input(value: InputValue, tensor: TensorSpec) -> npt.NDArray[Any]:
@@ -90,12 +90,12 @@ def read_input(value: InputValue, tensor: TensorSpec) -> npt.NDArray[Any]:
     path = Path(value)
     if path.suffix.lower() not in SUFFIXES:
         raise TensorError(
-            f"{path} is no file of the input {tensor.name}", found=path.suffix or "no suffix", wanted=".npy or .png"
+            f"{path} is no file of the input {tensor.name}", found=path.suffix or "no suffix", expected=".npy or .png"
         )
     if not is_file(path):
         raise MissingFileError(
             f"no file at {path}, which is to be the input {tensor.name} of an image",
-            wanted=_wanted(tensor),
+            expected=_expected(tensor),
             fix="check the path",
         )
     read = _map(path, tensor, str(path)) if path.suffix.lower() == ".png" else _numbers(path, tensor)
@@ -106,7 +106,7 @@ def _of_bytes(content: bytes, tensor: TensorSpec, what: str) -> npt.NDArray[Any]
     if content.startswith(preprocess.PNG):
         return _fitted(_map(content, tensor, what), tensor, what)
     if not content.startswith(NPY):
-        raise TensorError(f"{what} is no file of it", found=f"{len(content):,} bytes", wanted="a .npy or .png")
+        raise TensorError(f"{what} is no file of it", found=f"{len(content):,} bytes", expected="a .npy or .png")
     try:
         file = io.BytesIO(content)
         # The header alone, before memory is taken for what it promises.
@@ -117,11 +117,11 @@ def _of_bytes(content: bytes, tensor: TensorSpec, what: str) -> npt.NDArray[Any]
         return _fitted(np.load(io.BytesIO(content), allow_pickle=False), tensor, what)
     except DAMAGED as error:
         raise TensorError(
-            f"{what} cannot be read", found=str(error)[:200], wanted=f"a .npy, {_wanted(tensor)}"
+            f"{what} cannot be read", found=str(error)[:200], expected=f"a .npy, {_expected(tensor)}"
         ) from None
 
 
-def _wanted(tensor: TensorSpec) -> str:
+def _expected(tensor: TensorSpec) -> str:
     return f"{tensor.dtype} {list(tensor.shape[1:])}"
 
 
@@ -131,7 +131,7 @@ def _fitted(array: npt.NDArray[Any], tensor: TensorSpec, what: str) -> npt.NDArr
     found = np.ascontiguousarray(array).reshape(array.shape)  # which makes a number an array of one
     if found.dtype.kind == "f" and not np.isfinite(found).all():
         raise TensorError(
-            f"{what} has numbers that are not finite", found="NaN or infinity", wanted=f"finite numbers, {tensor.dtype}"
+            f"{what} has numbers that are not finite", found="NaN or infinity", expected=f"finite numbers, {tensor.dtype}"
         )
     return found
 
@@ -141,7 +141,7 @@ def _misfit(dtype: np.dtype[Any], shape: tuple[int, ...], tensor: TensorSpec, wh
     return TensorError(
         f"{what} does not fit the input {tensor.name}",
         found=f"{dtype.name if dtype.isnative else dtype.str} {list(shape)}",
-        wanted=f"{_wanted(tensor)}: what one image brings, without the batch axis",
+        expected=f"{_expected(tensor)}: what one image brings, without the batch axis",
         fix=f"array.astype({tensor.dtype!r}), where that keeps its numbers" if other else "prepare it as the image is",
     )
 
@@ -152,10 +152,10 @@ def _numbers(path: Path, tensor: TensorSpec) -> npt.NDArray[Any]:
         array = np.load(path, mmap_mode="r", allow_pickle=False)
     except DAMAGED as error:
         raise TensorError(
-            f"{path} cannot be read", found=str(error)[:200], wanted=f"a .npy, {_wanted(tensor)}"
+            f"{path} cannot be read", found=str(error)[:200], expected=f"a .npy, {_expected(tensor)}"
         ) from None
     if not isinstance(array, np.ndarray):
-        raise TensorError(f"{path} cannot be read", found="an .npz archive", wanted=f"a .npy, {_wanted(tensor)}")
+        raise TensorError(f"{path} cannot be read", found="an .npz archive", expected=f"a .npy, {_expected(tensor)}")
     return array
 
 
@@ -166,12 +166,12 @@ def _map(source: Path | bytes, tensor: TensorSpec, what: str) -> npt.NDArray[Any
         raise TensorError(
             f"{what} is no map for the input {tensor.name}",
             found=f"a PNG of the mode {image.mode}, for {tensor.dtype}",
-            wanted="a grey PNG of 8 bits, for float32 (0 to 1), uint8 (as it is) or bool (black or white)",
-            fix=f"a .npy, {_wanted(tensor)}",
+            expected="a grey PNG of 8 bits, for float32 (0 to 1), uint8 (as it is) or bool (black or white)",
+            fix=f"a .npy, {_expected(tensor)}",
         )
     pixels = np.asarray(image.convert("L"))
     if tensor.dtype == "bool" and not np.isin(pixels, (0, WHITE)).all():
-        raise TensorError(f"{what} is no map of black and white", found="grey pixels", wanted="0 or 255 for each pixel")
+        raise TensorError(f"{what} is no map of black and white", found="grey pixels", expected="0 or 255 for each pixel")
     found: npt.NDArray[Any] = pixels
     if tensor.dtype == "float32":
         found = pixels.astype(np.float32) / np.float32(WHITE)

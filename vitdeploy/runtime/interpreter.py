@@ -52,9 +52,9 @@ def module_argv(module: str) -> tuple[str, ...]:
 def reported_error(data: dict[str, str], message: str, output: IO[bytes]) -> VitdeployError:
     """The error that a child reports, as the class with its code. `output` is the file of its standard error."""
     found = data["found"]
-    if data["code"] == VitdeployError.code:  # unexpected, so its traceback is wanted
+    if data["code"] == VitdeployError.code:  # unexpected, so its traceback is shown
         found = "\n".join([found, *last_words(output)]).strip()
-    return error_with_code(data["code"], message, found=found, wanted=data["wanted"], fix=data["fix"])
+    return error_with_code(data["code"], message, found=found, expected=data["expected"], fix=data["fix"])
 
 
 def ending(status: int) -> tuple[str, str]:
@@ -70,7 +70,7 @@ def ending(status: int) -> tuple[str, str]:
 # The child reads one JSON document from standard input and answers with JSON lines on what was its standard output:
 #
 #     {"progress": ["text", done, total]}    any number of times
-#     {"done": {...}}                        or {"error": {"code", "message", "exit_code", "found", "wanted", "fix"}}
+#     {"done": {...}}                        or {"error": {"code", "message", "exit_code", "found", "expected", "fix"}}
 
 
 def run_child(argv: tuple[str, ...], request: Any, what: str, progress: Progress) -> Any:

@@ -64,7 +64,7 @@ def load(
     """
     folder = bundle_folder(path)
     if not isinstance(streams, int) or streams < 1:
-        raise InputError("streams are runs at once", found=repr(streams), wanted="a whole number from 1 on")
+        raise InputError("streams are runs at once", found=repr(streams), expected="a whole number from 1 on")
     from PIL import Image
 
     Image.preinit()  # what the first image would import: a child forked meanwhile would wait for that import forever
@@ -115,7 +115,7 @@ def _monitor_of(given: object) -> Monitor | None:
     if isinstance(given, Monitor):
         return given
     raise InputError(
-        "monitor says whether images and answers are watched", found=type_name(given), wanted="True, or a Monitor"
+        "monitor says whether images and answers are watched", found=type_name(given), expected="True, or a Monitor"
     )
 
 
@@ -126,7 +126,7 @@ def bundle_folder(path: object) -> Path:
         InputError: no path.
     """
     if not isinstance(path, str | Path):
-        raise InputError("no bundle is named", found=type_name(path), wanted="the path of its folder, str or Path")
+        raise InputError("no bundle is named", found=type_name(path), expected="the path of its folder, str or Path")
     return Path(path)
 
 
@@ -140,7 +140,7 @@ def images_of(manifest: Manifest) -> PreprocessSpec:
         raise TargetError(
             f"the bundle {manifest.name} takes no images",
             found=f"the task {manifest.task}",
-            wanted="a bundle for images",
+            expected="a bundle for images",
             fix="vitdeploy.runtime.load_sequence(BUNDLE)",
         )
     return manifest.preprocess

@@ -91,7 +91,7 @@ class Monitor:
             raise InputError(
                 "that is no way to watch an engine",
                 found=f"window {self.window}, every {self.every}, false_alarms {self.false_alarms}, share {self.share}",
-                wanted="a window of 8 images or more, every 1 run or more, false_alarms 0.0001 to 0.5, a share above 0",
+                expected="a window of 8 images or more, every 1 run or more, false_alarms 0.0001 to 0.5, a share above 0",
             )
 
 
@@ -122,8 +122,8 @@ class Canary:
     def __init__(self, runner: Runner, preprocess: PreprocessSpec, golden: GoldenSet, names: list[str]) -> None:
         self._runner, self._preprocess, self.tolerance = runner, preprocess, golden.tolerance
         (self._inputs,) = golden.inputs.values()
-        self._wanted = {name: golden.outputs[name] for name in names}
-        self._scales = {name: max(float(np.abs(each).max(initial=0.0)), 1e-300) for name, each in self._wanted.items()}
+        self._expected = {name: golden.outputs[name] for name in names}
+        self._scales = {name: max(float(np.abs(each).max(initial=0.0)), 1e-300) for name, each in self._expected.items()}
         self._first: dict[int, dict[str, Array]] = {}
         self._turn = forkable_lock()
         self._next = 0
@@ -135,8 +135,8 @@ class Canary:
             i, self._next = self._next, (self._next + 1) % len(self._inputs)
         found = engine_outputs(self._runner, self._preprocess, self._inputs[i : i + 1])
         first = self._first.setdefault(i, found)
-        changed = any(not np.array_equal(found[name], first[name], equal_nan=True) for name in self._wanted)
-        apart = (np.abs(found[name][0].astype(np.float64) - self._wanted[name][i]) for name in self._wanted)
+        changed = any(not np.array_equal(found[name], first[name], equal_nan=True) for name in self._expected)
+        apart = (np.abs(found[name][0].astype(np.float64) - self._expected[name][i]) for name in self._expected)
         far = [each.max(initial=0.0) / scale for each, scale in zip(apart, self._scales.values(), strict=True)]
         return float(np.max(far)), changed
 
@@ -334,7 +334,7 @@ def _limits(
             raise ManifestError(
                 f"{files.folder / str(files.manifest.monitor)} is not of the engine {engine.artifact}",
                 found=ascii(", ".join(own))[:200],
-                wanted="the outputs " + ", ".join(each.name for each in runner.outputs),
+                expected="the outputs " + ", ".join(each.name for each in runner.outputs),
                 fix="make the bundle again with `vitdeploy run`",
             )
     names, values, floors = columns(reference, own)

@@ -173,7 +173,7 @@ def parse_reference(text: bytes, path: Path, channels: int) -> MonitorReference:
         raise ManifestError(
             f"{path} is no reference of a monitor",
             found=f"format {found.format}, {found.images} images, {ascii(', '.join(found.inputs))[:200]}",
-            wanted=f"format {FORMAT}, {LEAST_IMAGES} to {MOST_READ} images, a number of each for "
+            expected=f"format {FORMAT}, {LEAST_IMAGES} to {MOST_READ} images, a number of each for "
             + ", ".join(input_names(channels)),
             fix=AGAIN,
         )

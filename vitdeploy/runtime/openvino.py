@@ -258,7 +258,7 @@ class OpenVinoRunner(runner.Runner):
             raise ClosedError(
                 f"{self.name} was loaded with {self.at_once} streams before this process was forked",
                 found="a child without the threads of these streams, which would wait for them forever",
-                wanted="an engine that this process has loaded",
+                expected="an engine that this process has loaded",
                 fix=runner.AFTER_FORK,
             )
         super()._require_loaded(call)
@@ -291,7 +291,7 @@ def _require_asked_precision(name: str, options: Mapping[str, str], compiled: An
         raise CapabilityError(
             f"{name} was made for a CPU that has {half}",
             found=f"OpenVINO computes it in {KERNEL_PRECISIONS.get(ran, ran)} on this one",
-            wanted=f"a CPU on which `vitdeploy doctor` lists {half} for openvino-cpu",
+            expected=f"a CPU on which `vitdeploy doctor` lists {half} for openvino-cpu",
             fix="take an engine of the bundle in another precision, or make one here: "
             "vitdeploy compile GRAPH --target openvino-cpu -o DIR",
         )
@@ -306,7 +306,7 @@ def _spec(port: Any) -> TensorSpec:
     kind = port.get_element_type().get_type_name()
     if kind not in DTYPES:
         raise TensorError(
-            f"tensor {port.get_any_name()} has a type that numpy lacks", found=kind, wanted=", ".join(DTYPES)
+            f"tensor {port.get_any_name()} has a type that numpy lacks", found=kind, expected=", ".join(DTYPES)
         )
     return TensorSpec(port.get_any_name(), DTYPES[kind], shape)
 

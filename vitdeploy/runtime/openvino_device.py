@@ -61,7 +61,7 @@ def missing_device(target: str) -> str:
 def require_device(target: str) -> None:
     """Raise CapabilityError if OpenVINO does not see the target's device."""
     if why := missing_device(target):
-        raise CapabilityError(f"no device for {target} here", found=why, wanted=DEVICES[target], fix=FIXES[target])
+        raise CapabilityError(f"no device for {target} here", found=why, expected=DEVICES[target], fix=FIXES[target])
 
 
 def compile_on(target: str, model_file: Path, batch: int, options: Mapping[str, str]) -> tuple[Any, tuple[str, ...]]:
@@ -92,18 +92,18 @@ def compile_on(target: str, model_file: Path, batch: int, options: Mapping[str, 
         raise EngineError(
             f"{target} refuses {model_file}",
             found=reason_of(error) + (f"; it does not take {_listed(refused)}" if refused else ""),
-            wanted="operations that the device's plugin and driver take" if refused else "",
+            expected="operations that the device's plugin and driver take" if refused else "",
             fix=f"{FIX_REFUSED.get(target, '')}choose the target openvino-cpu",
         ) from None
     if free:
-        raise EngineError(f"{target} takes fixed sizes only", found=f"free sizes of {', '.join(free)}", wanted="none")
+        raise EngineError(f"{target} takes fixed sizes only", found=f"free sizes of {', '.join(free)}", expected="none")
     ran = ran_on(compiled)
     _require_no_fallback(target, ran, core.available_devices)
     if target == AUTO and "CPU" in ran.split("+") and needed_options(model):
         raise CapabilityError(
             f"{target} gives wrong answers for this graph on a CPU",
             found=f"AUTO does not hand {', '.join(needed_options(model))} on to the CPU's plugin, which needs it here",
-            wanted="the target openvino-cpu, which sets it",
+            expected="the target openvino-cpu, which sets it",
             fix="choose openvino-cpu",
         )
     return compiled, names
@@ -140,12 +140,12 @@ def ran_on(compiled: Any) -> str:
 
 
 def _require_no_fallback(target: str, ran: str, available: list[str]) -> None:
-    wanted = {DEVICES[target]} if target != AUTO else {kind_of(each) for each in available} - {"CPU"} or {"CPU"}
-    if not set(ran.split("+")) <= wanted:
+    expected = {DEVICES[target]} if target != AUTO else {kind_of(each) for each in available} - {"CPU"} or {"CPU"}
+    if not set(ran.split("+")) <= expected:
         raise CapabilityError(
             f"{target} fell back",
             found=f"it runs on {ran}",
-            wanted=" or ".join(sorted(wanted)),
+            expected=" or ".join(sorted(expected)),
             fix="take the target openvino-cpu if the CPU is to run it",
         )
 
@@ -180,7 +180,7 @@ class OpenVinoDeviceRunner(OpenVinoRunner):
             raise EngineError(
                 f"{self.name} was made where OpenVINO ran it on {self.expected}",
                 found=f"here it would run on {ran_on(compiled)}",
-                wanted=self.expected,
+                expected=self.expected,
                 fix=f"make an engine for this machine: vitdeploy compile GRAPH --target {self.target} -o DIR",
             )
         return compiled, names

@@ -91,7 +91,7 @@ def open_session(
         raise EngineError(f"ONNX Runtime refuses {shown}", found=not_utf8(shown) or first_line(error)) from None
     if session.get_providers()[0] != CPU_PROVIDER:
         raise CapabilityError(
-            "ONNX Runtime chose another provider", found=session.get_providers()[0], wanted=CPU_PROVIDER
+            "ONNX Runtime chose another provider", found=session.get_providers()[0], expected=CPU_PROVIDER
         )
     return session
 

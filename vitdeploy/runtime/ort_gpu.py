@@ -45,17 +45,17 @@ def require_provider(target: str) -> ModuleType:
         MissingPackageError: no onnxruntime at all.
         CapabilityError: one without this provider, as the CPU's package is.
     """
-    row, wanted = TARGETS[target], PROVIDERS[target]
+    row, expected = TARGETS[target], PROVIDERS[target]
     try:
         runtime = ort.require()
     except MissingPackageError:
         raise MissingPackageError(row.package, row.extra, f"the target {target}") from None
     available = runtime.get_available_providers()
-    if wanted not in available:
+    if expected not in available:
         raise CapabilityError(
-            f"onnxruntime {runtime.__version__} has no {wanted}",
+            f"onnxruntime {runtime.__version__} has no {expected}",
             found=", ".join(available),
-            wanted=wanted,
+            expected=expected,
             fix=f"pip uninstall onnxruntime, then pip install 'vitdeploy[{row.extra}]': both packages fill one folder",
         )
     return runtime
@@ -155,7 +155,7 @@ def _refuse_engine_inside(graph: Path) -> None:
         raise UntrustedEngineError(
             f"{graph} is not loaded: it has an engine inside, and an engine is code",
             found=f"the operator {ENGINE_OPERATOR}",
-            wanted="a graph of ONNX's own operators, from which the engine is built here",
+            expected="a graph of ONNX's own operators, from which the engine is built here",
             fix="get the graph that the engine was made of",
         )
 
@@ -188,7 +188,7 @@ def _missing(runtime: ModuleType, target: str) -> CapabilityError | None:
     return CapabilityError(
         f"{PROVIDERS[target]} does not load",
         found=found,
-        wanted=f"onnxruntime {runtime.__version__}" + (f" is built for CUDA {built}" if built else ""),
+        expected=f"onnxruntime {runtime.__version__}" + (f" is built for CUDA {built}" if built else ""),
         fix=library_fix(target),
     )
 
@@ -198,7 +198,7 @@ def _refused(graph: Path, provider: str, found: str) -> CapabilityError | Engine
         return CapabilityError(
             f"{provider} does not take every node of {graph}",
             found=found,
-            wanted=f"all on {provider}",
+            expected=f"all on {provider}",
             fix="vitdeploy inspect GRAPH shows its operators and types",
         )
     return EngineError(f"ONNX Runtime refuses {graph}", found=found)
@@ -267,7 +267,7 @@ def tensors(session: Any, batch: int) -> tuple[tuple[TensorSpec, ...], tuple[Ten
             raise CapabilityError(
                 "a CUDA graph needs fixed shapes",
                 found=str(tensor),
-                wanted="no dynamic axis but the batch",
+                expected="no dynamic axis but the batch",
                 fix="choose another target for this model",
             )
     return inputs, outputs

@@ -181,10 +181,10 @@ class Predictor(Reloaded):
         require_array(tensor, self._input, "the tensor")
         require_top(top)
         if tensor.ndim == 0 or len(tensor) == 0:
-            raise TensorError("an empty tensor", found=str(list(tensor.shape)), wanted=str(self._input))
+            raise TensorError("an empty tensor", found=str(list(tensor.shape)), expected=str(self._input))
         sizes = sizes if sizes is not None else [self.preprocess.crop[::-1]] * len(tensor)
         if len(sizes) != len(tensor):
-            raise TensorError("sizes of other images", found=f"{len(sizes)} sizes", wanted=str(len(tensor)))
+            raise TensorError("sizes of other images", found=f"{len(sizes)} sizes", expected=str(len(tensor)))
         return self._answers(self.run(tensor), sizes, top)
 
     @overload
@@ -230,7 +230,7 @@ class Predictor(Reloaded):
         require_several(images)
         require_top(top)
         if in_flight < 1:
-            raise ValueError(f"in_flight {in_flight}: wanted at least 1")
+            raise ValueError(f"in_flight {in_flight}: expected at least 1")
         answers: Callable[..., Sequence[Result | InputError]]
         answers = self._answers_or_errors if return_exceptions else self.predict_batch
         if channels != "rgb":
@@ -244,7 +244,7 @@ class Predictor(Reloaded):
                 raise ClosedError(
                     "this stream was begun before this process was forked",
                     found="a stream of another process",
-                    wanted="a stream of this one",
+                    expected="a stream of this one",
                     fix=f"predictor.stream(...) in the child, too; better {AFTER_FORK}",
                 )
             return waiting.popleft().result()
@@ -287,7 +287,7 @@ class Predictor(Reloaded):
         brought = further or {}
         if brought and any(len(array) != len(tensor) for array in brought.values()):
             counts = ", ".join(f"{name} {len(array)}" for name, array in brought.items())
-            raise TensorError("inputs of other images", found=counts, wanted=f"{len(tensor)} of each")
+            raise TensorError("inputs of other images", found=counts, expected=f"{len(tensor)} of each")
         if len(tensor) != self._batch:
             parts = [slice(start, start + self._batch) for start in range(0, len(tensor), self._batch)]
             return self._run((tensor[part], {name: array[part] for name, array in brought.items()}) for part in parts)
@@ -302,7 +302,7 @@ class Predictor(Reloaded):
             raise InputError(
                 "each image brings its own inputs",
                 found=f"{len(pixels)} images, and inputs of {len(further)}",
-                wanted=", ".join(map(str, self.inputs)),
+                expected=", ".join(map(str, self.inputs)),
                 fix="predict_with(image, inputs)",
             )
         size = self._batch
@@ -408,11 +408,11 @@ def require_several(images: object) -> None:
         raise TensorError(
             "these are not several images",
             found=type_name(images),
-            wanted=f"a list, or uint8 [n, height, width, channels]; each image is {ACCEPTED}",
+            expected=f"a list, or uint8 [n, height, width, channels]; each image is {ACCEPTED}",
             fix="one image: predict",
         )
 
 
 def require_top(top: object) -> None:
     if not isinstance(top, int) or top < 1:
-        raise InputError("top says how many classes are wanted", found=repr(top), wanted="a whole number from 1 on")
+        raise InputError("top must be a positive integer", found=repr(top), expected="an integer of at least 1")

@@ -1,6 +1,6 @@
 """Predictors of tasks in which more is asked than what is in an image: by prompts, by texts, for a text.
 
-That of promptable segmentation embeds an image once, and is asked as often as wanted.
+The predictor of promptable segmentation embeds an image once and answers any number of prompts.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from vitdeploy.spec import BeamSpec, ChannelOrder, PreprocessSpec, Task
 
 @dataclass(frozen=True, eq=False, repr=False)
 class EmbeddedImage:
-    """An image that was embedded: it can be asked for masks as often as wanted, and only the small decoder runs.
+    """An image that was embedded: each further prompt runs the small decoder only.
 
     `size`: (width, height) of the image. Usable as long as its predictor is open.
     """
@@ -321,7 +321,7 @@ class TextsPredictor(Predictor):
             raise InputError(
                 "an image is compared with texts, and none is given",
                 found="a bundle without labels of its own",
-                wanted="texts",
+                expected="texts",
                 fix="predict(image, texts=['a photo of a cat', ...]), or --text as often as needed",
             )
         given = texts if texts is not None else tuple(self.labels or ())
@@ -331,7 +331,7 @@ class TextsPredictor(Predictor):
             raise InputError(
                 "a blank text says nothing that an image could show",
                 found=f"text {blank[0]} of {len(given)} is {given[blank[0]]!r}",
-                wanted="texts such as 'a photo of a cat'",
+                expected="texts such as 'a photo of a cat'",
             )
         return given
 

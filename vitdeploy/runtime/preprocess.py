@@ -171,12 +171,12 @@ def in_rgb(image: ImageSource, channels: ChannelOrder) -> ImageSource:
     if channels == "rgb":
         return image
     if channels != "bgr":
-        raise InputError("channels says the order of an array", found=repr(channels), wanted='"rgb" or "bgr"')
+        raise InputError("channels says the order of an array", found=repr(channels), expected='"rgb" or "bgr"')
     if not isinstance(image, np.ndarray):
         raise TensorError(
             'channels="bgr" is for arrays',
             found=runner.type_name(image),
-            wanted="a uint8 array [height, width, 3], such as cv2.imread gives",
+            expected="a uint8 array [height, width, 3], such as cv2.imread gives",
             fix="leave channels out: files and PIL images say the order themselves",
         )
     return image[..., ::-1] if image.ndim == 3 and image.shape[2] == 3 else image
@@ -195,7 +195,7 @@ def file_of(source: object) -> bytes | bytearray | None:
         return None
     size = memoryview(source).nbytes
     if size > MAX_FILE_BYTES:
-        raise ImageError("the image bytes are too many", found=f"{size:,}", wanted=f"at most {MAX_FILE_BYTES:,}")
+        raise ImageError("the image bytes are too many", found=f"{size:,}", expected=f"at most {MAX_FILE_BYTES:,}")
     return bytes(source) if isinstance(source, memoryview) else source
 
 
@@ -207,7 +207,7 @@ def _no_image(value: object) -> TensorError:
         fix = "give its bytes: file.read()"
     elif isinstance(value, list | tuple):
         fix = "several images: predict_batch"
-    return TensorError("this is no image", found=runner.type_name(value), wanted=ACCEPTED, fix=fix)
+    return TensorError("this is no image", found=runner.type_name(value), expected=ACCEPTED, fix=fix)
 
 
 def _read_image(source: Image.Image | bytes | bytearray, read: Callable[[Image.Image], T], name: str) -> T:
@@ -225,7 +225,7 @@ def _read_image(source: Image.Image | bytes | bytearray, read: Callable[[Image.I
         raise ImageError(
             f"{name} is too large to decode",
             found=str(error),
-            wanted=f"at most {MAX_PIXELS:,} pixels",
+            expected=f"at most {MAX_PIXELS:,} pixels",
             fix="shrink it, or take it out of the folder",
         ) from None
     except Exception as error:  # Pillow's decoders raise OSError, SyntaxError, ValueError, struct.error ...
@@ -236,7 +236,7 @@ def _read_image(source: Image.Image | bytes | bytearray, read: Callable[[Image.I
         raise ImageError(
             f"{name} cannot be read as an image",
             found=_kind_of(source) if unknown else str(error)[:200] or type(error).__name__,
-            wanted=f"a whole {READ} file",
+            expected=f"a whole {READ} file",
             fix="replace it with one of these, or leave it out",
         ) from None
 
@@ -262,12 +262,12 @@ def check_decodable(width: int, height: int, name: str) -> None:
     """Raise ImageError for an image without pixels, or one that takes more than is allowed to decode, of which only the
     header was read."""
     if min(width, height) < 1:
-        raise ImageError(f"{name} has no pixels", found=f"{width}x{height}", wanted="a width and a height above 0")
+        raise ImageError(f"{name} has no pixels", found=f"{width}x{height}", expected="a width and a height above 0")
     if width * height > MAX_PIXELS or max(width, height) > MAX_SIDE:
         raise ImageError(
             f"{name} is too large to decode",
             found=f"{width}x{height} pixels",
-            wanted=f"at most {MAX_PIXELS:,} pixels, and {MAX_SIDE:,} a side",
+            expected=f"at most {MAX_PIXELS:,} pixels, and {MAX_SIDE:,} a side",
             fix="shrink it, or take it out of the folder",
         )
 
@@ -309,7 +309,7 @@ def _read(path: Path) -> bytes:
         raise ImageError(
             f"{path} is not an image file of a sane size",
             found=f"{size:,} bytes",
-            wanted=f"a regular file of at most {MAX_FILE_BYTES:,} bytes",
+            expected=f"a regular file of at most {MAX_FILE_BYTES:,} bytes",
             fix="shrink it, or take it out of the folder",
         )
     try:
@@ -318,7 +318,7 @@ def _read(path: Path) -> bytes:
         raise ImageError(
             f"{path} cannot be read",
             found=error.strerror or str(error),
-            wanted="a file that this user may read",
+            expected="a file that this user may read",
             fix="look at its owner and rights, or take it out of the folder",
         ) from None
 
@@ -331,7 +331,7 @@ def check_scans(content: bytes | bytearray, name: str) -> None:
         raise ImageError(
             f"{name} would take too long to decode",
             found=f"a JPEG file of more than {MAX_SCANS} scans",
-            wanted=f"at most {MAX_SCANS}; encoders write about ten",
+            expected=f"at most {MAX_SCANS}; encoders write about ten",
             fix="save it again as a JPEG or PNG file, or take it out of the folder",
         )
 
@@ -355,10 +355,10 @@ def _from_array(array: npt.NDArray[Any], mode: str) -> Image.Image:
         raise TensorError(
             "an image array must be uint8 [height, width, channels] with 1 or 3 channels",
             found=f"{array.dtype} {list(array.shape)}",
-            wanted="uint8 [height, width, 3]",
+            expected="uint8 [height, width, 3]",
         )
     if 0 in array.shape:
-        raise TensorError("an image array must not be empty", found=str(list(array.shape)), wanted="height, width > 0")
+        raise TensorError("an image array must not be empty", found=str(list(array.shape)), expected="height, width > 0")
     squeezed = array[:, :, 0] if array.ndim == 3 and array.shape[2] == 1 else array
     return Image.fromarray(np.ascontiguousarray(squeezed)).convert(mode)
 
@@ -381,7 +381,7 @@ def resize_and_crop(image: Image.Image, spec: PreprocessSpec, box: topdown.Box |
         raise InputError(
             "a box is given, but the model sees whole images",
             found=f"images that are prepared with fit {spec.fit}",
-            wanted="a top-down model, such as one for key points",
+            expected="a top-down model, such as one for key points",
             fix="leave the box out, or give the part of the image that is in it",
         )
     width, height = image.size
@@ -391,7 +391,7 @@ def resize_and_crop(image: Image.Image, spec: PreprocessSpec, box: topdown.Box |
             raise ImageError(
                 "an image is too long and thin",
                 found=f"{width}x{height} pixels, which resizing makes {size[0]}x{size[1]}",
-                wanted=f"at most {MAX_PIXELS:,} pixels",
+                expected=f"at most {MAX_PIXELS:,} pixels",
                 fix="crop it, or take it out of the folder",
             )
         image = image.resize(size, Image.Resampling[spec.interpolation.upper()])

@@ -18,15 +18,15 @@ class Range:
     best: Shape
     largest: Shape
 
-    def holds(self, wanted: Sequence[int | None]) -> bool:
+    def holds(self, expected: Sequence[int | None]) -> bool:
         """Whether every requested size (None: any) lies in the range."""
-        return len(wanted) == len(self.best) and all(
+        return len(expected) == len(self.best) and all(
             size is None or low <= size <= high
-            for low, size, high in zip(self.smallest, wanted, self.largest, strict=True)
+            for low, size, high in zip(self.smallest, expected, self.largest, strict=True)
         )
 
-    def fill(self, wanted: Sequence[int | None]) -> Shape:
-        return tuple(best if size is None else size for best, size in zip(self.best, wanted, strict=True))
+    def fill(self, expected: Sequence[int | None]) -> Shape:
+        return tuple(best if size is None else size for best, size in zip(self.best, expected, strict=True))
 
     def spread(self) -> int:
         return sum(high - low for low, high in zip(self.smallest, self.largest, strict=True))
@@ -64,7 +64,7 @@ def _refuse_other_size(tensor: TensorSpec, size: tuple[int, int]) -> None:
         raise TargetError(
             f"{tensor.name!r} has a fixed image size",
             found=str(tensor),
-            wanted=f"{size[0]}x{size[1]}, or dynamic axes",
+            expected=f"{size[0]}x{size[1]}, or dynamic axes",
             fix="export a graph for each size: image_sizes of a recipe, or --image-size of `vitdeploy export`",
         )
 
@@ -75,7 +75,7 @@ def _range(tensor: TensorSpec, batch: Batches, size: tuple[int, int] | None) -> 
         raise TargetError(
             f"TensorRT needs a range for every dynamic axis of {tensor.name!r}",
             found=str(tensor),
-            wanted="a dynamic batch only, or an image whose sizes are given",
+            expected="a dynamic batch only, or an image whose sizes are given",
             fix="export with fixed sizes",
         )
     smallest, best, largest = (tuple(length or 0 for length in shape) for shape in shapes)
@@ -107,20 +107,20 @@ def choose_profile(
     Raises:
         TensorError: no profile holds them; it names the ranges that there are.
     """
-    wanted = {tensor.name: resolve(tensor, batch, size) for tensor in inputs}
+    expected = {tensor.name: resolve(tensor, batch, size) for tensor in inputs}
     fitting = [
-        (sum(profile[key].spread() for key in wanted), index)
+        (sum(profile[key].spread() for key in expected), index)
         for index, profile in enumerate(profiles)
-        if all(profile[key].holds(shape) for key, shape in wanted.items())
+        if all(profile[key].holds(shape) for key, shape in expected.items())
     ]
     if not fitting:
-        ranges = " or ".join(", ".join(f"{key} {profile[key]}" for key in wanted) for profile in profiles)
+        ranges = " or ".join(", ".join(f"{key} {profile[key]}" for key in expected) for profile in profiles)
         at = f"batch {batch}" + (f" and the image size {size[0]}x{size[1]}" if size else "")
         raise TensorError(
             f"{name} was not built for {at}",
-            found=", ".join(f"{key} [{', '.join(str(s or '?') for s in shape)}]" for key, shape in wanted.items()),
-            wanted=ranges,
+            found=", ".join(f"{key} [{', '.join(str(s or '?') for s in shape)}]" for key, shape in expected.items()),
+            expected=ranges,
             fix="vitdeploy compile engines/tensorrt/graph.onnx --target tensorrt --batch N -o DIR",
         )
     _, index = min(fitting)
-    return index, {key: profiles[index][key].fill(shape) for key, shape in wanted.items()}
+    return index, {key: profiles[index][key].fill(shape) for key, shape in expected.items()}

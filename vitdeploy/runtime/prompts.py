@@ -44,11 +44,11 @@ Kinds = npt.NDArray[np.int64]
 POINTS, LABELS = "points", "labels"
 # What a user may give: nested lists or an array of numbers.
 Given = Sequence[Any] | npt.NDArray[Any] | None
-WANTED_POINTS = "points [n, 2] of one prompt, or [prompts, n, 2] of several: x, y in pixels of the image"
-WANTED_LABELS = "one for each point: 1 inside of the object, 0 outside"
+EXPECTED_POINTS = "points [n, 2] of one prompt, or [prompts, n, 2] of several: x, y in pixels of the image"
+EXPECTED_LABELS = "one for each point: 1 inside of the object, 0 outside"
 ONE_POINTS = "points [n, 2]: x, y in pixels of the image"
 ONE_BOX = "box [4]: left, top, right, bottom in pixels of the image"
-WANTED_BOXES = "boxes [4] of one prompt, or [prompts, 4] of several: left, top, right, bottom in pixels of the image"
+EXPECTED_BOXES = "boxes [4] of one prompt, or [prompts, 4] of several: left, top, right, bottom in pixels of the image"
 
 
 @dataclass(frozen=True)
@@ -85,12 +85,12 @@ def read_prompts(points: Given, labels: Given, boxes: Given, size: tuple[int, in
         InputError: no prompt, other shapes, a number that is not finite, a label that is not 0 or 1, or a prompt
             outside of the image.
     """
-    found_points = _numbers(points, 3, WANTED_POINTS, 2)
-    found_boxes = _numbers(boxes, 2, WANTED_BOXES, 4)
+    found_points = _numbers(points, 3, EXPECTED_POINTS, 2)
+    found_boxes = _numbers(boxes, 2, EXPECTED_BOXES, 4)
     if found_points is None and found_boxes is None:
         raise InputError(
             "no prompt is given: nothing says which object is meant",
-            wanted=f"{WANTED_POINTS}; or {WANTED_BOXES}",
+            expected=f"{EXPECTED_POINTS}; or {EXPECTED_BOXES}",
             fix="predict(image, points=[(x, y)]), or --point x,y; boxes=..., or --box left,top,right,bottom",
         )
     kinds = _kinds(labels, found_points)
@@ -99,7 +99,7 @@ def read_prompts(points: Given, labels: Given, boxes: Given, size: tuple[int, in
         raise InputError(
             "points and boxes are of different numbers of prompts",
             found=f"points of {counts[0]} prompts, {counts[1]} boxes",
-            wanted="as many of each: those of one place are one prompt",
+            expected="as many of each: those of one place are one prompt",
         )
     prompts = []
     for i in range(counts[0]):
@@ -125,14 +125,14 @@ def read_listed(entries: Sequence[Mapping[str, Any]], size: tuple[int, int]) -> 
         try:
             prompts = read_prompts(given["points"], given["labels"], given["box"], size)
         except InputError as error:
-            wanted = error.wanted.replace(WANTED_POINTS, ONE_POINTS).replace(WANTED_BOXES, ONE_BOX)
-            raise InputError(f"prompts[{place}]: {error.message}", found=error.found, wanted=wanted) from None
+            expected = error.expected.replace(EXPECTED_POINTS, ONE_POINTS).replace(EXPECTED_BOXES, ONE_BOX)
+            raise InputError(f"prompts[{place}]: {error.message}", found=error.found, expected=expected) from None
         if len(prompts) > 1:
-            message, wanted = f"prompts[{place}]: more than one prompt", f"{ONE_POINTS}; {ONE_BOX}"
-            raise InputError(message, found=f"{len(prompts)} prompts", wanted=wanted)
+            message, expected = f"prompts[{place}]: more than one prompt", f"{ONE_POINTS}; {ONE_BOX}"
+            raise InputError(message, found=f"{len(prompts)} prompts", expected=expected)
         found += prompts
     if not found:
-        raise InputError("no prompt is given: nothing says which object is meant", wanted=f"{ONE_POINTS}; or {ONE_BOX}")
+        raise InputError("no prompt is given: nothing says which object is meant", expected=f"{ONE_POINTS}; or {ONE_BOX}")
     return found
 
 
@@ -140,7 +140,7 @@ def _nothing(value: Any) -> bool:
     return value is None or (isinstance(value, list | tuple) and not value)
 
 
-def _numbers(given: Given, rank: int, wanted: str, last: int) -> npt.NDArray[np.float64] | None:
+def _numbers(given: Given, rank: int, expected: str, last: int) -> npt.NDArray[np.float64] | None:
     """[prompts, ..., last] of what is given for one prompt or several; raises InputError for anything else."""
     if given is None:
         return None
@@ -151,7 +151,7 @@ def _numbers(given: Given, rank: int, wanted: str, last: int) -> npt.NDArray[np.
         raise InputError(
             "these are no prompts",
             found=_shown(given),
-            wanted=wanted,
+            expected=expected,
             fix="prompts of different numbers of points: ask for each by itself",
         )
     return found
@@ -175,14 +175,14 @@ def _kinds(labels: Given, points: npt.NDArray[np.float64] | None) -> Kinds | Non
     """int64 [prompts, n], of points without labels all inside."""
     if points is None:
         if labels is not None:
-            raise InputError("labels are given, and no points", found=_shown(labels), wanted=WANTED_LABELS)
+            raise InputError("labels are given, and no points", found=_shown(labels), expected=EXPECTED_LABELS)
         return None
     if labels is None:
         return np.full(points.shape[:2], INSIDE, np.int64)
     found = _array(labels, "biuf")
     found = found[None] if found.ndim == 1 else found
     if found.shape != points.shape[:2] or not np.isin(found, (OUTSIDE, INSIDE)).all():
-        raise InputError("these are no labels of the points", found=_shown(labels), wanted=WANTED_LABELS)
+        raise InputError("these are no labels of the points", found=_shown(labels), expected=EXPECTED_LABELS)
     return found.astype(np.int64)
 
 
@@ -194,7 +194,7 @@ def _require_inside(prompt: Prompt, size: tuple[int, int]) -> None:
         raise InputError(
             "a point lies outside of the image",
             found=f"x {lost[0][0]:g}, y {lost[0][1]:g} in an image of {width}x{height}",
-            wanted=f"x from 0 to below {width}, y from 0 to below {height}",
+            expected=f"x from 0 to below {width}, y from 0 to below {height}",
             fix="check that the prompt belongs to this image, and that x is given before y",
         )
     if prompt.box is None:
@@ -204,7 +204,7 @@ def _require_inside(prompt: Prompt, size: tuple[int, int]) -> None:
         raise InputError(
             "a box does not lie in the image",
             found=f"{left:g},{top:g},{right:g},{bottom:g} in an image of {width}x{height}",
-            wanted=f"left below right, up to {width}; top below bottom, up to {height}",
+            expected=f"left below right, up to {width}; top below bottom, up to {height}",
             fix="check that the prompt belongs to this image: left, top, right, bottom, not width and height",
         )
 
@@ -243,7 +243,7 @@ def _fitting(prompt: Prompt, spec: PromptSpec) -> list[tuple[int, tuple[float, f
         raise InputError(
             "a prompt of too many points",
             found=f"{len(prompt.points)} points{' and a box' if prompt.box else ''}",
-            wanted=f"at most {most}: the decoder was exported for {spec.slots} points and corners",
+            expected=f"at most {most}: the decoder was exported for {spec.slots} points and corners",
             fix="leave the oldest points out",
         )
     return entries

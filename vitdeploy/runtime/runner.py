@@ -55,7 +55,7 @@ class Reloaded:
             raise InputError(
                 "an engine cannot be pickled or copied: it is memory and threads of this process",
                 found=type_name(self),
-                wanted="a predictor that `vitdeploy.runtime.load` gave; its path and arguments are what is pickled",
+                expected="a predictor that `vitdeploy.runtime.load` gave; its path and arguments are what is pickled",
                 fix="give the other process the bundle's path, and load it there",
             )
         return self.again, ()
@@ -166,14 +166,14 @@ class Runner(Reloaded, ABC):
             raise ClosedError(
                 f"{self.name} is closed: nothing can be asked of it any more",
                 found=f"{call} after close()",
-                wanted="a runner or predictor that is open",
+                expected="a runner or predictor that is open",
                 fix="use it within its `with` block, or call close() when no thread has anything to ask any more",
             )
         if not self._loaded:
             raise ClosedError(
                 f"{self.name}: load() must be called before {call}",
                 found="not loaded yet",
-                wanted="a runner or predictor that is open",
+                expected="a runner or predictor that is open",
             )
         if self._inherited:
             self._inherited = False
@@ -184,20 +184,20 @@ class Runner(Reloaded, ABC):
                 stacklevel=4,
             )
 
-    def _wanted(self, feeds: Mapping[str, object]) -> dict[str, TensorSpec]:
+    def _expected(self, feeds: Mapping[str, object]) -> dict[str, TensorSpec]:
         """The `inputs` to feed, by name."""
-        wanted = {tensor.name: tensor for tensor in self.inputs}
-        if set(feeds) != set(wanted):
+        expected = {tensor.name: tensor for tensor in self.inputs}
+        if set(feeds) != set(expected):
             raise TensorError(
-                f"{self.name}: wrong input names", found=", ".join(feeds) or "none", wanted=", ".join(wanted)
+                f"{self.name}: wrong input names", found=", ".join(feeds) or "none", expected=", ".join(expected)
             )
-        return wanted
+        return expected
 
     def check(self, feeds: Mapping[str, Array]) -> dict[str, Array]:
         """The same feeds, contiguous, after checking them against `inputs`."""
-        wanted = self._wanted(feeds)
+        expected = self._expected(feeds)
         for name, array in feeds.items():
-            tensor = wanted[name]
+            tensor = expected[name]
             require_array(array, tensor, f"{self.name}: input {name!r}")
             fits = len(array.shape) == len(tensor.shape) and all(
                 isinstance(size, str) or size == found for size, found in zip(tensor.shape, array.shape, strict=True)
@@ -208,7 +208,7 @@ class Runner(Reloaded, ABC):
                 raise TensorError(
                     f"{self.name}: input {name!r} does not fit",
                     found=f"{array.dtype.name if native else array.dtype.str} {list(array.shape)}",
-                    wanted=f"{tensor.dtype} {list(tensor.shape)}",
+                    expected=f"{tensor.dtype} {list(tensor.shape)}",
                 )
         return {name: np.ascontiguousarray(array) for name, array in feeds.items()}
 
@@ -217,10 +217,10 @@ class Runner(Reloaded, ABC):
         if not self._fixed or len(feeds) != len(self._fixed):
             return False
         for name, array in feeds.items():
-            wanted = self._fixed.get(name)
+            expected = self._fixed.get(name)
             if type(array) is not np.ndarray:
                 return False
-            if wanted is None or array.dtype != wanted[0] or array.shape != wanted[1] or not array.flags.c_contiguous:
+            if expected is None or array.dtype != expected[0] or array.shape != expected[1] or not array.flags.c_contiguous:
                 return False
         return True
 
@@ -274,14 +274,14 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(before=_before_fork, after_in_parent=_in_parent, after_in_child=_in_child)
 
 
-def require_array(value: object, wanted: TensorSpec, what: str) -> None:
+def require_array(value: object, expected: TensorSpec, what: str) -> None:
     """Raise TensorError if a value is no numpy array: a list, None, a tensor of PyTorch."""
     if not isinstance(value, np.ndarray):
         tensor = hasattr(value, "numpy") or hasattr(value, "__dlpack__")
         raise TensorError(
             f"{what} is no numpy array",
             found=type_name(value),
-            wanted=f"numpy.ndarray, {wanted.dtype} {list(wanted.shape)}",
+            expected=f"numpy.ndarray, {expected.dtype} {list(expected.shape)}",
             fix="tensor.numpy(force=True)" if tensor else "numpy.asarray(..., dtype) makes one",
         )
 

@@ -214,18 +214,18 @@ class SequenceRunner(Runner):
 
     def _check(self, source: Array) -> None:
         if not isinstance(source, np.ndarray):
-            raise TensorError("the source is no array of tokens", found=type_name(source), wanted=_WANTED)
+            raise TensorError("the source is no array of tokens", found=type_name(source), expected=_WANTED)
         if source.dtype != np.int64 or source.ndim != 2 or 0 in source.shape:
             raise TensorError(
                 "the source is no array of tokens",
                 found=f"{source.dtype.name} {list(source.shape)}",
-                wanted=_WANTED,
+                expected=_WANTED,
             )
         if source.shape[1] > self.spec.max_length:
             raise TensorError(
                 "the source is too long for this model",
                 found=f"{source.shape[1]} tokens",
-                wanted=f"at most {self.spec.max_length}",
+                expected=f"at most {self.spec.max_length}",
             )
         vocabulary = self.spec.source_vocabulary
         last = np.iinfo(np.int64).max if vocabulary is None else vocabulary - 1
@@ -234,7 +234,7 @@ class SequenceRunner(Runner):
             raise TensorError(
                 "the source has tokens that the model does not know",
                 found=", ".join(str(token) for token in np.unique(outside)[:5]),
-                wanted="0 and above" if vocabulary is None else f"0 to {last}",
+                expected="0 and above" if vocabulary is None else f"0 to {last}",
             )
 
     def _close(self) -> None:
@@ -264,7 +264,7 @@ def _token_lists(sources: object) -> list[list[int]]:
     raise TensorError(
         "these are not sources of tokens",
         found=found,
-        wanted="a list with one list of token numbers a source, or an integer array [batch, source_length]",
+        expected="a list with one list of token numbers a source, or an integer array [batch, source_length]",
         fix="one source: [[1, 2, 3]]",
     )
 

@@ -66,7 +66,7 @@ def load_sequence(
             raise TargetError(
                 f"the bundle {manifest.name} takes no tokens",
                 found=f"the task {manifest.task}",
-                wanted="a bundle for sequences",
+                expected="a bundle for sequences",
                 fix="vitdeploy.runtime.load(BUNDLE)",
             )
         runner, _, why = choice.choose_engine(

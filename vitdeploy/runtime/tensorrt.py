@@ -53,7 +53,7 @@ def require() -> str:
     """
     module = backend.import_runtime(
         *("tensorrt", "tensorrt", "tensorrt", "building or running a TensorRT engine", "tensorrt"),
-        wanted="TensorRT's libraries, of the same version and for the CUDA of this driver",
+        expected="TensorRT's libraries, of the same version and for the CUDA of this driver",
         fix="pip install --force-reinstall tensorrt (for CUDA 12: tensorrt-cu12); on a Jetson use JetPack's own",
     )
     version = str(module.__version__)
@@ -61,7 +61,7 @@ def require() -> str:
         raise CapabilityError(
             "this TensorRT is too old",
             found=version,
-            wanted=".".join(map(str, OLDEST)) + " or newer",
+            expected=".".join(map(str, OLDEST)) + " or newer",
             fix="pip install --upgrade tensorrt",
         )
     return version
@@ -127,7 +127,7 @@ def hardware_level(name: str) -> trt.HardwareCompatibilityLevel:
         raise CapabilityError(
             f"this TensorRT cannot build for the hardware {name!r}",
             found=str(trt.__version__),
-            wanted="this, or ampere+",
+            expected="this, or ampere+",
         )
     return level
 
@@ -152,7 +152,7 @@ def tensor_spec(name: str, dtype: trt.DataType, dims: trt.Dims) -> TensorSpec:
         raise TensorError(
             f"tensor {name!r} has a type that numpy lacks",
             found=dtype.name,
-            wanted=", ".join(DTYPES),
+            expected=", ".join(DTYPES),
             fix="place the graph with float32 inputs and outputs",
         )
     shape = tuple(size if size >= 0 else "dynamic" if axis else "batch" for axis, size in enumerate(sizes_of(dims)))
@@ -216,7 +216,7 @@ def refuse_other_device(name: str, recorded: Mapping[str, str], here: Mapping[st
         raise EngineError(
             f"{name} was built for another machine",
             found=", ".join(f"{key} {recorded.get(key, 'not recorded')}" for key in keys),
-            wanted=", ".join(f"{key} {here.get(key, 'unknown')}" for key in keys),
+            expected=", ".join(f"{key} {here.get(key, 'unknown')}" for key in keys),
             fix=f"rebuild it: {rebuild}",
         )
 
@@ -322,7 +322,7 @@ class TensorRtRunner(runner.Runner):
             raise EngineError(
                 f"{self.name}: the shape of {tensor.name!r} depends on the data",
                 found=str(tensor),
-                wanted="shapes that follow from the input's",
+                expected="shapes that follow from the input's",
             )
         host = cuda.PinnedArray(shape, tensor.dtype)
         self._resources.callback(host.close)
@@ -395,14 +395,14 @@ class TensorRtRunner(runner.Runner):
         """
         with self._turn:
             self._require_loaded("infer_device()")
-            wanted = self._wanted(feeds)
+            expected = self._expected(feeds)
             taken = {name: borrow(value, self._stream) for name, value in feeds.items()}
             for name, array in taken.items():
-                if (array.dtype, array.shape) != (wanted[name].dtype, wanted[name].shape):
+                if (array.dtype, array.shape) != (expected[name].dtype, expected[name].shape):
                     raise TensorError(
                         f"{self.name}: input {name!r} does not fit",
                         found=f"{array.dtype} {list(array.shape)}",
-                        wanted=f"{wanted[name].dtype} {list(wanted[name].shape)}",
+                        expected=f"{expected[name].dtype} {list(expected[name].shape)}",
                     )
             outputs = {
                 tensor.name: DeviceArray(self._host[tensor.name].array.shape, tensor.dtype) for tensor in self.outputs

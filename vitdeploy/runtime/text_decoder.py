@@ -268,7 +268,7 @@ class TextRunner(sequence.SequenceRunner):
             raise InputError(
                 "the prompt does not fit the model",
                 found=f"the token {wrong[0]}" if wrong else f"{len(prompt)} tokens",
-                wanted=f"tokens 0 to {self.vocabulary - 1}, at most {self.spec.max_length}",
+                expected=f"tokens 0 to {self.vocabulary - 1}, at most {self.spec.max_length}",
             )
 
 
@@ -279,5 +279,5 @@ def require_beams(beams: object, vocabulary: int) -> None:
         raise InputError(
             "that is no number of beams",
             found=repr(beams) if isinstance(beams, int | float | str) else runner.type_name(beams),
-            wanted=f"a whole number, 1 (the likeliest token at each step) to {most}",
+            expected=f"a whole number, 1 (the likeliest token at each step) to {most}",
         )

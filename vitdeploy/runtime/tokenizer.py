@@ -180,16 +180,16 @@ def _opened(file: Path, data: bytes | None) -> Any:
     """The tokenizer of a file, or of its bytes; errors as `TextTokenizer`."""
     if data is None and not file.is_file():
         raise MissingFileError(
-            f"no tokenizer at {file}", wanted="tokenizer.json", fix="copy the folder of the model again, whole"
+            f"no tokenizer at {file}", expected="tokenizer.json", fix="copy the folder of the model again, whole"
         )
     package = _require()
     size = file.stat().st_size if data is None else len(data)
     if size > MAX_BYTES:
-        raise ManifestError(f"{file} is too large", found=f"{size:,} bytes", wanted=f"{MAX_BYTES:,}")
+        raise ManifestError(f"{file} is too large", found=f"{size:,} bytes", expected=f"{MAX_BYTES:,}")
     try:
         return package.Tokenizer.from_file(str(file)) if data is None else package.Tokenizer.from_buffer(data)
     except Exception as error:  # the bindings raise plain Exception
-        raise ManifestError(f"{file} is no tokenizer", found=str(error)[:200], wanted="tokenizer.json") from None
+        raise ManifestError(f"{file} is no tokenizer", found=str(error)[:200], expected="tokenizer.json") from None
 
 
 def require_texts(texts: object) -> None:
@@ -201,7 +201,7 @@ def require_texts(texts: object) -> None:
     raise InputError(
         "an image is compared with at least one text",
         found="no text" if several and not texts else type_name(texts if wrong is None else wrong),
-        wanted="a list of texts, such as ['a photo of a cat', 'a photo of a dog']",
+        expected="a list of texts, such as ['a photo of a cat', 'a photo of a dog']",
     )
 
 

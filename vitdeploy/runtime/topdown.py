@@ -44,13 +44,13 @@ def cutout(box: Sequence[float], size: tuple[int, int]) -> Cutout:
     """
     try:
         values = [float(value) for value in box]
-    except (TypeError, ValueError):  # one number where a box of four is wanted, or text
+    except (TypeError, ValueError):  # one number where a box of four is expected, or text
         values = []
     if len(values) != 4 or not all(map(math.isfinite, values)) or values[2] <= values[0] or values[3] <= values[1]:
         raise InputError(
             "this is no box in an image",
             found=repr(box)[:80],
-            wanted="left, top, right, bottom in pixels: right beyond left, bottom below top",
+            expected="left, top, right, bottom in pixels: right beyond left, bottom below top",
         )
     left, top, right, bottom = values
     width, height = right - left, bottom - top
@@ -76,7 +76,7 @@ def cut_out(image: Image.Image, box: Sequence[float] | None, size: tuple[int, in
         raise InputError(
             "the box lies outside of the image",
             found=f"{tuple(map(float, box))} in an image of {width}x{height}",
-            wanted="left, top, right, bottom in pixels of this image",
+            expected="left, top, right, bottom in pixels of this image",
             fix="check that box and image belong together, and that both are of one size",
         )
     pixels = np.asarray(image, np.uint8)

@@ -41,7 +41,7 @@ def _own(path: Path) -> None:
         raise StorageError(
             f"{path} cannot be written",
             found=error.strerror or str(error),
-            wanted="a folder of this user",
+            expected="a folder of this user",
             fix="set XDG_CACHE_HOME to a folder that you can write to",
         ) from None
     if not _is_own(found):
@@ -50,7 +50,7 @@ def _own(path: Path) -> None:
         raise UnsafeError(
             f"{path} is not private, and what it holds decides which code runs",
             found=kind,
-            wanted=f"a folder of user {os.getuid()} with mode 0700",
+            expected=f"a folder of user {os.getuid()} with mode 0700",
             fix=f"look at what is in it; then remove it, or chmod 700 {quoted(path)}",
         )
 
@@ -163,7 +163,7 @@ def register(digest: str, facts: Mapping[str, str]) -> None:
         raise StorageError(
             f"{folder} cannot be written",
             found=error.strerror or str(error),
-            wanted="a writable folder",
+            expected="a writable folder",
             fix="set XDG_CACHE_HOME to one",
         ) from error
 
@@ -184,7 +184,7 @@ def read_trusted(plan: Path, trusted: Callable[[str], bool] = is_trusted) -> byt
         raise UntrustedEngineError(
             f"{plan} is not loaded: an engine is code, and this one was not built by this user on this machine",
             found=f"sha256 {digest[:16]}..., {len(data):,} bytes, not in {registry()}",
-            wanted="an engine built here, unchanged since, or one signed by an identity that you name",
+            expected="an engine built here, unchanged since, or one signed by an identity that you name",
             fix=f"rebuild it: {rebuild(plan)}",
         )
     return data

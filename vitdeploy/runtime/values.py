@@ -181,7 +181,7 @@ def read_labels(folder: Path, manifest: Manifest, files: CheckedFiles | None = N
             raise ManifestError(
                 f"{folder / manifest.labels} does not fit the engine {engine.artifact}",
                 found=f"{len(labels)} labels",
-                wanted=f"one per class: {classes}",
+                expected=f"one per class: {classes}",
             )
     return labels
 

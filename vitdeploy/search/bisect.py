@@ -110,7 +110,7 @@ def bisect(splice: Splice) -> Bisection:
     cuts = _common_cuts(splice)
 
     def measure(position: int) -> float | None:
-        return _sensible(splice.distance(wanted=[cuts[position - 1]]), total)
+        return _sensible(splice.distance(expected=[cuts[position - 1]]), total)
 
     last = len(cuts) + 1
     rises = largest_increases(measure, last, first=0.0, total=total, share=STANDS_OUT)
@@ -142,18 +142,18 @@ def _common_cuts(splice: Splice) -> list[str]:
     return kept
 
 
-def _inside(splice: Splice, given: Sequence[str], wanted: Sequence[str]) -> Culprit:
+def _inside(splice: Splice, given: Sequence[str], expected: Sequence[str]) -> Culprit:
     """The source of a part's error."""
-    full = splice.distance(given, wanted)
-    within = part(splice.placement, given, wanted or splice.outputs, splice.reference_outputs.batch)
+    full = splice.distance(given, expected)
+    within = part(splice.placement, given, expected or splice.outputs, splice.reference_outputs.batch)
     quantized = placement_reader.find_quantized(within)
     if not quantized:
-        return _first_node(splice, given, wanted, full)
+        return _first_node(splice, given, expected, full)
     tensors = [each.tensor for each in quantized]
-    weights = splice.distance(given, wanted, tensors)
+    weights = splice.distance(given, expected, tensors)
     if gain(weights, full) < weights:
         return _weights(splice, given, quantized, weights)
-    rise = _steepest(lambda k: splice.distance(given, wanted, tensors[k:]), len(tensors), weights, full)
+    rise = _steepest(lambda k: splice.distance(given, expected, tensors[k:]), len(tensors), weights, full)
     chosen = quantized[rise.low : rise.high]
     found = tuple(each.tensor for each in chosen)
     facts = splice.facts(found[0], given, placed=True) if len(found) == 1 else None
@@ -191,9 +191,9 @@ def _weights(
     return Culprit("weight", named, (), _share(rise.gain, total), None)
 
 
-def _first_node(splice: Splice, given: Sequence[str], wanted: Sequence[str], total: float) -> Culprit:
+def _first_node(splice: Splice, given: Sequence[str], expected: Sequence[str], total: float) -> Culprit:
     """The node that causes the error, if nothing is quantized: everything up to it is the engine's."""
-    within = part(splice.graph, given, wanted or splice.outputs, splice.reference_outputs.batch)
+    within = part(splice.graph, given, expected or splice.outputs, splice.reference_outputs.batch)
     theirs = _values(splice)
     names = [
         str(value.name)
@@ -420,17 +420,17 @@ class _FirstLayer:
     def over(self) -> bool:
         return time.monotonic() > self.deadline
 
-    def differs(self, given: Sequence[str], wanted: Sequence[str]) -> bool:
-        """Whether the runtime computes `wanted` otherwise, from what the evaluation has for `given`."""
+    def differs(self, given: Sequence[str], expected: Sequence[str]) -> bool:
+        """Whether the runtime computes `expected` otherwise, from what the evaluation has for `given`."""
         with tempfile.TemporaryDirectory(prefix="vitdeploy-") as folder:
-            known = self._run(folder, (), [*given, *wanted], {}, plain=True)
-            found = self._run(folder, given, wanted, known, plain=False)
-        return not golden.largest_difference(found, known, wanted) <= self.tolerance
+            known = self._run(folder, (), [*given, *expected], {}, plain=True)
+            found = self._run(folder, given, expected, known, plain=False)
+        return not golden.largest_difference(found, known, expected) <= self.tolerance
 
     def _run(
-        self, folder: str, given: Sequence[str], wanted: Sequence[str], known: Mapping[str, Array], *, plain: bool
+        self, folder: str, given: Sequence[str], expected: Sequence[str], known: Mapping[str, Array], *, plain: bool
     ) -> dict[str, Array]:
-        model = part(self.model, given, wanted, self.engine.batch)
+        model = part(self.model, given, expected, self.engine.batch)
         file = Path(folder) / f"{'plain' if plain else 'engine'}.onnx"
         save_graph(model, file)
         runner: Runner = (
@@ -441,7 +441,7 @@ class _FirstLayer:
         names = [str(value.name) for value in model.graph.inputs]
         with runner:
             feeds = {t.name: known.get(name, self.feed) for t, name in zip(runner.inputs, names, strict=True)}
-            return dict(zip(wanted, runner.infer(feeds).values(), strict=True))
+            return dict(zip(expected, runner.infer(feeds).values(), strict=True))
 
 
 def _located(search: _FirstLayer, outputs: Sequence[str]) -> str:
@@ -453,10 +453,10 @@ def _located(search: _FirstLayer, outputs: Sequence[str]) -> str:
         low, high = (low, middle) if search.differs((), [cuts[middle - 1]]) else (middle, high)
     start, end = cuts[low - 1] if low else "the input", cuts[high - 1] if high <= len(cuts) else "the output"
     between = f"the answers differ first between {start} and {end}"
-    given, wanted = cuts[low - 1 : low] if low else [], cuts[high - 1 : high] or list(outputs)
+    given, expected = cuts[low - 1 : low] if low else [], cuts[high - 1 : high] or list(outputs)
     if high - low > 1 or search.over:
         return f"{between}; there was no time to look closer"
-    inside = part(search.model, given, wanted, search.engine.batch)
+    inside = part(search.model, given, expected, search.engine.batch)
     nodes = [node for node in inside.graph if any(value.dtype == ir.DataType.FLOAT for value in node.outputs)]
     names = [str(node.outputs[0].name) for node in nodes]
     if not search.differs(given, names):

@@ -213,7 +213,7 @@ def has_costs(target: str) -> bool:
 def _require_tables(target: str) -> None:
     if not has_costs(target):
         known = ", ".join(dict.fromkeys(table.target for table in _shipped()))
-        raise CapabilityError(f"no table has costs of layers on {target}", wanted=known)
+        raise CapabilityError(f"no table has costs of layers on {target}", expected=known)
 
 
 @functools.cache
@@ -343,7 +343,7 @@ def _times(target: str, comparison: Comparison) -> dict[str, float]:
         raise CapabilityError(
             "costs are not measured on a busy machine",
             found=reason.removesuffix(f": {summary.MEASURE_AGAIN}"),
-            wanted="a machine on which nothing else runs",
+            expected="a machine on which nothing else runs",
             fix="run `vitdeploy doctor --measure` again later; until then builds take the costs of this class of CPUs",
         )
     medians = summary.block_medians(bench_run)

@@ -62,7 +62,7 @@ class Expected:
         return (agreement is None or self.agreement >= agreement) and (drop is None or self.drop <= drop)
 
 
-def expected_loss(found: Logits, wanted: Logits, share: float = 1.0) -> Expected:
+def expected_loss(found: Logits, expected: Logits, share: float = 1.0) -> Expected:
     """The expected agreement and drop of logits [images, classes] against those of the float model for the same images.
 
     The drop treats the float model's probabilities p as true: an answer that changes from a to c loses p_a - p_c.
@@ -71,12 +71,12 @@ def expected_loss(found: Logits, wanted: Logits, share: float = 1.0) -> Expected
     Args:
         share: of the power of the errors; below 1, the result if they were smaller.
     """
-    if wanted.shape[1] < 2:
+    if expected.shape[1] < 2:
         return Expected(100.0, 0.0)
-    order = np.argsort(-wanted, axis=1, kind="stable")[:, : RUNNERS_UP + 1]
-    error = np.take_along_axis(found.astype(np.float64) - wanted, order, axis=1)
-    logits = np.take_along_axis(wanted.astype(np.float64), order, axis=1)
-    p = np.take_along_axis(softmax(wanted.astype(np.float64), axis=1), order, axis=1)
+    order = np.argsort(-expected, axis=1, kind="stable")[:, : RUNNERS_UP + 1]
+    error = np.take_along_axis(found.astype(np.float64) - expected, order, axis=1)
+    logits = np.take_along_axis(expected.astype(np.float64), order, axis=1)
+    p = np.take_along_axis(softmax(expected.astype(np.float64), axis=1), order, axis=1)
     deviation = max(float(np.sqrt(share * np.mean((error[:, :1] - error[:, 1:]) ** 2))), 1e-12)
     changed = norm.cdf((logits[:, 1:] - logits[:, :1]) / deviation)
     kept = np.prod(1 - changed, axis=1)
@@ -158,19 +158,19 @@ class ReferenceOutputs:
         if self.task == "classification":
             [name] = self.answers
             return kl_divergence(self.answers[name].astype(np.float64), answers[name].astype(np.float64))
-        errors = [_relative(answers[name], wanted) for name, wanted in self.answers.items() if wanted.dtype.kind == "f"]
+        errors = [_relative(answers[name], expected) for name, expected in self.answers.items() if expected.dtype.kind == "f"]
         return np.asarray(np.mean(errors, axis=0))
 
     def expected(self, answers: Mapping[str, Array], share: float = 1.0) -> Expected | None:
         """The expected loss of a classifier's answers (see `expected_loss`); None for any other task."""
         if self.task != "classification":
             return None
-        [(name, wanted)] = self.answers.items()
-        return expected_loss(answers[name], wanted, share)
+        [(name, expected)] = self.answers.items()
+        return expected_loss(answers[name], expected, share)
 
 
-def _relative(found: Array, wanted: Array) -> Distances:
-    a, b = (each.reshape(len(each), -1).astype(np.float64) for each in (found, wanted))
+def _relative(found: Array, expected: Array) -> Distances:
+    a, b = (each.reshape(len(each), -1).astype(np.float64) for each in (found, expected))
     return np.asarray(((a - b) ** 2).sum(axis=1) / np.maximum((b**2).sum(axis=1), 1e-300))
 
 

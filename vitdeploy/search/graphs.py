@@ -85,7 +85,7 @@ def _held(count: int) -> int:
 
 
 # --- Parts of an engine between parts of the float graph, to measure what each does to the answers --------------------
-# image -> float graph -> `given` -> a part of the placement, on its runtime -> `wanted` -> float graph -> answers
+# image -> float graph -> `given` -> a part of the placement, on its runtime -> `expected` -> float graph -> answers
 #
 # The float graph runs on ONNX Runtime in float32. Of all intermediate tensors, one batch is held at a time.
 
@@ -112,13 +112,13 @@ class Splice:
         self.outputs = [str(value.name) for value in graph.graph.outputs]
         self.runs, self.ran = 0, _nothing
 
-    def distance(self, given: Sequence[str] = (), wanted: Sequence[str] = (), floats: Collection[str] = ()) -> float:
+    def distance(self, given: Sequence[str] = (), expected: Sequence[str] = (), floats: Collection[str] = ()) -> float:
         """Mean distance over the images of the answers with a part of the float graph replaced by the placement's;
         infinite if they are not finite.
 
         Args:
             given: the tensors that the part starts from; none: the input of the graph.
-            wanted: the tensors that it ends with; none: the outputs of the graph.
+            expected: the tensors that it ends with; none: the outputs of the graph.
             floats: quantized tensors that are left in float.
         """
         batch = self.reference_outputs.batch
@@ -127,15 +127,15 @@ class Splice:
             ends: Sequence[str] = self.outputs
             if given:
                 chain.add(part(self.graph, (), given, batch))
-            if wanted:
-                rest = part(self.graph, [*given, *wanted], self.outputs, batch)
+            if expected:
+                rest = part(self.graph, [*given, *expected], self.outputs, batch)
                 read = {str(value.name) for value in rest.graph.inputs}
-                ends = [name for name in wanted if name in read]
+                ends = [name for name in expected if name in read]
             if ends:
                 placed = part(self.placement, given, ends, batch)
                 placement_reader.make_float(placed, floats)
                 chain.add(placed, self.engine)
-            if wanted:
+            if expected:
                 chain.add(rest)
             with chain:
                 answers = self.reference_outputs.ask(chain)

@@ -95,7 +95,7 @@ def _at_batch_one(linear: Linear, sizes: Dims | None, batch: Collection[str]) ->
         raise GraphError(
             f"the size of what {linear.name} reads is not known",
             found=" x ".join(map(str, found)),
-            wanted="numbers, but for the batch",
+            expected="numbers, but for the batch",
             fix="export with a fixed image size",
         )
     return numbers
@@ -107,7 +107,7 @@ def _shape(linear: Linear, before: list[int], after: list[int]) -> Shape:
         return Shape(int(np.prod(before[:-1])), k, n)
     attributes = {name: each.value for name, each in linear.node.attributes.items()}
     if attributes.get("auto_pad", "NOTSET") not in ("NOTSET", "VALID"):
-        raise GraphError(f"{linear.name} pads by itself", found=str(attributes["auto_pad"]), wanted="explicit pads")
+        raise GraphError(f"{linear.name} pads by itself", found=str(attributes["auto_pad"]), expected="explicit pads")
     n, inside, *kernel = linear.weight.shape
     _, channels, height, width = before
 

@@ -87,7 +87,7 @@ def prunable_parts(model: ir.Model) -> dict[str, tuple[prunable.Prunable, int]]:
         raise GraphError(
             "nothing in this graph can be pruned",
             found="no hidden channels between two linears, and no heads, that nothing else reads",
-            wanted="MLPs whose activations work on each channel alone, or attention with a linear for its operands",
+            expected="MLPs whose activations work on each channel alone, or attention with a linear for its operands",
             fix="leave optimize.prune out",
         )
     return parts
@@ -128,7 +128,7 @@ def measure_parts(
         raise GraphError(
             "there are too few calibration images to prune this graph",
             found=f"{rows} rows of activations",
-            wanted=f"{ROWS_PER_CHANNEL} for each of the channels of at least one linear",
+            expected=f"{ROWS_PER_CHANNEL} for each of the channels of at least one linear",
             fix="more images: data.calibration.images",
         )
     return Parts(whole_macs(model), tuple(made))

@@ -66,7 +66,7 @@ class Answerer:
         if other := [name for name in asked.given if name not in takes]:
             known = ", ".join(takes) or f"none of {', '.join(forms.FIELDS)}"
             raise protocol.Refusal(
-                400, f"this model takes no {' and no '.join(other)}; found: the task {task}; wanted: {known}"
+                400, f"this model takes no {' and no '.join(other)}; found: the task {task}; expected: {known}"
             )
 
     async def predict(self, asked: forms.PredictRequest, top: int, fields: Fields) -> dict[str, Any]:
@@ -201,9 +201,9 @@ class TextAnswerer(Answerer):
             raise unprocessable(error) from None
         given = asked.texts or ()
         if len(given) > self.most:
-            raise protocol.Refusal(422, f"too many texts; found: {len(given)}; wanted: at most {self.most}")
+            raise protocol.Refusal(422, f"too many texts; found: {len(given)}; expected: at most {self.most}")
         if (longest := max(map(len, given), default=0)) > LONGEST:
-            raise protocol.Refusal(422, f"too long a text; found: {longest} characters; wanted: at most {LONGEST}")
+            raise protocol.Refusal(422, f"too long a text; found: {longest} characters; expected: at most {LONGEST}")
         return await super().predict(asked, top, fields)
 
     async def read(

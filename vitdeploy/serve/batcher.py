@@ -97,7 +97,7 @@ class Batcher:
             RuntimeError: closed.
         """
         if not 1 <= len(tensor) <= self._max_batch:
-            raise ValueError(f"{len(tensor)} images: wanted 1 to {self._max_batch}")
+            raise ValueError(f"{len(tensor)} images: expected 1 to {self._max_batch}")
         future: Future[BatchAnswer] = Future()
         with self._changed:
             if self._closing:

@@ -194,7 +194,7 @@ def _again(bundle: Path, engine: EngineSpec, batch: int, why: str, how: Mapping[
 
 def _require_known(tensors: tuple[TensorSpec, ...], name: str) -> None:
     if unknown := [str(tensor) for tensor in tensors if tensor.dtype not in protocol.DATATYPES]:
-        raise InputError(f"{name} cannot be served", found=", ".join(unknown), wanted=", ".join(protocol.DATATYPES))
+        raise InputError(f"{name} cannot be served", found=", ".join(unknown), expected=", ".join(protocol.DATATYPES))
 
 
 def _load_decoders(predictor: Predictor) -> None:
@@ -220,9 +220,9 @@ def _in_streams(files: CheckedFiles, engine: EngineSpec, batch: int, threads: in
     return Predictor(runner, images_of(manifest))
 
 
-def _kept(predictor: Predictor | None, wanted: bool) -> Predictor | None:
-    """The predictor if it is wanted; else it is closed."""
-    if predictor is not None and not wanted:
+def _kept(predictor: Predictor | None, expected: bool) -> Predictor | None:
+    """The predictor if it is still needed; otherwise it is closed."""
+    if predictor is not None and not expected:
         predictor.close()
         return None
     return predictor

@@ -33,9 +33,9 @@ def header_length(headers: Mapping[str, str]) -> int | None:
     _require_plain(headers)
     found = headers.get(HEADER_LENGTH)
     kind = _content_type(headers)
-    wanted = ("", "application/json") if found is None else ("", "application/json", "application/octet-stream")
-    if kind not in wanted:
-        raise Refusal(415, f"content type {kind}: wanted {wanted[-1]} (curl -H 'Content-Type: {wanted[-1]}')")
+    expected = ("", "application/json") if found is None else ("", "application/json", "application/octet-stream")
+    if kind not in expected:
+        raise Refusal(415, f"content type {kind}: expected {expected[-1]} (curl -H 'Content-Type: {expected[-1]}')")
     if found is None:
         return None
     if not found.isascii() or not found.isdigit():
@@ -47,7 +47,7 @@ def top_of(query: Mapping[str, str]) -> int:
     """How many classes a classification names: ?top=N."""
     found = query.get("top", str(TOP))
     if not (found.isascii() and found.isdigit() and len(found) < 5 and 1 <= int(found) <= MAX_TOP):
-        raise Refusal(400, f"top {found[:40]!r}: wanted a number from 1 to {MAX_TOP}")
+        raise Refusal(400, f"top {found[:40]!r}: expected a number from 1 to {MAX_TOP}")
     return int(found)
 
 
@@ -92,12 +92,12 @@ async def asked_of(request: Request) -> PredictRequest:
         values = load_json(await request.body())
         image = _from_base64(values.pop("image", None))
         if unknown := [name for name in values if name not in FIELDS]:
-            raise Refusal(400, f"unknown fields {', '.join(unknown)[:80]}: wanted image, {', '.join(FIELDS)}")
+            raise Refusal(400, f"unknown fields {', '.join(unknown)[:80]}: expected image, {', '.join(FIELDS)}")
     elif kind in ("", "application/octet-stream") or kind.startswith("image/"):
         image = await request.body()
         image = None if "image_id" in query and not image else image
     else:
-        raise Refusal(415, f"content type {kind}: wanted an image file (curl -F file=@IMAGE), image/* or JSON")
+        raise Refusal(415, f"content type {kind}: expected an image file (curl -F file=@IMAGE), image/* or JSON")
     for name, text in query.multi_items():
         if name in FIELDS:
             if name in values:
@@ -149,7 +149,7 @@ async def _form(request: Request) -> tuple[bytes | None, dict[str, str], dict[st
     others = [(name, content) for name, content in files if len(files) > 1 and name not in IMAGE]
     if len(images) > 1 or (files and not images) or len(dict(others)) < len(others):
         names = ", ".join(name[:40] for name, _ in files)
-        raise Refusal(400, f"files {names}: wanted the image as file, and each further input by its name")
+        raise Refusal(400, f"files {names}: expected the image as file, and each further input by its name")
     texts = [(name, value) for name, value in form.multi_items() if isinstance(value, str) and name in FIELDS]
     if len(dict(texts)) < len(texts):
         raise Refusal(400, f"{texts[-1][0]} is given twice")
@@ -205,4 +205,4 @@ def _content_type(headers: Mapping[str, str]) -> str:
 
 def _require_plain(headers: Mapping[str, str]) -> None:
     if (encoding := headers.get("content-encoding", "identity").lower()) != "identity":
-        raise Refusal(415, f"content encoding {encoding[:40]}: wanted none")
+        raise Refusal(415, f"content encoding {encoding[:40]}: expected none")

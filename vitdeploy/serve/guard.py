@@ -186,7 +186,7 @@ async def on_input_error(request: Request, error: Exception) -> Response:
 
 def in_words(wrong: InputError) -> str:
     """An input error for a client, in a line. `fix` is left out: it is for users of the commands."""
-    details = [f"{name}: {OBJECT.sub('', text)}" for name in ("found", "wanted") if (text := getattr(wrong, name))]
+    details = [f"{name}: {OBJECT.sub('', text)}" for name in ("found", "expected") if (text := getattr(wrong, name))]
     return "; ".join([wrong.message, *details])
 
 

@@ -17,7 +17,7 @@ from vitdeploy.serve.metrics import Metrics, PromptMetrics
 from vitdeploy.serve.settings import ServerSettings
 
 KEYS = ("points", "labels", "box")
-WANTED = '[{"points": [[x, y], ...], "labels": [1, 0, ...], "box": [left, top, right, bottom]}, ...]'
+EXPECTED = '[{"points": [[x, y], ...], "labels": [1, 0, ...], "box": [left, top, right, bottom]}, ...]'
 
 
 @dataclass
@@ -93,19 +93,19 @@ class PromptAnswerer(answering.Answerer):
         """The prompts of a request as JSON; raises Refusal for another form, or too many."""
         if given is None:
             raise protocol.Refusal(
-                422, f"no prompt is given: nothing says which object is meant; wanted: prompts, {WANTED}"
+                422, f"no prompt is given: nothing says which object is meant; expected: prompts, {EXPECTED}"
             )
         if not isinstance(given, list) or not all(isinstance(each, dict) for each in given):
-            raise protocol.Refusal(400, f"prompts must be a list of objects; wanted: {WANTED}")
+            raise protocol.Refusal(400, f"prompts must be a list of objects; expected: {EXPECTED}")
         unknown = dict.fromkeys(key for each in given for key in each if key not in KEYS)
         if unknown:
             raise protocol.Refusal(
-                400, f"prompts have unknown keys {', '.join(unknown)[:80]}; wanted: {', '.join(KEYS)}"
+                400, f"prompts have unknown keys {', '.join(unknown)[:80]}; expected: {', '.join(KEYS)}"
             )
         if len(given) > self.most:
             more = "ask for the others by the image_id of the answer"
             raise protocol.Refusal(
-                422, f"too many prompts; found: {len(given)}; wanted: at most {self.most} at once, {more}"
+                422, f"too many prompts; found: {len(given)}; expected: at most {self.most} at once, {more}"
             )
         return given
 

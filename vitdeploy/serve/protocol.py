@@ -44,9 +44,9 @@ def from_binary(data: bytes | memoryview, dtype: str, shape: Sequence[int], name
         Refusal: not as many bytes as the shape needs, or numbers that are none.
     """
     kind = np.dtype(dtype).newbyteorder("<")
-    wanted = math.prod(shape) * kind.itemsize
-    if len(data) != wanted:
-        raise Refusal(400, f"input {name!r}: {len(data)} bytes, but {dtype} {list(shape)} has {wanted}")
+    expected = math.prod(shape) * kind.itemsize
+    if len(data) != expected:
+        raise Refusal(400, f"input {name!r}: {len(data)} bytes, but {dtype} {list(shape)} has {expected}")
     if dtype == "bool" and max(data, default=0) > 1:
         raise Refusal(400, f"input {name!r}: a byte of BOOL is 0 or 1")
     array = np.frombuffer(data, kind).reshape(shape)
@@ -118,7 +118,7 @@ UNSUPPORTED = ("classification", "shared_memory_region")
 
 @dataclass(frozen=True)
 class InferRequest:
-    """Arrays [n, ...] by input name, n the same in all; `outputs` are the wanted ones, and whether as binary data."""
+    """Arrays [n, ...] by input name, n the same in all; `outputs` are the expected ones, and whether as binary data."""
 
     id: str
     inputs: dict[str, Array]
@@ -173,8 +173,8 @@ def parse_infer(body: bytes, header_length: int | None, model: ServedModel) -> I
     given = message.get("inputs")
     if not isinstance(given, list) or not all(isinstance(item, dict) for item in given):
         raise Refusal(400, "inputs must be a list of objects")
-    if (names := [item.get("name") for item in given]) != (wanted := [tensor.name for tensor in model.inputs]):
-        raise Refusal(400, f"inputs {names}, but the model takes {wanted}")
+    if (names := [item.get("name") for item in given]) != (expected := [tensor.name for tensor in model.inputs]):
+        raise Refusal(400, f"inputs {names}, but the model takes {expected}")
     inputs = {}
     for item, tensor in zip(given, model.inputs, strict=True):
         size = _parameters(item, f"input {tensor.name!r}").get("binary_data_size")

@@ -59,7 +59,7 @@ def decode(cls: type[T], data: Any) -> T:
     """Build the frozen dataclass `cls` from JSON values, strictly: no unknown field, no missing one, no coercion.
 
     Raises:
-        DecodeError: with all problems found, each as "$.path: what was found, what is wanted".
+        DecodeError: with all problems found, each as "$.path: what was found, what is expected".
     """
     problems: list[str] = []
     value = _decode(cls, data, "$", problems)
@@ -178,9 +178,9 @@ def _decode_dataclass(cls: type, data: Any, path: str, problems: list[str]) -> A
         return None
 
 
-def _expect(fits: bool, data: Any, path: str, wanted: str, problems: list[str]) -> Any:
+def _expect(fits: bool, data: Any, path: str, expected: str, problems: list[str]) -> Any:
     if not fits:
-        problems.append(f"{path}: found {str(data)[:60]!r}, wanted {wanted}")
+        problems.append(f"{path}: found {str(data)[:60]!r}, expected {expected}")
     return data
 
 

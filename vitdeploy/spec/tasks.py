@@ -263,7 +263,7 @@ class BeamSpec:
 
     def __post_init__(self) -> None:
         if self.beams < 1:
-            raise ValueError(f"beams {self.beams}: wanted at least 1")
+            raise ValueError(f"beams {self.beams}: expected at least 1")
 
 
 @dataclass(frozen=True)

@@ -145,7 +145,7 @@ def calibrate(
         raise GraphError(
             f"the graph has the fixed batch {size}",
             found=f"{len(samples)} calibration images",
-            wanted=f"at least {size}",
+            expected=f"at least {size}",
         )
     names, memory = [calibrate_shards.sample_name(sample) for sample in shown], probe.estimate(model, size, len(shown))
     runs = _runs(memory, len(shown))

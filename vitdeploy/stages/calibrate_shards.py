@@ -116,7 +116,7 @@ class Batch:
                 raise DataError(
                     f"{sample.shown} is not the image that it was when the calibration began",
                     found="other bytes",
-                    wanted="images that stay as they are; on several nodes, the same files at the same paths",
+                    expected="images that stay as they are; on several nodes, the same files at the same paths",
                     fix="repeat the command",
                 )
         [pixels] = batches(self.samples, preprocess, len(self.samples))

@@ -36,14 +36,14 @@ def check_task(task: Task, target: str, precision: str) -> None:
         raise CapabilityError(
             f"a model of several graphs does not run on {target} in this version",
             found=f"the task {task}, graphs {' and '.join(flow.parts)}",
-            wanted=" or ".join(others),
+            expected=" or ".join(others),
             fix=f"choose the target {others[0]}",
         )
     if precision == "mixed":
         raise CapabilityError(
             "the layers of a model of several graphs are not mixed by this version",
             found=f"precision mixed, for the task {task}",
-            wanted="precision fp32 or int8",
+            expected="precision fp32 or int8",
             fix="set precision to int8; float_parts leaves whole graphs in float",
         )
 
@@ -112,7 +112,7 @@ def compile_graph(
         raise TargetError(
             f"{graph} was placed for another target",
             found=str(metadata.target),
-            wanted=target,
+            expected=target,
             fix=f"vitdeploy quantize FLOAT_GRAPH --data IMAGES --target {target} -o DIR, or --target {metadata.target}",
         )
     spec = graph_spec(model, step.MODEL_FILE)
@@ -153,7 +153,7 @@ def check_batch(graph: Path, spec: GraphSpec, batch: int) -> None:
         raise TargetError(
             f"{graph} has the fixed batch {fixed}",
             found=f"--batch {batch}",
-            wanted=f"batch {fixed}",
+            expected=f"batch {fixed}",
             fix="export with a dynamic batch",
         )
 

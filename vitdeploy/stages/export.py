@@ -332,7 +332,7 @@ def _export_image_model(
         raise ExportError(
             f"{reference_model.name} bakes the batch {batch} into a constant of its graph",
             found=f"batch {batch}",
-            wanted=f"batch {config.batch or 'dynamic'}",
+            expected=f"batch {config.batch or 'dynamic'}",
             fix=FREE_BATCH,
         )
     metadata = get_metadata(graph, MODEL_FILE)
@@ -357,7 +357,7 @@ def _imported(reference_model: ReferenceModel, config: ExportConfig) -> ir.Model
         raise GraphError(
             f"{reference_model.source.model} takes pixels: its preprocessing is part of it",
             found="export.preprocess: false, or --no-preprocess",
-            wanted="export.preprocess: true",
+            expected="export.preprocess: true",
             fix="export the model that it was made from with --no-preprocess",
         )
     export_normalise(found.model, opset=config.opset)
@@ -456,7 +456,7 @@ def _at_one_of(
         raise CapabilityError(
             f"{reference_model.name} cannot be exported at batch {asked}",
             found=f"it is one function at batch {shown} only: {why}",
-            wanted=f"batch {sizes[0]}",
+            expected=f"batch {sizes[0]}",
             fix=f"--batch {sizes[0]}; in a recipe export.batch: {sizes[0]}, or leave it out; or export the model again "
             "with a dynamic batch",
         )

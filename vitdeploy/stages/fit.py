@@ -57,7 +57,7 @@ def distinct(samples: Sequence[Sample], folder: Path) -> dict[str, Sample]:
         raise DataError(
             f"{folder} has too few normal images to know by them what is normal",
             found=f"{len(found)} images{copies}",
-            wanted=f"at least {LEAST_IMAGES}, better some hundred",
+            expected=f"at least {LEAST_IMAGES}, better some hundred",
             fix="add photographs of good parts",
         )
     return dict(sorted(found.items(), key=lambda each: each[1].path))
@@ -110,7 +110,7 @@ def _features(
     found = memory_bank.features_of(tokens(torch.from_numpy(normalise(pixels, preprocess))), tokens.grid, window)
     if not bool(torch.isfinite(found).all()):
         raise CheckpointError(
-            "the patch tokens are not finite", found="NaN or infinity", wanted="finite features", fix="other weights"
+            "the patch tokens are not finite", found="NaN or infinity", expected="finite features", fix="other weights"
         )
     return found
 
@@ -138,7 +138,7 @@ def _pool(
         raise DataError(
             "the normal images all show the same",
             found=f"equal features of {len(parts)} images",
-            wanted="photographs that differ as good parts do",
+            expected="photographs that differ as good parts do",
             fix="take photographs of several good parts",
         )
     return torch.cat(parts)
@@ -147,9 +147,9 @@ def _pool(
 def _chosen(pool: torch.Tensor, options: FitOptions, progress: Progress) -> tuple[torch.Tensor, int]:
     """The entries of the bank, and how many there would be without the cap."""
     asked = max(1, math.ceil(options.share * len(pool)))
-    wanted = min(asked, options.most)
-    count = Counter(progress, "fit: entries of the memory bank", wanted)
-    return pool[memory_bank.k_centres(pool, wanted, options.seed, count)], asked
+    expected = min(asked, options.most)
+    count = Counter(progress, "fit: entries of the memory bank", expected)
+    return pool[memory_bank.k_centres(pool, expected, options.seed, count)], asked
 
 
 def _with_thresholds(

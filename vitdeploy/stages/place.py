@@ -115,7 +115,7 @@ def check_float_parts(task: Task, float_parts: Sequence[str]) -> None:
         raise InputError(
             f"the model has no graph called {', '.join(unknown)}",
             found=f"the task {task}",
-            wanted=" or ".join(names) or "no float_parts: it has one graph",
+            expected=" or ".join(names) or "no float_parts: it has one graph",
         )
 
 
@@ -125,13 +125,13 @@ def _check_parts(config: PlaceConfig, names: list[str]) -> None:
         raise GraphError(
             f"no layer matches {', '.join(unknown)}",
             found=f"a model of the graphs {', '.join(names)}",
-            wanted="GRAPH/LAYER, with * for any",
+            expected="GRAPH/LAYER, with * for any",
         )
     if config.precision in QUANTIZED and not set(names) - set(config.float_parts):
         raise GraphError(
             "every graph is to stay in float",
             found=f"precision {config.precision}, float parts {', '.join(config.float_parts)}",
-            wanted="at least one graph in INT8",
+            expected="at least one graph in INT8",
             fix="choose the precision fp32",
         )
 
@@ -157,7 +157,7 @@ def place_graph(
         cast_pixels_first(model)
     if config.precision in QUANTIZED and statistics is None:
         kind = "INT4" if config.precision == "int4" else "INT8"
-        raise GraphError(f"{kind} needs calibration", wanted="images", fix="--data DIR")
+        raise GraphError(f"{kind} needs calibration", expected="images", fix="--data DIR")
     if config.precision == "int4" and statistics is not None:
         four = four_bits.place_four_bits(model, ranges.load_statistics(statistics), config.target, config.ignore)
         placed = four.facts((), ())
@@ -202,7 +202,7 @@ def place_step(
         MIXED_SEARCH: candidate.precision == "mixed",
         HIGH_PRECISION_SEARCH: raises,
     }
-    searches = {search: candidate.step(search.kind) for search, wanted in wanted_searches.items() if wanted}
+    searches = {search: candidate.step(search.kind) for search, expected in wanted_searches.items() if expected}
 
     def write(folders: Folders, out: Path, progress: Progress) -> None:
         progress(candidate.step("place"), 0, 1)

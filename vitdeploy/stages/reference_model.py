@@ -150,7 +150,7 @@ def find_reference_model(source: Source, overrides: Overrides | None = None) -> 
         raise CheckpointError(
             f"{source.name} has no further inputs to bind",
             found=", ".join(source.bind),
-            wanted="an .onnx file, or a module of your own whose forward takes more than the image",
+            expected="an .onnx file, or a module of your own whose forward takes more than the image",
             fix="leave --bind (source.bind of a recipe) out",
         )
     reference_model = _of_graph(source, given) if is_onnx(source) else _of_module(source)
@@ -158,12 +158,12 @@ def find_reference_model(source: Source, overrides: Overrides | None = None) -> 
         given.preprocess or reference_model.preprocess,
         given.postprocess or reference_model.postprocess,
     )
-    wanted = postprocess_of(reference_model.task)
-    if given.postprocess is not None and wanted is not None and not isinstance(given.postprocess, wanted):
+    expected = postprocess_of(reference_model.task)
+    if given.postprocess is not None and expected is not None and not isinstance(given.postprocess, expected):
         raise CheckpointError(
             f"the post-processing does not fit {reference_model.name}",
             found=", ".join(vars(given.postprocess)),
-            wanted=", ".join(f.name for f in dataclasses.fields(wanted)),
+            expected=", ".join(f.name for f in dataclasses.fields(expected)),
             fix=f"change postprocess: to that of the task {reference_model.task}, or name its task (source.task)",
         )
     if given.postprocess is not None:
@@ -175,7 +175,7 @@ def find_reference_model(source: Source, overrides: Overrides | None = None) -> 
             if own
             else f"the post-processing is not of {reference_model.name}",
             found=misfit,
-            wanted="outputs of that task" if own else "values that were chosen for this model",
+            expected="outputs of that task" if own else "values that were chosen for this model",
             fix=postprocess.otherwise if own else "change postprocess:, or leave it out",
         )
     if preprocess is not None and (
@@ -184,14 +184,14 @@ def find_reference_model(source: Source, overrides: Overrides | None = None) -> 
         raise CheckpointError(
             f"the preprocessing does not fit {reference_model.name}",
             found=f"crop {preprocess.crop[0]}x{preprocess.crop[1]}, {preprocess.channels} channels",
-            wanted=f"crop {reference_model.size}, {reference_model.channels} channels",
+            expected=f"crop {reference_model.size}, {reference_model.channels} channels",
             fix="change preprocess.crop, mean and std, or choose the model of that size",
         )
     if postprocess is None and reference_model.task in ("detection", "panoptic"):
         raise CheckpointError(
             f"{reference_model.name} does not say how its objects are scored",
             found="logits and boxes, of a model that transformers gives no image processor",
-            wanted='"softmax" with "no object" as the last class, or "sigmoid" of each class',
+            expected='"softmax" with "no object" as the last class, or "sigmoid" of each class',
             fix="postprocess: {scores: softmax} or {scores: sigmoid} in a recipe",
         )
     reference_model = dataclasses.replace(reference_model, preprocess=preprocess, postprocess=postprocess)
@@ -222,7 +222,7 @@ def _labels_apart(reference_model: ReferenceModel, given: Path | None) -> Refere
     if given is not None:
         raise CheckpointError(
             f"{given} names classes, and the outputs of {reference_model.name} have each their own",
-            wanted="labels of each output",
+            expected="labels of each output",
             fix=f"leave the file out: {proposal}, with labels: [...] beside the name",
         )
     return dataclasses.replace(reference_model, labels=())
@@ -346,7 +346,7 @@ def graph_of(source: Source) -> ForeignGraph:
         raise GraphError(
             f"{file} gives no answers of the task that is asked for",
             found=told[1].removeprefix(OUTPUTS),
-            wanted="logits of classes that compete",
+            expected="logits of classes that compete",
             fix="leave the task out: the outputs are compared as numbers then",
         )
     graph = import_graph(file, *how, told[0], source.bind)
@@ -366,7 +366,7 @@ def _contradictions(graph: ForeignGraph, given: Overrides) -> list[str]:
         raise CheckpointError(
             f"{own.name} normalises its images itself, in another way than is asked",
             found=other.normalisation,
-            wanted=f"{spec.normalisation}, as it was exported",
+            expected=f"{spec.normalisation}, as it was exported",
             fix="leave preprocess: out, or export the model again with --no-preprocess",
         )
     notes = []
@@ -426,14 +426,14 @@ def _labels(path: Path, reference_model: ReferenceModel) -> tuple[str, ...]:
         raise CheckpointError(
             f"{path} names classes, and {reference_model.name} has none",
             found="; ".join([f"the task {reference_model.task}", *told]),
-            wanted="a model with classes",
+            expected="a model with classes",
             fix=f"{may if may_be_logits(' '.join(told)) else ''}leave the labels out",
         )
     if reference_model.classes not in (None, len(labels)):
         raise CheckpointError(
             f"{path} does not fit {reference_model.name}",
             found=f"{len(labels)} lines",
-            wanted=f"one per class: {reference_model.classes}",
+            expected=f"one per class: {reference_model.classes}",
         )
     return labels
 

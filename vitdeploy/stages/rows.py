@@ -129,7 +129,7 @@ def check_prune(task: Task, preprocess: PreprocessSpec | None) -> None:
         raise CapabilityError(
             "only models of images are pruned by this version, and only such of one graph",
             found=f"the task {task}",
-            wanted="a model of one graph that takes images",
+            expected="a model of one graph that takes images",
             fix="leave optimize.prune out",
         )
 
@@ -163,7 +163,7 @@ def prune(
         raise GraphError(
             f"{share:.3g} of the products of this graph cannot be pruned",
             found=f"hidden channels and heads that make up {most:.3g} at most, as far as they were tried",
-            wanted=f"optimize.prune up to {int(most * 100) / 100:g}",
+            expected=f"optimize.prune up to {int(most * 100) / 100:g}",
         )
     model = load_graph(graph)
     pruning.prune_graph(model, found.parts.parts, widths, input_moments(graph, samples, progress))
@@ -191,7 +191,7 @@ def input_moments(graph: Path, samples: Sequence[Sample], progress: Progress = s
         raise GraphError(
             f"the graph has the fixed batch {fixed}",
             found=f"{len(shown)} images for what is to be pruned",
-            wanted=f"at least {fixed}",
+            expected=f"at least {fixed}",
         )
     size, used = fixed or search.BATCH, len(shown) // fixed * fixed if fixed is not None else len(shown)
     tensors = {name: str(part.reader.input.name) for name, (part, _) in readers.items()}
@@ -207,7 +207,7 @@ def input_moments(graph: Path, samples: Sequence[Sample], progress: Progress = s
                     raise DataError(
                         "the model's activations are not finite on the calibration images",
                         found=f"{tensor}, on image {number * size + 1} or one of the {len(pixels)} from there",
-                        wanted="finite activations",
+                        expected="finite activations",
                         fix="check the checkpoint and the preprocessing, or take this image away",
                     )
             count(len(pixels))

@@ -263,7 +263,7 @@ def _require_unchanged(samples: Samples, truth: Truth | None, content: str, stor
     raise DataError(
         f"images {'' if truth is None else 'or labels '}changed while they were evaluated",
         found=", ".join(changed[:3]) + more if changed else f"other bytes in one of {names[0]} to {names[-1]}",
-        wanted="the data as they were when the command began",
+        expected="the data as they were when the command began",
         fix="give the command again: it evaluates those anew, and keeps all that is finished",
     )
 
@@ -274,7 +274,7 @@ def _original(store: Store, key: str) -> Answered:
         raise StorageError(
             "the original's answers to some images are not in the store",
             found="what was stored there before has gone, or is of another machine",
-            wanted="one store for the whole evaluation",
+            expected="one store for the whole evaluation",
             fix="give the command again; with several machines, set VITDEPLOY_SHARED_STORE on all of them",
         )
     return original

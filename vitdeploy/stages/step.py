@@ -238,7 +238,7 @@ def check_precision(target: str, precision: str) -> None:
         raise CapabilityError(
             f"{target} cannot run {precision}",
             found=precision,
-            wanted=", ".join(TARGETS[target].precisions),
+            expected=", ".join(TARGETS[target].precisions),
             fix=f"choose one of these, or another target that has {precision}: {', '.join(others)}"
             if others
             else "choose one of these",
@@ -306,7 +306,7 @@ def find_graph(path: Path) -> Path:
         raise MissingFileError(
             f"no graph at {path}",
             found=f"no {MODEL_FILE} in the folder" if is_dir(path) else "no such file",
-            wanted="a folder that holds model.onnx, or an .onnx file",
+            expected="a folder that holds model.onnx, or an .onnx file",
             fix="vitdeploy export MODEL --checkpoint FILE -o DIR",
         )
     if file.suffix.lower() in _OTHERS:
@@ -314,7 +314,7 @@ def find_graph(path: Path) -> Path:
         raise GraphError(
             f"{path} is no graph",
             found=what,
-            wanted="a folder that holds model.onnx, or an .onnx file",
+            expected="a folder that holds model.onnx, or an .onnx file",
             fix=command.format(quoted(path)),
         )
     return file
@@ -328,13 +328,13 @@ def require_onnx_file(path: Path) -> None:
 def require_label_file(path: Path) -> None:
     if not is_file(path):
         raise MissingFileError(
-            f"no label file at {path}", wanted="a text file with one class name a line", fix="check the path"
+            f"no label file at {path}", expected="a text file with one class name a line", fix="check the path"
         )
 
 
 def is_ours(file: Path) -> bool:
     """Whether an ONNX file claims that vitdeploy wrote it; False if it cannot be parsed."""
-    # Where the names of files are all that is wanted, nothing is to wait for onnx.
+    # Where the names of files are all that is expected, nothing is to wait for onnx.
     from vitdeploy.graph.io.admit import metadata_keys
     from vitdeploy.graph.io.files import METADATA_KEY
 
@@ -365,11 +365,11 @@ def known_labels(graph: Path, metadata: GraphMetadata) -> tuple[str, ...]:
     if beside and metadata.labels and beside != metadata.labels:
         differ = next((i for i, (a, b) in enumerate(zip(beside, metadata.labels, strict=False)) if a != b), None)
         at = f"{len(beside)} lines" if differ is None else f"line {differ + 1}: {beside[differ]!r}"
-        wanted = f"{len(metadata.labels)}" if differ is None else repr(metadata.labels[differ])
+        expected = f"{len(metadata.labels)}" if differ is None else repr(metadata.labels[differ])
         raise GraphError(
             f"{file} has other class names than {graph.name} beside it",
             found=at,
-            wanted=f"{wanted}, as in {graph.name}",
+            expected=f"{expected}, as in {graph.name}",
             fix=f"remove {file}; or, for other names: vitdeploy export {quoted(graph)} --labels FILE -o DIR",
         )
     return metadata.labels or beside

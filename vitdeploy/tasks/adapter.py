@@ -220,7 +220,7 @@ class InputsDrive(Drive):
             raise DataError(
                 f"the graph has the fixed batch {size}",
                 found=f"{self.total} calibration images",
-                wanted=f"a multiple of {size}",
+                expected=f"a multiple of {size}",
                 fix=f"data.calibration.images: {max(1, self.total // size) * size}, or --num-samples",
             )
         for sample, pixels, _ in decode_images(self.samples, self.preprocess):
@@ -425,8 +425,8 @@ def controlled(found: Comparison, unrelated: Sequence[Comparison]) -> Comparison
 
 def with_maps_of(answers: Answers, name: str, reference: Answers) -> Answers:
     """The answers with their maps [height, width] of a name at the sizes of those of `reference`."""
-    maps, wanted = answers.columns[name], reference.columns[name]
-    resized = LazyColumn(len(wanted), lambda index: nearest_pixels(maps[index], wanted[index].shape))
+    maps, expected = answers.columns[name], reference.columns[name]
+    resized = LazyColumn(len(expected), lambda index: nearest_pixels(maps[index], expected[index].shape))
     return Answers({**answers.columns, name: resized})
 
 
@@ -555,7 +555,7 @@ def check_labels(choice: DataChoice, allowed: Sequence[str], task: Task) -> None
         raise DataError(
             f"labels of the kind {choice.labels!r} do not fit a model for {task}",
             found=f"data.labels: {choice.labels}",
-            wanted=", ".join(allowed),
+            expected=", ".join(allowed),
             fix="change data.labels",
         )
     files = choice.labels not in ("folders", "none")
@@ -563,12 +563,12 @@ def check_labels(choice: DataChoice, allowed: Sequence[str], task: Task) -> None
         raise DataError(
             f"labels of the kind {choice.labels!r} are for a folder of image files",
             found=f"tars, tables or a list at {choice.path}",
-            wanted="image files, which the labels name",
+            expected="image files, which the labels name",
             fix="write the images into a folder",
         )
     if choice.labels in PLACES and choice.annotations is None:
         raise DataError(
-            f"labels of the kind {choice.labels!r} need a place", wanted=f"data.annotations: {PLACES[choice.labels]}"
+            f"labels of the kind {choice.labels!r} need a place", expected=f"data.annotations: {PLACES[choice.labels]}"
         )
 
 

@@ -139,7 +139,7 @@ class BinaryAdapter(multi_label.LabelsAdapter):
             raise DataError(
                 "which class folder means yes is not known",
                 found=f"{len(folders.classes)} folders ({names}); {known}",
-                wanted="two class folders, one of them named as what yes means",
+                expected="two class folders, one of them named as what yes means",
                 fix="postprocess: {positive: FOLDER} in a recipe, or that name as the model's label (source.labels)",
             )
         both = next((path for path, names in folders.names.items() if len(names) > 1), None)
@@ -147,7 +147,7 @@ class BinaryAdapter(multi_label.LabelsAdapter):
             raise DataError(
                 "an image lies in both class folders",
                 found=both.name,
-                wanted="each image in one of them",
+                expected="each image in one of them",
                 fix="remove the wrong copy",
             )
         labelled = {
@@ -162,7 +162,7 @@ class BinaryAdapter(multi_label.LabelsAdapter):
         raise DataError(
             "all images to evaluate on have the same answer",
             found=f"{len(truth)} images, all {'yes' if truth.any() else 'no'}",
-            wanted="images of both answers: nothing tells a model that ranks them from any other",
+            expected="images of both answers: nothing tells a model that ranks them from any other",
             fix="add images of the other answer, or verify without labels (data.labels: none)",
         )
 

@@ -149,12 +149,12 @@ def depth_error(found: Plane, truth: Plane, values: DepthValues) -> DepthError |
 def aligned_depth(disparity: Floats, truth: Floats) -> Floats:
     """The depth, float64 [n], of disparities [n] that are known up to scale and shift: s d + t with the least squared
     distance from 1 / truth (arXiv 1907.01341, equation 4), inverted; at most the largest of `truth`."""
-    wanted = 1 / truth
+    expected = 1 / truth
     centred = disparity - disparity.mean()
     spread = float(centred @ centred)
-    scale = float(centred @ wanted) / spread if spread > 0 else 0.0
-    aligned = wanted.mean() + scale * centred
-    return np.asarray(1 / np.maximum(aligned, wanted.min()))
+    scale = float(centred @ expected) / spread if spread > 0 else 0.0
+    aligned = expected.mean() + scale * centred
+    return np.asarray(1 / np.maximum(aligned, expected.min()))
 
 
 def depth_changes(artifact: Sequence[Plane], reference: Sequence[Plane], values: DepthValues) -> Changes:
@@ -202,7 +202,7 @@ class DepthAnnotation:
                 raise DataError(
                     f"{self.file} does not say its unit",
                     found=f"a PNG without {UNITS_FILE} in {self.file.parent}",
-                    wanted="metres, for a model of metric depth",
+                    expected="metres, for a model of metric depth",
                     fix=f'write {{"scale": METRES A UNIT}} into {UNITS_FILE} in the folder of labels, such as 0.001',
                 )
             values = values * np.float32(self.scale or 1.0)
@@ -235,7 +235,7 @@ def _scale(path: Path) -> float | None:
         scale = None
     if isinstance(scale, bool) or not isinstance(scale, int | float) or not 0 < scale < 1e9:
         raise DataError(
-            f"{path} says no scale", found=path.read_text("utf-8", "replace")[:80], wanted='{"scale": metres a unit}'
+            f"{path} says no scale", found=path.read_text("utf-8", "replace")[:80], expected='{"scale": metres a unit}'
         )
     return float(scale)
 
@@ -245,11 +245,11 @@ def _numbers(path: Path) -> npt.NDArray[np.float32]:
         # Mapped: a header that promises more than the file has is found before memory is taken for it.
         values = np.load(path, mmap_mode="r", allow_pickle=False)
     except DAMAGED as error:
-        raise ImageError(f"{path} cannot be read", found=str(error)[:200], wanted="a .npy of floats") from None
+        raise ImageError(f"{path} cannot be read", found=str(error)[:200], expected="a .npy of floats") from None
     if not isinstance(values, np.ndarray):
-        raise ImageError(f"{path} cannot be read", found="an .npz archive", wanted="a .npy of floats")
+        raise ImageError(f"{path} cannot be read", found="an .npz archive", expected="a .npy of floats")
     if values.dtype.kind not in "fiu":
-        raise DataError(f"{path} is no map of numbers", found=str(values.dtype), wanted="a .npy of floats")
+        raise DataError(f"{path} is no map of numbers", found=str(values.dtype), expected="a .npy of floats")
     return np.array(
         values.reshape(values.shape[:2]) if values.ndim == 3 and values.shape[2] == 1 else values, np.float32
     )

@@ -252,7 +252,7 @@ def read_pairs(place: Path, file: Path) -> PairSet:
     table, paths, repairs = columns.read_table(file), annotations.folder_images(place), Repairs()
     names = [next((c for c in table if c.lower() in known), "") for known in COLUMNS]
     if not all(names):
-        raise DataError(f"{file} is no table of pairs", found=f"the columns {', '.join(table)}"[:200], wanted=EXAMPLE)
+        raise DataError(f"{file} is no table of pairs", found=f"the columns {', '.join(table)}"[:200], expected=EXAMPLE)
     written = [str(cell) for name in names[:2] for cell in table[name]]
     located = annotations.located(place, paths, written, repairs)
     known: dict[Path, dict[str, bool]] = {}
@@ -260,12 +260,12 @@ def read_pairs(place: Path, file: Path) -> PairSet:
         where, pair = f"{file}, row {row}", [located.get(str(cell)) for cell in cells[:2]]
         same = columns.LabelRow({names[2]: cells[2]}, where).flag(names[2])
         if None in cells:
-            raise DataError(f"{where} has an empty cell", found=", ".join(map(str, cells)), wanted=EXAMPLE)
+            raise DataError(f"{where} has an empty cell", found=", ".join(map(str, cells)), expected=EXAMPLE)
         first, second = pair
         if first is None or second is None:
             repairs.add("pairs with an image that is not in the folder, left out", f"row {row}")
         elif first == second:
-            raise DataError(f"{where} pairs an image with itself", found=str(cells[0]), wanted="two images")
+            raise DataError(f"{where} pairs an image with itself", found=str(cells[0]), expected="two images")
         else:
             assert same is not None
             for path, other in ((first, second), (second, first)):
@@ -274,7 +274,7 @@ def read_pairs(place: Path, file: Path) -> PairSet:
                     raise DataError(
                         f"{where} contradicts another row on one pair",
                         found=f"{cells[0]} and {cells[1]}: same is 0 and 1",
-                        wanted="one answer for each pair",
+                        expected="one answer for each pair",
                         fix="remove the wrong row",
                     )
     if not known:
@@ -325,7 +325,7 @@ class EmbeddingAdapter(features.FeaturesAdapter):
                     f"{choice.annotations} has too few pairs of each kind to choose a threshold and judge it",
                     found=f"{int(pairs[1].sum())} of the same and {int((~pairs[1]).sum())} of different identities, "
                     "among the images to evaluate on",
-                    wanted=f"at least {FOLDS} of each",
+                    expected=f"at least {FOLDS} of each",
                     fix="add pairs, or evaluate on more images (data.evaluation.images)",
                 )
         return data

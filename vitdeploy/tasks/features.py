@@ -56,7 +56,7 @@ def compare_features(
         raise DataError(
             "vectors are compared by which other image is nearest, and there is no other image",
             found="1 image to evaluate on",
-            wanted="2 or more",
+            expected="2 or more",
             fix="add images (data.path of a recipe, --data), or evaluate on more (data.evaluation.images)",
         )
     n = len(features)

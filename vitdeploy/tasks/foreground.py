@@ -236,7 +236,7 @@ class MatteAnnotation:
             raise DataError(
                 f"{self.file} is no mask or matte of 8 bits",
                 found="16 bits or more a pixel" if wide else f"a picture of mode {image.mode}",
-                wanted="one channel of 8 bits or an alpha channel: 0 and 1, or 0 to 255",
+                expected="one channel of 8 bits or an alpha channel: 0 and 1, or 0 to 255",
                 fix="write 255 * alpha as uint8" if wide else "write one channel, as Pillow's convert('L') does",
             )
         values = np.asarray(image.convert("L") if image.mode == "1" else image, np.uint8)
@@ -282,7 +282,7 @@ def _scale(files: Mapping[Path, tuple[frozenset[int], bool]]) -> tuple[int, tupl
         raise DataError(
             "the alpha channels of the labels are opaque everywhere",
             found=f"{len(files)} PNGs with an alpha of 255 alone",
-            wanted="alpha channels that say what is foreground, or PNGs of one channel",
+            expected="alpha channels that say what is foreground, or PNGs of one channel",
             fix="write the masks as one channel of 8 bits",
         )
     if max(every) <= 1:
@@ -292,7 +292,7 @@ def _scale(files: Mapping[Path, tuple[frozenset[int], bool]]) -> tuple[int, tupl
         raise DataError(
             "the labels are of two scales" if small else "the labels are of no scale that is known",
             found=(f"{small[0]} with 0 and 1 alone, others" if small else "values") + f" up to {max(every)}",
-            wanted="0 and 1 in all files, or 0 to 255, where 255 is all foreground",
+            expected="0 and 1 in all files, or 0 to 255, where 255 is all foreground",
             fix="write all of them as 0 to 255",
         )
     between = sorted(every - {0, WHITE})

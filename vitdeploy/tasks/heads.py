@@ -163,13 +163,13 @@ def read_heads(images: Path, file: Path, heads: Sequence[HeadSpec]) -> HeadSet:
     return annotations.AnnotatedSet(images, samples, known, (), rows.unannotated + left, (*rows.notes, *notes))
 
 
-def _column(head: HeadSpec, rows: Rows, file: Path, wanted: str) -> str:
+def _column(head: HeadSpec, rows: Rows, file: Path, expected: str) -> str:
     names = list(next(iter(rows.values())).cells)
     if head.name not in names:
         raise DataError(
             f"{file} has no column for the head {head.name}",
             found=f"the columns {', '.join(names)}"[:200],
-            wanted=f"a column {head.name} with {wanted}",
+            expected=f"a column {head.name} with {expected}",
             fix="name the column as the head, or the head as the column (postprocess.heads in a recipe)",
         )
     return head.name
@@ -214,7 +214,7 @@ def _labels(head: HeadSpec, rows: Rows, file: Path) -> Read:
         raise DataError(
             f"{broken.line}: the column {column!r} has no list of labels",
             found=repr(broken.cells[column])[:60],
-            wanted="names between commas, semicolons or bars, or a list of a Parquet file",
+            expected="names between commas, semicolons or bars, or a list of a Parquet file",
             fix="correct the cell, or leave the row out",
         )
     known = sorted({name for each in lists.values() for name in each or ()})
@@ -244,7 +244,7 @@ def _numbers(head: HeadSpec, rows: Rows, file: Path) -> Read:
         raise DataError(
             f"{file} has not a column for each number of the head {head.name}",
             found=f"the columns {', '.join(next(iter(rows.values())).cells)}"[:200],
-            wanted=f"columns {', '.join(head.labels)}" if head.labels else f"names of its {head.width} numbers",
+            expected=f"columns {', '.join(head.labels)}" if head.labels else f"names of its {head.width} numbers",
             fix="name the columns as the head's labels (labels of the head, in postprocess.heads of a recipe)",
         )
     chosen = several or (_column(head, rows, file, "a number"),)
@@ -283,7 +283,7 @@ class _of_head:
     def __exit__(self, kind: object, error: object, trace: object) -> None:
         if isinstance(error, DataError):
             fix = "name its classes as the column does (labels of the head, in postprocess.heads of a recipe)"
-            raise DataError(f"{self.where}: {error.message}", found=error.found, wanted=error.wanted, fix=fix) from None
+            raise DataError(f"{self.where}: {error.message}", found=error.found, expected=error.expected, fix=fix) from None
 
 
 READ: Mapping[str, Callable[[HeadSpec, Rows, Path], Read]] = {
@@ -351,7 +351,7 @@ class HeadsAdapter(adapter.ImageAdapter):
                 raise DataError(
                     f"{place}: no identity of the head {head.name} has two images to evaluate on",
                     found=f"{len(values)} identities of {len(values)} images",
-                    wanted="several images of some identities: the nearest other image is judged",
+                    expected="several images of some identities: the nearest other image is judged",
                     fix="add images, or evaluate on more (data.evaluation.images)",
                 )
         labelled = dataclasses.replace(labelled, warnings=(*labelled.warnings, *doubts))

@@ -174,7 +174,7 @@ def read_targets(
             raise DataError(
                 f"{path.name} is not of the size that the model takes, and its target would be of something else",
                 found="{}x{} pixels".format(*frame.size),
-                wanted=f"{size[0]}x{size[1]}",
+                expected=f"{size[0]}x{size[1]}",
                 fix="cut images and targets to it, or take the model at their size (--image-size HEIGHTxWIDTH)",
             )
         found[path] = TargetPicture(own, image_frame(own).size)
@@ -211,7 +211,7 @@ def _require_one_size(targets: list[TargetPicture]) -> None:
             "the targets are of several sizes, and a model makes pictures of one",
             found=f"{targets[0].path.name} {'{}x{}'.format(*targets[0].size)}, "
             f"{other.path.name} {'{}x{}'.format(*other.size)}",
-            wanted="one size",
+            expected="one size",
             fix="take out those of other sizes, with their images",
         )
 
@@ -274,7 +274,7 @@ class ImageToImageAdapter(ImageAdapter):
             raise DataError(
                 f"{target.path.name} is not of the size of the pictures that the model makes",
                 found="{}x{} pixels".format(*target.size),
-                wanted=f"{width}x{height}, of at least {WINDOW} pixels a side",
+                expected=f"{width}x{height}, of at least {WINDOW} pixels a side",
                 fix="take the targets of these images at that size",
             )
         return np.asarray(decode(target.path, channels)).reshape(shape)

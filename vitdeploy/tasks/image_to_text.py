@@ -117,10 +117,10 @@ def _accuracy(artifact: Sequence[str], reference: Sequence[str], written: Sequen
         raise DataError(
             "not one character is written in these images",
             found=f"{len(written)} empty texts",
-            wanted="what is written in each, as `text` in the file of texts",
+            expected="what is written in each, as `text` in the file of texts",
         )
     ours, theirs = (
-        np.array([edit_distance(text, wanted) for text, wanted in zip(side, written, strict=True)], np.float64)
+        np.array([edit_distance(text, expected) for text, expected in zip(side, written, strict=True)], np.float64)
         for side in (artifact, reference)
     )
     once = np.ones((1, len(written)))
@@ -257,9 +257,9 @@ def score_difference(ours: Answers, reference: Answers) -> float:
     columns = (
         answers.columns[name] for answers in (ours, reference) for name in (text_decoder.TOKENS, text_decoder.SCORES)
     )
-    for a, scores, b, wanted in zip(*columns, strict=True):
+    for a, scores, b, expected in zip(*columns, strict=True):
         differ = np.flatnonzero(a != b)
         steps = int(differ[0]) if len(differ) else len(a)
-        worst = max(worst, float(np.abs(scores[:steps] - wanted[:steps]).max(initial=0.0)))
-        largest = max(largest, float(np.abs(wanted).max(initial=0.0)))
+        worst = max(worst, float(np.abs(scores[:steps] - expected[:steps]).max(initial=0.0)))
+        largest = max(largest, float(np.abs(expected).max(initial=0.0)))
     return worst / max(largest, 1e-300)

@@ -15,7 +15,7 @@ import numpy as np
 
 from vitdeploy.data.annotations import AnnotatedSet
 from vitdeploy.data.classes import ClassMap
-from vitdeploy.data.containers.find import WANTED, find_containers
+from vitdeploy.data.containers.find import EXPECTED, find_containers
 from vitdeploy.data.decoding import DecodedSet, Skipped, decode_images
 from vitdeploy.data.folder import (
     DataSplit,
@@ -84,7 +84,7 @@ def labels_in(folder: Path) -> Labels:
     if brought is not None:
         return "folders" if brought else "none"
     if not folder.is_dir():
-        raise MissingFileError(f"no image folder at {folder}", wanted=WANTED, fix="check the path of the images")
+        raise MissingFileError(f"no image folder at {folder}", expected=EXPECTED, fix="check the path of the images")
     return "folders" if any(entry.is_dir() and not entry.name.startswith(".") for entry in root.iterdir()) else "none"
 
 

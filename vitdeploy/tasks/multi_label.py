@@ -91,7 +91,7 @@ def read_table(
             raise DataError(
                 f"{file} has no column for some labels of the model",
                 found=f"none for {', '.join(missing[:5])}; columns {', '.join(names)[:200]}",
-                wanted=COLUMNS_WANTED,
+                expected=COLUMNS_WANTED,
                 fix="add the columns, 0 where no image has the label",
             )
         index = {key: sorted(_flags(row, chosen.index)) for key, row in rows.items()}
@@ -136,7 +136,7 @@ def _list_column(
         raise DataError(
             "several columns have lists of the model's labels",
             found=", ".join(name for name, _ in candidates),
-            wanted="one of them",
+            expected="one of them",
             fix="remove the others",
         )
     return candidates[0] if candidates else None
@@ -152,7 +152,7 @@ def _by_order(
         raise DataError(
             f"{file} does not say which column is which label of the model",
             found=f"columns of 0 and 1: {', '.join(flags)[:100] or 'none'}; of the model: {known}",
-            wanted=COLUMNS_WANTED,
+            expected=COLUMNS_WANTED,
             fix="name the columns as the model's labels, or the labels as the columns (source.labels of a recipe)",
         )
     text = f"columns are mapped by position: the model's labels have no names, so they are {', '.join(flags)[:100]}"
@@ -171,7 +171,7 @@ def _flags(row: columns.LabelRow, index: Mapping[str, int]) -> list[int]:
     if empty := [name for name, flag in flags.items() if flag is None]:
         raise DataError(
             f"{row.line}: the column {empty[0]!r} is empty",
-            wanted="0 or 1",
+            expected="0 or 1",
             fix="fill the cell, or leave the row out",
         )
     return [index[name] for name, flag in flags.items() if flag]
@@ -327,7 +327,7 @@ def _measured(rows: ImageRows, above: Sequence[Bools], seed: int) -> Fields:
         raise DataError(
             "not one image to evaluate on has a label",
             found=f"{n} images without labels",
-            wanted="images that have the labels of the model",
+            expected="images that have the labels of the model",
             fix="check the labels, or verify without them (data.labels: none)",
         )
 

@@ -82,7 +82,7 @@ class OpenVocabularyAdapter(TextAdapter, DetectionAdapter):
             raise CapabilityError(
                 "a detector of what texts say is not verified on a device by this version",
                 found=runner.name,
-                wanted="its engines on this machine",
+                expected="its engines on this machine",
                 fix="leave --on out; `vitdeploy inspect BUNDLE --check` on the device compares golden answers",
             )
         return TextsFound(runner, self.tokens(data.classes)[0], self.spec)
@@ -92,7 +92,7 @@ def _no_texts(folder: Path) -> DataError:
     return DataError(
         f"{folder} says nothing of texts that could be searched for in its images",
         found="no categories, and no file of texts",
-        wanted="texts, one a line, as they will be asked in use",
+        expected="texts, one a line, as they will be asked in use",
         fix="--texts FILE (data.texts in a recipe); or labels: coco, whose categories become texts by the template",
     )
 

@@ -85,25 +85,25 @@ def tally(found: Segments, truth: Segments, classes: int, *, forgive: bool) -> S
     shape = len(truth.area), len(found.area)
     common = np.bincount(truth.at * shape[1] + found.at, minlength=shape[0] * shape[1]).reshape(shape)
     same_class = truth.classes[:, None] == found.classes
-    real, wanted = found.classes >= 0, truth.classes >= 0
+    real, expected = found.classes >= 0, truth.classes >= 0
     on_void = np.zeros(shape[1], np.int64)
     excused = np.zeros(shape[1], np.bool_)
     if forgive:
-        on_void = common[~wanted].sum(axis=0)
+        on_void = common[~expected].sum(axis=0)
         on_crowd = np.where(truth.crowd[:, None] & same_class, common, 0).sum(axis=0)
         excused = 2 * (on_void + on_crowd) > found.area
-        wanted = wanted & ~truth.crowd
+        expected = expected & ~truth.crowd
     union = truth.area[:, None] + found.area - common - on_void
-    pairs = same_class & wanted[:, None] & real & (2 * common > union)
+    pairs = same_class & expected[:, None] & real & (2 * common > union)
     rows, columns = np.nonzero(pairs)
     wrong = real & ~pairs.any(axis=0) & ~excused
-    missed = wanted & ~pairs.any(axis=1)
+    missed = expected & ~pairs.any(axis=1)
     counts = np.zeros((classes, 4))
     np.add.at(counts[:, 0], found.classes[columns], common[rows, columns] / union[rows, columns])
     np.add.at(counts[:, 1], found.classes[columns], 1)
     np.add.at(counts[:, 2], found.classes[wrong], 1)
     np.add.at(counts[:, 3], truth.classes[missed], 1)
-    return SegmentTally(counts, pairs.any(axis=1)[wanted])
+    return SegmentTally(counts, pairs.any(axis=1)[expected])
 
 
 def panoptic_quality(counts: Floats, weights: Floats) -> Floats:

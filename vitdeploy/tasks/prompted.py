@@ -132,7 +132,7 @@ def prompted_changes(overlaps: Sequence[Floats]) -> Changes:
 
 
 MASKS = "masks"
-WANTED = 'a list of {"file_name": ..., "instance": k, "point": [x, y], "box": [x0, y0, x1, y1]}'
+EXPECTED = 'a list of {"file_name": ..., "instance": k, "point": [x, y], "box": [x0, y0, x1, y1]}'
 
 
 @dataclass(frozen=True)
@@ -169,7 +169,7 @@ class PromptedMap:
             raise DataError(
                 f"{self.png} has not one pixel of an instance that is asked for",
                 found=f"values {', '.join(map(str, np.unique(values)[:8].tolist()))}",
-                wanted=f"pixels of value {self.sample.instances[empty[0]]}",
+                expected=f"pixels of value {self.sample.instances[empty[0]]}",
                 fix="write the k-th instance of the image as k",
             )
         return masks
@@ -197,10 +197,10 @@ def read_prompted(images: Path, labels: Path, skipped: decoding.Skipped | None =
         if frame is None:
             continue
         if path in found:
-            raise DataError(f"{labels} has two names of one image", found=name, wanted=f"one name for {path}")
+            raise DataError(f"{labels} has two names of one image", found=name, expected=f"one name for {path}")
         png = (labels.parent / MASKS / path.relative_to(images)).with_suffix(".png")
         if not png.is_file():
-            raise MissingFileError(f"no masks for {name}", found=f"no {png}", wanted="a PNG of its instances")
+            raise MissingFileError(f"no masks for {name}", found=f"no {png}", expected="a PNG of its instances")
         prompts = [_prompt(labels, index, entry, frame.size) for index, entry in asked[name]]
         kept = tuple(prompt for each in prompts for prompt in each)
         instances = tuple(
@@ -223,12 +223,12 @@ def _entries(labels: Path, repairs: label_file.Repairs) -> dict[str, list[tuple[
     try:
         document = json.loads(labels.read_bytes())
     except (ValueError, RecursionError) as error:  # a UnicodeDecodeError is a ValueError
-        raise DataError(f"{labels} is not a JSON file", found=str(error)[:200], wanted=WANTED) from None
+        raise DataError(f"{labels} is not a JSON file", found=str(error)[:200], expected=EXPECTED) from None
     found: dict[str, list[tuple[int, Mapping[str, Any]]]] = {}
     for index, entry in enumerate(document if isinstance(document, list) else [document]):
         fits = isinstance(entry, dict) and isinstance(entry.get("file_name"), str)
         if not fits or type(entry.get("instance")) is not int or not ({"point", "box"} & set(entry)):
-            raise DataError(f"{labels}: [{index}] is no prompt", found=repr(entry)[:80], wanted=WANTED)
+            raise DataError(f"{labels}: [{index}] is no prompt", found=repr(entry)[:80], expected=EXPECTED)
         entries = found.setdefault(entry["file_name"], [])
         if any(entry == other for _, other in entries):
             repairs.add("repeated prompts, counted once", f"[{index}]")
@@ -248,7 +248,7 @@ def _prompt(labels: Path, index: int, entry: Mapping[str, Any], size: tuple[int,
             prompts += read_prompts(None, None, box, size)
     except InputError as error:
         raise DataError(
-            f"{labels}: [{index}]: {error.message}", found=error.found, wanted=error.wanted, fix=error.fix
+            f"{labels}: [{index}]: {error.message}", found=error.found, expected=error.expected, fix=error.fix
         ) from None
     return prompts
 
@@ -358,7 +358,7 @@ class PromptedAdapter(adapter.ImageAdapter):
             raise EngineError(
                 f"{runner.name} gives outputs that are not finite",
                 found=f"NaN or infinity for {broken} of {len(data.evaluation)} images",
-                wanted="finite outputs",
+                expected="finite outputs",
                 fix="choose another precision, or check the checkpoint",
             )
         return Answers({name: tuple(column) for name, column in columns.items()})

@@ -150,7 +150,7 @@ def _accuracy(
         raise DataError(
             "the labels of the evaluation images do not vary, so that R2 is not defined",
             found=f"{', '.join(constant)}: one value for {n} images",
-            wanted="images with different labels",
+            expected="images with different labels",
             fix="take more images, or leave the labels out (data.labels: none)",
         )
     sides = [np.square(side - truth) for side in (ours, theirs)]
@@ -253,7 +253,7 @@ def _columns(
     raise DataError(
         f"the columns of {file} do not tell the labels of the model",
         found=f"columns of numbers: {', '.join(numeric) or 'none'}; all: {', '.join(there)[:100] or 'none'}",
-        wanted=of_each if names or count > 1 else "one column of numbers",
+        expected=of_each if names or count > 1 else "one column of numbers",
         fix="rename the columns, or name the model's numbers in a file, one a line in their order (source.labels)",
     )
 

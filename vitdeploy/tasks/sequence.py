@@ -38,7 +38,7 @@ class SequenceComparison(Comparison):
     is 0 then); their intervals are of drawn sequences, as tokens of one sequence depend on each other.
 
     tokens: positions of the agreement. exact_agreement: percent of sequences equal to the original's, with its Wilson
-    interval. exact_match, reference_exact_match: percent of sequences equal to the wanted ones.
+    interval. exact_match, reference_exact_match: percent of sequences equal to the expected ones.
     """
 
     tokens: int
@@ -134,12 +134,12 @@ def _accuracy(
     pad: int,
     weights: Floats,
 ) -> Fields:
-    wanted = [np.flatnonzero(np.asarray(target) != pad) for target in targets]
-    if not sum(map(len, wanted)):
+    expected = [np.flatnonzero(np.asarray(target) != pad) for target in targets]
+    if not sum(map(len, expected)):
         raise DataError(
             "the targets hold not one token",
             found=f"{len(targets)} sequences of padding",
-            wanted=f"tokens besides {pad}",
+            expected=f"tokens besides {pad}",
         )
     ours, theirs = (_counts(side, targets, pad) for side in (artifact, reference))
     value, reference_value = (float(_share(np.ones(len(targets)), counts)) for counts in (ours, theirs))
@@ -147,7 +147,7 @@ def _accuracy(
         np.concatenate(
             [
                 _filled(tokens, max(len(tokens), len(target)), pad)[at] == np.asarray(target)[at]
-                for tokens, target, at in zip(side, targets, wanted, strict=True)
+                for tokens, target, at in zip(side, targets, expected, strict=True)
             ]
         )
         for side in (artifact, reference)
@@ -201,7 +201,7 @@ class SequenceAdapter(TaskAdapter):
     compared = SequenceComparison
     metrics = (
         Metric(
-            "token accuracy", "Token accuracy counts the positions that hold the wanted token.", title="Token accuracy"
+            "token accuracy", "Token accuracy counts the positions that hold the expected token.", title="Token accuracy"
         ),
     )
     measures = (
@@ -246,7 +246,7 @@ class SequenceAdapter(TaskAdapter):
                 if not np.isfinite(outputs["logits"]).all():
                     raise EngineError(
                         f"{runner.name} gives logits that are not finite",
-                        wanted="finite logits",
+                        expected="finite logits",
                         fix="choose another precision, or check the checkpoint",
                     )
                 tokens += list(outputs["tokens"])
@@ -275,12 +275,12 @@ class SequenceAdapter(TaskAdapter):
         """max|a - b| / max|b| of the chosen tokens' logits, up to the first token that differs."""
         worst = largest = 0.0
         columns = (a.columns[name] for a in (ours, reference) for name in (TOKENS, BEST))
-        for a, scores, b, wanted in zip(*columns, strict=True):
+        for a, scores, b, expected in zip(*columns, strict=True):
             steps = min(len(a), len(b))
             last = np.flatnonzero((a[:steps] != b[:steps]) | (a[:steps] == self._sequence.end))
             steps = int(last[0]) + 1 if len(last) else steps
-            worst = max(worst, float(np.abs(scores[:steps] - wanted[:steps]).max(initial=0.0)))
-            largest = max(largest, float(np.abs(wanted[:steps]).max(initial=0.0)))
+            worst = max(worst, float(np.abs(scores[:steps] - expected[:steps]).max(initial=0.0)))
+            largest = max(largest, float(np.abs(expected[:steps]).max(initial=0.0)))
         return worst / max(largest, 1e-300)
 
     def show(self, answers: Answers, index: int, labels: Sequence[str] | None) -> Said:
@@ -305,7 +305,7 @@ def _tokens(path: Path) -> SequenceTokens:
         raise DataError(
             f"{path} does not fit a model for sequences",
             found="a folder" if path.is_dir() else f"a {path.suffix or 'nameless'} file",
-            wanted="an .npz with int64 arrays source [n, s] and, where known, target [n, t]",
+            expected="an .npz with int64 arrays source [n, s] and, where known, target [n, t]",
             fix="change data.path",
         )
     return read_tokens(path)

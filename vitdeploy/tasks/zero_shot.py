@@ -109,7 +109,7 @@ class TextAdapter(TaskAdapter):
                 raise DataError(
                     "two texts are one to the model: its tokenizer gives them the same tokens",
                     found=f"{other!r} and {text!r}",
-                    wanted="texts that differ in words that the model knows, before they are cut",
+                    expected="texts that differ in words that the model knows, before they are cut",
                     fix="change the texts, the template, or the names of the class folders",
                 )
 
@@ -190,7 +190,7 @@ def texts_of(names: Sequence[str], template: str) -> tuple[str, ...]:
         raise DataError(
             f"the template {template!r} has no place for a class name",
             found=f"{len(fields)} fields",
-            wanted="one {}, as in 'a photo of a {}'",
+            expected="one {}, as in 'a photo of a {}'",
         )
     return tuple(template.format(name.replace("_", " ")) for name in names)
 
@@ -201,7 +201,7 @@ def _words(classes: tuple[str, ...], kind: ClassKind) -> tuple[str, ...]:
         raise DataError(
             "the classes of the data are numbers, of which no text can be made",
             found=", ".join(classes[:5]),
-            wanted="names of classes",
+            expected="names of classes",
             fix=f"name them in their order, one a line, in {CLASSES_FILE} beside the data",
         )
     return classes
@@ -227,7 +227,7 @@ def places(
         raise DataError(
             f"the texts are not those of the {what}",
             found=f"not once among the texts: {', '.join(repr(written[names.index(name)]) for name in lost[:3])}",
-            wanted="one line for each, as the template makes it of its name",
+            expected="one line for each, as the template makes it of its name",
             fix="change the file of texts, or --template (data.template)",
         )
     return [list(texts).index(text) for text in written]
@@ -241,6 +241,6 @@ def no_texts(folder: Path) -> DataError:
     return DataError(
         f"{folder} says nothing of texts that its images could be compared with",
         found="images without class folders, and no file of texts",
-        wanted="texts, one a line, as they will be asked in use",
+        expected="texts, one a line, as they will be asked in use",
         fix="--texts FILE (data.texts in a recipe); or class folders, whose names become texts by --template",
     )

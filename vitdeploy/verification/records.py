@@ -288,7 +288,7 @@ def gather(
         raise EngineError(
             f"{predictor.runner.name} gives outputs that are not finite",
             found=f"NaN or infinity for {broken} of {len(answers)} images",
-            wanted="finite outputs",
+            expected="finite outputs",
             fix="choose another precision, or check the checkpoint",
         )
     return answers

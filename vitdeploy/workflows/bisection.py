@@ -58,7 +58,7 @@ def bisect_artifact(
             raise InputError(
                 "only the engine of a graph can be bisected",
                 found=f"{artifact}, an original",
-                wanted="a bundle, or a graph that vitdeploy wrote",
+                expected="a bundle, or a graph that vitdeploy wrote",
                 fix="vitdeploy run or vitdeploy compile makes one",
             )
         manifest, _ = open_bundle(bundle)
@@ -69,7 +69,7 @@ def bisect_artifact(
             raise InputError(
                 f"{artifact} takes no images",
                 found=f"the task {manifest.task}",
-                wanted="a model that takes images",
+                expected="a model that takes images",
                 fix="`vitdeploy quantize --float-part NAME` leaves a graph in float: `verify` shows what it had cost",
             )
         require_image_alone(manifest.name, further_inputs(manifest.task, engine.inputs), "--bisect")
@@ -79,7 +79,7 @@ def bisect_artifact(
             raise InputError(
                 "there is no float graph to compare with",
                 found=f"{artifact} holds only its INT8 form, and {against} is no graph",
-                wanted="the folder of `vitdeploy export` or `optimize` that it was quantized from",
+                expected="the folder of `vitdeploy export` or `optimize` that it was quantized from",
                 fix="--against FOLDER",
             )
         graph, placement = files.load_graph(file), admit.admit_graph(bundle / looked_at.graph)
@@ -127,7 +127,7 @@ def _check_same_model(graph: ir.Model, placement: ir.Model, name: str) -> None:
         raise InputError(
             f"{name} is the float graph of another model",
             found="; ".join(map(str, (*theirs.inputs, *theirs.outputs))),
-            wanted="; ".join(map(str, (*ours.inputs, *ours.outputs))),
+            expected="; ".join(map(str, (*ours.inputs, *ours.outputs))),
             fix="--against the graph that the artifact was made of",
         )
 

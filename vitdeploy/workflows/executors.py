@@ -105,7 +105,7 @@ def guarded(function: Callable[[T], R], item: T) -> R | ErrorFacts:
 def error_of(value: R | ErrorFacts) -> R | VitdeployError:
     """What `guarded` gave, with an error in its class again."""
     if isinstance(value, ErrorFacts):
-        return error_with_code(value.code, value.message, found=value.found, wanted=value.wanted, fix=value.fix)
+        return error_with_code(value.code, value.message, found=value.found, expected=value.expected, fix=value.fix)
     return value
 
 
@@ -216,7 +216,7 @@ def _no_device() -> WorkerError:
     return WorkerError(
         "no node is left that measures",
         found=f"those with the resource {DEVICE} are gone",
-        wanted="one at least",
+        expected="one at least",
         fix=f"ray start --address HEAD:6379 --resources='{{\"{DEVICE}\": 1}}' there; then the same command goes on",
     )
 
@@ -237,7 +237,7 @@ def run_task(
             WorkerError(
                 f"the node {socket.gethostname()} has another vitdeploy",
                 found=f"source code {found[:12]}",
-                wanted=code[:12],
+                expected=code[:12],
                 fix="install the same version on all nodes",
             )
         )
@@ -311,7 +311,7 @@ def _connected(ray: ModuleType, address: str) -> Iterator[None]:
             raise WorkerError(
                 f"the Ray cluster {address or 'of this machine'} cannot be used",
                 found=" ".join(str(error).split())[:300] or type(error).__name__,
-                wanted=f"a cluster of Ray {ray.__version__} that this command may use",
+                expected=f"a cluster of Ray {ray.__version__} that this command may use",
                 fix="start it with the Ray and the Python of this environment, and the same token",
             ) from None
         try:
@@ -336,14 +336,14 @@ def _require_token(address: str) -> None:
     host, port = _host_and_port(address)
     if not host or port is None:
         raise InputError(
-            "that is not the address of a Ray cluster", found=address, wanted="HOST:PORT, such as 10.0.0.5:6379"
+            "that is not the address of a Ray cluster", found=address, expected="HOST:PORT, such as 10.0.0.5:6379"
         )
     if _loopback(host) or os.environ.get(MODE) == TOKEN:
         return
     raise InputError(
         f"the Ray cluster {address} is on the network, and would be asked without a token",
         found=f"{MODE}={os.environ.get(MODE, '')}",
-        wanted=f"{MODE}={TOKEN} for both: without it, whoever reaches the port runs code there",
+        expected=f"{MODE}={TOKEN} for both: without it, whoever reaches the port runs code there",
         fix=f"export {MODE}={TOKEN}, with the cluster's token in RAY_AUTH_TOKEN_PATH or ~/.ray/auth_token",
     )
 
@@ -364,7 +364,7 @@ def _require_answer(address: str) -> None:
         raise WorkerError(
             f"the Ray cluster {address} does not answer",
             found=error.strerror or str(error),
-            wanted="a head node that runs",
+            expected="a head node that runs",
             fix="ray start --head there; look at the address, the port and the firewall",
         ) from None
 
@@ -375,7 +375,7 @@ def _require_shared_store(ray: ModuleType) -> None:
         raise InputError(
             f"the cluster has {len(machines)} machines, which would not find each other's results",
             found=f"{SHARED_VARIABLE} is not set",
-            wanted="the URL of a store that all of them reach",
+            expected="the URL of a store that all of them reach",
             fix=f"export {SHARED_VARIABLE}=s3://BUCKET/vitdeploy, or file:///MOUNTED/FOLDER",
         )
 
@@ -394,6 +394,6 @@ def executor_of(text: str | None, at_a_time: int) -> Executor | None:
         return RayCluster(address, at_a_time if at_a_time > 1 else None)
     if text not in (None, "processes"):
         raise InputError(
-            "nothing runs work under this name", found=f"{text!r}", wanted="processes, ray or ray:HOST:PORT"
+            "nothing runs work under this name", found=f"{text!r}", expected="processes, ray or ray:HOST:PORT"
         )
     return Processes(at_a_time) if text or at_a_time > 1 else None

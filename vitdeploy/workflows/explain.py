@@ -46,7 +46,7 @@ def explain(bundle: Path, image: Path, output: Path) -> Explanation:
         raise InputError(
             f"{bundle} takes no images, so there is nothing to draw over",
             found=f"a bundle for the task {manifest.task}",
-            wanted="a bundle of a model that takes images",
+            expected="a bundle of a model that takes images",
         )
     graph = manifest.graphs[_image_graph(manifest)]
     require_image_alone(manifest.name, further_inputs(manifest.task, graph.inputs), "a picture of attention")
@@ -89,7 +89,7 @@ def _check_output(output: Path, image: Path) -> None:
         wrong = "the image itself"
     if wrong:
         what = f"{output} is an invalid output path for the picture"
-        raise OutputError(what, found=wrong, wanted="a .png file", fix="change -o")
+        raise OutputError(what, found=wrong, expected="a .png file", fix="change -o")
 
 
 def _image_graph(manifest: Manifest) -> str:
@@ -109,7 +109,7 @@ def _float_graph(bundle: Path, manifest: Manifest) -> ir.Model:
         raise GraphError(
             f"{bundle} holds no float graph",
             found=f"{file} placed in {metadata.precision} for {metadata.target}",
-            wanted="a bundle made by `vitdeploy run`, or compiled from a float graph",
+            expected="a bundle made by `vitdeploy run`, or compiled from a float graph",
             fix="vitdeploy compile FLOAT_DIR --target onnxruntime-cpu -o DIR",
         )
     normalise(model)
@@ -147,7 +147,7 @@ def _object_panels(
         raise InputError(
             f"nothing is detected in {image}",
             found=f"no object with a score above {head.threshold:g}",
-            wanted="an image with objects that the model knows",
+            expected="an image with objects that the model knows",
         )
     panels = [MapPanel("What the model sees", f"{len(found)} best of the detected objects")]
     return panels + [replace(_panel(_certain(each), maps[query]), box=each.box) for query, each in found.items()]

@@ -58,7 +58,7 @@ class PlacedGraphs:
             raise TargetError(
                 f"{next(file for file, _ in self.graphs.values())} has the fixed batch {self._fixed}",
                 found="profiles of several batches",
-                wanted="no profile",
+                expected="no profile",
                 fix="leave the profiles out, or export with a dynamic batch",
             )
 
@@ -75,7 +75,7 @@ def place_graphs(file: Path, target: str, precision: str | None, folder: Path) -
         raise TargetError(
             f"{file} is placed in {metadata.precision}",
             found=f"--precision {precision}",
-            wanted=str(metadata.precision),
+            expected=str(metadata.precision),
             fix="give the float graph, or leave --precision out",
         )
     chosen: Precision = metadata.precision or precision or "fp32"  # type: ignore[assignment]
@@ -83,7 +83,7 @@ def place_graphs(file: Path, target: str, precision: str | None, folder: Path) -
         raise TargetError(
             f"{file} was placed for another target",
             found=str(metadata.target),
-            wanted=target,
+            expected=target,
             fix=f"quantize the float graph for {target}, or compile with --target {metadata.target}",
         )
     step.check_precision(target, chosen)
@@ -93,7 +93,7 @@ def place_graphs(file: Path, target: str, precision: str | None, folder: Path) -
         raise TargetError(
             f"{file} is a float graph, and {target} computes in the types that a graph has",
             found=f"--precision {chosen}",
-            wanted=f"a graph typed in {chosen}",
+            expected=f"a graph typed in {chosen}",
             fix=f"vitdeploy quantize {quoted(file)} --data IMAGES --target {target} --precision {chosen} -o DIR",
         )
     graphs = {}
@@ -145,7 +145,7 @@ def compile_bundle(
 
 
 def chosen_row_parts(
-    placed: PlacedGraphs, wanted: Literal["auto", "none"] | Sequence[int], choose: Callable[[], RowParts]
+    placed: PlacedGraphs, expected: Literal["auto", "none"] | Sequence[int], choose: Callable[[], RowParts]
 ) -> Sequence[int] | None:
     """The parts in which the rows of a placement are computed; None for all at once. `choose` is asked for "auto".
 
@@ -153,17 +153,17 @@ def chosen_row_parts(
         CapabilityError: parts for a target, precision or task that has none. Errors of `choose` propagate.
     """
     able = rows.splits_rows(placed.target, placed.precision, placed.metadata.task)
-    if wanted == "none" or (wanted == "auto" and not (able and has_costs(placed.target))):
+    if expected == "none" or (expected == "auto" and not (able and has_costs(placed.target))):
         return None
     if not able:
         raise CapabilityError(
             f"{placed.target} does not compute the rows of this graph in parts",
             found=f"precision {placed.precision}, for the task {placed.metadata.task}",
-            wanted="a graph in INT8 for openvino-cpu, of one graph",
+            expected="a graph in INT8 for openvino-cpu, of one graph",
             fix="leave the parts out",
         )
-    if wanted != "auto":
-        return tuple(wanted)
+    if expected != "auto":
+        return tuple(expected)
     return choose().parts
 
 

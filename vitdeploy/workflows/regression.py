@@ -147,7 +147,7 @@ def pair_up(baseline: Sequence[str], candidate: Sequence[str]) -> tuple[list[Pai
         raise TargetError(
             "the two have no engine in common",
             found=f"{', '.join(baseline) or 'none'} against {', '.join(candidate) or 'none'}",
-            wanted="engines of one target on both sides, or one engine on each",
+            expected="engines of one target on both sides, or one engine on each",
             fix="name the target that is to be compared with --target",
         )
     left = [f"{name} is in the baseline only" for name in baseline if name not in [p.baseline for p in pairs]]
@@ -504,7 +504,7 @@ def compare(
             raise InputError(
                 "reports answer no images",
                 found=f"--data beside {', '.join(map(str, filter(early.is_report, paths)))}",
-                wanted="two bundles, or no --data",
+                expected="two bundles, or no --data",
             )
         reports = [read_report(path if path.is_file() else path / early.REPORT_FILE) for path in paths]
         pairs, remarks, missing = compare_reports(reports[0], reports[1], target)

@@ -96,7 +96,7 @@ def _root() -> Path:
     raise MissingFileError(
         f"no {DIGITS} here",
         found=f"neither beside the package nor in {Path.cwd()}",
-        wanted="a checkout of vitdeploy: the self-test's weights and images are not part of the package",
+        expected="a checkout of vitdeploy: the self-test's weights and images are not part of the package",
         fix="run the command in a checkout of vitdeploy",
     )
 
@@ -269,7 +269,7 @@ def _judge(steps: Steps, case: Case, job: Job, candidate: Candidate, made: dict[
             raise GateError(
                 f"{candidate.artifact} does not provably give the original's answers",
                 found="; ".join(gate.reasons),
-                wanted=str(job.budget),
+                expected=str(job.budget),
             )
 
     steps.attempt(case.name, step, judge)

@@ -314,7 +314,7 @@ class _Evaluation:
             raise StorageError(
                 f"what {subject.name} answered is not in the store",
                 found=f"{len(parts) - len(here)} of {len(parts)} shards are missing, though each was evaluated",
-                wanted="one store for the whole evaluation",
+                expected="one store for the whole evaluation",
                 fix="with several machines, set VITDEPLOY_SHARED_STORE on all of them; then give the command again",
             )
         return here
@@ -403,7 +403,7 @@ def _unfinished(name: str, failed: Sequence[tuple[_ShardTask, VitdeployError]]) 
         error.code,
         f"{name} was not evaluated on {count} images: {error.message}",
         found=f"{error.found}; in {', '.join(texts)}{more}" if error.found else f"in {', '.join(texts)}{more}",
-        wanted=error.wanted,
+        expected=error.expected,
         fix="; ".join(filter(None, (error.fix, "the same command goes on: all others are finished and stored"))),
     )
 

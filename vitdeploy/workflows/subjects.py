@@ -128,7 +128,7 @@ class _PortableEngine:
                 raise StorageError(
                     f"{engine.artifact} is not in the store of {socket.gethostname()}",
                     found="nothing under its key",
-                    wanted="one store for the whole evaluation",
+                    expected="one store for the whole evaluation",
                     fix="set VITDEPLOY_SHARED_STORE on all machines",
                 )
             folder = found.path
@@ -142,18 +142,18 @@ Portable = _PortableOriginal | _PortableEngine
 
 def _require_same(here: Identity, asked: Identity) -> None:
     """Raise WorkerError if an artifact is made of other files here, or is computed by other tools."""
-    for found, wanted in ((here.inputs, asked.inputs), (here.tools, asked.tools)):
-        if (name := _differing(found, wanted)) is not None:
+    for found, expected in ((here.inputs, asked.inputs), (here.tools, asked.tools)):
+        if (name := _differing(found, expected)) is not None:
             raise WorkerError(
                 f"{socket.gethostname()} would give other answers than the machine that asks",
                 found=f"{name}: {found.get(name, 'nothing')}"[:300],
-                wanted=f"{name}: {wanted.get(name, 'nothing')}"[:300],
+                expected=f"{name}: {expected.get(name, 'nothing')}"[:300],
                 fix="have the same files and packages on all nodes, and nodes of one kind",
             )
 
 
-def _differing(found: Mapping[str, str], wanted: Mapping[str, str]) -> str | None:
-    return next((name for name in sorted({*found, *wanted}) if found.get(name) != wanted.get(name)), None)
+def _differing(found: Mapping[str, str], expected: Mapping[str, str]) -> str | None:
+    return next((name for name in sorted({*found, *expected}) if found.get(name) != expected.get(name)), None)
 
 
 # --- Find what a name on the command line stands for: a bundle, a graph or a built-in model; all can be benched -------
@@ -355,7 +355,7 @@ def _named(text: str, source: Source) -> Source:
     if source.function not in (None, text):
         raise InputError(
             f"two models are named: {text}, and --model {source.function}",
-            wanted="one",
+            expected="one",
             fix=f"give {source.function} in the place of {text}, or leave --model out",
         )
     return dataclasses.replace(source, model=None if own else text, function=text if own else None)
@@ -405,7 +405,7 @@ def settings_of(ours: Subject, theirs: Subject) -> tuple[Setting, Setting]:
         raise InputError(
             "neither side says how images are prepared",
             found="two built-in models",
-            wanted="at least one exported graph or bundle",
+            expected="at least one exported graph or bundle",
         )
     if own.task != other.task or own.classes != other.classes:
         # The outputs of a model may be those of several tasks, of which a user chooses; a bundle has chosen.
@@ -413,7 +413,7 @@ def settings_of(ours: Subject, theirs: Subject) -> tuple[Setting, Setting]:
         raise InputError(
             "the tasks or classes of the two models differ",
             found=f"{own.task} with {own.classes} classes against {other.task} with {other.classes}",
-            wanted="the same task, and the same number of classes",
+            expected="the same task, and the same number of classes",
             fix=f"--task {own.task} (task= in Python), if {theirs.name} is a model for that" if free else "",
         )
     brought = [[(each.name, each.dtype, each.shape[1:]) for each in side.inputs] for side in (own, other)]
@@ -421,14 +421,14 @@ def settings_of(ours: Subject, theirs: Subject) -> tuple[Setting, Setting]:
         raise InputError(
             "the two models take other inputs beside the image",
             found=" against ".join(", ".join(map(str, side.inputs)) or "none" for side in (own, other)),
-            wanted="the same inputs: each image brings them for both",
+            expected="the same inputs: each image brings them for both",
             fix="give the original the same --bind",
         )
     if (differs := differing(own.labels, other.labels)) is not None:
         raise InputError(
             "the two models count their classes in another order",
             found=differs,
-            wanted="the same classes in the same order: answers are compared by their numbers",
+            expected="the same classes in the same order: answers are compared by their numbers",
             fix="take the original that the artifact was made of, or correct the labels.txt that is wrong",
         )
     own = dataclasses.replace(own, labels=own.labels or other.labels, claim=other.claim)
@@ -450,7 +450,7 @@ def _taken(name: str, setting: Setting, other: Setting) -> Setting:
         raise InputError(
             f"{name} takes images of another size than the other side",
             found=f"{ours.crop[0]}x{ours.crop[1]}",
-            wanted=f"{theirs.crop[0]}x{theirs.crop[1]}",
+            expected=f"{theirs.crop[0]}x{theirs.crop[1]}",
             fix=f"--image-size {theirs.crop[0]}x{theirs.crop[1]}, where the model takes that size",
         )
     return dataclasses.replace(setting, preprocess=theirs)

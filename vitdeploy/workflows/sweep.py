@@ -332,7 +332,7 @@ def bring(found: _MeasuredThere, store: Store, out: Path) -> Report:
         raise WorkerError(
             f"the bundle that {found.host} has measured is not in the store",
             found=f"no artifact {found.key[:12]} that is whole",
-            wanted="a store that the node and this machine share",
+            expected="a store that the node and this machine share",
             fix="the same command measures it again",
         )
     with replacing(out, OUTPUT_NAMES) as work:

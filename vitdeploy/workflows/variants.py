@@ -178,14 +178,14 @@ def prepare_search(search: schedule.LoadedRecipe, progress: Progress) -> Job:
         raise InputError(
             "max_drop cannot be proven without labels",
             found=f"data: {{labels: none}}, for {task}",
-            wanted="labels, or a bound on the agreement with the original",
+            expected="labels, or a bound on the agreement with the original",
             fix="--min-agreement in its place",
         )
     if flow_of(task) or job.reference_model.preprocess is None:
         raise CapabilityError(
             "only models of images are tuned by this version, and only such of one graph",
             found=f"the task {task}",
-            wanted="a model of one graph that takes images",
+            expected="a model of one graph that takes images",
             fix="vitdeploy run RECIPE makes its engines; `float_parts` and `ignore` say what of them stays in float",
         )
     require_image_alone(job.reference_model.name, job.reference_model.inputs, "a search")

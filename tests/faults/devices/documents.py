@@ -75,7 +75,7 @@ def documents_row(full: bool, work: Path, small: Small) -> Row:
             changes = list(_changes(json.loads(json.dumps(kind.right))))  # no two places share an object
             for name, document in changes if full else chance.sample(changes, min(SHORT_SAMPLE, len(changes))):
                 _take(row, f"{kind.name} {name}", document, kind.take)
-    row.wanted = len(row.cases)
+    row.expected = len(row.cases)
     return row
 
 
@@ -105,7 +105,7 @@ def _take(
     name: str,
     document: Any,
     take: Callable[[bytes], object],
-    wanted: Sequence[Outcome] = ("clean", "accepted"),
+    expected: Sequence[Outcome] = ("clean", "accepted"),
 ) -> None:
     from vitdeploy.errors import VitdeployError
 
@@ -126,7 +126,7 @@ def _take(
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, previous)
-    if outcome not in (*wanted, "crash", "hang"):
+    if outcome not in (*expected, "crash", "hang"):
         outcome, note = "wrong", f"{outcome}: {note}"
     row.add(name, outcome, time.monotonic() - began, note=note)
 
@@ -283,7 +283,7 @@ def _measured(device: Any, graph: Path, work: Path, said: dict[str, bytes]) -> l
 
     name = str(graph)
     run = _bench_run(name, protocol)
-    failure = {"artifact": name, "code": "VD4002", "message": "no", "found": "", "wanted": "", "fix": "mend it"}
+    failure = {"artifact": name, "code": "VD4002", "message": "no", "found": "", "expected": "", "fix": "mend it"}
     return [
         Kind("bench", {**_result(), "engines": {name: _engine()}, "bench_run": run}, take),
         Kind("bench, failed", {**_result(), "failure": failure}, take, fails=True),

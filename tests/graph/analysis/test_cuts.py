@@ -20,8 +20,8 @@ def model(small_export):
 
 def run(model, feeds):
     session = onnxruntime.InferenceSession(ir.to_proto(model).SerializeToString(), providers=["CPUExecutionProvider"])
-    wanted = {value.name for value in session.get_inputs()}
-    return session.run(None, {name: array for name, array in feeds.items() if name in wanted})
+    expected = {value.name for value in session.get_inputs()}
+    return session.run(None, {name: array for name, array in feeds.items() if name in expected})
 
 
 def separates(model, cut):
@@ -36,14 +36,14 @@ def separates(model, cut):
 def test_the_cuts_of_a_vit_are_all_tensors_that_separate_input_from_outputs(model):
     found = single_cuts(model)
     [image], outputs = model.graph.inputs, {str(value.name) for value in model.graph.outputs}
-    wanted = [
+    expected = [
         str(value.name)
         for node in model.graph
         for value in node.outputs
         if value.dtype == ir.DataType.FLOAT and value.shape[0] == image.shape[0] and value.name not in outputs
         if separates(model, value.name)
     ]
-    assert found == wanted
+    assert found == expected
     residuals = [name for name in found if name.startswith("blocks.")]
     assert len(residuals) >= 3
 
@@ -76,8 +76,8 @@ def test_the_parts_before_and_behind_a_cut_are_the_whole(model, batch):
         assert len(first.graph) + len(second.graph) <= len(model.graph)
         [value] = run(first, {str(image.name): pixels})
         assert second.graph.inputs[0].shape == value.shape
-        for ours, wanted in zip(run(second, {cut: value}), whole, strict=True):
-            np.testing.assert_allclose(ours, wanted, atol=1e-5)
+        for ours, expected in zip(run(second, {cut: value}), whole, strict=True):
+            np.testing.assert_allclose(ours, expected, atol=1e-5)
 
 
 def test_a_part_takes_only_what_it_needs(model):

@@ -112,6 +112,6 @@ def test_openvino_has_convolutions_in_float_where_the_machine_is_arm(monkeypatch
     x = convolved(b, "image", 4, 64, "large")
     x = b.op("Transpose", b.op("Flatten", x, axis=2), perm=[1, 0])
     model = b.model({"image": [1, 4, 80, 80]}, b.linear(x, 64, 256, "heavy"))
-    for machine, wanted in (("x86_64", {}), ("aarch64", {"large": "OpenVINO has no such convolution in INT8 on Arm"})):
+    for machine, expected in (("x86_64", {}), ("aarch64", {"large": "OpenVINO has no such convolution in INT8 on Arm"})):
         monkeypatch.setattr("platform.machine", lambda machine=machine: machine)
-        assert reasons_for_float(model, find_linears(model)) == wanted
+        assert reasons_for_float(model, find_linears(model)) == expected

@@ -140,6 +140,6 @@ def test_sizes_that_depend_on_more_than_the_batch_are_an_error():
 
 def test_shapes_that_the_file_lacks_are_inferred(small_export):
     proto = onnx.load(small_export / "model.onnx")
-    wanted = count_work(ir.from_proto(proto), 2)
+    expected = count_work(ir.from_proto(proto), 2)
     del proto.graph.value_info[:]
-    assert count_work(ir.from_proto(proto), 2) == wanted
+    assert count_work(ir.from_proto(proto), 2) == expected

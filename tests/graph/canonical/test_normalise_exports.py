@@ -63,7 +63,7 @@ MODELS = {
 
 
 @dataclass(frozen=True)
-class Wanted:
+class Expected:
     """The census of the canonical form: single nodes, and those of the linears and attentions."""
 
     layer_norm: int
@@ -74,16 +74,16 @@ class Wanted:
 
 
 CENSUS = {
-    "timm-vit": Wanted(5, 2, 2, 9),
-    "timm-vit-full": Wanted(9, 2, 2, 9, 2),
-    "timm-deit": Wanted(5, 2, 2, 10, 2),
-    "timm-clip": Wanted(6, 0, 2, 9),
-    "timm-siglip": Wanted(6, 3, 3, 14),
-    "timm-swin": Wanted(11, 4, 4, 18, 0),
-    "hf-vit": Wanted(5, 2, 2, 13),
-    "hf-clip": Wanted(5, 0, 2, 12),
-    "hf-siglip": Wanted(6, 3, 3, 17),
-    "hf-swin": Wanted(11, 4, 4, 26),
+    "timm-vit": Expected(5, 2, 2, 9),
+    "timm-vit-full": Expected(9, 2, 2, 9, 2),
+    "timm-deit": Expected(5, 2, 2, 10, 2),
+    "timm-clip": Expected(6, 0, 2, 9),
+    "timm-siglip": Expected(6, 3, 3, 14),
+    "timm-swin": Expected(11, 4, 4, 18, 0),
+    "hf-vit": Expected(5, 2, 2, 13),
+    "hf-clip": Expected(5, 0, 2, 12),
+    "hf-siglip": Expected(6, 3, 3, 17),
+    "hf-swin": Expected(11, 4, 4, 26),
 }
 # Shape arithmetic, written-out formulas and leftovers, none of which the canonical form has.
 ABSENT = {"Erf", "Pow", "Sqrt", "ReduceProd", "Gemm", "Identity", "Constant", "Where", "IsNaN", "Cast", "Tile", "Mod"}
@@ -148,17 +148,17 @@ def test_an_export_comes_out_in_the_canonical_form_and_computes_the_same(exporte
     normalise(model, opset=20)
     save_graph(model, tmp_path / "model.onnx")
     proto, original = onnx.load(tmp_path / "model.onnx"), onnx.load(path)
-    found, wanted = census(proto), CENSUS[name]
+    found, expected = census(proto), CENSUS[name]
 
-    counted = Wanted(
+    counted = Expected(
         found["LayerNormalization"], found["Gelu"], found["Softmax"],
         sum(linear.kind == "matmul" for linear in find_linears(model)), found["Expand"],
     )  # fmt: skip
-    assert counted == wanted
+    assert counted == expected
     assert not ABSENT & found.keys()
     # One free size, read from the input once, and one Concat for each shape that needs it.
-    assert found["Shape"] == min(1, wanted.class_tokens)
-    assert_attention(proto, wanted.softmax)
+    assert found["Shape"] == min(1, expected.class_tokens)
+    assert_attention(proto, expected.softmax)
     for batch in (1, 2, 5):
         x = values(batch, 3, IMAGE, IMAGE, seed=batch)
         assert difference(run(proto, x=x), run(original, x=x)) <= 1e-5

@@ -21,8 +21,8 @@ def normalised(b, *outputs, rank=3):
         value.name: values(2, *[dim.dim_value for dim in value.type.tensor_type.shape.dim[1:]])
         for value in before.graph.input
     }
-    for ours, wanted in zip(run(after, **x), run(before, **x), strict=True):
-        assert difference(ours, wanted) <= 1e-5
+    for ours, expected in zip(run(after, **x), run(before, **x), strict=True):
+        assert difference(ours, expected) <= 1e-5
     return before, after, model
 
 

@@ -45,8 +45,8 @@ def test_a_mask_of_ones_is_a_constant_after(step):
     after = checked(model)
     assert set(census(after)) <= {"Shape", "Concat", "Expand"}  # of the last result alone
     for batch in (1, 3):
-        for ours, wanted in zip(run(after, x=values(batch, 1)), run(before, x=values(batch, 1)), strict=True):
-            assert difference(ours, wanted) <= 1e-6
+        for ours, expected in zip(run(after, x=values(batch, 1)), run(before, x=values(batch, 1)), strict=True):
+            assert difference(ours, expected) <= 1e-6
 
 
 @pytest.mark.parametrize("step", ["cumulated", "sliced"])
@@ -61,6 +61,6 @@ def test_what_mixes_images_stays(step):
     before = b.model(b.add("Exp", made), b.add("Exp", b.add("CumSum", ones, np.int64(1))))
     model = ir.from_proto(before)
     normalise(model, opset=20)
-    for ours, wanted in zip(run(checked(model), x=values(3, 1)), run(before, x=values(3, 1)), strict=True):
-        assert difference(ours, wanted) <= 1e-6
+    for ours, expected in zip(run(checked(model), x=values(3, 1)), run(before, x=values(3, 1)), strict=True):
+        assert difference(ours, expected) <= 1e-6
     assert {"cumulated": "CumSum", "sliced": "Slice"}[step] in census(checked(model))

@@ -213,13 +213,13 @@ def test_the_emulated_graph_rounds_every_tensor_as_numpy_does(half):
 
     x = np.random.default_rng(0).standard_normal((64, 8)).astype(np.float32)
     first = np.maximum(r(r(r(x) @ r(array["fc1.weight_t"])) + r(array["fc1.bias"])), 0)
-    wanted = r(r(first @ r(array["fc2.weight_t"])) + r(array["fc2.bias"]))
+    expected = r(r(first @ r(array["fc2.weight_t"])) + r(array["fc2.bias"]))
     type_graph(model, half, {})
     found = answers(emulate(model), {"x": x})
     assert found.dtype == np.float32
     # A sum in another order may round to the neighbour.
-    assert np.mean(found == wanted) > 0.95
-    np.testing.assert_allclose(found, wanted, rtol=2 * float(ml_dtypes.finfo(kind).eps), atol=1e-2)
+    assert np.mean(found == expected) > 0.95
+    np.testing.assert_allclose(found, expected, rtol=2 * float(ml_dtypes.finfo(kind).eps), atol=1e-2)
 
 
 @pytest.mark.parametrize("half", HALVES)
@@ -229,8 +229,8 @@ def test_it_is_near_the_float_graph_and_not_the_same(half):
     feeds = random_feeds(before, 8, 2)
     type_graph(model, half, {})
     copy = ir.to_proto(model)
-    found, wanted = answers(emulate(model), feeds), run(before, feeds)[0]
-    assert 0 < difference(found, wanted) < {"fp16": 5e-3, "bf16": 5e-2}[half]
+    found, expected = answers(emulate(model), feeds), run(before, feeds)[0]
+    assert 0 < difference(found, expected) < {"fp16": 5e-3, "bf16": 5e-2}[half]
     assert ir.to_proto(model) == copy  # the typed graph itself is as it was
 
 
@@ -246,14 +246,14 @@ def test_a_stream_beyond_the_range_overflows_and_the_scale_saves_it():
     scale_residual(model, -20)  # a million times as large, the same function
     before = ir.to_proto(model)
     feeds = random_feeds(before, 8, 2)
-    wanted = run(before, feeds)[0]
+    expected = run(before, feeds)[0]
     bare = model.clone()
     large = {str(n.name): "" for n in bare.graph if any(np.abs(w).max() > 6e4 for w in _floats(n))}
     type_graph(bare, "fp16", large)
     assert not np.isfinite(answers(emulate(bare), feeds)).all()
     scale_residual(model, 20)
     type_graph(model, "fp16", {})
-    assert difference(answers(emulate(model), feeds), wanted) < 5e-3
+    assert difference(answers(emulate(model), feeds), expected) < 5e-3
 
 
 def _floats(node):
@@ -285,8 +285,8 @@ def test_products_of_integers_are_not_rounded_before_their_sum():
     feeds = {"x": np.random.default_rng(0).standard_normal((16, 8)).astype(np.float32)}
     a, w = np.float32(np.float16(1 / 3)), np.float32(np.float16(1 / 7))
     integers = np.clip(np.rint(feeds["x"].astype(np.float16).astype(np.float32) / a), -128, 127)
-    wanted = (integers @ np.arange(-16, 16).reshape(8, 4) * (a * w)).astype(np.float16).astype(np.float32)
-    np.testing.assert_array_equal(answers(emulate(model), feeds), wanted)
+    expected = (integers @ np.arange(-16, 16).reshape(8, 4) * (a * w)).astype(np.float16).astype(np.float32)
+    np.testing.assert_array_equal(answers(emulate(model), feeds), expected)
 
 
 # --- what makes a graph ready -----------------------------------------------------------------------------------------

@@ -32,9 +32,9 @@ def test_boxes_come_out_relative_once_the_size_is_one(batch):
     assert census(checked(model)) == {"Sigmoid": 1}
     for count in (1, 3) if batch == "n" else (1,):
         x = values(count, 5, 4)
-        wanted = run(proto, x=x, size=np.ones((count, 2), np.int64))
+        expected = run(proto, x=x, size=np.ones((count, 2), np.int64))
         for result in (bound, checked(model)):
-            np.testing.assert_array_equal(run(result, x=x), wanted)
+            np.testing.assert_array_equal(run(result, x=x), expected)
 
 
 def test_any_value_can_be_bound():

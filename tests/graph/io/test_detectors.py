@@ -131,4 +131,4 @@ def test_given_boxes_in_pixels_are_refused_with_the_factor(tmp_path):
     )
     with pytest.raises(GraphError, match="in pixels of one image size") as refused:
         import_graph(path)
-    assert "640, 480, 640, 480" in refused.value.found and "orig_target_sizes" in refused.value.wanted
+    assert "640, 480, 640, 480" in refused.value.found and "orig_target_sizes" in refused.value.expected

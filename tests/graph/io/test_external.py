@@ -143,11 +143,11 @@ def test_outputs_that_are_not_of_the_task_go_with_what_only_they_need(tmp_path):
     assert found.parameters == 4 + 2
 
 
-@pytest.mark.parametrize(("batch", "wanted"), [("N", "batch"), (3, 3)])
-def test_a_dynamic_batch_of_any_name_is_called_ours(tmp_path, monkeypatch, batch, wanted):
+@pytest.mark.parametrize(("batch", "expected"), [("N", "batch"), (3, 3)])
+def test_a_dynamic_batch_of_any_name_is_called_ours(tmp_path, monkeypatch, batch, expected):
     monkeypatch.setitem(SHAPES, "flat", (batch, 4))
     spec = graph_spec(import_graph(saved(tmp_path / "a.onnx", {"y": "flat"}, image=(batch, 3, 4, 4))).model, "")
-    assert (spec.inputs[0].shape[0], spec.outputs[0].shape) == (wanted, (wanted, 4))
+    assert (spec.inputs[0].shape[0], spec.outputs[0].shape) == (expected, (expected, 4))
 
 
 @pytest.mark.parametrize(
@@ -241,7 +241,7 @@ def test_masks_of_scores_that_compete_are_no_instances_and_semantic_queries_say_
     panoptic = {"logits": "logits", "pred_boxes": "boxes", "pred_masks": "masks"}
     with pytest.raises(GraphError, match="no answers of the task that is asked for") as caught:
         import_graph(saved(tmp_path / "a.onnx", panoptic), task="instance-segmentation")
-    assert (caught.value.found, caught.value.wanted) == ("panoptic", "instance-segmentation")
+    assert (caught.value.found, caught.value.expected) == ("panoptic", "instance-segmentation")
     path = saved(tmp_path / "b.onnx", QUERIES)
     assert QUERIES_ASSUMED in import_graph(path).notes
     assert QUERIES_ASSUMED not in import_graph(path, task="segmentation").notes
@@ -255,7 +255,7 @@ def test_outputs_without_a_batch_or_of_text_are_refused_with_what_they_are(tmp_p
     onnx.save(proto, str(path))
     with pytest.raises(GraphError, match="are of no task that vitdeploy has") as caught:
         import_graph(path)
-    assert "total: FLOAT[]" in caught.value.found and "any numbers [batch, ...]" in caught.value.wanted
+    assert "total: FLOAT[]" in caught.value.found and "any numbers [batch, ...]" in caught.value.expected
 
 
 def test_a_missing_file_is_named(tmp_path):

@@ -86,7 +86,7 @@ def test_a_graph_that_leaves_the_mask_out_is_not_the_same_function(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("file", "bind", "error", "message", "wanted"),
+    ("file", "bind", "error", "message", "expected"),
     [
         ({}, [], GraphError, "does not take one image", "one input, float32"),
         ({}, ["maks=input"], GraphError, "has no input 'maks'", "the name of an input"),
@@ -104,10 +104,10 @@ def test_a_graph_that_leaves_the_mask_out_is_not_the_same_function(tmp_path):
         ({}, ["mask=input:text"], InputError, "the type and shape of the input mask cannot be read", "input:TYPE"),
     ],
 )
-def test_what_cannot_be_brought_by_an_image_is_refused(tmp_path, file, bind, error, message, wanted):
+def test_what_cannot_be_brought_by_an_image_is_refused(tmp_path, file, bind, error, message, expected):
     with pytest.raises(error, match=message) as refused:
         import_graph(written(tmp_path / "a.onnx", **file), bind=bind)
-    assert wanted in refused.value.wanted and refused.value.found
+    assert expected in refused.value.expected and refused.value.found
 
 
 def test_a_fixed_batch_is_that_of_both(tmp_path):

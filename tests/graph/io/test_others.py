@@ -36,9 +36,9 @@ def test_an_image_with_channels_last_is_taken_with_channels_first(tmp_path, chan
     assert found.notes[0].startswith("the image has its channels last")
     assert sum(node.op_type == "Transpose" for node in found.model.graph) == both
     pixels = values(2, size, size, channels)[: 1 if both else 2]
-    [wanted] = run(proto, image=pixels)
+    [expected] = run(proto, image=pixels)
     [ours] = run(onnx.load_from_string(serialised(found.model)), image=pixels.transpose(0, 3, 1, 2))
-    assert difference(ours, wanted) <= 1e-6
+    assert difference(ours, expected) <= 1e-6
 
 
 def test_an_image_with_channels_first_stays(tmp_path):
@@ -84,8 +84,8 @@ def test_a_graph_in_half_precision_is_computed_in_float32(tmp_path):
     normalise(found.model)
     assert [node.op_type for node in found.model.graph if node.op_type in ("Gelu", "Erf")] == ["Gelu"]
     [ours] = run(onnx.load_from_string(serialised(found.model)), image=pixels)
-    [wanted] = run(onnx.load_from_string(before), image=pixels)
-    assert difference(ours, wanted) <= 1e-6  # sqrt(2), too, has its digits again
+    [expected] = run(onnx.load_from_string(before), image=pixels)
+    assert difference(ours, expected) <= 1e-6  # sqrt(2), too, has its digits again
     assert difference(ours, rounded.astype(np.float32)) <= 5e-3
 
 

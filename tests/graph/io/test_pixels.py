@@ -35,9 +35,9 @@ def test_the_graph_computes_the_preprocessing_of_the_runtime(tmp_path, shape, or
     pixels = np.random.default_rng(0).integers(0, 256, (2, 4, 6, 3), dtype=np.uint8)
     with OnnxRuntimeRunner(tmp_path / "model.onnx", name="pixels") as runner:
         found = runner.infer({"image": pixels})
-    wanted = normalise(pixels, spec)
-    np.testing.assert_allclose(found["same"], wanted, rtol=0, atol=2e-6)
-    np.testing.assert_allclose(found["twice"], 2 * wanted, rtol=0, atol=4e-6)
+    expected = normalise(pixels, spec)
+    np.testing.assert_allclose(found["same"], expected, rtol=0, atol=2e-6)
+    np.testing.assert_allclose(found["twice"], 2 * expected, rtol=0, atol=4e-6)
 
 
 @pytest.mark.parametrize(
@@ -55,5 +55,5 @@ def test_an_input_of_another_shape_or_type_is_refused(shape, kind):
     model = two_readers(shape, kind)
     with pytest.raises(GraphError, match="does not fit the graph's input") as caught:
         take_pixels(model, SPEC)
-    assert caught.value.wanted == "float32 [batch, 3, 4, 6]"
+    assert caught.value.expected == "float32 [batch, 3, 4, 6]"
     assert [node.op_type for node in model.graph] == ["Identity", "Add"]

@@ -79,10 +79,10 @@ def test_a_chain_on_both_sides_of_the_transpose_is_folded():
 
 
 def test_a_convolution_without_bias_gets_one_for_a_shift_only():
-    for operator, wanted in (("Mul", False), ("Add", True)):
+    for operator, expected in (("Mul", False), ("Add", True)):
         model = image_model([(operator, numbers(1, CHANNELS, 1, 1))], bias=False)
         assert_rewritten(model, fold_image_normalisation, 1)
-        assert ("proj.bias" in weights(model)) == wanted
+        assert ("proj.bias" in weights(model)) == expected
 
 
 @pytest.mark.parametrize("conv", [{"pads": [1, 1, 1, 1]}, {"pads": [0, 0, 0, 1]}, {"auto_pad": "SAME_UPPER"}], ids=str)

@@ -45,9 +45,9 @@ def test_marked_weights_are_the_planted_ones_and_other_outputs_stay():
     names = mark(model, first), mark_mean(model, first), mark(model, second)
     after = run(model, image())
     heads, mean, others = (after[name] for name in names)
-    wanted = np.repeat(softmax_of(image(), 0.5)[:, :, None], 17, axis=2)
-    np.testing.assert_allclose(heads, wanted, atol=1e-5)
-    np.testing.assert_allclose(mean, wanted.mean(axis=1), atol=1e-5)
+    expected = np.repeat(softmax_of(image(), 0.5)[:, :, None], 17, axis=2)
+    np.testing.assert_allclose(heads, expected, atol=1e-5)
+    np.testing.assert_allclose(mean, expected.mean(axis=1), atol=1e-5)
     np.testing.assert_allclose(others.sum(axis=-1), 1, atol=1e-5)
     np.testing.assert_array_equal(after["logits"], before["logits"])
 

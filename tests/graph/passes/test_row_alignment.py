@@ -180,4 +180,4 @@ def test_graphs_of_which_it_is_not_known_are_refused_with_the_reason_and_left_al
 def test_a_number_of_rows_that_does_not_fit_is_refused(rows):
     with pytest.raises(GraphError, match=f"14 tokens cannot be aligned to {rows} rows") as caught:
         align_rows(vit(), rows)
-    assert caught.value.wanted == "15 to 27"
+    assert caught.value.expected == "15 to 27"

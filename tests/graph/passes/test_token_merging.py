@@ -235,8 +235,8 @@ def test_sizes_sum_to_the_number_of_tokens_and_the_class_token_stays_alone(sched
         assert sizes.shape == (2, 1, 1, remaining)
         np.testing.assert_allclose(sizes.sum(axis=-1), 1 + PATCHES, rtol=1e-5)
         np.testing.assert_allclose(sizes[..., 0], 1)
-    wanted = [paper(constants, image, schedule, prefix=1, form="slices")[1] for image in images]
-    np.testing.assert_allclose(np.exp(found[-1][:, 0, 0]), wanted, rtol=1e-5)
+    expected = [paper(constants, image, schedule, prefix=1, form="slices")[1] for image in images]
+    np.testing.assert_allclose(np.exp(found[-1][:, 0, 0]), expected, rtol=1e-5)
 
 
 def test_images_whose_tokens_are_all_equal_give_numbers():

@@ -241,7 +241,7 @@ def test_credentials_that_are_missing_are_named_by_their_variables(monkeypatch):
     monkeypatch.setenv("MLFLOW_TRACKING_PASSWORD", "WRONG-SECRET")
     with faulty(unauthorized) as place, pytest.raises(HostError, match="refuses") as told:
         open_tracker(f"mlflow:http://{place}").prepare()
-    assert "MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD" in told.value.wanted
+    assert "MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD" in told.value.expected
     assert "SECRET" not in str(told.value) and told.value.__suppress_context__
 
 

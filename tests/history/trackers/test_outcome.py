@@ -209,4 +209,4 @@ def test_a_file_of_something_else_is_not_replaced_and_told_before(tmp_path):
 def test_a_tracker_that_nobody_knows_is_refused(text, found):
     with pytest.raises(InputError, match="no tracker of this name") as told:
         open_tracker(text)
-    assert told.value.found == found and "bencher:FILE" in told.value.wanted
+    assert told.value.found == found and "bencher:FILE" in told.value.expected

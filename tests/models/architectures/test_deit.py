@@ -29,10 +29,10 @@ def test_logits_and_keys_are_those_of_timm(variant, parity):
     ours.load_state_dict(theirs.state_dict(), strict=True)
     image = images(config)
     with torch.no_grad():
-        result, wanted = ours(image), theirs(image)
+        result, expected = ours(image), theirs(image)
         if not config.num_classes:
-            wanted = wanted, theirs.forward_features(image)[:, 2:]
-    parity("DeiT", "timm", result, wanted, keys="timm")
+            expected = expected, theirs.forward_features(image)[:, 2:]
+    parity("DeiT", "timm", result, expected, keys="timm")
 
 
 def test_both_heads_count():

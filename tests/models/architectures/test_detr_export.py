@@ -57,9 +57,9 @@ def test_the_graph_is_the_same_function_at_any_batch(family, graph, engine, requ
     for batch in BATCHES:
         image = np.random.default_rng(batch).normal(size=(batch, 3, *signature.image_size)).astype(np.float32)
         with torch.no_grad(), engine_runner(engine, path, batch) as runner:
-            found, wanted = runner.infer({"image": image}), module(torch.from_numpy(image))
-        assert [tuple(output.shape) for output in wanted] == [o.with_batch(batch).shape for o in signature.outputs]
-        parity(family, engine, [found[output.name] for output in signature.outputs], wanted, top1=True)
+            found, expected = runner.infer({"image": image}), module(torch.from_numpy(image))
+        assert [tuple(output.shape) for output in expected] == [o.with_batch(batch).shape for o in signature.outputs]
+        parity(family, engine, [found[output.name] for output in signature.outputs], expected, top1=True)
 
 
 def test_the_graph_has_no_control_flow_and_computes_no_sizes(exported):

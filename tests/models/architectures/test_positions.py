@@ -74,8 +74,8 @@ def test_dinov2_samples_at_a_scale_that_is_a_tenth_of_a_patch_too_large(new):
     table = torch.randn(1, 1 + 25, 8, generator=torch.Generator().manual_seed(0))
     found = resize_positions(table, (5, 5), new, 1, "offset")
     grid = along(table[0, 1:].numpy().reshape(5, 5, 8), new[0])
-    wanted = along(grid.swapaxes(0, 1), new[1]).swapaxes(0, 1)
-    np.testing.assert_allclose(found[0, 1:].numpy(), wanted.reshape(-1, 8), atol=1e-5)
+    expected = along(grid.swapaxes(0, 1), new[1]).swapaxes(0, 1)
+    np.testing.assert_allclose(found[0, 1:].numpy(), expected.reshape(-1, 8), atol=1e-5)
     assert torch.equal(found[:, :1], table[:, :1])
     plain = resize_positions(table, (5, 5), new, 1, "plain")
     assert float((plain - found).abs().max()) > 0.01
@@ -127,17 +127,17 @@ def test_resized_tables_are_those_of_transformers(model, classes, method, anothe
     table = torch.randn(1, 1 + 16, 16, generator=torch.Generator().manual_seed(0))
     theirs.position_embeddings = torch.nn.Parameter(table)
     grid = (size[0] // 8, size[1] // 8)
-    wanted = theirs.interpolate_pos_encoding(torch.zeros(1, 1 + grid[0] * grid[1], 16), *size)
-    assert torch.equal(resize_positions(table, (4, 4), grid, 1, method), wanted)
-    assert not torch.equal(resize_positions(table, (4, 4), grid, 1, another), wanted)
+    expected = theirs.interpolate_pos_encoding(torch.zeros(1, 1 + grid[0] * grid[1], 16), *size)
+    assert torch.equal(resize_positions(table, (4, 4), grid, 1, method), expected)
+    assert not torch.equal(resize_positions(table, (4, 4), grid, 1, another), expected)
 
 
 @pytest.mark.parametrize("side", [1, 3, 7])
 def test_resized_tables_are_those_of_torchvision(side):
     resizing = reference("torchvision.models").vision_transformer.interpolate_embeddings
     table = torch.randn(1, 1 + 16, 16, generator=torch.Generator().manual_seed(0))
-    wanted = resizing(8 * side, 8, {"encoder.pos_embedding": table})["encoder.pos_embedding"]
-    assert torch.equal(resize_positions(table, (4, 4), (side, side), 1, "align_corners"), wanted)
+    expected = resizing(8 * side, 8, {"encoder.pos_embedding": table})["encoder.pos_embedding"]
+    assert torch.equal(resize_positions(table, (4, 4), (side, side), 1, "align_corners"), expected)
 
 
 def test_half_precision_tables_are_resized_in_float32_and_stay_half():

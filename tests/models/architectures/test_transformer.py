@@ -337,7 +337,7 @@ def test_heads_have_to_be_told():
 def test_a_config_value_of_another_type_is_refused(value, found):
     with pytest.raises(CheckpointError, match="cannot be used") as caught:
         recognise(seeded(SHARED).state_dict(), Hints(config=value))
-    assert (caught.value.found, caught.value.wanted) == (found, "int")
+    assert (caught.value.found, caught.value.expected) == (found, "int")
 
 
 def test_heads_that_do_not_divide_the_width_are_refused():

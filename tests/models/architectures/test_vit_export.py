@@ -101,7 +101,7 @@ def test_the_graph_is_the_model_at_any_batch(variant, tmp_path, parity, request)
     for batch, engine in product(BATCHES, ENGINES):
         image = images(config, batch, torch.float32)
         with torch.no_grad(), engine_runner(engine, tmp_path / "model.onnx", batch) as runner:
-            found, wanted = runner.infer({"image": image.numpy()}), model(image)
+            found, expected = runner.infer({"image": image.numpy()}), model(image)
         assert {output.dtype for output in found.values()} == {np.dtype(np.float32)}
         ours = [found[output.name] for output in signature.outputs]
-        parity(row, engine, ours, wanted, top1=signature.task == "classification")
+        parity(row, engine, ours, expected, top1=signature.task == "classification")

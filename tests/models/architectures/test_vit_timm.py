@@ -29,10 +29,10 @@ def test_logits_and_keys_are_those_of_timm(variant, parity):
     ours = loaded(config, theirs.state_dict())
     image = images(config)
     with torch.no_grad():
-        result, wanted = ours(image), theirs(image)
+        result, expected = ours(image), theirs(image)
         if config.num_classes == 0:
-            wanted = wanted, theirs.forward_features(image)[:, config.prefix :]
-    parity(TIMM_FAMILIES.get(variant, "ViT"), "timm", result, wanted)
+            expected = expected, theirs.forward_features(image)[:, config.prefix :]
+    parity(TIMM_FAMILIES.get(variant, "ViT"), "timm", result, expected)
     assert set(ours.state_dict()) == set(theirs.state_dict())
 
 
@@ -101,8 +101,8 @@ def test_class_token_and_average_stand_side_by_side():
     image = images(features)
     with torch.no_grad():
         tokens = theirs.forward_features(image)
-        wanted = F.linear(torch.cat([tokens[:, 0], tokens[:, 3:].mean(dim=1)], dim=1), *head.values())
-        assert difference(ours(image), wanted) <= TOLERANCE
+        expected = F.linear(torch.cat([tokens[:, 0], tokens[:, 3:].mean(dim=1)], dim=1), *head.values())
+        assert difference(ours(image), expected) <= TOLERANCE
 
 
 def test_the_mlp_head_is_a_tanh_layer_before_the_linear():
@@ -114,8 +114,8 @@ def test_the_mlp_head_is_a_tanh_layer_before_the_linear():
     image = images(config)
     with torch.no_grad():
         hidden = torch.tanh(theirs(image) @ state["pre_logits.fc.weight"].T + state["pre_logits.fc.bias"])
-        wanted = hidden @ state["head.weight"].T + state["head.bias"]
-        assert difference(ours(image), wanted) <= TOLERANCE
+        expected = hidden @ state["head.weight"].T + state["head.bias"]
+        assert difference(ours(image), expected) <= TOLERANCE
 
 
 def test_a_projection_has_no_bias():

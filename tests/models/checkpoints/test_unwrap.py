@@ -22,9 +22,9 @@ def prefixed(prefix, state=PLAIN):
     return {prefix + key: tensor for key, tensor in state.items()}
 
 
-def assert_same(found, wanted):
-    assert found.keys() == wanted.keys()
-    assert all(torch.equal(found[key], tensor) for key, tensor in wanted.items())
+def assert_same(found, expected):
+    assert found.keys() == expected.keys()
+    assert all(torch.equal(found[key], tensor) for key, tensor in expected.items())
 
 
 def test_a_flat_state_dict_is_returned_as_it_is():
@@ -51,9 +51,9 @@ CONTAINERS = {
 
 @pytest.mark.parametrize("case", CONTAINERS)
 def test_containers_are_opened(case):
-    loaded, wanted, note = CONTAINERS[case]
+    loaded, expected, note = CONTAINERS[case]
     state, notes = unwrap(loaded)
-    assert_same(state, wanted)
+    assert_same(state, expected)
     assert len(notes) == 1
     assert notes[0].startswith(f"weights taken from {note}")
 

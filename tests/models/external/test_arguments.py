@@ -204,7 +204,7 @@ def test_the_identity_follows_the_value(tmp_path):
 def test_what_does_not_fit_is_refused(kind, bind, error, message, found):
     with pytest.raises(error, match=message) as raised:
         vd.model(kind(), bind=bind, preprocess=SPEC)
-    assert found in raised.value.found and raised.value.wanted
+    assert found in raised.value.found and raised.value.expected
 
 
 def test_a_value_that_is_given_twice_is_refused():

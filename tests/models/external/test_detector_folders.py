@@ -71,7 +71,7 @@ def test_the_processors_size_counts_before_the_backbones(light, tmp_path):
     with pytest.raises(CheckpointError, match="preprocessing is not one that vitdeploy has") as caught:
         load_model(Source(f"hf:{tmp_path}"))
     assert caught.value.found == "size {'max_height': 80, 'max_width': 80}"
-    assert caught.value.wanted == "a number, height and width, or shortest_edge"
+    assert caught.value.expected == "a number, height and width, or shortest_edge"
 
 
 def test_a_default_size_that_windows_do_not_divide_is_the_next_that_they_do(tmp_path):

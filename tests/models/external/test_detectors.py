@@ -62,8 +62,8 @@ def test_the_graph_is_transformers_module_at_any_batch(exported, engine, parity)
     for batch in BATCHES:
         image = images(family, batch)
         with torch.no_grad(), engine_runner(engine, path, batch) as runner:
-            found, wanted = runner.infer({"image": image.numpy()}), original.module(image)
-        parity(f"{family}, transformers' module", engine, [found["logits"], found["boxes"]], wanted, top1=True)
+            found, expected = runner.infer({"image": image.numpy()}), original.module(image)
+        parity(f"{family}, transformers' module", engine, [found["logits"], found["boxes"]], expected, top1=True)
 
 
 def test_objects_are_those_of_transformers_post_processing(exported):
@@ -74,8 +74,8 @@ def test_objects_are_those_of_transformers_post_processing(exported):
     image = images(family, 2)
     with torch.no_grad(), engine_runner("ONNX Runtime", path, 2) as runner:
         found, returned = runner.infer({"image": image.numpy()}), original.module.returned(image)
-    wanted = processor.post_process_object_detection(returned, threshold=THRESHOLD, target_sizes=[SIZE[::-1]] * 2)
-    for index, theirs in enumerate(wanted):
+    expected = processor.post_process_object_detection(returned, threshold=THRESHOLD, target_sizes=[SIZE[::-1]] * 2)
+    for index, theirs in enumerate(expected):
         outputs = {name: value[index] for name, value in found.items()}
         head = original.signature.postprocess
         ours = detect(outputs, SIZE, original.preprocess, replace(head, threshold=THRESHOLD), None).objects

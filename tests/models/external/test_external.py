@@ -163,7 +163,7 @@ def test_a_forward_that_fails_is_answered_with_its_line(function):
 def test_a_forward_that_takes_more_than_the_image_is_told_what_it_needs(function):
     with pytest.raises(CheckpointError, match="takes more than an image") as caught:
         function(LOGITS.replace("forward(self, image)", "forward(self, image, mask)"))
-    assert (caught.value.found, caught.value.wanted) == ("forward(image, mask)", "a value for mask")
+    assert (caught.value.found, caught.value.expected) == ("forward(image, mask)", "a value for mask")
     assert caught.value.fix.startswith("--bind mask=VALUE") and "takes the image alone" in caught.value.fix
 
 

@@ -80,10 +80,10 @@ def test_the_graphs_are_transformers_module_at_any_batch(exported, engine, parit
         start = np.full((batch, 1), original.signature.sequence.start)
         target = torch.from_numpy(np.concatenate([start, tokens[:, :-1]], axis=1))
         with torch.no_grad():
-            wanted = model(
+            expected = model(
                 pixel_values=torch.from_numpy(normalise(images, original.preprocess)), decoder_input_ids=target
             ).logits
-        parity(f"{kind}, transformers' module", engine, logits, wanted)
+        parity(f"{kind}, transformers' module", engine, logits, expected)
 
 
 def test_the_export_measures_the_same(exported):
@@ -115,17 +115,17 @@ def test_what_is_written_is_what_generate_writes(exported, generated, engine):
     sequence = exported[1].signature.sequence
     images, found = generated
     with decoder_of(exported, engine) as decoder:
-        for (beams, penalty, stopping), wanted in found.items():
+        for (beams, penalty, stopping), expected in found.items():
             search = BeamSpec(beams, penalty, stopping) if beams > 1 else None
             tokens, scores = decoder.write(images, search)
-            theirs = wanted.sequences[:, 1:].numpy()
+            theirs = expected.sequences[:, 1:].numpy()
             missing = ((0, 0), (0, tokens.shape[1] - theirs.shape[1]))
             assert np.array_equal(tokens, np.pad(theirs, missing, constant_values=sequence.pad))
             if search is not None:
                 ends = tokens == sequence.end
                 lengths = np.where(ends.any(axis=1), ends.argmax(axis=1) + 1, tokens.shape[1])
                 ranked = scores.sum(axis=1) / lengths**penalty
-                assert np.abs(ranked - wanted.sequences_scores.numpy()).max() < 1e-4
+                assert np.abs(ranked - expected.sequences_scores.numpy()).max() < 1e-4
 
 
 @pytest.mark.parametrize("size", [1, 2, 3])

@@ -78,8 +78,8 @@ def check_export(original):
     image = torch.randn(3, signature.channels, *signature.image_size)
     with OnnxRuntimeRunner(serialised(graph), name="own") as runner:
         found = runner.infer({"image": image.numpy()})
-    wanted = original.module(image)
-    torch.testing.assert_close(torch.from_numpy(found[signature.outputs[0].name]), wanted, rtol=1e-3, atol=1e-5)
+    expected = original.module(image)
+    torch.testing.assert_close(torch.from_numpy(found[signature.outputs[0].name]), expected, rtol=1e-3, atol=1e-5)
 
 
 def test_a_module_is_copied_with_all_that_is_given_of_it():
@@ -144,10 +144,10 @@ def test_what_does_not_fit_is_refused():
     assert raised.value.found == "the class Plain itself"
     with pytest.raises(CheckpointError, match="the labels do not fit Plain") as raised:
         from_module(plain(), preprocess=spec(), labels=["one"])
-    assert (raised.value.found, raised.value.wanted) == ("1 labels", "one per class: 6")
+    assert (raised.value.found, raised.value.expected) == ("1 labels", "one per class: 6")
     with pytest.raises(CheckpointError, match="the labels do not fit") as raised:
         from_module(TwoHeads("features"), preprocess=spec(channels=1), task="features", labels=["one"])
-    assert raised.value.wanted == "none: it has no classes"
+    assert raised.value.expected == "none: it has no classes"
     with pytest.raises(CheckpointError, match="gives no answers of the task") as raised:
         from_module(plain(), preprocess=spec(), task="detection")
     assert raised.value.found == "classification: logits ['batch', 6]"

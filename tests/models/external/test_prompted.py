@@ -98,7 +98,7 @@ def test_what_cannot_be_exported_is_refused(models, tmp_path):
     folder, _ = models["sam"]
     with pytest.raises(CheckpointError, match="made for one image size") as caught:
         load_model(Source(f"hf:{folder}", image_size=(64, 64)))
-    assert (caught.value.found, caught.value.wanted) == ("64x64", "48x48")
+    assert (caught.value.found, caught.value.expected) == ("64x64", "48x48")
     save_prompted("sam", tmp_path, num_multimask_outputs=2)
     with pytest.raises(CheckpointError, match="another number of masks"):
         load_model(Source(f"hf:{tmp_path}"))
@@ -146,8 +146,8 @@ def test_a_model_of_videos_is_its_model_of_images(kind, inner, tmp_path):
     alone = getattr(reference("transformers"), f"{inner}Model").from_pretrained(tmp_path).eval()
     points, labels = slots(kind, PROMPTS["points"], found.signature.postprocess, len(image))
     masks, scores = found.module(image, points, labels)
-    wanted = theirs(alone, image, PROMPTS["points"])
-    assert torch.allclose(masks, wanted[0], atol=1e-5) and torch.allclose(scores, wanted[1], atol=1e-5)
+    expected = theirs(alone, image, PROMPTS["points"])
+    assert torch.allclose(masks, expected[0], atol=1e-5) and torch.allclose(scores, expected[1], atol=1e-5)
 
 
 @torch.no_grad()
@@ -156,8 +156,8 @@ def test_a_coarser_map_of_sam_3_that_nothing_reads_is_left_out(tmp_path):
     found = load_model(Source(f"hf:{tmp_path}"))
     image = torch.randn(2, 3, SIDES["sam3"], SIDES["sam3"], generator=torch.Generator().manual_seed(0))
     points, labels = slots("sam3", PROMPTS["box"], found.signature.postprocess, len(image))
-    for ours, wanted in zip(found.module(image, points, labels), theirs(model, image, PROMPTS["box"]), strict=True):
-        assert torch.allclose(ours, wanted, atol=1e-5)
+    for ours, expected in zip(found.module(image, points, labels), theirs(model, image, PROMPTS["box"]), strict=True):
+        assert torch.allclose(ours, expected, atol=1e-5)
 
 
 @pytest.mark.parametrize("name", ["SamHQModel", "Sam3Model", "Sam3LiteTextModel", "Sam3VideoModel"])

@@ -79,7 +79,7 @@ def test_any_size_from_32_pixels_will_do():
     with pytest.raises(CheckpointError) as caught:
         resize(FAMILY.names["detr_resnet50"], {}, (640, 31))
     assert caught.value.found == "image size 640x31 has a side below 32 pixels"
-    assert caught.value.wanted == "any height and width of at least 32 pixels"
+    assert caught.value.expected == "any height and width of at least 32 pixels"
 
 
 # --- checkpoints ------------------------------------------------------------------------------------------------------
@@ -116,7 +116,7 @@ def test_heads_are_seen_in_the_mask_head_or_assumed_at_the_published_width():
     text = refused(state, Hints())
     assert "number of attention heads cannot be known" in text and "--heads N, a divisor of 64" in text
     assert "width 64 is not divisible by 5 heads" in refused(state, Hints(heads=5))
-    assert "wanted: 8, as mask_head's" in refused(small(True).state_dict(), Hints(heads=4))
+    assert "expected: 8, as mask_head's" in refused(small(True).state_dict(), Hints(heads=4))
 
 
 def test_the_published_model_is_recognised_by_its_state_dict_alone():

@@ -64,9 +64,9 @@ def test_a_saved_module_comes_back(kind, tmp_path):
     heads = None if family == "swin" else config.heads
     original = load_model(Source(checkpoint=file, image_size=getattr(config, "image_size", None), heads=heads))
     assert original.family == family
-    found, wanted = original.module.state_dict(), model.state_dict()
-    assert found.keys() == wanted.keys()
-    assert all(torch.equal(found[key], wanted[key]) for key in wanted)
+    found, expected = original.module.state_dict(), model.state_dict()
+    assert found.keys() == expected.keys()
+    assert all(torch.equal(found[key], expected[key]) for key in expected)
     same = {field: getattr(config, field) for field in CONVENTIONS if hasattr(config, field)}
     assert {field: getattr(original.module.config, field) for field in same} == same
     if family != "transformer":

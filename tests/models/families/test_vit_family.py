@@ -168,13 +168,13 @@ def test_default_preprocessing_is_one_that_timm_has_for_the_model():
         spec = family.preprocess(family.names[name])
         base, _, tag = name.partition(".")
         settings = registry._model_default_cfgs[base].cfgs
-        wanted = []
+        expected = []
         for config in [settings[tag]] if tag else settings.values():
             side = int(config.input_size[1] / config.crop_pct)
             resize = (side, side) if config.crop_mode == "squash" else side
             crop = tuple(config.input_size[1:])
-            wanted.append(PreprocessSpec(resize, crop, config.interpolation, tuple(config.mean), tuple(config.std)))
-        assert spec in wanted, name
+            expected.append(PreprocessSpec(resize, crop, config.interpolation, tuple(config.mean), tuple(config.std)))
+        assert spec in expected, name
 
 
 def test_preprocessing_of_a_grey_model_has_one_channel():
@@ -240,7 +240,7 @@ def test_a_size_that_the_patch_does_not_divide_is_answered_with_those_that_it_do
     with pytest.raises(CheckpointError) as caught:
         FAMILY.resize(SMALL, VisionTransformer(SMALL).state_dict(), (30, 48))
     assert caught.value.found == "image size 30x48 is not divisible by the patch size 8"
-    assert caught.value.wanted == "multiples of 8, for example 24x48, 32x48"
+    assert caught.value.expected == "multiples of 8, for example 24x48, 32x48"
 
 
 def test_a_distilled_model_keeps_its_type_and_both_prefix_rows():

@@ -198,13 +198,13 @@ def test_the_original_dinov2_is_translated_as_timm_translates_it(registers, swig
         original[key] = tensor
     if registers:
         original["pos_embed"] = original["pos_embed"][:, registers:]  # the release has rows for class token and patches
-    wanted = _convert_dinov2(dict(original), None)
+    expected = _convert_dinov2(dict(original), None)
     if chunked:  # as it is while it trains; the second number counts through all chunks
         original = {key.replace("blocks.", "blocks.0."): tensor for key, tensor in original.items()}
     found = recognise_vit(original, Hints())
     assert (found.style, found.config.position_resampling) == ("original", "antialias" if registers else "offset")
-    assert found.state.keys() == wanted.keys()
-    assert all(torch.equal(found.state[key], wanted[key].reshape(found.state[key].shape)) for key in wanted)
+    assert found.state.keys() == expected.keys()
+    assert all(torch.equal(found.state[key], expected[key].reshape(found.state[key].shape)) for key in expected)
     assert (found.config.registers, found.config.prefix_positions) == (registers, registers == 0)
     assert ("the tokens before the patches have no positions" in found.notes) is (registers > 0)
     VisionTransformer(found.config).load_state_dict(found.state, strict=True)

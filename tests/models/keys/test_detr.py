@@ -24,10 +24,10 @@ def test_every_style_gives_the_same_tensors_and_all_of_the_models(panoptic):
         "file": "transformers",
         "original": "original",
     }
-    wanted = build(recognise(small(panoptic).state_dict(), Hints(heads=8)).config).state_dict()
+    expected = build(recognise(small(panoptic).state_dict(), Hints(heads=8)).config).state_dict()
     for _, tensors, notes in found.values():
         assert {key: tensor.shape for key, tensor in tensors.items()} == {
-            key: tensor.shape for key, tensor in wanted.items()
+            key: tensor.shape for key, tensor in expected.items()
         }
         assert all(torch.equal(tensor, found["file"][1][key]) for key, tensor in tensors.items())
         assert notes == []

@@ -75,11 +75,11 @@ def test_answers_are_those_of_the_original_repository(names, deep, parity, tmp_p
     assert "2x2 windows, layers 3, 6, 9, 12 taken: as published with patches of 16 pixels" in original.notes
     assert "resized from 384x384 to 320x320 pixels" in original.notes
     recorded = recorded_answers()
-    wanted = [torch.from_numpy(recorded[f"rfdetr_nano.{part}"]) for part in ("logits", "boxes")]
+    expected = [torch.from_numpy(recorded[f"rfdetr_nano.{part}"]) for part in ("logits", "boxes")]
     with torch.no_grad():
         logits, boxes = original.module.double()(images())
     found = [logits[:, :QUERIES, :CLASSES], boxes[:, :QUERIES]]
-    parity(PAGE, REPOSITORY, found, wanted, keys="original")
+    parity(PAGE, REPOSITORY, found, expected, keys="original")
 
 
 @pytest.fixture(scope="module")
@@ -105,8 +105,8 @@ def test_the_graph_is_the_module(exported, engine, parity):
     for batch in BATCHES:
         image = torch.rand(batch, 3, SIDE, SIDE, generator=torch.Generator().manual_seed(batch))
         with torch.no_grad(), engine_runner(engine, graph, batch) as runner:
-            found, wanted = runner.infer({"image": image.numpy()}), module(image)
-        parity(PAGE, engine, [found["logits"], found["boxes"]], wanted, top1=True)
+            found, expected = runner.infer({"image": image.numpy()}), module(image)
+        parity(PAGE, engine, [found["logits"], found["boxes"]], expected, top1=True)
 
 
 def refused(state):
@@ -119,7 +119,7 @@ def test_masks_are_refused_with_their_keys(names):
     state = checkpoint(names["rfdetr_nano"], weights=False)
     error = refused(state | {"segmentation_head.spatial_features_proj.weight": torch.zeros(2)})
     assert error.found == "1 unknown: segmentation_head.spatial_features_proj.weight"
-    assert error.wanted.startswith("rfdetr_nano, ")
+    assert error.expected.startswith("rfdetr_nano, ")
 
 
 def test_missing_tensors_and_other_models_are_refused(names):

@@ -115,16 +115,16 @@ def loaded(request, names, tmp_path_factory):
 def test_answers_are_those_of_the_original_repository(loaded, parity):
     name, original = loaded
     recorded = recorded_answers()
-    wanted = [torch.from_numpy(recorded[f"{name}.{part}"]) for part in ("logits", "boxes")]
+    expected = [torch.from_numpy(recorded[f"{name}.{part}"]) for part in ("logits", "boxes")]
     module = original.module.double()
     try:
         with torch.no_grad():
             logits, boxes = module(images())
     finally:
         module.float()
-    assert min(float(each.std()) for each in wanted) > 1e-3  # they say something
+    assert min(float(each.std()) for each in expected) > 1e-3  # they say something
     found = [logits[:, :QUERIES, :CLASSES], boxes[:, :QUERIES]]
-    parity(f"{PAGE[name]}, its repository's checkpoints", REPOSITORY, found, wanted, keys="original")
+    parity(f"{PAGE[name]}, its repository's checkpoints", REPOSITORY, found, expected, keys="original")
 
 
 def test_objects_are_read_as_the_repositories_do(loaded):
@@ -163,9 +163,9 @@ def test_the_graph_is_the_module(exported, engine, parity):
     for batch in BATCHES:
         image = torch.rand(batch, 3, SIDE, SIDE, generator=torch.Generator().manual_seed(batch))
         with torch.no_grad(), engine_runner(engine, graph, batch) as runner:
-            found, wanted = runner.infer({"image": image.numpy()}), module(image)
+            found, expected = runner.infer({"image": image.numpy()}), module(image)
         family = f"{PAGE[name]}, its repository's checkpoints"
-        parity(family, engine, [found["logits"], found["boxes"]], wanted, top1=True)
+        parity(family, engine, [found["logits"], found["boxes"]], expected, top1=True)
 
 
 # --- what is refused ---
@@ -182,7 +182,7 @@ def test_a_variant_that_transformers_has_no_module_for_is_refused_with_its_keys(
     state["decoder.decoder.layers.0.mixture.gate.weight"] = torch.zeros(3)
     error = refused(state)
     assert error.found == "1 unknown: decoder.decoder.layers.0.mixture.gate.weight"
-    assert "vitdeploy export list rtdetr" in error.wanted
+    assert "vitdeploy export list rtdetr" in error.expected
     assert "export_onnx.py" in error.fix
 
 

@@ -242,8 +242,8 @@ def test_transformers_backbone_gives_its_tokens_and_their_average(parity):
     assert found.config == replace(config, num_classes=0, border="transformers")
     with torch.no_grad():
         features = ours(image_of(config.image_size))
-        wanted = theirs(image_of(config.image_size))
-    parity("Swin", "transformers", features, [wanted.pooler_output, wanted.last_hidden_state], keys=found.style)
+        expected = theirs(image_of(config.image_size))
+    parity("Swin", "transformers", features, [expected.pooler_output, expected.last_hidden_state], keys=found.style)
 
 
 def test_parts_of_masked_pre_training_are_left_out():

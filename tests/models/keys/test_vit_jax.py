@@ -56,8 +56,8 @@ def test_timm_reads_the_same_file_into_the_same_model(case, tmp_path, parity):
     assert all(torch.equal(found.state[key], tensor) for key, tensor in theirs.items())
     image = torch.randn(2, 3, 32, 32, dtype=torch.float64)
     with torch.no_grad():
-        ours, wanted = answer(loaded(found), image)[0], model.double().eval()(image)
-    parity("SigLIP image tower" if "SigLIP" in case else "ViT", "timm", ours, wanted, keys=found.style)
+        ours, expected = answer(loaded(found), image)[0], model.double().eval()(image)
+    parity("SigLIP image tower" if "SigLIP" in case else "ViT", "timm", ours, expected, keys=found.style)
     assert (found.family, found.style, found.config.heads) == ("vit", "jax", 4)
 
 

@@ -15,7 +15,7 @@ def config(**values):
 
 
 @pytest.mark.parametrize(
-    ("key", "value", "wanted"),
+    ("key", "value", "expected"),
     [
         ("num_beams", 2.5, "a whole number"),
         ("max_length", True, "a whole number"),
@@ -25,10 +25,10 @@ def config(**values):
         ("length_penalty", [1.0], "a number"),
     ],
 )
-def test_a_value_that_is_no_such_number_is_named(key, value, wanted):
+def test_a_value_that_is_no_such_number_is_named(key, value, expected):
     with pytest.raises(CheckpointError, match="way of generating") as caught:
         searched(config(**{key: value}), 16)
-    assert (caught.value.found, caught.value.wanted) == (f"{key} {value!r}", f"{key}: {wanted}")
+    assert (caught.value.found, caught.value.expected) == (f"{key} {value!r}", f"{key}: {expected}")
 
 
 def test_numbers_are_taken_as_they_are():

@@ -166,7 +166,7 @@ def test_without_a_network_the_error_says_how_to_fetch_elsewhere(offline, model,
 def test_a_revision_that_cannot_be_had_is_named(offline):
     with pytest.raises(HubError) as caught:
         locate("hf:a/b@v1.0")
-    assert caught.value.wanted.endswith("at v1.0")
+    assert caught.value.expected.endswith("at v1.0")
 
 
 def test_the_environment_variable_is_enough(tmp_path):
@@ -282,4 +282,4 @@ def test_a_name_of_timm_without_tag_and_without_timm_is_told_of_tags(offline, mo
     monkeypatch.setitem(sys.modules, "timm.models", None)
     with pytest.raises(HubError, match="timm/vit_tiny_patch16_224 cannot be downloaded") as caught:
         locate("timm:vit_tiny_patch16_224")
-    assert caught.value.wanted.endswith("timm's are called NAME.TAG")
+    assert caught.value.expected.endswith("timm's are called NAME.TAG")

@@ -50,8 +50,8 @@ def test_wordnet_ids_keep_their_descriptions():
         "label_names": ["n01440764", "n01443537", "n01484850"],
         "label_descriptions": {"n01443537": "goldfish, Carassius auratus", "n01440764": "tench, Tinca tinca"},
     }
-    wanted = ("n01440764 tench, Tinca tinca", "n01443537 goldfish, Carassius auratus", "n01484850")
-    assert labels_for(config, 3)[0] == labels_for({"pretrained_cfg": config}, 3)[0] == wanted
+    expected = ("n01440764 tench, Tinca tinca", "n01443537 goldfish, Carassius auratus", "n01484850")
+    assert labels_for(config, 3)[0] == labels_for({"pretrained_cfg": config}, 3)[0] == expected
 
 
 @pytest.mark.parametrize("key", ["id2label", "label_names"])
@@ -73,7 +73,7 @@ def test_a_class_without_a_name_keeps_its_place(key):
 def test_names_of_other_classes_than_the_models_are_refused(config, found):
     with pytest.raises(CheckpointError, match="does not name the classes") as caught:
         labels_for(config, 2)
-    assert (caught.value.found, caught.value.wanted) == (found, "2 names, for classes 0 to 1")
+    assert (caught.value.found, caught.value.expected) == (found, "2 names, for classes 0 to 1")
     [key] = config
     assert labels_for({name: value for name, value in config.items() if name != key}, 2) == ((), ())  # the fix
 

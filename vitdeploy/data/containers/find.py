@@ -13,7 +13,7 @@ from vitdeploy.errors import DataError, MissingFileError
 from vitdeploy.paths import is_dir, is_file
 
 KNOWN = (tars.SUFFIX, PARQUET, ARROW, *uris.SUFFIXES)
-WANTED = (
+EXPECTED = (
     "a folder of images, of WebDataset tars or of Parquet files, one of these files, a data set that datasets saved to "
     "disk, or a list of URIs (.txt, .csv, .tsv, .jsonl)"
 )
@@ -94,7 +94,7 @@ def _check_kind(path: Path) -> None:
         raise tars.compressed(path)
     if path.suffix.lower() not in KNOWN:
         raise DataError(
-            f"{path} is no data set", found=f"a file that ends in {path.suffix or 'nothing'}", wanted=WANTED
+            f"{path} is no data set", found=f"a file that ends in {path.suffix or 'nothing'}", expected=EXPECTED
         )
 
 
@@ -104,7 +104,7 @@ def _refuse_uri(path: Path) -> None:
         raise DataError(
             f"images are not read from a folder behind {scheme[1]}://",
             found="a URI in the place of a path",
-            wanted="a local file that lists the URIs of images, one a line",
+            expected="a local file that lists the URIs of images, one a line",
             fix="write the list with the service's own tool (aws s3 ls, gcloud storage ls), and give that",
         )
 
@@ -112,7 +112,7 @@ def _refuse_uri(path: Path) -> None:
 def _by_pattern(path: Path) -> DataFiles:
     files = sorted(each for each in path.parent.glob(path.name) if is_file(each))
     if not files:
-        raise MissingFileError(f"nothing matches {path}", wanted="files", fix="check the pattern: ls with it shows it")
+        raise MissingFileError(f"nothing matches {path}", expected="files", fix="check the pattern: ls with it shows it")
     for each in files:
         _check_kind(each)
     _check_one_kind(path, files)
@@ -161,7 +161,7 @@ def _mixed(path: Path, one: Path, other: Path) -> DataError:
     return DataError(
         f"{path} holds several data sets",
         found=f"{one.name} and {other.name}",
-        wanted="images, tars or Parquet files alone",
+        expected="images, tars or Parquet files alone",
         fix="give the file that is meant, a pattern such as val-*.tar, or a folder of its own",
     )
 
@@ -183,7 +183,7 @@ def _parts(path: Path, names: Sequence[str], example: Path) -> DataError:
     return DataError(
         f"{path} holds several parts of a data set",
         found=", ".join(names)[:200],
-        wanted="one of them; or two folders `calibration` and `evaluation`",
+        expected="one of them; or two folders `calibration` and `evaluation`",
         fix=f"give one: {example}",
     )
 
@@ -200,7 +200,7 @@ def _check_all_there(files: Sequence[Path]) -> None:
             raise DataError(
                 f"{folder} does not hold the whole data set",
                 found=f"{len(numbers)} of {count} files; not {name}-{missing[0]:05}-of-{count:05}",
-                wanted="all of them",
+                expected="all of them",
                 fix="fetch the others; or give the files that are meant, by a pattern",
             )
 
@@ -218,7 +218,7 @@ def _saved(folder: Path) -> tuple[Path, ...]:
         raise DataError(
             f"{folder} is not a whole data set of Hugging Face's datasets",
             found=f"{missing[0]} is not there" if missing else f"{state.name} names no data files",
-            wanted="what save_to_disk writes",
+            expected="what save_to_disk writes",
             fix="save it again",
         )
     return tuple(folder / name for name in plain)

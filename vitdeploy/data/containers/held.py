@@ -45,7 +45,7 @@ class Container:
         return DataError(
             f"{self.path} changed while its images were being read",
             found=found,
-            wanted="a file that stays as it is",
+            expected="a file that stays as it is",
             fix="give the command again when nobody writes to it any more",
         )
 
@@ -97,7 +97,7 @@ class FilePart(HeldImage):
             file.seek(self.offset)
             found = file.read(self.size)
         if len(found) != self.size:
-            raise ImageError(f"{name} is cut off", found=f"{len(found):,} bytes", wanted=f"{self.size:,} bytes")
+            raise ImageError(f"{name} is cut off", found=f"{len(found):,} bytes", expected=f"{self.size:,} bytes")
         return found
 
     @property
@@ -109,6 +109,6 @@ def too_large(name: str, size: int) -> ImageError:
     return ImageError(
         f"{name} is not an image file of a sane size",
         found=f"{size:,} bytes",
-        wanted=f"at most {MAX_FILE_BYTES:,} bytes",
+        expected=f"at most {MAX_FILE_BYTES:,} bytes",
         fix="shrink it, or take it out of the data",
     )

@@ -133,7 +133,7 @@ class LabelColumn:
             raise DataError(
                 f"the label of {name} is no number of a class",
                 found=str(label)[:40],
-                wanted="a number from 0 on, or a name; below zero it says that nobody knows the class",
+                expected="a number from 0 on, or a name; below zero it says that nobody knows the class",
                 fix=f"take images with labels; or {NO_LABELS}",
             )
         self._codes.append(self._known.setdefault(label, len(self._known)))
@@ -186,7 +186,7 @@ class LabelColumn:
         raise DataError(
             f"a label of {self._source} is none of its classes",
             found=repr(wrong)[:80],
-            wanted=f"one of {len(names)} classes: {', '.join(names[:5])}" + (" ..." if len(names) > 5 else ""),
+            expected=f"one of {len(names)} classes: {', '.join(names[:5])}" + (" ..." if len(names) > 5 else ""),
             fix=f"mend the label, or the list of names ({CLASSES_FILE}, or the features of the data set)",
         )
 
@@ -222,7 +222,7 @@ def two_readings(found: str) -> DataError:
     return DataError(
         "labels that are numbers can be read in two ways",
         found=found,
-        wanted="labels that mean the same class as its name and as its number",
+        expected="labels that mean the same class as its name and as its number",
         fix=f"where labels are names: write {CLASSES_FILE} beside the data with the lines 0, 1, 2 and so on, up to the "
         "largest; where they are numbers of the model's classes: give these names that are no numbers, in their order "
         "(source.labels of a recipe, labels.txt beside a graph)",
@@ -240,7 +240,7 @@ def label_in_json(content: bytes, name: str) -> int | str | None:
     except (ValueError, RecursionError):
         document = None
     if not isinstance(document, dict):
-        raise DataError(f"{name} is no JSON object", found=repr(content[:60]), wanted='an object such as {"label": 3}')
+        raise DataError(f"{name} is no JSON object", found=repr(content[:60]), expected='an object such as {"label": 3}')
     keys = [key for key in document if document[key] is not None]
     other = column_of(keys, LABEL_COLUMNS)
     usual = [key for key in ("cls", "label", "class") if key in keys]
@@ -252,12 +252,12 @@ def label_in_json(content: bytes, name: str) -> int | str | None:
             raise DataError(
                 f"the label in {name} is neither a number nor a name",
                 found=f"{key}: {str(value)[:60]}",
-                wanted="one class of one image",
+                expected="one class of one image",
                 fix=NO_LABELS,
             )
     labels = [read_label(value) if isinstance(value, str) else value for value in found.values()]
     if not all(same_label(label, labels[0]) for label in labels):
-        raise DataError(f"{name} has labels that differ", found=str(found)[:120], wanted="one of them")
+        raise DataError(f"{name} has labels that differ", found=str(found)[:120], expected="one of them")
     return labels[0] if labels else None
 
 
@@ -279,7 +279,7 @@ def check_names(names: Iterable[str], source: str) -> tuple[str, ...]:
         raise DataError(
             f"the class names of {source} are no such list",
             found=f"{twice[0]!r} twice" if twice and twice[0] else "an empty name",
-            wanted="one name for each class, and another one for another",
+            expected="one name for each class, and another one for another",
         )
     return found
 
@@ -296,7 +296,7 @@ def joined(parts: Sequence[DataClasses], source: Path) -> DataClasses:
         raise DataError(
             f"the parts of {source} do not have the same classes",
             found="; ".join(f"{len(c.names)} as {c.kind}: {', '.join(c.names[:3])}" for c in parts),
-            wanted="one list of classes for all",
+            expected="one list of classes for all",
             fix=f"put one {CLASSES_FILE} beside each",
         )
     first = parts[0]
@@ -334,7 +334,7 @@ def whole(path: Path | str) -> Iterator[None]:
         raise DataError(
             f"{path} is not a whole {'Arrow' if str(path).endswith(ARROW) else 'Parquet'} file",
             found=(str(error).splitlines() or [type(error).__name__])[0][:200],
-            wanted="a file as it was written",
+            expected="a file as it was written",
             fix="fetch or write it again",
         ) from None
 
@@ -448,7 +448,7 @@ class TableRow(HeldImage):
             raise ImageError(
                 f"{name} has no bytes",
                 found="nothing, or the path of a file elsewhere",
-                wanted="the bytes of each image in the data set",
+                expected="the bytes of each image in the data set",
                 fix="write them in: save_to_disk and push_to_hub of datasets do",
             )
         if content.size > MAX_FILE_BYTES:

@@ -128,7 +128,7 @@ def _class_names(columns: _Columns, root: Path) -> tuple[str, ...] | None:
         raise DataError(
             f"{root / CLASSES_FILE} and the data set itself name the classes in different ways",
             found=f"{', '.join((listed or ())[:3])} and {', '.join((columns.names or ())[:3])}",
-            wanted="one list",
+            expected="one list",
             fix=f"take {CLASSES_FILE} away where the data set is right",
         )
     return columns.names or listed
@@ -138,14 +138,14 @@ def _columns(schema: pa.Schema, path: Path, labelled: bool) -> _Columns:
     features = _features(schema, path)
     twice = len(schema.names) != len(set(schema.names))
     if twice:
-        raise DataError(f"{path} has a column twice", found=", ".join(schema.names)[:200], wanted="each name once")
+        raise DataError(f"{path} has a column twice", found=", ".join(schema.names)[:200], expected="each name once")
     stated = [name for name in schema.names if _type(features, name) == "Image"]
     image = _only(stated or [f.name for f in schema if _holds_images(f)], IMAGE_NAMES)
     if image is None or not _holds_images(schema.field(image)):
         raise DataError(
             f"{path} has no column that is clearly that of the images",
             found="; ".join(f"{field.name}: {field.type}" for field in schema)[:300],
-            wanted="one column `image` of bytes, or of {bytes, path} as Hugging Face's datasets has it",
+            expected="one column `image` of bytes, or of {bytes, path} as Hugging Face's datasets has it",
             fix="rename it, or leave the others out",
         )
     if not labelled:
@@ -157,14 +157,14 @@ def _columns(schema: pa.Schema, path: Path, labelled: bool) -> _Columns:
         raise DataError(
             f"{path} has no column that is clearly that of the labels",
             found="; ".join(f"{field.name}: {field.type}" for field in schema)[:300],
-            wanted="one column `label` of whole numbers or of names",
+            expected="one column `label` of whole numbers or of names",
             fix=f"rename it; or {NO_LABELS}",
         )
     if not _holds_labels(schema.field(label)):
         raise DataError(
             f"the column {label!r} of {path} holds no classes",
             found=str(schema.field(label).type),
-            wanted="whole numbers, or names",
+            expected="whole numbers, or names",
             fix=f"write one class for each image; or {NO_LABELS}",
         )
     stated_names = features.get(label, {}).get("names") if _type(features, label) == "ClassLabel" else None
@@ -210,7 +210,7 @@ def _features(schema: pa.Schema, path: Path) -> dict[str, Any]:
         raise DataError(
             f"what Hugging Face's datasets says of the columns of {path} cannot be read",
             found=repr(text[:80]),
-            wanted="JSON with info.features",
+            expected="JSON with info.features",
             fix="write the file again",
         )
     return {name: value for name, value in found.items() if isinstance(value, dict)}
@@ -226,14 +226,14 @@ def _check_group(group: Group, index: int, path: Path) -> None:
         raise DataError(
             f"a row group of {path} is too large to read one of its images",
             found=f"{group.size:,} bytes of images in group {index}",
-            wanted=f"at most {MAX_GROUP:,}",
+            expected=f"at most {MAX_GROUP:,}",
             fix="write it with fewer rows in a group (row_group_size=100)",
         )
     if group.missing:
         raise DataError(
             f"{path} has images without bytes",
             found=f"{group.missing} of {group.rows} rows in group {index}, which may name a file elsewhere",
-            wanted="the bytes of each image in the file",
+            expected="the bytes of each image in the file",
             fix="write them in: save_to_disk and push_to_hub of datasets do; or give the folder of the files",
         )
 
@@ -244,7 +244,7 @@ def _labels(file: ParquetTable | ArrowTable, group: int, column: str, where: str
             raise DataError(
                 f"an image of {where}, has no label",
                 found=f"nothing in {column!r}",
-                wanted="a class for each image",
+                expected="a class for each image",
                 fix=f"leave the row out; or {NO_LABELS}",
             )
         yield read_label(value) if isinstance(value, str) else value
@@ -255,6 +255,6 @@ def _unlike(first: Path, path: Path, one: _Columns, other: _Columns) -> DataErro
         f"{path.name} is not of the same data set as {first.name}",
         found=f"{other.image}, {other.label}, {len(other.names or ())} classes, "
         f"where {first.name} has {one.image}, {one.label}, {len(one.names or ())}",
-        wanted="files with the same columns and classes",
+        expected="files with the same columns and classes",
         fix="give one of them",
     )

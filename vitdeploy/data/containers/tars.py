@@ -92,7 +92,7 @@ def _image(sample: _Sample, path: Path) -> tuple[str, tuple[int, int]]:
         raise DataError(
             f"the sample {sample.key!r} of {path} has {'several images' if found else 'no image'}",
             found=", ".join(f".{suffix}" for suffix in sample.files)[:200] or "no file",
-            wanted=f"one file that ends in {', '.join(sorted(f'.{each}' for each in IMAGES))} for each key",
+            expected=f"one file that ends in {', '.join(sorted(f'.{each}' for each in IMAGES))} for each key",
             fix="write the shards with one image a sample",
         )
     return found[0], sample.files[found[0]]
@@ -107,14 +107,14 @@ def _label(file: IO[bytes], sample: _Sample, path: Path) -> int | str:
         raise DataError(
             f"the sample {sample.key!r} of {path} has no label",
             found=", ".join(f".{suffix}" for suffix in sample.files)[:200],
-            wanted='a number or a name in .cls, or in .json as "label"',
+            expected='a number or a name in .cls, or in .json as "label"',
             fix=f"write it beside each image; or {listing.NO_LABELS}",
         )
     if found is not None and other is not None and not listing.same_label(found, other):
         raise DataError(
             f"the sample {sample.key!r} of {path} has two labels",
             found=f"{found!r} in .cls, {other!r} in .json",
-            wanted="one of them",
+            expected="one of them",
             fix=f"write the shards again with the one that is meant; or {listing.NO_LABELS}",
         )
     return label
@@ -126,7 +126,7 @@ def _text_label(content: bytes, name: str) -> int | str:
     except UnicodeDecodeError:
         found = ""
     if found == "":
-        raise DataError(f"{name} holds no label", found=repr(content[:60]), wanted="a number or a name, in UTF-8")
+        raise DataError(f"{name} holds no label", found=repr(content[:60]), expected="a number or a name, in UTF-8")
     return found
 
 
@@ -141,7 +141,7 @@ def _content(file: IO[bytes], sample: _Sample, suffix: str, most: int, path: Pat
     offset, size = sample.files[suffix]
     if size > most:
         raise DataError(
-            f"{path}/{sample.key}.{suffix} is too large", found=f"{size:,} bytes", wanted=f"at most {most:,}"
+            f"{path}/{sample.key}.{suffix} is too large", found=f"{size:,} bytes", expected=f"at most {most:,}"
         )
     here = file.tell()
     file.seek(offset)
@@ -157,7 +157,7 @@ def _check_once(names: listing.NameColumn, first: int, path: Path) -> None:
         raise DataError(
             f"two samples of {path} have one key",
             found=_key(names, first + twice).decode("utf-8", "backslashreplace"),
-            wanted="the files of a sample one after another, and another key for each sample",
+            expected="the files of a sample one after another, and another key for each sample",
             fix="sort the tar by name (tar --sort=name), or write it again",
         )
 
@@ -179,7 +179,7 @@ def _samples(file: IO[bytes], size: int, path: Path) -> Iterator[_Sample]:
                 yield sample
             sample = _Sample(key)
         if suffix in sample.files:
-            raise DataError(f"{path} holds {member.name!r} twice", found="two members of one name", wanted="one")
+            raise DataError(f"{path} holds {member.name!r} twice", found="two members of one name", expected="one")
         sample.files[suffix] = (member.offset_data, member.size)
     if sample is not None:
         yield sample
@@ -241,7 +241,7 @@ def compressed(path: Path, packed: str | None = None) -> DataError:
     return DataError(
         f"{path} is a compressed tar",
         found=f"{packed or path.suffix[1:]} around it",
-        wanted="a plain .tar: images are read where they lie, which nothing compressed allows without unpacking all "
+        expected="a plain .tar: images are read where they lie, which nothing compressed allows without unpacking all "
         "before them",
         fix="unpack it once (gunzip, bunzip2, unxz or zstd -d); JPEG and PNG hardly grow",
     )
@@ -256,11 +256,11 @@ def _check_member(member: tarfile.TarInfo, size: int, path: Path) -> None:
         raise DataError(
             f"{path} holds {kind}, {name!r}",
             found="what leads out of the archive, or is not there byte for byte",
-            wanted="files and folders alone",
+            expected="files and folders alone",
             fix="write the tar without it (tar --dereference --hard-dereference, and no --sparse)",
         )
     if ".." in parts or name.startswith("/") or "\0" in name:
-        raise DataError(f"{path} holds a member whose name leads out of it", found=repr(name), wanted="a plain name")
+        raise DataError(f"{path} holds a member whose name leads out of it", found=repr(name), expected="a plain name")
     if member.size < 0 or member.offset_data + member.size > size:
         there = max(0, size - member.offset_data)
         raise _damaged(path, f"{name!r} of {member.size:,} bytes, of which {there:,} are there")
@@ -286,12 +286,12 @@ def _check_end(file: IO[bytes], offset: int, path: Path, last: str) -> None:
             raise DataError(
                 f"{path} goes on behind its end",
                 found=f"bytes behind {last} that no reader of tars sees",
-                wanted="one archive",
+                expected="one archive",
                 fix="several tars cannot be put one after another: give a folder of them",
             )
 
 
 def _damaged(path: Path, found: str) -> DataError:
     return DataError(
-        f"{path} is not a whole tar", found=found, wanted="a tar as it was written", fix="fetch or write it again"
+        f"{path} is not a whole tar", found=found, expected="a tar as it was written", fix="fetch or write it again"
     )

@@ -100,7 +100,7 @@ def _content(files: fsspec.AbstractFileSystem, at: str, name: str) -> bytes:
         raise ImageError(
             f"{name} is not there",
             found="nothing at this address",
-            wanted="an image",
+            expected="an image",
             fix="mend the list, or take the line out of it",
         ) from None
 
@@ -214,7 +214,7 @@ def _read(
                 raise DataError(
                     f"{path} names an image twice, with other labels",
                     found=f"{name}: {seen[real]} and {label}",
-                    wanted="one label for each image",
+                    expected="one label for each image",
                     fix="take one line out",
                 )
             labels.repairs.add("repeated lines, counted once", f"line {line}")
@@ -284,7 +284,7 @@ class _Table:
             raise DataError(
                 f"{path} is too large for a list",
                 found=f"{path.stat().st_size:,} bytes",
-                wanted=f"at most {MAX_BYTES:,}",
+                expected=f"at most {MAX_BYTES:,}",
             )
         text, suffix = read_text(path), path.suffix.lower()
         first = next((line for line in io.StringIO(text) if line.strip() and not line.startswith("#")), "")
@@ -311,7 +311,7 @@ class _Table:
                     yield reader.line_num, row
         except csv.Error as error:
             told = f"line {reader.line_num} of {self.path} is no CSV"
-            raise DataError(told, found=str(error), wanted="a URI and a label") from None
+            raise DataError(told, found=str(error), expected="a URI and a label") from None
 
     def _plain_rows(self) -> Iterator[tuple[int, list[str]]]:
         for line, row in enumerate(io.StringIO(self.text), 1):
@@ -334,7 +334,7 @@ class _Table:
             except (ValueError, RecursionError):
                 document = None
             if not isinstance(document, dict):
-                raise DataError(f"line {line} of {self.path} is no JSON object", found=row[:80], wanted=JSON_LINE)
+                raise DataError(f"line {line} of {self.path} is no JSON object", found=row[:80], expected=JSON_LINE)
             if keys is None:
                 keys = [*document]
                 yield 0, keys
@@ -345,7 +345,7 @@ class _Table:
         return DataError(
             f"no column of {self.path} is known as that of {what}",
             found=f"columns {', '.join(map(repr, row))}"[:200] + between,
-            wanted=f"one of {', '.join(names[:8])}",
+            expected=f"one of {', '.join(names[:8])}",
             fix=fix,
         )
 
@@ -369,7 +369,7 @@ def _lines(path: Path, repairs: Repairs, labelled: bool) -> Iterator[tuple[int, 
                 raise DataError(
                     f"line {line} of {path} has more columns than its first line",
                     found=f"{len(cells)}: {str(cells)[:100]}",
-                    wanted=f"{width}",
+                    expected=f"{width}",
                     fix='put what has the separator inside into quotes: "tench, Tinca tinca"',
                 )
             row = [row[i] for i in order]
@@ -377,7 +377,7 @@ def _lines(path: Path, repairs: Repairs, labelled: bool) -> Iterator[tuple[int, 
             raise DataError(
                 f"line {line} of {path} names no image",
                 found=str(row)[:120],
-                wanted="a URI or a path, and a label or none, "
+                expected="a URI or a path, and a label or none, "
                 + ("with a tab between them" if path.suffix.lower() == ".txt" else "as columns"),
                 fix="mend the line",
             )
@@ -427,6 +427,6 @@ def _unlabelled(path: Path, line: int) -> DataError:
     return DataError(
         f"line {line} of {path} has no label",
         found="a URI alone",
-        wanted="a label on each line",
+        expected="a label on each line",
         fix=f"write one behind it; or {listing.NO_LABELS}",
     )

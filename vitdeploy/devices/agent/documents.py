@@ -158,7 +158,7 @@ class Failure:
     code: str
     message: str
     found: str = ""
-    wanted: str = ""
+    expected: str = ""
     fix: str = ""
 
 
@@ -228,4 +228,4 @@ def explained() -> Iterator[None]:
 
 
 def failure(artifact: str, error: VitdeployError) -> Failure:
-    return Failure(artifact, error.code, error.message, error.found, error.wanted, error.fix)
+    return Failure(artifact, error.code, error.message, error.found, error.expected, error.fix)

@@ -50,7 +50,7 @@ def compiled(folder: Path, engine: EngineSpec, out: Path) -> EngineSpec:
     if engine.parts:
         raise TargetError(
             f"{engine.artifact} has {len(engine.parts)} graphs",
-            wanted="an engine of one graph",
+            expected="an engine of one graph",
             fix="leave --rebuild out",
         )
     source, graph = folder / engine.graph, out / "graph.onnx"

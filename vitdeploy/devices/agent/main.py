@@ -156,7 +156,7 @@ def _require_64_bits() -> None:
         raise HostError(
             "a 32-bit Python cannot run anything of vitdeploy",
             found=f"{sys.executable}, Python {platform.python_version()}, 32 bits on a kernel for {platform.machine()}",
-            wanted="a 64-bit system: no runtime has wheels for 32 bits, on PyPI or on piwheels",
+            expected="a 64-bit system: no runtime has wheels for 32 bits, on PyPI or on piwheels",
             fix="install a 64-bit system there, such as Raspberry Pi OS (64-bit)",
         )
 
@@ -210,7 +210,7 @@ def _make_room(job: DeviceJob) -> None:
         raise StorageError(
             f"too little space for the job in {home()}",
             found=f"{free:,} bytes free",
-            wanted=f"{needed:,} bytes",
+            expected=f"{needed:,} bytes",
             fix="free some space there",
         )
 
@@ -232,7 +232,7 @@ def _require_memory(job: DeviceJob) -> None:
             raise HostError(
                 f"too little memory for {placed.name}",
                 found=f"{free:,} bytes of memory and swap free",
-                wanted=f"{needed:,} bytes for its weights alone; a compiler takes several times that",
+                expected=f"{needed:,} bytes for its weights alone; a compiler takes several times that",
                 fix="end what else runs there, or add swap: vitdeploy devices doctor says how",
             )
 

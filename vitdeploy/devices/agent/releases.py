@@ -132,7 +132,7 @@ class DeploymentFolder:
 
     def _found(self, entries: Sequence[FileEntry]) -> dict[str, Path]:
         """By SHA-256, where such files lie in the releases here. Each was read and has the digest."""
-        wanted, found = {entry.sha256 for entry in entries}, dict[str, Path]()
+        expected, found = {entry.sha256 for entry in entries}, dict[str, Path]()
         for release in sorted(self.releases.glob("*")):
             if not RELEASE.fullmatch(release.name):
                 continue
@@ -142,7 +142,7 @@ class DeploymentFolder:
             except (VitdeployError, OSError):
                 continue
             for entry in listed:
-                if entry.sha256 in wanted and entry.sha256 not in found:
+                if entry.sha256 in expected and entry.sha256 not in found:
                     with contextlib.suppress(DigestError, OSError):
                         verify_file(release, entry)
                         found[entry.sha256] = release / entry.path
@@ -227,7 +227,7 @@ class DeploymentFolder:
             raise DeviceError(
                 f"somebody else has deployed {self.name} here meanwhile",
                 found=f"release {record.current[:12] or 'none'}, moved {record.counter} times",
-                wanted=f"release {expected[:12] or 'none'}, moved {counter} times",
+                expected=f"release {expected[:12] or 'none'}, moved {counter} times",
                 fix="run the command again; `vitdeploy devices status` says what runs where",
             )
 
@@ -268,7 +268,7 @@ class DeploymentFolder:
             raise StorageError(
                 f"{self.link} is not a link of vitdeploy",
                 found=f"a link to {target}" if self.link.is_symlink() else "something that is no link",
-                wanted=f"a link into {RELEASES}, or nothing",
+                expected=f"a link into {RELEASES}, or nothing",
                 fix=f"move it away: mv {quoted(self.link)} {quoted(f'{self.link}.old')}",
             )
         return target.name
@@ -286,7 +286,7 @@ class DeploymentFolder:
                 fix=f"remove it: the link says what runs; rm {quoted(path)}",
             ) from None
         if record.format != FORMAT:
-            raise HostError(f"{path} is of another version of vitdeploy", found=str(record.format), wanted=str(FORMAT))
+            raise HostError(f"{path} is of another version of vitdeploy", found=str(record.format), expected=str(FORMAT))
         return record
 
     def _write(self, record: DeploymentRecord) -> None:
@@ -311,4 +311,4 @@ def _require_release(folder: Path, release: str) -> None:
     read_bundle(folder)
     found = file_sha256(folder / MANIFEST_FILE)
     if found != release:
-        raise DigestError(f"{folder} is another release", found=found, wanted=release, fix="run the command again")
+        raise DigestError(f"{folder} is another release", found=found, expected=release, fix="run the command again")

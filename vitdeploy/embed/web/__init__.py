@@ -78,7 +78,7 @@ def _check_size(folder: Path, files: tuple[str, ...]) -> None:
             raise CapabilityError(
                 f"{file} is too large for a web page",
                 found=f"{size:,} bytes" if size > MOST_BYTES else "weights beside the graph, more than 2 GB",
-                wanted=f"one file of at most {MOST_BYTES:,} bytes",
+                expected=f"one file of at most {MOST_BYTES:,} bytes",
                 fix="a smaller model",
             )
 

@@ -226,7 +226,7 @@ def token_views(model: ir.Model, name: str) -> AttentionViews:
         raise GraphError(
             f"{name} has no attention over patches of the image",
             found="no patch embedding by a convolution" if found else "no attention (Softmax between two MatMul)",
-            wanted="a Vision Transformer",
+            expected="a Vision Transformer",
         )
     *before, last = found
     tokens, patches = last.keys, grid[0] * grid[1]
@@ -235,7 +235,7 @@ def token_views(model: ir.Model, name: str) -> AttentionViews:
         raise GraphError(
             f"{name} attends inside windows, so no token's attention covers the image",
             found=f"{small[0].name}: rows of {small[0].keys} tokens, for {grid[0]}x{grid[1]} patches",
-            wanted="attention of every token to all patches, as in ViT, DeiT, DINOv2, CLIP or DETR",
+            expected="attention of every token to all patches, as in ViT, DeiT, DINOv2, CLIP or DETR",
             fix="for Swin and its kin use occlusion or gradients on the PyTorch model instead",
         )
     if any(each.keys != tokens or (each is not last and each.queries != tokens) for each in found):
@@ -243,7 +243,7 @@ def token_views(model: ir.Model, name: str) -> AttentionViews:
         raise GraphError(
             f"the attentions of {name} are over different tokens, so there is no one map",
             found=f"queries x keys: {sizes}",
-            wanted="the same tokens in every block",
+            expected="the same tokens in every block",
             fix="explain a bundle made without optimize.token_merging" if tokens < found[0].keys else "",
         )
     prefix = tokens - patches
@@ -284,7 +284,7 @@ def object_views(model: ir.Model, name: str) -> AttentionViews:
     raise GraphError(
         f"the decoder of {name} has no attention over the whole image",
         found="no Softmax over all positions for each object query (deformable attention samples points)",
-        wanted="cross-attention as in DETR",
+        expected="cross-attention as in DETR",
     )
 
 
@@ -475,9 +475,9 @@ def _of_image(value: ir.Value, axis: int, size: int) -> Mask:
     return found
 
 
-def _refused(found: str, wanted: str) -> GraphError:
+def _refused(found: str, expected: str) -> GraphError:
     return GraphError(
-        "the tokens of this graph cannot be merged", found=found, wanted=wanted, fix="leave token merging out"
+        "the tokens of this graph cannot be merged", found=found, expected=expected, fix="leave token merging out"
     )
 
 

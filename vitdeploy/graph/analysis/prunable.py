@@ -325,11 +325,11 @@ def _between(model: ir.Model, nodes: Sequence[ir.Node]) -> set[ir.Node]:
     for node in nodes:
         if node.op_type != "Shape" and any(value in depends for value in node.inputs if value is not None):
             depends.update(node.outputs)
-    wanted, useful = set(model.graph.outputs), set()
+    expected, useful = set(model.graph.outputs), set()
     for node in reversed(nodes):
-        if any(value in wanted and value in depends for value in node.outputs):
+        if any(value in expected and value in depends for value in node.outputs):
             useful.add(node)
-            wanted.update(value for value in node.inputs if value is not None)
+            expected.update(value for value in node.inputs if value is not None)
     return useful
 
 
@@ -391,15 +391,15 @@ def _differs(ours: ir.Node, theirs: ir.Node | None, moved: Collection[str], rena
     return False
 
 
-def part(model: ir.Model, given: Sequence[str], wanted: Sequence[str], batch: int) -> ir.Model:
-    """A new model that computes the tensors `wanted` from `given`, and from inputs of the graph where it needs them.
+def part(model: ir.Model, given: Sequence[str], expected: Sequence[str], batch: int) -> ir.Model:
+    """A new model that computes the tensors `expected` from `given`, and from inputs of the graph where it needs them.
 
     Of `given` only those that are needed become inputs, in graph order; a leading size that is the input's dynamic one
     is set to `batch`. Weights are shared with `model`.
     """
     values = create_value_mapping(model.graph)
     stops = {values[name] for name in given} | set(model.graph.inputs)
-    needed, queue, seen = set(), [values[name] for name in wanted], set()
+    needed, queue, seen = set(), [values[name] for name in expected], set()
     while queue:
         value = queue.pop()
         if value in stops:
@@ -409,7 +409,7 @@ def part(model: ir.Model, given: Sequence[str], wanted: Sequence[str], batch: in
             queue.extend(each for each in node.inputs if each is not None)
     inputs = [value for value in values.values() if value in needed]
     size = next((value.shape[0] for value in model.graph.inputs if value.shape), None)
-    graph = extract(model.graph, inputs, [values[name] for name in wanted])
+    graph = extract(model.graph, inputs, [values[name] for name in expected])
     for value in graph.inputs:
         if value.shape and not isinstance(value.shape[0], int) and value.shape[0] == size:
             value.shape = ir.Shape([batch, *value.shape[1:]])

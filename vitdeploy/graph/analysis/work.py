@@ -351,7 +351,7 @@ class GraphBudget:
             raise UnsafeGraphError(
                 f"{self._name} asks for more memory or work than a vision model takes",
                 found=f"{number} {limit.what}, at {where}",
-                wanted=f"at most {most:,}",
+                expected=f"at most {most:,}",
                 fix=f"if you trust the file and have the memory: {VARIABLE}={2 * self._factor:.15g} doubles all limits",
             )
 
@@ -377,7 +377,7 @@ class GraphBudget:
         return GraphError(
             f"{self._name} divides the least integer by -1, which ends the process of a runtime",
             found=where,
-            wanted="quotients within their type",
+            expected="quotients within their type",
             fix="export the model again; check where the file is from",
         )
 
@@ -386,7 +386,7 @@ class GraphBudget:
         return GraphError(
             f"{self._name} has a loop of which nothing says how often it runs",
             found=where,
-            wanted="a number of trips that is constant, or follows from the sizes of tensors",
+            expected="a number of trips that is constant, or follows from the sizes of tensors",
             fix="export the model without that loop: unrolled, or as operators on whole tensors",
         )
 

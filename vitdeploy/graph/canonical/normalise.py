@@ -224,10 +224,10 @@ def _without_expand(known: Inference, node: ir.Node) -> bool:
     index, expand = found
     data = expand.inputs[0]
     shapes = [known.dims_of(data if i == index else value) for i, value in enumerate(node.inputs)]
-    wanted = known.dims_of(node.outputs[0])
-    if wanted is None or any(shape is None for shape in shapes):
+    expected = known.dims_of(node.outputs[0])
+    if expected is None or any(shape is None for shape in shapes):
         return False
-    same = _equal(broadcast(*(shape for shape in shapes if shape is not None)), wanted)
+    same = _equal(broadcast(*(shape for shape in shapes if shape is not None)), expected)
     if same:
         node.replace_input_with(index, data)
     return same
@@ -258,7 +258,7 @@ def upgrade_opset(model: ir.Model, opset: int) -> bool:
         raise GraphError(
             "the graph is written in an opset that is too old",
             found=f"opset {version}",
-            wanted=f"opset {OLDEST_OPSET} or later",
+            expected=f"opset {OLDEST_OPSET} or later",
             fix="export it again with a later opset_version",
         )
     Inference(model)  # some adapters, such as Softmax-12's, write worse graphs where they know no shapes
@@ -336,10 +336,10 @@ def normalise(model: ir.Model, opset: int | None = None) -> dict[str, int]:
         GraphError: the graph's opset cannot be raised, or one of its constants cannot be computed.
     """
     version = model.graph.opset_imports.get("", 0)
-    wanted = opset or (OPSET if version < LOWEST_OPSET else version)
+    expected = opset or (OPSET if version < LOWEST_OPSET else version)
     NameFixPass()(model)
     lift_constants(model)
-    counts = {"opset": int(upgrade_opset(model, wanted))}
+    counts = {"opset": int(upgrade_opset(model, expected))}
     lift_constants(model)  # the converter writes new ones
     for each in PASSES:
         counts[each.name] = each.run(model)

@@ -30,15 +30,15 @@ ARITHMETIC: dict[str, Callable[..., Array]] = {
 MEANS = ("GlobalAveragePool", "ReduceMean")
 
 
-def _is(value: ir.Value | None, leaves: Mapping[ir.Value, Array], wanted: Array) -> bool:
+def _is(value: ir.Value | None, leaves: Mapping[ir.Value, Array], expected: Array) -> bool:
     """Whether a formula gives these values, up to the rounding of constants that were written in float32 or with five
     digits."""
     found = _computed(value, leaves)
-    return found is not None and _near(found, wanted)
+    return found is not None and _near(found, expected)
 
 
-def _near(found: Array, wanted: Array) -> bool:
-    return found.shape == wanted.shape and np.allclose(found, wanted, rtol=1e-5, atol=1e-7)
+def _near(found: Array, expected: Array) -> bool:
+    return found.shape == expected.shape and np.allclose(found, expected, rtol=1e-5, atol=1e-7)
 
 
 def _computed(value: ir.Value | None, leaves: Mapping[ir.Value, Array], depth: int = DEPTH) -> Array | None:
@@ -275,10 +275,10 @@ def fuse_gelu(model: ir.Model) -> int:
 
 
 def _gelu_fuse(model: ir.Model, node: ir.Node) -> bool:
-    approximate, wanted = INNER[node.op_type]
+    approximate, expected = INNER[node.op_type]
     inner, t = node.inputs[0], node.outputs[0]
     for x in _made_of(inner):
-        if _is(inner, {x: X}, wanted):
+        if _is(inner, {x: X}, expected):
             result = _result(t, x)
             if result is None:
                 return False

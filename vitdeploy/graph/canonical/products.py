@@ -307,12 +307,12 @@ def flatten_gathers(model: ir.Model) -> int:
     for node in grids:
         data, indices = node.inputs[0], _indices(node)
         assert known is not None and data is not None and indices is not None
-        dims, wanted = known.dims_of(data), known.dims_of(node.outputs[0])
-        if is_constant(data) or dims is None or wanted is None:
+        dims, expected = known.dims_of(data), known.dims_of(node.outputs[0])
+        if is_constant(data) or dims is None or expected is None:
             continue
         axis = node.attributes.get_int("axis", 0) % len(dims)
         flat = (*dims[:axis], int(indices.size), *dims[axis + 1 :])
-        target = view_shape(flat, wanted)
+        target = view_shape(flat, expected)
         if target is None:
             continue
         names = Names(model)
@@ -321,7 +321,7 @@ def flatten_gathers(model: ir.Model) -> int:
         gather = names.node("Gather", [data, listed], f"{stem(node)}/Gather", {"axis": axis})
         gather.outputs[0].type = node.outputs[0].type
         reshape = names.node("Reshape", [gather.outputs[0], shape], f"{stem(node)}/Reshape")
-        known.dims[gather.outputs[0]], known.dims[reshape.outputs[0]] = flat, wanted
+        known.dims[gather.outputs[0]], known.dims[reshape.outputs[0]] = flat, expected
         replace(model, node, [gather, reshape])
         count += 1
     if count:

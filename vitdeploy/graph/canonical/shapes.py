@@ -166,16 +166,16 @@ def _gather(model: ir.Model, known: Inference, node: ir.Node) -> int:
     return _view(model, known, node, *found) if found is not None else 0
 
 
-def _view(model: ir.Model, known: Inference, node: ir.Node, data: ir.Value | None, wanted: Dims | None) -> int:
-    target = view_shape(known.dims_of(data), wanted)
-    if wanted is None or target is None:
+def _view(model: ir.Model, known: Inference, node: ir.Node, data: ir.Value | None, expected: Dims | None) -> int:
+    target = view_shape(known.dims_of(data), expected)
+    if expected is None or target is None:
         return 0
     current = array_of(node.inputs[1]) if node.op_type == "Reshape" else None
     if current is not None and current.tolist() == target:
         return 0
     shape = Names(model).constant(np.array(target, np.int64), f"{node.name}.shape")
     new = ir.node("Reshape", [data, shape], name=node.name)
-    known.dims[new.outputs[0]] = wanted
+    known.dims[new.outputs[0]] = expected
     replace(model, node, [new])
     return 1
 
@@ -253,32 +253,32 @@ def compute_once(model: ir.Model, known: Inference, chain: SizeChain, node: ir.N
     what is learned, as queries, stays where its exporter expands it.
     """
     expands = [expand for value in node.inputs if (expand := producer(value, "Expand")) is not None]
-    wanted = known.dims_of(node.outputs[0])
-    if not expands or node.op_type not in SHARED or wanted is None or all(isinstance(size, int) for size in wanted):
+    expected = known.dims_of(node.outputs[0])
+    if not expands or node.op_type not in SHARED or expected is None or all(isinstance(size, int) for size in expected):
         return False
-    if not masks and not _of_a_mask(known, node, expands[0], wanted):
+    if not masks and not _of_a_mask(known, node, expands[0], expected):
         return False
     results = [result for free in FREE if (result := _result(model, known, node, free)) is not None]
-    one = results[0][tuple(slice(None if isinstance(size, int) else 1) for size in wanted)] if results else None
+    one = results[0][tuple(slice(None if isinstance(size, int) else 1) for size in expected)] if results else None
     alike = one is not None and all(np.array_equal(each, np.broadcast_to(one, each.shape)) for each in results)
-    target = chain.vector(wanted) if alike and len(results) == len(FREE) else None
+    target = chain.vector(expected) if alike and len(results) == len(FREE) else None
     if one is None or target is None:
         return False
     constant = Names(model).constant(np.ascontiguousarray(one), f"{stem(node)}/{node.op_type}")
     whole = ir.node("Expand", [constant, target], name=node.name)
-    known.dims[constant], known.dims[whole.outputs[0]] = one.shape, wanted  # for what follows in the same round
+    known.dims[constant], known.dims[whole.outputs[0]] = one.shape, expected  # for what follows in the same round
     replace(model, node, [whole])
     return True
 
 
-def _of_a_mask(known: Inference, node: ir.Node, expand: ir.Node, wanted: Dims) -> bool:
+def _of_a_mask(known: Inference, node: ir.Node, expand: ir.Node, expected: Dims) -> bool:
     """Whether it is one of the operators that are moved in any graph, on the Expand of a constant."""
     before, after = known.dims_of(expand.inputs[0]), known.dims_of(expand.outputs[0])
     if node.op_type in ALWAYS:
         alike = before is not None and after is not None and len(before) == len(after)
         return alike and node.inputs[0] is expand.outputs[0] and is_constant(expand.inputs[0])
     others = [value for value in node.inputs if value is not expand.outputs[0]]
-    return node.op_type in BROADCASTING and after == wanted and all(map(is_constant, (expand.inputs[0], *others)))
+    return node.op_type in BROADCASTING and after == expected and all(map(is_constant, (expand.inputs[0], *others)))
 
 
 def _result(model: ir.Model, known: Inference, node: ir.Node, free: int) -> np.ndarray | None:
@@ -484,14 +484,14 @@ def _rows_kept(known: Inference, last: ir.Node) -> bool:
     before, flat, after = known.dims_of(x), known.dims_of(product.inputs[0]), known.dims_of(last.outputs[0])
     if x is None or weight is None or weight.ndim != 2 or before is None or flat is None or after is None:
         return False
-    wanted: tuple[Extent, ...] = (*before[:-1], weight.shape[1])
-    if len(flat) != 2 or after != wanted or before[-1] != flat[-1] or view_shape(before, after) is None:
+    expected: tuple[Extent, ...] = (*before[:-1], weight.shape[1])
+    if len(flat) != 2 or after != expected or before[-1] != flat[-1] or view_shape(before, after) is None:
         return False
     if pair is not None and not any(_is_row(each, weight.shape[1]) for each in pair):
         return False
     product.replace_input_with(0, x)
     for value in (product.outputs[0], summed):
-        known.dims[value] = wanted
+        known.dims[value] = expected
     return bypass(last, summed)
 
 

@@ -282,9 +282,9 @@ class _Typing:
         for i, value in enumerate(node.inputs):
             if value is None or not (is_float(value) or value in self.halves):
                 continue
-            wanted = roles is not None and roles[0][i]
-            if wanted != (value in self.halves):
-                node.replace_input_with(i, self._as(value, wanted))
+            expected = roles is not None and roles[0][i]
+            if expected != (value in self.halves):
+                node.replace_input_with(i, self._as(value, expected))
         if roles is None:
             return
         for output, takes_half in zip(node.outputs, roles[1], strict=True):
@@ -321,7 +321,7 @@ class _Typing:
             raise GraphError(
                 f"the constant {value.name} is beyond the range of {self.half}",
                 found=f"{np.abs(array).max():.3g}",
-                wanted="at most 65504",
+                expected="at most 65504",
                 fix="leave the layer that reads it in float32",
             )
         return self.names.constant(converted, f"{value.name}.{self.half}")

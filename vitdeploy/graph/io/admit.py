@@ -52,7 +52,7 @@ def survey(content: bytes, name: str) -> None:
     while stack:
         position, end, message, depth = stack.pop()
         if depth > MAX_DEPTH:
-            raise UnsafeGraphError(f"{name} is nested too deeply", wanted=f"at most {MAX_DEPTH} levels of messages")
+            raise UnsafeGraphError(f"{name} is nested too deeply", expected=f"at most {MAX_DEPTH} levels of messages")
         known = message.fields_by_number
         for number, kind, first, behind in _fields(content, position, end, name):
             fields += 1
@@ -65,7 +65,7 @@ def survey(content: bytes, name: str) -> None:
                 packed += behind - first
                 if packed > MAX_PACKED_BYTES:
                     raise UnsafeGraphError(
-                        f"{name} holds too many packed numbers", wanted=f"at most {MAX_PACKED_BYTES:,} bytes of them"
+                        f"{name} holds too many packed numbers", expected=f"at most {MAX_PACKED_BYTES:,} bytes of them"
                     )
 
 
@@ -116,11 +116,11 @@ def _varint(content: bytes, position: int, end: int, name: str) -> tuple[int, in
 
 
 def _too_many(name: str) -> UnsafeGraphError:
-    return UnsafeGraphError(f"{name} has too many parts", wanted=f"at most {MAX_FIELDS:,} fields")
+    return UnsafeGraphError(f"{name} has too many parts", expected=f"at most {MAX_FIELDS:,} fields")
 
 
 def _broken(name: str, found: str) -> GraphError:
-    return GraphError(f"{name} is not a valid ONNX file", found=found, wanted="a whole ONNX model", fix="get it again")
+    return GraphError(f"{name} is not a valid ONNX file", found=found, expected="a whole ONNX model", fix="get it again")
 
 
 # --- The gate for ONNX files: those that pass can be read, rewritten and run safely -----------------------------------
@@ -212,7 +212,7 @@ def _safe(path: Path) -> onnx.ModelProto:
     content = _read(path)
     name = shown(path.name)
     if not content:
-        raise GraphError(f"{name} is an empty file", found="0 bytes", wanted="an ONNX model", fix="get it again")
+        raise GraphError(f"{name} is an empty file", found="0 bytes", expected="an ONNX model", fix="get it again")
     survey(content, name)
     proto = onnx.ModelProto()
     try:
@@ -331,13 +331,13 @@ def _read(path: Path) -> bytes:
     status = os.fstat(descriptor)
     if not stat.S_ISREG(status.st_mode):
         os.close(descriptor)
-        raise MissingFileError(f"{shown(str(path), MAX_NAME)} is not a file", wanted="a .onnx file")
+        raise MissingFileError(f"{shown(str(path), MAX_NAME)} is not a file", expected="a .onnx file")
     with os.fdopen(descriptor, "rb") as file:
         if status.st_size > MAX_BYTES:
             raise UnsafeGraphError(
                 f"{shown(path.name)} is too large for an ONNX file",
                 found=f"{status.st_size:,} bytes",
-                wanted=f"at most {MAX_BYTES:,}; larger models keep their weights in a file beside it",
+                expected=f"at most {MAX_BYTES:,}; larger models keep their weights in a file beside it",
             )
         return file.read(status.st_size)
 
@@ -351,7 +351,7 @@ def _check_limits(proto: onnx.ModelProto, name: str) -> None:
         )
     if not proto.graph.node:
         raise GraphError(
-            f"{name} computes nothing", found="a graph without nodes", wanted="a model", fix="export it again"
+            f"{name} computes nothing", found="a graph without nodes", expected="a model", fix="export it again"
         )
     for value in (*proto.graph.input, *proto.graph.output):
         _check_shape(value)
@@ -363,10 +363,10 @@ def _check_limits(proto: onnx.ModelProto, name: str) -> None:
             break
         if depth == MAX_SUBGRAPHS:
             raise UnsafeGraphError(
-                f"{name} nests branches and loops too deeply", wanted=f"at most {MAX_SUBGRAPHS} levels"
+                f"{name} nests branches and loops too deeply", expected=f"at most {MAX_SUBGRAPHS} levels"
             )
     if nodes > MAX_NODES:
-        raise UnsafeGraphError(f"{name} has too many nodes", found=f"{nodes:,}", wanted=f"at most {MAX_NODES:,}")
+        raise UnsafeGraphError(f"{name} has too many nodes", found=f"{nodes:,}", expected=f"at most {MAX_NODES:,}")
 
 
 def _check_shape(value: onnx.ValueInfoProto) -> None:
@@ -388,7 +388,7 @@ def _check_attributes(proto: onnx.ModelProto) -> None:
                     raise GraphError(
                         f"the attribute {shown(attribute.name)} of {where} has no value of its own",
                         found="a reference" if attribute.ref_attr_name else f"the type {kind}",
-                        wanted="a number, text, tensor or graph, or a list of these",
+                        expected="a number, text, tensor or graph, or a list of these",
                         fix="export the model again",
                     )
             if node.op_type == "Einsum":
@@ -406,7 +406,7 @@ def _check_equation(node: onnx.NodeProto) -> None:
             raise GraphError(
                 f"the equation of Einsum {shown(node.name)} cannot be read",
                 found=shown(text) or "no text",
-                wanted='letters and at most one "..." of each operand, such as "bhid,bhjd->bhij"',
+                expected='letters and at most one "..." of each operand, such as "bhid,bhjd->bhij"',
                 fix="export the model again",
             )
 
@@ -418,7 +418,7 @@ def _check_names(proto: onnx.ModelProto) -> None:
             raise UnsafeGraphError(
                 "the file has a name that cannot be shown",
                 found=shown(text),
-                wanted=f"at most {MAX_NAME:,} printable characters",
+                expected=f"at most {MAX_NAME:,} printable characters",
             )
     names = [tensor.name for tensor in proto.graph.initializer]
     if len(set(names)) != len(names):
@@ -445,7 +445,7 @@ def _check_header(proto: onnx.ModelProto) -> None:
         raise GraphError(
             "the file has a version of the ONNX format that is not supported",
             found=f"IR version {proto.ir_version}",
-            wanted=f"{IR_VERSIONS.start} to {IR_VERSIONS.stop - 1}",
+            expected=f"{IR_VERSIONS.start} to {IR_VERSIONS.stop - 1}",
         )
     versions = {entry.domain or "ai.onnx": entry.version for entry in proto.opset_import}
     opset = versions.get("ai.onnx")
@@ -453,7 +453,7 @@ def _check_header(proto: onnx.ModelProto) -> None:
         raise GraphError(
             "the file has an opset that is not supported",
             found="none" if opset is None else f"opset {opset}",
-            wanted=f"{OPSETS.start} to {OPSETS.stop - 1}",
+            expected=f"{OPSETS.start} to {OPSETS.stop - 1}",
             fix="export it again with opset_version=18",
         )
     foreign = sorted(
@@ -468,7 +468,7 @@ def _check_header(proto: onnx.ModelProto) -> None:
         raise GraphError(
             "the graph has operators that the targets cannot run",
             found=", ".join(foreign[:8]) + (f" and {len(foreign) - 8} more" if len(foreign) > 8 else ""),
-            wanted="operators of ai.onnx",
+            expected="operators of ai.onnx",
             fix="export the model before a runtime's optimizer rewrote it, or without the custom operator",
         )
 
@@ -481,7 +481,7 @@ def _check_inputs(proto: onnx.ModelProto) -> None:
             continue
         tensor, name = value.type.tensor_type, shown(value.name)
         if not value.type.HasField("tensor_type") or not tensor.HasField("shape") or not tensor.elem_type:
-            raise GraphError(f"the input {name} has no declared type and shape", wanted="a tensor of known rank")
+            raise GraphError(f"the input {name} has no declared type and shape", expected="a tensor of known rank")
         rank = len(tensor.shape.dim)
         readable += (rank == 4 and tensor.elem_type in IMAGE_TYPES) or (rank == 2 and tensor.elem_type in TOKEN_TYPES)
     if not readable:
@@ -489,7 +489,7 @@ def _check_inputs(proto: onnx.ModelProto) -> None:
             "the graph has no input that could be an image or tokens",
             found=", ".join(shown(value.name) for value in proto.graph.input if value.name not in weights)
             or "no input",
-            wanted="float32, float16 or uint8 with 4 axes, or int64 [batch, tokens]",
+            expected="float32, float16 or uint8 with 4 axes, or int64 [batch, tokens]",
         )
 
 
@@ -512,7 +512,7 @@ def _without_weights(proto: onnx.ModelProto) -> onnx.ModelProto:
 
 
 def no_file(path: Path) -> MissingFileError:
-    return MissingFileError(f"no ONNX file at {shown(str(path), MAX_NAME)}", wanted="a .onnx file that can be read")
+    return MissingFileError(f"no ONNX file at {shown(str(path), MAX_NAME)}", expected="a .onnx file that can be read")
 
 
 def invalid(name: str, found: str) -> GraphError:
@@ -520,6 +520,6 @@ def invalid(name: str, found: str) -> GraphError:
     return GraphError(
         f"{shown(name)} is not a valid ONNX file",
         found=shown(lines[0]) if lines else "",
-        wanted="an ONNX model",
+        expected="an ONNX model",
         fix="export it again",
     )

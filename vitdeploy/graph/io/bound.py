@@ -29,7 +29,7 @@ def named(text: str) -> tuple[str, str]:
         raise InputError(
             f"{text!r} binds no input",
             found=text,
-            wanted="NAME=VALUE, the value a number, numbers with commas, a .npy or .npz file, or input",
+            expected="NAME=VALUE, the value a number, numbers with commas, a .npy or .npz file, or input",
             fix="for example --bind mask=1, or source.bind: {mask: 1} in a recipe",
         )
     return name.strip(), value.strip()
@@ -94,7 +94,7 @@ def _input_spec(text: str) -> TensorSpec | None:
         raise InputError(
             f"the type and shape of the input {name} cannot be read",
             found=value,
-            wanted=f"input:TYPE, one number, or input:TYPE:SIZES, without the batch axis; {', '.join(DTYPES)}",
+            expected=f"input:TYPE, one number, or input:TYPE:SIZES, without the batch axis; {', '.join(DTYPES)}",
             fix=f"for example {name}=input:float32:1x64x64",
         )
     return TensorSpec(name, dtype, (BATCH, *map(int, sizes)))
@@ -119,7 +119,7 @@ def value_of(text: str) -> npt.NDArray[Any]:
         raise InputError(
             f"the value of the input {name} cannot be read",
             found=value,
-            wanted="a number, numbers with commas, or a .npy or .npz file",
+            expected="a number, numbers with commas, or a .npy or .npz file",
             fix=f"for example {name}=1, {name}=640,480 or {name}=mask.npy",
         ) from None
     return np.array(numbers if len(numbers) > 1 or value[0] in "[(" else numbers[0])
@@ -136,7 +136,7 @@ def _array(file: Path, name: str) -> npt.NDArray[Any]:
                     raise InputError(
                         f"{file} has no array for the input {name}",
                         found=", ".join(arrays.files) or "nothing",
-                        wanted=f"an array {name}, or one array alone",
+                        expected=f"an array {name}, or one array alone",
                     )
                 return np.asarray(arrays[name if name in arrays else arrays.files[0]])
         return np.asarray(np.load(file, mmap_mode="r", allow_pickle=False))
@@ -144,5 +144,5 @@ def _array(file: Path, name: str) -> npt.NDArray[Any]:
         raise InputError(
             f"{file} is no file of numbers of NumPy",
             found=(str(error).splitlines() or [""])[0][:200],
-            wanted="what np.save or np.savez writes",
+            expected="what np.save or np.savez writes",
         ) from None

@@ -256,7 +256,7 @@ def ranked_in_pixels(boxes: ir.Value) -> None:
             raise GraphError(
                 "the boxes are in pixels of one image size, and vitdeploy takes boxes relative to the image",
                 found=f"boxes multiplied by {', '.join(f'{each:g}' for each in factor.ravel()[:4])}",
-                wanted="boxes in 0..1, or in pixels of an input orig_target_sizes",
+                expected="boxes in 0..1, or in pixels of an input orig_target_sizes",
                 fix="export it with that input, or without the multiplication",
             )
 

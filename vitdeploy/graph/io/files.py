@@ -181,7 +181,7 @@ def get_metadata(model: ir.Model, source: str) -> GraphMetadata:
         raise GraphError(
             f"{source} does not say how its input is made",
             found="no vitdeploy metadata in the file",
-            wanted="a graph written by `vitdeploy export`",
+            expected="a graph written by `vitdeploy export`",
             fix=f"vitdeploy export {quoted(source)} -o DIR brings an ONNX file of images into such a form",
         )
     try:
@@ -192,14 +192,14 @@ def get_metadata(model: ir.Model, source: str) -> GraphMetadata:
         check_preprocess(source, metadata.preprocess, GraphError)
     # How objects are scored may still be said by a recipe.
     optional = metadata.task in ("detection", "panoptic") and metadata.postprocess is None
-    wanted = None if optional else postprocess_of(metadata.task)
+    expected = None if optional else postprocess_of(metadata.task)
     if (metadata.preprocess is None and metadata.task != "sequence") or (
-        wanted is not None and not isinstance(metadata.postprocess, wanted)
+        expected is not None and not isinstance(metadata.postprocess, expected)
     ):
         raise GraphError(
             f"{source} has metadata that do not fit the task {metadata.task}",
             found=", ".join(key for key, value in encode(metadata).items() if value),
-            wanted="preprocess, and for all but classes, features and texts of tokens postprocess of the task",
+            expected="preprocess, and for all but classes, features and texts of tokens postprocess of the task",
             fix="export the model again",
         )
     return metadata
@@ -330,7 +330,7 @@ def import_graph(
         raise GraphError(
             f"{path} gives no answers of the task that is asked for",
             found=found,
-            wanted=str(task),
+            expected=str(task),
             fix="leave the task out, or export the model with outputs of that task",
         )
     _batch(model, batch)
@@ -355,7 +355,7 @@ def _rename_input(model: ir.Model, path: Path, further: int) -> None:
         raise GraphError(
             f"{path} does not take one image",
             found="; ".join(f"{v.name}: {v.dtype}{list(v.shape) if v.shape is not None else ''}" for v in inputs),
-            wanted="one input, float32 [batch, channels, height, width]",
+            expected="one input, float32 [batch, channels, height, width]",
             fix=_BIND if any(map(_is_image, inputs)) else "export it with one image input",
         )
     edit.rename(model, inputs[0], IMAGE)

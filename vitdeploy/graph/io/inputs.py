@@ -42,10 +42,10 @@ def bind_input(model: ir.Model, name: str, value: npt.NDArray[Any]) -> None:
         raise GraphError(
             f"the graph has no input {name!r} to bind",
             found=", ".join(inputs) or "none",
-            wanted="the name of an input that is no image",
+            expected="the name of an input that is no image",
         )
     if not inputs:
-        raise GraphError(f"{name!r} is the only input of the graph", wanted="another input that holds the images")
+        raise GraphError(f"{name!r} is the only input of the graph", expected="another input that holds the images")
     array, repeats = _fitted(name, value, bound.shape)
     array = np.ascontiguousarray(_cast(name, array, bound.dtype.numpy()))
     constant = Names(model).constant(array, f"{name}.constant")
@@ -74,7 +74,7 @@ def _fitted(name: str, value: npt.NDArray[Any], shape: ir.Shape) -> tuple[npt.ND
         raise GraphError(
             f"the value does not fit the input {name!r}",
             found=f"shape {list(value.shape)} for each sample",
-            wanted=f"shape {[size if isinstance(size, int) else str(size) for size in list(shape)[1:]]}",
+            expected=f"shape {[size if isinstance(size, int) else str(size) for size in list(shape)[1:]]}",
             fix="a .npy file of that shape" if None in sample else "a number for every element, or that shape",
         )
     return value[np.newaxis], True
@@ -87,7 +87,7 @@ def _cast(name: str, value: npt.NDArray[Any], dtype: np.dtype[Any]) -> npt.NDArr
         raise GraphError(
             f"the value does not fit the input {name!r}",
             found=f"{value.dtype}, from {value.min()} to {value.max()}" if cast is not None else str(value.dtype),
-            wanted=f"numbers of {dtype}",
+            expected=f"numbers of {dtype}",
         )
     return cast
 
@@ -113,11 +113,11 @@ def keep_inputs(model: ir.Model, further: Mapping[str, TensorSpec | None], path:
         raise GraphError(
             f"{path} has no input {unknown[0]!r}" if unknown else f"{path} does not take one image",
             found=shown,
-            wanted="the name of an input that is no image" if unknown else "one input besides those that are named",
+            expected="the name of an input that is no image" if unknown else "one input besides those that are named",
             fix="" if unknown else "--bind NAME=VALUE or NAME=input for each other input",
         )
     batch = images[0].shape[0] if images[0].shape is not None and len(images[0].shape) else None
-    for name, wanted in further.items():
+    for name, expected in further.items():
         value = inputs[name]
         sizes = [] if value.shape is None else list(value.shape)
         own = str(value.dtype.numpy()) if value.dtype is not None and value.dtype.numpy() is not None else "none"
@@ -126,15 +126,15 @@ def keep_inputs(model: ir.Model, further: Mapping[str, TensorSpec | None], path:
             raise GraphError(
                 f"the input {name} of {path} cannot be brought by each image",
                 found=f"{own}{_sizes(value)}",
-                wanted=f"{' or '.join(DTYPES)}, [the batch of the image, sizes ...]",
+                expected=f"{' or '.join(DTYPES)}, [the batch of the image, sizes ...]",
                 fix=f"bind it to a value that all images share: --bind {name}=VALUE; or export the model again with a "
                 "batch axis for it",
             )
-        if wanted is not None and (own, sizes[1:]) != (wanted.dtype, list(wanted.shape[1:])):
+        if expected is not None and (own, sizes[1:]) != (expected.dtype, list(expected.shape[1:])):
             raise GraphError(
                 f"the input {name} of {path} is of another type or shape",
                 found=f"{own}{_sizes(value)}",
-                wanted=f"{wanted.dtype}{list(wanted.shape)}, as --bind says",
+                expected=f"{expected.dtype}{list(expected.shape)}, as --bind says",
                 fix=f"{name}=input, which takes what the file says",
             )
     for name in further:
@@ -250,19 +250,19 @@ def set_image_size(model: ir.Model, size: tuple[int, int] | None, further: int =
         raise GraphError(
             "the graph takes images of any size",
             found=f"{image.name} {[str(side) for side in image.shape]}",
-            wanted="one size",
+            expected="one size",
             fix="--image-size HEIGHTxWIDTH, source.image_size of a recipe, or a preprocess: with a crop",
         )
-    if size is not None and any(side not in (None, wanted) for side, wanted in zip(said, size, strict=True)):
+    if size is not None and any(side not in (None, expected) for side, expected in zip(said, size, strict=True)):
         raise of_another_size(own, size)
     image.shape = ir.Shape([batch, channels if isinstance(channels, int) else _channels(model), *(size or said)])
 
 
-def of_another_size(own: Sequence[object], wanted: Sequence[int]) -> GraphError:
+def of_another_size(own: Sequence[object], expected: Sequence[int]) -> GraphError:
     return GraphError(
         "the graph takes images of another size",
         found=f"{own[0]}x{own[1]}",
-        wanted=f"{wanted[0]}x{wanted[1]}",
+        expected=f"{expected[0]}x{expected[1]}",
         fix="export it again at that size",
     )
 
@@ -277,7 +277,7 @@ def _channels(model: ir.Model) -> int:
     raise GraphError(
         "the graph takes images of any number of channels",
         found="no convolution, which would tell it",
-        wanted="a fixed number of channels",
+        expected="a fixed number of channels",
         fix="export it again with channels that are not dynamic",
     )
 
@@ -294,12 +294,12 @@ def take_pixels(model: ir.Model, preprocess: PreprocessSpec) -> None:
     image = model.graph.inputs[0]
     height, width = preprocess.crop
     shape = image.shape
-    wanted = (preprocess.channels, height, width)
-    if image.dtype != ir.DataType.FLOAT or shape is None or len(shape) != 4 or not _fits(shape, wanted):
+    expected = (preprocess.channels, height, width)
+    if image.dtype != ir.DataType.FLOAT or shape is None or len(shape) != 4 or not _fits(shape, expected):
         raise GraphError(
             "the preprocessing does not fit the graph's input",
             found=f"{image.name}: {image.dtype}{list(shape) if shape is not None else ''}",
-            wanted=f"float32 [batch, {', '.join(map(str, wanted))}]",
+            expected=f"float32 [batch, {', '.join(map(str, expected))}]",
         )
     mean, std = (np.array(values, np.float64).reshape(1, -1, 1, 1) for values in (preprocess.mean, preprocess.std))
     names, name, batch = Names(model), str(image.name), shape[0]
@@ -327,8 +327,8 @@ def take_pixels(model: ir.Model, preprocess: PreprocessSpec) -> None:
     model.graph.insert_before(model.graph[0], nodes)
 
 
-def _fits(shape: ir.Shape, wanted: tuple[int, int, int]) -> bool:
-    return all(not isinstance(size, int) or size == want for size, want in zip(shape[1:], wanted, strict=True))
+def _fits(shape: ir.Shape, expected: tuple[int, int, int]) -> bool:
+    return all(not isinstance(size, int) or size == want for size, want in zip(shape[1:], expected, strict=True))
 
 
 # --- What the first layer of a graph reads of images ------------------------------------------------------------------

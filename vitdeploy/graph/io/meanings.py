@@ -88,7 +88,7 @@ class Meaning:
     """What one output [batch, width], or [batch], is taken for.
 
     ending: what it ends in. note: what is assumed, or is no logits; "" where nothing is. refusal: why it has no answers
-    of the task that is asked for, or that its config names, "" where it has; `wanted`: what has.
+    of the task that is asked for, or that its config names, "" where it has; `expected`: what has.
     """
 
     task: Task
@@ -114,7 +114,7 @@ class Meaning:
         return multi_label.PROBABILITIES if self.independent else multi_label.LOGITS
 
     @property
-    def wanted(self) -> str:
+    def expected(self) -> str:
         if self.task == "classification":
             return "logits of classes that compete"
         return "logits or sigmoids of labels that do not compete"

@@ -113,7 +113,7 @@ def task_of(model: ir.Model, path: Path, asked: Task | None = None) -> tuple[Tas
     raise GraphError(
         f"the outputs of {path} are of no task that vitdeploy has",
         found="; ".join(f"{v.name}: {v.dtype}{list(v.shape) if v.shape is not None else ''}" for v in outputs.values()),
-        wanted="; or ".join(dict.fromkeys(row.wanted for row in reversed(rows))),
+        expected="; or ".join(dict.fromkeys(row.expected for row in reversed(rows))),
         fix="export it with outputs of these names",
     )
 
@@ -141,7 +141,7 @@ def _meaning(path: Path, value: ir.Value, asked: Task | None) -> meanings.Meanin
         raise GraphError(
             f"{path} gives no answers of the task that is asked for",
             found=meaning.refusal,
-            wanted=meaning.wanted,
+            expected=meaning.expected,
             fix="leave the task out",
         )
     return meaning
@@ -186,12 +186,12 @@ class _GraphOutputs(NamedTuple):
 
     find: takes these, by the task's names where they have known aliases, and whether the user asked for this task;
         returns None if they are not of the task. Some are of several tasks: which have to be asked for.
-    wanted: the outputs in words.
+    expected: the outputs in words.
     """
 
     task: Task
     find: Find
-    wanted: str
+    expected: str
 
 
 def _floats(outputs: Values, rank: int | None = None) -> dict[str, ir.Value]:

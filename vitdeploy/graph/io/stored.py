@@ -63,7 +63,7 @@ def check_tensors(proto: onnx.ModelProto, folder: Path) -> None:
     """
     for graph in graphs(proto.graph):
         if graph.sparse_initializer:
-            raise GraphError("the graph has sparse tensors", wanted="dense tensors: no target runs sparse ones")
+            raise GraphError("the graph has sparse tensors", expected="dense tensors: no target runs sparse ones")
         for tensor in graph.initializer:
             _check(tensor, folder if graph is proto.graph else None)
         for node in graph.node:
@@ -80,12 +80,12 @@ def _check(tensor: onnx.TensorProto, folder: Path | None) -> None:
     if tensor.data_type not in ir.DataType.__members__.values() or tensor.data_type == ir.DataType.UNDEFINED:
         raise GraphError(f"the tensor {name} has an unknown type", found=f"type {tensor.data_type}")
     if tensor.HasField("segment"):
-        raise GraphError(f"the tensor {name} is stored in segments", wanted="a tensor in one piece")
+        raise GraphError(f"the tensor {name} is stored in segments", expected="a tensor in one piece")
     if not plausible(tensor.dims):
         raise UnsafeGraphError(
             f"the tensor {name} declares an absurd shape",
             found=shown(" x ".join(map(str, tensor.dims[: MAX_RANK + 1]))),
-            wanted=f"at most {MAX_ELEMENTS:,} elements",
+            expected=f"at most {MAX_ELEMENTS:,} elements",
         )
     elements, dtype = math.prod(tensor.dims), ir.DataType(tensor.data_type)
     if tensor.data_location == onnx.TensorProto.EXTERNAL:
@@ -93,7 +93,7 @@ def _check(tensor: onnx.TensorProto, folder: Path | None) -> None:
             raise GraphError(
                 f"the tensor {name} has external data",
                 found="text" if dtype.is_string() else "a tensor inside a node",
-                wanted="external data for the weights of the main graph only",
+                expected="external data for the weights of the main graph only",
                 fix="save the model with convert_attribute=False",
             )
         _check_external(tensor, folder, -(-elements * dtype.bitwidth // 8))
@@ -101,12 +101,12 @@ def _check(tensor: onnx.TensorProto, folder: Path | None) -> None:
     if tensor.external_data:
         raise UnsafeGraphError(f"the tensor {name} names a file, but says that its data is in the model")
     if tensor.HasField("raw_data"):
-        stored, wanted = len(tensor.raw_data), -(-elements * (0 if dtype.is_string() else dtype.bitwidth) // 8)
+        stored, expected = len(tensor.raw_data), -(-elements * (0 if dtype.is_string() else dtype.bitwidth) // 8)
     else:
-        stored, wanted = _entries(tensor, dtype, elements)
-    if stored != wanted:
+        stored, expected = _entries(tensor, dtype, elements)
+    if stored != expected:
         raise UnsafeGraphError(
-            f"the tensor {name} does not hold what it declares", found=f"{stored:,} stored", wanted=f"{wanted:,}"
+            f"the tensor {name} does not hold what it declares", found=f"{stored:,} stored", expected=f"{expected:,}"
         )
 
 
@@ -127,7 +127,7 @@ def _check_external(tensor: onnx.TensorProto, folder: Path, size: int) -> None:
         unknown = ", ".join(sorted(shown(key) for key in entries.keys() - KEYS))
         raise UnsafeGraphError(f"the tensor {name} has keys of external data that ONNX does not define", found=unknown)
     if any(isinstance(text, bytes) for pair in entries.items() for text in pair):  # of protobuf, where it is not UTF-8
-        raise UnsafeGraphError(f"the external data of the tensor {name} is named in no text", wanted="UTF-8")
+        raise UnsafeGraphError(f"the external data of the tensor {name} is named in no text", expected="UTF-8")
     location = entries.get("location", "")
     length = _file_size(name, location, folder)
     offset = _number(name, entries, "offset", 0)
@@ -136,7 +136,7 @@ def _check_external(tensor: onnx.TensorProto, folder: Path, size: int) -> None:
         raise UnsafeGraphError(
             f"the tensor {name} reaches beyond its external data",
             found=f"bytes {offset:,} to {offset + held:,} of {length:,} in {shown(location)}",
-            wanted=f"{size:,} bytes",
+            expected=f"{size:,} bytes",
         )
 
 
@@ -146,7 +146,7 @@ def _number(name: str, entries: dict[str, str], key: str, default: int) -> int:
         return default
     if not (text.isascii() and text.isdecimal() and len(text) <= 18):
         raise UnsafeGraphError(
-            f"the {key} of the tensor {name} is not a size", found=shown(text), wanted="a whole number"
+            f"the {key} of the tensor {name} is not a size", found=shown(text), expected="a whole number"
         )
     return int(text)
 
@@ -161,7 +161,7 @@ def _file_size(name: str, location: str, folder: Path) -> int:
         raise UnsafeGraphError(
             f"the tensor {name} names a file outside the folder of the model",
             found=shown(location) or "no file name",
-            wanted="a plain path relative to the model",
+            expected="a plain path relative to the model",
         )
     path, status = folder, None
     for part in parts:

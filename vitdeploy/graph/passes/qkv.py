@@ -38,18 +38,18 @@ def merge_qkv(model: ir.Model) -> int:
     return count
 
 
-def split_qkv(model: ir.Model, wanted: Callable[[Attention, Linear], bool] = lambda attention, merged: True) -> int:
+def split_qkv(model: ir.Model, expected: Callable[[Attention, Linear], bool] = lambda attention, merged: True) -> int:
     """Split every merged query-key-value linear, whatever its layout, into one linear each.
 
     Each part gets its columns of the merged weight, one Reshape and one Transpose; the key's Transpose writes K^T at
     once. Exact: every number is computed as before. Left alone: parts that overlap, are not [batch, heads, tokens,
-    channels] in some order of the axes, or are read elsewhere in another form; and linears that are not `wanted`.
+    channels] in some order of the axes, or are read elsewhere in another form; and linears that are not `expected`.
     Returns the number of linears that were split.
     """
     editor, count = edit.Editor(model), 0
     for attention in find_attentions(model):
         merged = editor.linear_behind(origin(attention.value))
-        if merged is not None and wanted(attention, merged):
+        if merged is not None and expected(attention, merged):
             count += bool(separate(editor, merged, attention))
     if count:
         edit.drop_unused(model)

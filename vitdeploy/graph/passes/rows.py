@@ -61,7 +61,7 @@ def align_rows(model: ir.Model, rows: int) -> int:
     if not count < rows < 2 * count:
         raise GraphError(
             f"{count} tokens cannot be aligned to {rows} rows",
-            wanted=f"{count + 1} to {2 * count - 1}",
+            expected=f"{count + 1} to {2 * count - 1}",
             fix="choose a number in this range, or leave split_rows out",
         )
     flow = _follow(model, stream, count)
@@ -134,7 +134,7 @@ def _check(attentions: Iterable[Attention], flow: _Flow, count: int) -> None:
 
 
 def _raised(flow: _Flow, stream: ir.Value) -> dict[ir.Value, list[Use]]:
-    """The tensors whose first rows are wanted, with the uses of these: each as near to the start as layout operations
+    """The tensors whose first rows are needed, with the uses of these: each as near to the start as layout operations
     allow that lead nowhere else. What lies behind gets no further rows."""
     ends: dict[ir.Value, list[Use]] = {}
     for node, index in flow.ends:
@@ -175,9 +175,9 @@ def _shorten(editor: Editor, flow: _Flow, ends: dict[ir.Value, list[Use]], count
             node.replace_input_with(index, first)
 
 
-def _refused(found: str, wanted: str) -> GraphError:
+def _refused(found: str, expected: str) -> GraphError:
     return GraphError(
-        "the rows of this graph cannot be aligned", found=found, wanted=wanted, fix="leave split_rows out"
+        "the rows of this graph cannot be aligned", found=found, expected=expected, fix="leave split_rows out"
     )
 
 
@@ -224,7 +224,7 @@ def split_rows(model: ir.Model, parts: Sequence[int]) -> int:
     """
     if len(parts) < 2 or min(parts) < 1:
         found = ", ".join(map(str, parts)) or "none"
-        raise GraphError("rows are split into parts", found=found, wanted="two or more numbers from 1 on")
+        raise GraphError("rows are split into parts", found=found, expected="two or more numbers from 1 on")
     complete_shapes(model)
     tokens = sum(parts)
     computed = {node: inputs for node in model.graph if (inputs := _rows_of(node, tokens)) is not None}
@@ -234,7 +234,7 @@ def split_rows(model: ir.Model, parts: Sequence[int]) -> int:
         raise GraphError(
             "the rows of this graph cannot be split",
             found=f"linears over {there} tokens" if there else "no linear over tokens [batch, tokens, channels]",
-            wanted=f"linears over {tokens} tokens",
+            expected=f"linears over {tokens} tokens",
         )
     linears = sum(map(_is_linear, chosen))
     _write(Editor(model), [node for node in model.graph if node in chosen], computed, parts)

@@ -79,27 +79,27 @@ def _plan(model: ir.Model) -> _Narrow:
     narrow: _Narrow = {}
     for node in reversed(list(model.graph)):
         outputs = [output for output in node.outputs if list(output.uses()) or output.is_graph_output()]
-        wanted = [_wanted(output, narrow) for output in outputs]
-        first = wanted[0] if wanted else None
-        if first is None or any(one is None or (one.axis, one.size) != (first.axis, first.size) for one in wanted):
+        expected = [_expected(output, narrow) for output in outputs]
+        first = expected[0] if expected else None
+        if first is None or any(one is None or (one.axis, one.size) != (first.axis, first.size) for one in expected):
             continue
         inputs = rows_of_inputs(node, first.axis, first.size)
         if inputs is not None:
-            rows = {row for one in wanted if one is not None for row in one.rows}
+            rows = {row for one in expected if one is not None for row in one.rows}
             narrow[node] = Selected(first.axis, first.size, tuple(sorted(rows))), inputs
     return dict(reversed(narrow.items()))
 
 
-def _wanted(value: ir.Value, narrow: _Narrow) -> Selected | None:
+def _expected(value: ir.Value, narrow: _Narrow) -> Selected | None:
     """The rows of `value` that its readers read, or None if one of them reads all, or along another axis."""
     if value.is_graph_output():
         return None
     found = []
     for node, index in value.uses():
         if node in narrow:
-            wanted, inputs = narrow[node]
+            expected, inputs = narrow[node]
             axis = inputs.get(index)
-            found.append(Selected(axis, wanted.size, wanted.rows) if axis is not None else None)
+            found.append(Selected(axis, expected.size, expected.rows) if axis is not None else None)
         else:
             found.append(selected_rows(node) if index == 0 else None)
     first = found[0] if found else None
@@ -137,15 +137,15 @@ def _apply(editor: Editor, narrow: _Narrow) -> None:
             picked[key] = _select(editor, before, value, axis, [held.index(row) for row in rows])
         return picked[key]
 
-    for node, (wanted, inputs) in narrow.items():
+    for node, (expected, inputs) in narrow.items():
         for index, axis in inputs.items():
             value = node.inputs[index]
             assert value is not None
-            node.replace_input_with(index, pick(node, value, axis, wanted.rows, wanted.size))
+            node.replace_input_with(index, pick(node, value, axis, expected.rows, expected.size))
         for output in node.outputs:
-            have[output] = wanted
+            have[output] = expected
             if output.shape is not None:
-                editor.resize(output, (wanted.axis,), len(wanted.rows))
+                editor.resize(output, (expected.axis,), len(expected.rows))
     for value in list(have):
         for reader in dict.fromkeys(use.node for use in value.uses()):
             if reader not in narrow:
@@ -267,7 +267,7 @@ def _check(schedule: Mapping[int, int], found: MergePoints) -> None:
             raise GraphError(
                 f"{remaining} tokens cannot remain in block {block}",
                 found=f"{tokens} tokens there, {found.prefix} of them before the patches",
-                wanted=f"{least} to {tokens - 1}: at most half of the patches go at once",
+                expected=f"{least} to {tokens - 1}: at most half of the patches go at once",
             )
         tokens = remaining
 

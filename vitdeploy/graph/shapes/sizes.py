@@ -134,12 +134,12 @@ def _wider(column: Sequence[Extent]) -> Extent:
     return found[0] if all(size == found[0] for size in found) else UNKNOWN
 
 
-def view_shape(data: Dims | None, wanted: Dims | None) -> list[int] | None:
-    """The constant that reshapes `data` to `wanted`: -1 for one free size, 0 for one that stays where it is."""
-    if wanted is None or any(isinstance(size, Unknown) for size in wanted):
+def view_shape(data: Dims | None, expected: Dims | None) -> list[int] | None:
+    """The constant that reshapes `data` to `expected`: -1 for one free size, 0 for one that stays where it is."""
+    if expected is None or any(isinstance(size, Unknown) for size in expected):
         return None
     target, free = [], 0
-    for axis, size in enumerate(wanted):
+    for axis, size in enumerate(expected):
         if isinstance(size, int):
             if size == 0:
                 return None

@@ -222,7 +222,7 @@ class Tracker(ABC):
             raise HostError(
                 f"{self.name} does not answer",
                 found=f"no answer for {seconds:.0f} s",
-                wanted="an answer",
+                expected="an answer",
                 fix="look at the network and the address; sending again goes on where this ended",
             ) from None
         except ImportError as error:
@@ -253,7 +253,7 @@ def folder_bytes(folder: Path) -> int:
 
 # By its module.
 TRACKERS = {"mlflow": "Mlflow", "wandb": "Wandb", "bencher": "Bencher"}
-WANTED = "mlflow[:URI], wandb[:[ENTITY/]PROJECT] or bencher:FILE"
+EXPECTED = "mlflow[:URI], wandb[:[ENTITY/]PROJECT] or bencher:FILE"
 
 
 def open_tracker(text: str) -> Tracker:
@@ -268,5 +268,5 @@ def open_tracker(text: str) -> Tracker:
         tracker: Tracker = getattr(importlib.import_module(f"{__name__}.{kind}"), TRACKERS[kind])(place)
         return tracker
     raise InputError(
-        "no tracker of this name", found="bencher without a file" if kind == "bencher" else kind[:40], wanted=WANTED
+        "no tracker of this name", found="bencher without a file" if kind == "bencher" else kind[:40], expected=EXPECTED
     )

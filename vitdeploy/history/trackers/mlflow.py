@@ -107,13 +107,13 @@ class Mlflow(Tracker):
             return HostError(
                 f"{self.name} refuses",
                 found=f"no credentials that it takes ({code or status})",
-                wanted="MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD, or MLFLOW_TRACKING_TOKEN",
+                expected="MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD, or MLFLOW_TRACKING_TOKEN",
                 fix="set them in the environment",
             )
         return HostError(
             f"{self.name} cannot be used",
             found=type(error).__name__ + (f" ({code})" if code else ""),
-            wanted="an MLflow server that answers, or another tracking URI",
+            expected="an MLflow server that answers, or another tracking URI",
             fix="look at the address (mlflow:URI or MLFLOW_TRACKING_URI) and the server; sending again goes on "
             "where this ended",
         )

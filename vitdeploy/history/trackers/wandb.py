@@ -43,7 +43,7 @@ class Wandb(Tracker):
 
     def prepare(self) -> None:
         if os.environ.get("WANDB_MODE") == "disabled":
-            raise HostError(f"{self.name} is switched off", found="WANDB_MODE=disabled", wanted="online or offline")
+            raise HostError(f"{self.name} is switched off", found="WANDB_MODE=disabled", expected="online or offline")
         if not self._offline:
             if not self.ask(self._has_key):
                 raise self._no_key("none")
@@ -141,7 +141,7 @@ class Wandb(Tracker):
         return HostError(
             f"{self.name} cannot be used",
             found=kind,
-            wanted="a server that answers, and a project that takes runs",
+            expected="a server that answers, and a project that takes runs",
             fix="look at WANDB_BASE_URL and the network; WANDB_MODE=offline writes files for `wandb sync`",
         )
 
@@ -149,7 +149,7 @@ class Wandb(Tracker):
         return HostError(
             f"{self.name} needs credentials",
             found=found,
-            wanted="WANDB_API_KEY in the environment, or a login of `wandb login`",
+            expected="WANDB_API_KEY in the environment, or a login of `wandb login`",
             fix="set it; WANDB_MODE=offline needs none and writes files for `wandb sync`",
         )
 

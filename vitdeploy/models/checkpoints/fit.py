@@ -53,7 +53,7 @@ def _innermost(loaded: object, notes: list[str], file: str) -> Mapping[Any, Any]
         raise CheckpointError(
             "the checkpoint is not a state dict",
             found=type(loaded).__name__,
-            wanted="parameter names mapped to tensors, or a dict that holds such a mapping",
+            expected="parameter names mapped to tensors, or a dict that holds such a mapping",
             fix="save model.state_dict()",
         )
     container = loaded
@@ -89,7 +89,7 @@ def _undecided(names: list[str], opened: str, file: str) -> CheckpointError:
     return CheckpointError(
         "the checkpoint holds several state dicts of equal standing",
         found=", ".join(repr(name) for name in names),
-        wanted="one of them",
+        expected="one of them",
         fix="save the one you mean alone: " + python_command(f"import torch; torch.save({state}, 'weights.pt')"),
     )
 
@@ -111,7 +111,7 @@ def _tensors(container: Mapping[Any, Any], notes: list[str]) -> dict[str, Tensor
         raise CheckpointError(
             "the checkpoint holds no tensors",
             found=listed(others) or "an empty dict",
-            wanted="parameter names mapped to tensors",
+            expected="parameter names mapped to tensors",
             fix="save model.state_dict()",
         )
     wrong = [repr(key) for key in state if not isinstance(key, str)]
@@ -185,7 +185,7 @@ def refuse_unreadable(state: Mapping[str, Tensor]) -> None:
         raise CheckpointError(
             "the checkpoint has tensors of a type that vitdeploy does not read",
             found=listed(foreign)[:500],
-            wanted="dense tensors of float32, float16, bfloat16, float64, or integers",
+            expected="dense tensors of float32, float16, bfloat16, float64, or integers",
             fix=FLOAT_FIX,
         )
     storages = {tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes() for tensor in state.values()}
@@ -194,7 +194,7 @@ def refuse_unreadable(state: Mapping[str, Tensor]) -> None:
         raise CheckpointError(
             "the checkpoint shows more numbers than it holds",
             found=f"{shown:,} bytes of tensors, {held:,} stored",
-            wanted="tensors with numbers of their own",
+            expected="tensors with numbers of their own",
             fix="save each tensor as tensor.clone()",
         )
 
@@ -307,7 +307,7 @@ def dropped(state: Mapping[str, Tensor], prefix: str, file: str) -> tuple[str, .
         raise CheckpointError(
             f"{file} has a model below {prefix!r}, and tensors beside it whose use cannot be known",
             found=f"{len(unknown)} beside it: {listed(patterns(unknown, state))}",
-            wanted="the tensors of one model",
+            expected="the tensors of one model",
             fix=f"where the model does without them: {keeping(file, prefix)}; else --model package.module:function, "
             "your own module that has them",
         )
@@ -341,7 +341,7 @@ def _only(state: Mapping[str, Tensor], prefixes: list[str], file: str) -> str:
     raise CheckpointError(
         f"{file} holds several models that fit",
         found=listed([f"{prefix!r} ({len(below(state, prefix))} tensors)" for prefix in prefixes]),
-        wanted="one of them",
+        expected="one of them",
         fix=f"keep the one you mean, and give that file: {keeping(file, prefixes[0])}",
     )
 
@@ -368,7 +368,7 @@ def load_state(model: nn.Module, state: Mapping[str, Tensor], source: str, file:
         raise CheckpointError(
             f"{source} does not fit the architecture",
             found=found.told(own, state),
-            wanted=f"{len(own)} tensors named and shaped as the model's",
+            expected=f"{len(own)} tensors named and shaped as the model's",
             fix=_mend(found),
         )
     for key, tensor in state.items():
@@ -405,7 +405,7 @@ def _reconciled(
             raise CheckpointError(
                 f"{source} has different numbers for what is one tensor in the model",
                 found=" and ".join(there),
-                wanted="the same numbers under all names of a shared tensor",
+                expected="the same numbers under all names of a shared tensor",
                 fix="save the state dict of the model as it is built now",
             )
         if there and len(there) < len(names):

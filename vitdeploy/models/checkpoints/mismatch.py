@@ -46,16 +46,16 @@ class Mismatch:
     def __bool__(self) -> bool:
         return bool(self.missing or self.unexpected or self.shapes or self.kinds)
 
-    def told(self, wanted: Collection[str], found: Collection[str]) -> str:
-        """All of it in one line, by kind. `wanted` and `found` are all keys of the model and of the state dict."""
+    def told(self, expected: Collection[str], found: Collection[str]) -> str:
+        """All of it in one line, by kind. `expected` and `found` are all keys of the model and of the state dict."""
         parts = []
         if self.missing:
-            parts.append(f"{len(self.missing)} missing: {listed(patterns(self.missing, wanted))}")
+            parts.append(f"{len(self.missing)} missing: {listed(patterns(self.missing, expected))}")
         if self.unexpected:
             parts.append(f"{len(self.unexpected)} unexpected: {listed(patterns(self.unexpected, found))}")
         for what, pairs in (("of another shape", self.shapes), ("of another type", self.kinds)):
             if pairs:
-                parts.append(f"{len(pairs)} {what}: {listed(_alike(pairs, wanted))}")
+                parts.append(f"{len(pairs)} {what}: {listed(_alike(pairs, expected))}")
         return "; ".join(parts)
 
 
@@ -73,8 +73,8 @@ def compare(own: Mapping[str, Tensor], state: Mapping[str, Tensor]) -> Mismatch:
     )
 
 
-def _distorted(found: torch.dtype, wanted: torch.dtype) -> bool:
-    if not wanted.is_floating_point:
+def _distorted(found: torch.dtype, expected: torch.dtype) -> bool:
+    if not expected.is_floating_point:
         return found.is_floating_point or found.is_complex
     return not found.is_floating_point or found.itemsize < 2
 
@@ -218,7 +218,7 @@ def refuse_archive(path: Path) -> None:
         raise CheckpointError(
             f"{path} would expand to an absurd size",
             found=f"{expanded:,} bytes from {path.stat().st_size:,}",
-            wanted=f"at most {MAX_EXPANSION} times the packed size",
+            expected=f"at most {MAX_EXPANSION} times the packed size",
             fix="download it again, from a source that you trust",
         )
     ends = {name.partition("/")[2] for name in names}
@@ -226,21 +226,21 @@ def refuse_archive(path: Path) -> None:
         raise CheckpointError(
             f"{path} is a TorchScript archive, a program with its weights",
             found="code/ and constants.pkl",
-            wanted="a state dict of tensors",
+            expected="a state dict of tensors",
             fix=ALONE,
         )
     if "models/model.json" in ends or "serialized_exported_program.json" in names:
         raise CheckpointError(
             f"{path} is an archive of torch.export, a program with its weights",
             found=listed(names),
-            wanted="a state dict of tensors",
+            expected="a state dict of tensors",
             fix=ALONE,
         )
     if names and not any(name.endswith("data.pkl") for name in names):
         raise CheckpointError(
             f"{path} is a zip archive of other files",
             found=listed(names),
-            wanted="a checkpoint file",
+            expected="a checkpoint file",
             fix=f"unpack it, and name the file with the weights: unzip {quoted(path)}",
         )
 
@@ -254,7 +254,7 @@ def refuse_beginning(path: Path, start: bytes) -> None:
         raise CheckpointError(
             f"{path} is an ONNX file: a graph with its weights",
             found=f"a file that begins with {start[:24]!r}",
-            wanted="a checkpoint, or this file as the model",
+            expected="a checkpoint, or this file as the model",
             fix=f"name it as the model, without a checkpoint: vitdeploy export {quoted(path)} -o exported",
         )
 
@@ -264,13 +264,13 @@ def refuse_folder(path: Path) -> None:
     if any(any(path.glob(pattern)) for pattern in _ZERO):
         raise CheckpointError(
             f"{path} is a checkpoint of DeepSpeed, in one file a process",
-            wanted="one state dict of whole tensors",
+            expected="one state dict of whole tensors",
             fix=_TO_FP32,
         )
     if (path / ".metadata").is_file() and any(path.glob("*.distcp")):
         raise CheckpointError(
             f"{path} is a checkpoint of torch.distributed (FSDP), in one file a process",
-            wanted="one state dict of whole tensors",
+            expected="one state dict of whole tensors",
             fix="where it was made: python -m torch.distributed.checkpoint.format_utils dcp_to_torch "
             f"{quoted(path)} weights.pt; then --checkpoint weights.pt",
         )
@@ -286,11 +286,11 @@ def refuse_state(file: str, state: Mapping[str, Tensor]) -> None:
         found = [key for key in state if re.search(pattern, key)]
         if found:
             told = f"{len(found)} of {len(state)} tensors: {listed(patterns(found, found))}"
-            raise CheckpointError(f"{file} is {what}", found=told, wanted="a state dict of whole tensors", fix=fix)
+            raise CheckpointError(f"{file} is {what}", found=told, expected="a state dict of whole tensors", fix=fix)
     if len(state) > 1 and not any(tensor.numel() for tensor in state.values()):
         raise CheckpointError(
             f"{file} has the names of a model, but none of its numbers",
             found=f"{len(state)} tensors without elements, as DeepSpeed's ZeRO stage 3 leaves them",
-            wanted="a state dict of whole tensors",
+            expected="a state dict of whole tensors",
             fix=_TO_FP32,
         )

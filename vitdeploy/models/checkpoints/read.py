@@ -62,7 +62,7 @@ def read_npz(path: Path) -> dict[str, Tensor]:
         raise CheckpointError(
             f"{path} is not a whole .npz file",
             found=(str(error).splitlines() or [type(error).__name__])[0][:200],
-            wanted="a zip archive of .npy arrays",
+            expected="a zip archive of .npy arrays",
             fix="download it again",
         ) from None
 
@@ -78,7 +78,7 @@ def _check_sizes(path: Path, archive: zipfile.ZipFile) -> None:
         raise CheckpointError(
             f"{path} would expand to an absurd size",
             found=f"{expanded:,} bytes from {packed:,}",
-            wanted=f"at most {MAX_BYTES:,} bytes and {MAX_EXPANSION} times the packed size",
+            expected=f"at most {MAX_BYTES:,} bytes and {MAX_EXPANSION} times the packed size",
             fix="download it again, from a source that you trust",
         )
 
@@ -90,7 +90,7 @@ def _read(path: Path, archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> Tens
             raise PickleError(
                 f"{path} holds Python objects, so it is not loaded",
                 found=f"{member.filename} of dtype {dtype}",
-                wanted="arrays of numbers",
+                expected="arrays of numbers",
                 fix="save plain arrays: np.savez(path, **arrays)",
             )
         size = math.prod(shape) * dtype.itemsize
@@ -187,21 +187,21 @@ def refusal(path: Path, text: str) -> PickleError:
     refused = re.search(r"GLOBAL (\S+)", text)
     lines = text.split("WeightsUnpickler error:")[-1].strip().splitlines() or ["not readable by that"]
     shown = [name for name in names if not _PLAIN.fullmatch(name)] or [refused[1] if refused else lines[0][:200]]
-    message, wanted, fix = "is a pickle that holds more than plain weights", "a state dict of tensors", ALONE
+    message, expected, fix = "is a pickle that holds more than plain weights", "a state dict of tensors", ALONE
     if runs := [name for name in (*names, *shown) if _RUNS.fullmatch(name)]:
         shown = [*dict.fromkeys(runs), *(name for name in shown if name not in runs)]
         message = "is a pickle that runs commands when it is read"
         fix = "do not open it; get the weights from where you trust them, as .safetensors"
     elif strings >= _MODULE:
         message = "is a whole pickled module, which only its own code can read"
-        wanted = "a state dict of tensors, or the module as a function of yours"
+        expected = "a state dict of tensors, or the module as a function of yours"
         fix = f"{ALONE}; a function build() of yours in my_model.py makes the module and loads them: vitdeploy export "
         fix += "--model my_model:build -o exported"
     elif any(name.startswith(_SHARDED) for name in names):
-        message, wanted = "is one part of a checkpoint that several processes wrote", "one state dict of whole tensors"
+        message, expected = "is one part of a checkpoint that several processes wrote", "one state dict of whole tensors"
         fix = "join the parts where they were written: DeepSpeed's zero_to_fp32.py beside them, or "
         fix += "python -m torch.distributed.checkpoint.format_utils dcp_to_torch FOLDER weights.pt"
-    return PickleError(f"{path} {message}, so it is not loaded", found=listed(shown), wanted=wanted, fix=fix)
+    return PickleError(f"{path} {message}, so it is not loaded", found=listed(shown), expected=expected, fix=fix)
 
 
 def is_tar(start: bytes) -> bool:
@@ -318,7 +318,7 @@ def read_tensors(path: Path, *shards: Path) -> tuple[dict[str, Tensor], tuple[st
             return fit.unwrap(loaded, str(path))
         except CheckpointError as error:
             said = f"{path}: {error.message}"
-            raise CheckpointError(said, found=error.found, wanted=error.wanted, fix=error.fix) from None
+            raise CheckpointError(said, found=error.found, expected=error.expected, fix=error.fix) from None
 
 
 def class_names(path: Path) -> tuple[str, ...]:
@@ -334,13 +334,13 @@ def _loaded(path: Path) -> object:
     if is_dir(path):
         mismatch.refuse_folder(path)
         raise MissingFileError(
-            f"no checkpoint at {path}", found="a folder", wanted="a file with weights", fix=_of_folder(path)
+            f"no checkpoint at {path}", found="a folder", expected="a file with weights", fix=_of_folder(path)
         )
     require_checkpoint(path)
     with path.open("rb") as file:
         start = file.read(512)
     if not start:
-        raise CheckpointError(f"{path} is an empty file", wanted=FORMATS, fix="get it again")
+        raise CheckpointError(f"{path} is an empty file", expected=FORMATS, fix="get it again")
     if start.startswith(_LFS):
         raise CheckpointError(f"{path} is a git-lfs pointer, not the weights", fix="git lfs pull")
     if _is_safetensors(start):
@@ -357,7 +357,7 @@ def _loaded(path: Path) -> object:
     raise CheckpointError(
         f"{path} is no checkpoint that vitdeploy can read",
         found=f"a file that begins with {start[:24]!r}",
-        wanted=FORMATS,
+        expected=FORMATS,
         fix="look at the file: a download may have been answered with a web page",
     )
 
@@ -383,7 +383,7 @@ def _read_safetensors(path: Path) -> dict[str, Tensor]:
         raise CheckpointError(
             f"{path} is not a whole safetensors file",
             found=str(error)[:200],
-            wanted=FORMATS,
+            expected=FORMATS,
             fix="download it again",
         ) from None
 
@@ -439,15 +439,15 @@ def check_header(path: Path) -> None:
         raise CheckpointError(
             f"{path} has numbers of a type that vitdeploy does not read",
             found=listed(foreign)[:500],
-            wanted=", ".join(sorted(HEADER_DTYPES)),
+            expected=", ".join(sorted(HEADER_DTYPES)),
             fix=FLOAT_FIX,
         )
 
 
-def _too_much(path: Path, found: str, wanted: str) -> CheckpointError:
+def _too_much(path: Path, found: str, expected: str) -> CheckpointError:
     return CheckpointError(
         f"{path} lists more tensors than any model has",
         found=found,
-        wanted=wanted,
+        expected=expected,
         fix="save the model's tensors alone; download it again if it is not yours",
     )

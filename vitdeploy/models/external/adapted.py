@@ -149,7 +149,7 @@ def adapt(
         raise CheckpointError(
             f"{what} does not run on an image of {image_size[0]}x{image_size[1]} with {channels} channels",
             found=source.where(error),
-            wanted=_wanted(channels, inputs),
+            expected=_expected(channels, inputs),
             fix=_fix(module, image_size, channels),
         ) from None
     notes = _settle(module, returned, watch, image_size)
@@ -161,7 +161,7 @@ def adapt(
         raise CheckpointError(
             f"{what} returns something that vitdeploy has no task for",
             found=f"for 2 images: {shapes or _described(returned)}"[:SHOWN_CHARACTERS],
-            wanted="; or ".join(row.wanted for row in reversed(ROWS)),
+            expected="; or ".join(row.expected for row in reversed(ROWS)),
             fix="wrap it in a module that returns one of these",
         )
     row, outputs = found
@@ -171,7 +171,7 @@ def adapt(
         raise CheckpointError(
             f"{what} does not see the whole of an image of {image_size[0]}x{image_size[1]}",
             found="sides that its patches do not divide",
-            wanted=nearest,
+            expected=nearest,
             fix=f"--image-size {nearest.split()[0]}",
         )
     specs = tuple(TensorSpec(name, _dtype(tensor), ("batch", *tensor.shape[1:])) for name, tensor in outputs)
@@ -180,7 +180,7 @@ def adapt(
             f"{what} gives no answers of the task that is asked for",
             found=f"{row.task}: {', '.join(f'{spec.name} {list(spec.shape)}' for spec in specs)}"
             + "".join(f"; {note.removeprefix(meanings.OUTPUTS)}" for note in notes if row.task == "tensors"),
-            wanted=str(task),
+            expected=str(task),
             fix="name its own task, or wrap it in a module that returns what the task is made of",
         )
     if row.task == "tensors" != task:
@@ -193,7 +193,7 @@ def adapt(
     return module, family.Signature(row.task, image_size, channels, specs, postprocess, notes=notes, inputs=inputs)
 
 
-def _wanted(channels: int, inputs: Sequence[TensorSpec]) -> str:
+def _expected(channels: int, inputs: Sequence[TensorSpec]) -> str:
     beside = ", ".join(map(str, inputs)) or "nothing else"
     return f"a model that takes float32 [batch, {channels}, height, width] and {beside}"
 
@@ -261,7 +261,7 @@ def _settle(module: Adapted, returned: Any, watch: OutputWatch, image_size: tupl
             raise CheckpointError(
                 f"the module gives no answers of the task {why}",
                 found=meaning.refusal,
-                wanted=meaning.wanted,
+                expected=meaning.expected,
                 fix=f"{fix}, or wrap the module in one that returns its logits",
             )
         task, told = meaning.task, meaning.note
@@ -397,7 +397,7 @@ TRIALS = 24
 
 
 class _FewTokens(Exception):
-    """More is to be taken than there is: how many there are, and how many are wanted."""
+    """More is to be taken than there is: how many there are, and how many are expected."""
 
 
 class _QueriesTaken(TorchFunctionMode):

@@ -86,7 +86,7 @@ def declared_inputs(bind: Sequence[str], what: str) -> tuple[TensorSpec, ...]:
             raise CheckpointError(
                 f"nothing says of which type and shape the input {name} of {what} is",
                 found=f"{name}=input, and a module declares nothing",
-                wanted="its type, and its sizes for one image",
+                expected="its type, and its sizes for one image",
                 fix=f"for example --bind {name}=input:float32:1x64x64, or {name}=input:float32 for one number",
             )
         found.append(tensor)
@@ -110,7 +110,7 @@ def require_arguments(model: nn.Module, bind: Sequence[str], what: str) -> None:
         raise CheckpointError(
             f"the input {twice} is bound twice",
             found=", ".join(without_folders(text for text in bind if named(text)[0] == twice)),
-            wanted="one value for each input",
+            expected="one value for each input",
         )
     if not parameters:
         return
@@ -122,14 +122,14 @@ def require_arguments(model: nn.Module, bind: Sequence[str], what: str) -> None:
         raise CheckpointError(
             f"{what} has no input {unknown[0]!r} to bind",
             found=shown,
-            wanted="the name of a parameter of its forward beside the image",
+            expected="the name of a parameter of its forward beside the image",
         )
     free = [name for name, kind in zip(parameters, kinds, strict=True) if name not in names]
     if not free:
         raise CheckpointError(
             f"all inputs of {what} are bound",
             found=shown,
-            wanted="one parameter that takes the images",
+            expected="one parameter that takes the images",
             fix="leave out the binding of that one",
         )
     missing = [name for name in free[1:] if parameters[name].kind in _NAMED and _is_required(parameters[name])]
@@ -137,7 +137,7 @@ def require_arguments(model: nn.Module, bind: Sequence[str], what: str) -> None:
         raise CheckpointError(
             f"{what} takes more than an image",
             found=shown,
-            wanted=f"a value for {', '.join(missing)}",
+            expected=f"a value for {', '.join(missing)}",
             fix=f"--bind {missing[0]}=VALUE, a number, numbers with commas or a .npy file (source.bind in a recipe, "
             f"bind= in Python); {missing[0]}=input:float32:SIZES where each image brings its own; or wrap the module "
             "in one that takes the image alone",
@@ -178,7 +178,7 @@ def chosen_passings(
         raise CheckpointError(
             f"{what} does not run on images of {image_size[0]}x{image_size[1]} with the values that are bound",
             found="; ".join(failures[:SHOWN]),
-            wanted=f"a value of a shape and type that its forward takes, for {', '.join(ways)}",
+            expected=f"a value of a shape and type that its forward takes, for {', '.join(ways)}",
             fix="a .npy file of what one image needs, without a batch axis or with one of 1; or another --image-size "
             "(source.image_size in a recipe)",
         )
@@ -188,7 +188,7 @@ def chosen_passings(
                 raise CheckpointError(
                     f"the input {name} of {what} can be read in two ways, with different answers",
                     found=f"{passing}, or {other}",
-                    wanted="a value that only one reading fits",
+                    expected="a value that only one reading fits",
                     fix="wrap the module in one that takes the image alone and holds the value",
                 )
     return passings
@@ -201,7 +201,7 @@ def _ways(text: str, parameter: inspect.Parameter | None) -> Iterator[Passing]:
         raise CheckpointError(
             f"the value of the input {named(text)[0]} cannot be passed to a module",
             found=str(value.dtype),
-            wanted="an array of floats, whole numbers or booleans",
+            expected="an array of floats, whole numbers or booleans",
         )
     annotation, default = ("", None) if parameter is None else (str(parameter), parameter.default)
     annotation = annotation.partition(":")[2].partition("=")[0]

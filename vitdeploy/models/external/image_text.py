@@ -103,7 +103,7 @@ def from_encoder_decoder(
         raise CheckpointError(
             f"transformers' {name} does not run on an image of {image_size[0]}x{image_size[1]}",
             found=where(error),
-            wanted="the image size that config.json says of the encoder",
+            expected="the image size that config.json says of the encoder",
             fix="leave --image-size out, or correct `size` in preprocessor_config.json",
         ) from None
     signature = Signature(

@@ -81,7 +81,7 @@ def from_module(
         raise CheckpointError(
             f"the labels do not fit {name}",
             found=f"{len(labels)} labels",
-            wanted=f"one per class: {classes}" if classes else "none: it has no classes",
+            expected=f"one per class: {classes}" if classes else "none: it has no classes",
         )
     return dataclasses.replace(original, family="module", labels=tuple(labels))
 
@@ -94,7 +94,7 @@ def copied(module: nn.Module, name: str) -> nn.Module:
         raise UserCodeError(
             f"{name} cannot be copied",
             found=f"{type(error).__name__}: {last_line(error)}",
-            wanted="a module that copy.deepcopy takes: the one that is given stays as it is",
+            expected="a module that copy.deepcopy takes: the one that is given stays as it is",
             fix="give one that is built anew, with load_state_dict(module.state_dict())",
         ) from None
 
@@ -104,7 +104,7 @@ def require_module(model: object, refused: str) -> nn.Module:
     if isinstance(model, nn.Module):
         return model
     found = f"the class {model.__name__} itself" if isinstance(model, type) else type(model).__name__
-    raise UserCodeError(refused, found=found, wanted="a torch.nn.Module")
+    raise UserCodeError(refused, found=found, expected="a torch.nn.Module")
 
 
 def described(
@@ -136,7 +136,7 @@ def described(
         raise CheckpointError(
             f"the preprocessing does not fit {name}",
             found=f"crop {preprocess.crop[0]}x{preprocess.crop[1]}",
-            wanted=f"crop {size[0]}x{size[1]}, the image size that is asked for",
+            expected=f"crop {size[0]}x{size[1]}, the image size that is asked for",
             fix="change the crop, or leave the image size out",
         )
     if chosen is None and known is None:
@@ -294,7 +294,7 @@ def _probed() -> bool:
 # --- Load the module, with its weights, that a user's own function returns; the working folder is searched too --------
 
 
-WANTED = "a function that takes nothing and returns a torch.nn.Module"
+EXPECTED = "a function that takes nothing and returns a torch.nn.Module"
 
 
 def from_function(
@@ -332,7 +332,7 @@ def _function(reference: str) -> Callable[[], Any]:
     if not module_name or not function_name:
         raise UserCodeError(
             f"{reference!r} names no function",
-            wanted="package.module:function",
+            expected="package.module:function",
             fix="for build() in my_model.py: --model my_model:build",
         )
     folder = shown_folder()
@@ -340,7 +340,7 @@ def _function(reference: str) -> Callable[[], Any]:
         raise UserCodeError(
             f"{module_name} in the working folder has the name of another module, which is loaded already",
             found=file,
-            wanted="a name of its own",
+            expected="a name of its own",
             fix="rename the file",
         )
     try:
@@ -350,7 +350,7 @@ def _function(reference: str) -> Callable[[], Any]:
         raise UserCodeError(
             f"{module_name} cannot be imported",
             found=where(error),
-            wanted="a module on the Python path, or in the working folder",
+            expected="a module on the Python path, or in the working folder",
             fix=f"name it without .py: {module_name[:-3]}:{function_name}" if module_name.endswith(".py") else "",
         ) from None
     function = getattr(module, function_name, None)
@@ -360,7 +360,7 @@ def _function(reference: str) -> Callable[[], Any]:
         raise UserCodeError(
             f"{module_name} has no function {function_name!r}",
             found=", ".join(names)[:200] or "no function",
-            wanted=WANTED,
+            expected=EXPECTED,
             fix=f"did you mean {module_name}:{near[0]}?" if near else "",
         )
     return function
@@ -372,7 +372,7 @@ def _call(function: Callable[[], Any], reference: str) -> nn.Module:
         with _seeded(), shown_folder().build():
             model = function()
     except (Exception, SystemExit) as error:
-        raise UserCodeError(f"{reference} failed", found=where(error), wanted=WANTED) from None
+        raise UserCodeError(f"{reference} failed", found=where(error), expected=EXPECTED) from None
     return require_module(model, f"{reference} returned no model").float().eval()
 
 
@@ -513,7 +513,7 @@ def save_module(
         raise UserCodeError(
             f"{name} cannot be given to other processes, which measure it",
             found=f"{type(error).__name__}: {last_line(error)}",
-            wanted="a module whose attributes can be pickled",
+            expected="a module whose attributes can be pickled",
             fix="take the attribute away, or give a function that builds it: model(function='package.module:function')",
         ) from None
     return file

@@ -44,13 +44,13 @@ class TaskOutputs:
     find: takes that, and whether the user asked for this task, or the module says that it is made for it; returns the
         outputs by the names of `family.Signature`, [] if it is not of the task. A bare tensor may be of several tasks:
         which have to be asked for.
-    wanted: the outputs in words.
+    expected: the outputs in words.
     postprocess: what the outputs mean, from the module and their shapes.
     """
 
     task: Task
     find: Callable[[Any, bool], list[Output]]
-    wanted: str
+    expected: str
     postprocess: Callable[[nn.Module, Sequence[TensorSpec]], Postprocess | None] = lambda model, outputs: None
 
 

@@ -194,7 +194,7 @@ def as_prompted(model: Any, image_size: tuple[int, int]) -> tuple[Prompted, Sign
         raise CheckpointError(
             f"transformers' {type(model).__name__} is made for one image size",
             found=f"{image_size[0]}x{image_size[1]}",
-            wanted="x".join(map(str, own or ())),
+            expected="x".join(map(str, own or ())),
             fix="leave --image-size out: the positions of patches and prompts belong to the model's own size",
         )
     multiple = model.mask_decoder.num_multimask_outputs
@@ -202,7 +202,7 @@ def as_prompted(model: Any, image_size: tuple[int, int]) -> tuple[Prompted, Sign
         raise CheckpointError(
             f"transformers' {type(model).__name__} gives another number of masks than SAM",
             found=f"num_multimask_outputs {multiple}",
-            wanted=f"{MULTIPLE}, beside the one for prompts that mean one thing",
+            expected=f"{MULTIPLE}, beside the one for prompts that mean one thing",
         )
     module, spec = make(model.eval())
     channels = next(int(part.in_channels) for part in model.vision_encoder.modules() if isinstance(part, nn.Conv2d))

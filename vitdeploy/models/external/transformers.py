@@ -75,7 +75,7 @@ def refuse_unsupported(config: Mapping[str, Any]) -> None:
         raise CheckpointError(
             "SigLIP 2 with images of any aspect (NaFlex) is not exported by this version",
             found=f"model_type {kind}: it takes patches with pixel_attention_mask and spatial_shapes",
-            wanted="a SigLIP 2 of one image size, whose config has model_type siglip",
+            expected="a SigLIP 2 of one image size, whose config has model_type siglip",
             fix="take the checkpoint of a fixed size, such as google/siglip2-base-patch16-224",
         )
     if kind in OPEN_VOCABULARY:
@@ -83,13 +83,13 @@ def refuse_unsupported(config: Mapping[str, Any]) -> None:
             f"{OPEN_VOCABULARY[kind]} is not exported by this version: what it is to find is text at run time",
             found=f"model_type {kind}; its layers attend to the tokens of the text: no flow passes these and their "
             "masks yet",
-            wanted="a detector with classes of its own",
+            expected="a detector with classes of its own",
             fix="for a fixed list of things: --model package.module:function, which returns a module that keeps their "
             "tokens, takes the image alone and returns class logits and boxes",
         )
     if name in MISSING:
-        found, wanted, fix = MISSING[name]
-        raise CheckpointError(f"vitdeploy does not take transformers' {name}", found=found, wanted=wanted, fix=fix)
+        found, expected, fix = MISSING[name]
+        raise CheckpointError(f"vitdeploy does not take transformers' {name}", found=found, expected=expected, fix=fix)
 
 
 def from_transformers(
@@ -156,7 +156,7 @@ def library_model(
         raise UnknownModelError(
             f"transformers {transformers.__version__} has no class {name!r}",
             found=f"architectures in {folder / 'config.json'}",
-            wanted="the name of a model class",
+            expected="the name of a model class",
             fix="pip install --upgrade transformers",
         )
     with _quiet(transformers):
@@ -172,7 +172,7 @@ def _instances(name: str) -> CheckpointError:
     return CheckpointError(
         f"transformers' {name} returns masks that vitdeploy has no task for",
         found="logits, boxes and masks that its processor does not read so",
-        wanted='a panoptic map of masks of a softmax over classes and "no object" (DETR), or instances of '
+        expected='a panoptic map of masks of a softmax over classes and "no object" (DETR), or instances of '
         f"{outputs.RF_DETR}",
         fix="save it as its class ...ForObjectDetection, for boxes alone",
     )
@@ -203,7 +203,7 @@ def _loaded(cls: Any, folder: Path, state: Mapping[str, Tensor] | None, name: st
         raise CheckpointError(
             f"the weights in {folder} are not all, and only, those of a {name}",
             found=told,
-            wanted="every tensor of the model, and no other",
+            expected="every tensor of the model, and no other",
             fix='save the whole model, or name the class that was saved in "architectures" of config.json',
         )
     return model, remarks
@@ -225,7 +225,7 @@ def _attempt(
         raise CheckpointError(
             f"transformers cannot load {folder} as {cls.__name__}",
             found=last_line(error),
-            wanted="a config.json and weights that this version of transformers takes",
+            expected="a config.json and weights that this version of transformers takes",
             fix="load it where it was saved, and save it again with save_pretrained",
         ) from None
     unexpected = sorted(loaded["unexpected_keys"])
@@ -287,7 +287,7 @@ def from_timm(
         raise UnknownModelError(
             f"timm {timm.__version__} has no architecture {name!r}",
             found=name,
-            wanted="one of timm.list_models()",
+            expected="one of timm.list_models()",
             fix=f"for example {', '.join(near)}" if near else "check the name",
         )
     state, converted = _converted(timm, name, state) if state is not None else (None, [])
@@ -301,7 +301,7 @@ def from_timm(
             raise CheckpointError(
                 f"timm cannot build {name}",
                 found=last_line(error),
-                wanted=f"arguments that it takes, not {arguments}" if arguments else "",
+                expected=f"arguments that it takes, not {arguments}" if arguments else "",
             ) from None
     own = {**model.pretrained_cfg, **(timm_config(config) or {})}
     if state is not None:
@@ -348,7 +348,7 @@ def _converted(timm: ModuleType, name: str, state: Mapping[str, Tensor]) -> tupl
         raise CheckpointError(
             f"timm's {name} has no biases of query, key and value, and the checkpoint has",
             found=f"{lost[0]} and {len(lost) - 1} more",
-            wanted="an architecture with them",
+            expected="an architecture with them",
             fix=f"name timm:{name}_qkvb",
         )
     return converted, [f"names of the original release, converted by timm's loader of {name}"]

@@ -146,7 +146,7 @@ def resize(
         raise CheckpointError(
             "DETR does not take this image size",
             found=str(error),
-            wanted=f"any height and width of at least {MIN_SIDE} pixels",
+            expected=f"any height and width of at least {MIN_SIDE} pixels",
             fix="--image-size HEIGHTxWIDTH",
         ) from None
 
@@ -198,16 +198,16 @@ def recognise(state: Mapping[str, Tensor], hints: Hints) -> Recognised | None:
 
 
 def _check_config(config: Mapping[str, Any]) -> None:
-    wanted = {"activation_function": "relu", "position_embedding_type": "sine"}
-    found = {key: config[key] for key, value in wanted.items() if config.get(key, value) != value}
+    expected = {"activation_function": "relu", "position_embedding_type": "sine"}
+    found = {key: config[key] for key, value in expected.items() if config.get(key, value) != value}
     if config.get("encoder_attention_heads") != config.get("decoder_attention_heads"):
         key = "decoder_attention_heads"
-        wanted[key], found[key] = str(config.get("encoder_attention_heads")), config.get(key)
+        expected[key], found[key] = str(config.get("encoder_attention_heads")), config.get(key)
     if found:
         raise CheckpointError(
             "config.json is that of a DETR which vitdeploy does not have",
             found=", ".join(f"{key} {value!r}" for key, value in found.items()),
-            wanted=", ".join(f"{key} {wanted[key]}" for key in found),
+            expected=", ".join(f"{key} {expected[key]}" for key in found),
             fix="export it where it was made, and bring the ONNX file",
         )
 
@@ -217,7 +217,7 @@ def _backbone(state: Mapping[str, Tensor], config: Mapping[str, Any], notes: lis
         raise CheckpointError(
             "the backbone has blocks of two convolutions",
             found="as ResNet-18 and ResNet-34",
-            wanted="bottlenecks of three, as ResNet-50 and ResNet-101",
+            expected="bottlenecks of three, as ResNet-50 and ResNet-101",
             fix="export it where it was made, and bring the ONNX file",
         )
     first, second, third, fourth = (_size(state, f"backbone.layers.{stage}.0.conv3.weight", 0) for stage in range(4))
@@ -243,7 +243,7 @@ def _heads(state: Mapping[str, Tensor], width: int, hints: Hints, notes: list[st
         raise CheckpointError(
             "the number of attention heads is not that of the mask head",
             found=f"{said} heads",
-            wanted=f"{shown.shape[1]}, as mask_head's first convolution has",
+            expected=f"{shown.shape[1]}, as mask_head's first convolution has",
             fix="leave out --heads",
         )
     if shown is not None:
@@ -252,7 +252,7 @@ def _heads(state: Mapping[str, Tensor], width: int, hints: Hints, notes: list[st
         raise CheckpointError(
             "the number of attention heads cannot be known from the tensors",
             found=f"width {width}",
-            wanted=f"the published width ({_PUBLISHED_WIDTH}), a config.json, or the number",
+            expected=f"the published width ({_PUBLISHED_WIDTH}), a config.json, or the number",
             fix=f"--heads N, a divisor of {width}",
         )
     if said is None:
@@ -266,7 +266,7 @@ def _size(state: Mapping[str, Tensor], key: str, axis: int) -> int:
         raise CheckpointError(
             "the state dict has the names of a DETR, but is not whole",
             found=f"no {key}" if tensor is None else f"{key} of {list(tensor.shape)}",
-            wanted="every tensor of the model",
+            expected="every tensor of the model",
             fix="save model.state_dict() of the whole model",
         )
     return int(tensor.shape[axis])
@@ -371,7 +371,7 @@ def _refuse_variants(state: Mapping[str, Tensor]) -> None:
             raise CheckpointError(
                 f"the state dict is that of a DETR with {variant}, which vitdeploy does not have",
                 found=found[0],
-                wanted="DETR as published: post-norm, with sine positions",
+                expected="DETR as published: post-norm, with sine positions",
                 fix="export it where it was made, and bring the ONNX file",
             )
 

@@ -75,7 +75,7 @@ def _detector(name: str, part: str, settings: Mapping[str, Any]) -> Any:
         raise CapabilityError(
             f"transformers here is too old for checkpoints of {name}'s original repository",
             found=f"transformers {transformers.__version__}",
-            wanted=f"a version that names the layers of {name} as {_NEEDED} does",
+            expected=f"a version that names the layers of {name} as {_NEEDED} does",
             fix="pip install --upgrade transformers",
         )
     return model
@@ -104,7 +104,7 @@ def resize(
         raise CheckpointError(
             f"{names[0]} this image size",
             found=refused,
-            wanted=f"a height and a width that are multiples of {unit}",
+            expected=f"a height and a width that are multiples of {unit}",
             fix=f"--image-size {near}",
         )
     refuse_few_tokens(names[1], image_size, config.queries, config.tokens, unit)
@@ -127,7 +127,7 @@ def checked(what: str, make: Callable[[], DetectorConfig], published: str) -> De
         raise CheckpointError(
             f"the state dict is that of an {what} which vitdeploy cannot build",
             found=f"no tensor {error}" if isinstance(error, KeyError) else str(error),
-            wanted=f"every tensor of a published variant{published}, with any number of classes",
+            expected=f"every tensor of a published variant{published}, with any number of classes",
             fix="save the whole state dict",
         ) from None
     return config

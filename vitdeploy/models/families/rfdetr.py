@@ -150,7 +150,7 @@ def _recognise(state: Mapping[str, Tensor], hints: family.Hints) -> family.Recog
         raise CheckpointError(
             "the state dict is that of an RF-DETR which vitdeploy does not have",
             found=told_unknown(unknown, state),
-            wanted=f"{', '.join(names.NAMES['rfdetr'])}, with any number of classes",
+            expected=f"{', '.join(names.NAMES['rfdetr'])}, with any number of classes",
             fix="export it where it was trained (model.export() in the repository), and bring the ONNX file",
         )
     config = checked("RF-DETR", partial(_config, state), "")

@@ -230,7 +230,7 @@ def _recognise(state: Mapping[str, Tensor], hints: Hints) -> Recognised | None:
         raise CheckpointError(
             "the state dict is that of an RT-DETR or D-FINE which vitdeploy does not have",
             found="; ".join(problems),
-            wanted="a published variant, with any number of classes: vitdeploy export list rtdetr, or dfine",
+            expected="a published variant, with any number of classes: vitdeploy export list rtdetr, or dfine",
             fix="export it where it was trained (export_onnx.py in the repository's tools/), and bring the ONNX file",
         )
     make = partial(_config, kept, kind, layers, hints, notes)
@@ -255,7 +255,7 @@ def _layers_run(state: Mapping[str, Tensor], kind: Kind, hints: Hints, notes: li
         raise CheckpointError(
             "no tensor says after which decoder layer this RT-DETR answers",
             found=f"narrow CSP blocks and {trained} layers, of which r50vd_m, as published, answers after the third",
-            wanted="the model's name",
+            expected="the model's name",
             fix=f"vitdeploy export {'rtdetrv2' if kind == 'rt_detr_v2' else 'rtdetr'}_r50vd_m --checkpoint FILE",
         )
     return trained

@@ -138,7 +138,7 @@ def recognise(state: Mapping[str, Tensor], hints: Hints) -> Recognised | None:
     tables = _tables(weights)
     width, channels, patch, across = patches.shape
     if patch != across:
-        raise CheckpointError("the patches are not square", found=f"{patch}x{across}", wanted="square patches")
+        raise CheckpointError("the patches are not square", found=f"{patch}x{across}", expected="square patches")
     image_size = hints.image_size or folder.stated_size(hints.config) or _masked_size(state, patch)
     if image_size is None:
         # Like every published model's: the last stage is one window.
@@ -258,8 +258,8 @@ def _interpolation(old: int, new: int) -> Tensor:
             low = ratio
     distances = np.cumsum(ratio ** np.arange(old - 1))
     positions = np.concatenate([-distances[::-1], [0], distances])
-    wanted = np.arange(1 - new, new)
-    return torch.from_numpy(np.stack([np.interp(wanted, positions, row) for row in np.eye(len(positions))], axis=1))
+    expected = np.arange(1 - new, new)
+    return torch.from_numpy(np.stack([np.interp(expected, positions, row) for row in np.eye(len(positions))], axis=1))
 
 
 def _tables(weights: Mapping[str, Tensor]) -> list[list[Tensor]]:
@@ -271,7 +271,7 @@ def _tables(weights: Mapping[str, Tensor]) -> list[list[Tensor]]:
             raise CheckpointError(
                 f"stage {i} of a Swin Transformer cannot be read",
                 found=f"bias tables of shapes {[list(table.shape) for table in stage]}",
-                wanted="one a block, all of one shape, [(2 h - 1) (2 w - 1), heads]",
+                expected="one a block, all of one shape, [(2 h - 1) (2 w - 1), heads]",
             )
     return stages
 
@@ -301,7 +301,7 @@ def _square_side(rows: int) -> int:
         raise CheckpointError(
             "the window of a Swin Transformer cannot be known from the tensors",
             found=f"a bias table of {rows} rows, which no square window has",
-            wanted="the image size of the checkpoint, where windows shrink with it",
+            expected="the image size of the checkpoint, where windows shrink with it",
             fix="--image-size HEIGHTxWIDTH",
         )
     return side
@@ -330,7 +330,7 @@ def _refuse_variants(state: Mapping[str, Tensor], config: Mapping[str, Any]) -> 
         raise CheckpointError(
             "a variant of the Swin Transformer that vitdeploy does not have",
             found=", ".join(name for name, present in found.items() if present),
-            wanted="relative position bias alone, GELU, epsilon 1e-5, windows no larger than the resolution",
+            expected="relative position bias alone, GELU, epsilon 1e-5, windows no larger than the resolution",
             fix="export it from the library that made it: timm:NAME or hf:REPO",
         )
 

@@ -122,7 +122,7 @@ def _configure(weights: Mapping[str, Tensor], fields: dict[str, Any]) -> Transfo
         raise CheckpointError(
             "the state dict is a Transformer's, but not a whole one",
             found=f"no tensor {error.args[0]}",
-            wanted="an encoder, a decoder, their embeddings and a generator",
+            expected="an encoder, a decoder, their embeddings and a generator",
         ) from None
     except (ValueError, IndexError) as error:
         raise CheckpointError("the state dict makes no Transformer", found=str(error)) from None
@@ -138,7 +138,7 @@ def _untold(hints: Hints, told: Mapping[str, Any], notes: list[str]) -> dict[str
             continue
         if type(value) is not types[name]:
             raise CheckpointError(
-                f"the config's {key!r} cannot be used", found=repr(value)[:60], wanted=types[name].__name__
+                f"the config's {key!r} cannot be used", found=repr(value)[:60], expected=types[name].__name__
             )
         fields[name] = value
     if hints.heads is not None:
@@ -146,7 +146,7 @@ def _untold(hints: Hints, told: Mapping[str, Any], notes: list[str]) -> dict[str
     if "heads" not in fields:
         raise CheckpointError(
             "the number of heads of a Transformer cannot be known from its tensors",
-            wanted="the number that it was trained with",
+            expected="the number that it was trained with",
             fix='--heads N, or a config.json with "heads" beside the checkpoint',
         )
     defaults = TransformerConfig()
@@ -175,7 +175,7 @@ def _from_torch(state: Mapping[str, Tensor], told: dict[str, Any], notes: list[s
         raise CheckpointError(
             "the state dict is a Transformer's, with tensors that have no place in it",
             found=", ".join(unknown[:5]) + (f" and {len(unknown) - 5} more" if len(unknown) > 5 else ""),
-            wanted=f"torch.nn.Transformer's, and {', '.join(_AROUND)}",
+            expected=f"torch.nn.Transformer's, and {', '.join(_AROUND)}",
         )
     ends = [weights.get(f"{name}.weight") for name in ("source_embedding", "target_embedding", "generator")]
     first = ends[0]
@@ -223,7 +223,7 @@ def _sinusoidal_length(key: str, table: Tensor) -> int:
         raise CheckpointError(
             "the Transformer has positions of its own",
             found=f"{key} {list(table.shape)}, which are not the sinusoids of section 3.5",
-            wanted="sinusoidal positions",
+            expected="sinusoidal positions",
         )
     return len(rows)
 

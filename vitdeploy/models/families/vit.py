@@ -81,7 +81,7 @@ def resize(
         raise CheckpointError(
             "the model cannot take this image size",
             found=str(error),
-            wanted=f"multiples of {config.patch_size}, for example {', '.join(sizes)}",
+            expected=f"multiples of {config.patch_size}, for example {', '.join(sizes)}",
             fix="--image-size HEIGHTxWIDTH",
         ) from None
     if resized.grid == config.grid or config.positions == "none":

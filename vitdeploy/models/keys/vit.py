@@ -94,24 +94,24 @@ def require(state: Mapping[str, Tensor], style: str, stem: Iterable[str] = ()) -
     Raises:
         CheckpointError: lists what is missing, under timm's names, or says what has another shape.
     """
-    wanted = {"patch_embed.proj.weight": 4, "pos_embed": 0, **dict.fromkeys(stem, 0)}
+    expected = {"patch_embed.proj.weight": 4, "pos_embed": 0, **dict.fromkeys(stem, 0)}
     for block in range(max(1, depth_of(state))):
         for part in BLOCK_PARTS:
-            wanted[f"blocks.{block}.{part}.weight"] = 1 if part.startswith("norm") else 2
-    missing = [key for key in wanted if key not in state]
+            expected[f"blocks.{block}.{part}.weight"] = 1 if part.startswith("norm") else 2
+    missing = [key for key in expected if key not in state]
     if missing:
         raise CheckpointError(
             f"the state dict has the names of {style}, but is not whole",
             found=f"{len(missing)} missing: {listed(missing)}",
-            wanted="every tensor of the model",
+            expected="every tensor of the model",
             fix="save model.state_dict() of the whole model",
         )
     width, _, height, across = _with_axes(state, "patch_embed.proj.weight", 4, style)
     if 0 in state["patch_embed.proj.weight"].shape:
         raise _misshapen(state, "patch_embed.proj.weight", "no axis of size 0", style)
     if height != across:
-        raise CheckpointError("the patches are not square", found=f"{height}x{across}", wanted="square patches")
-    for key, axes in wanted.items():
+        raise CheckpointError("the patches are not square", found=f"{height}x{across}", expected="square patches")
+    for key, axes in expected.items():
         if axes:
             _with_axes(state, key, axes, style)
     for key in ("head.weight", "pre_logits.fc.weight"):
@@ -128,11 +128,11 @@ def _with_axes(state: Mapping[str, Tensor], key: str, axes: int, style: str) -> 
     return tuple(state[key].shape)
 
 
-def _misshapen(state: Mapping[str, Tensor], key: str, wanted: str, style: str) -> CheckpointError:
+def _misshapen(state: Mapping[str, Tensor], key: str, expected: str, style: str) -> CheckpointError:
     return CheckpointError(
         f"the state dict has the names of {style}, but not its shapes",
         found=f"{key} of {list(state[key].shape)}",
-        wanted=wanted,
+        expected=expected,
     )
 
 
@@ -159,7 +159,7 @@ def merge_attention(state: dict[str, Tensor], notes: list[str]) -> dict[str, Ten
             raise CheckpointError(
                 f"block {block}: query, key and value differ in shape",
                 found=", ".join(str(list(weight.shape)) for weight in weights),
-                wanted="three of one shape",
+                expected="three of one shape",
             )
         merged[f"{own}.qkv.weight"] = torch.cat(weights)
         if biased:
@@ -183,7 +183,7 @@ def heads_for(width: int, hints: Hints, configured: int | None, notes: list[str]
             raise CheckpointError(
                 "the number of attention heads cannot be known from the tensors",
                 found=f"width {width}",
-                wanted=f"a published width ({', '.join(map(str, HEADS_OF_WIDTH))}), a config.json, or the number",
+                expected=f"a published width ({', '.join(map(str, HEADS_OF_WIDTH))}), a config.json, or the number",
                 fix=f"--heads N, a divisor of {width}",
             )
         heads = HEADS_OF_WIDTH[width]
@@ -192,7 +192,7 @@ def heads_for(width: int, hints: Hints, configured: int | None, notes: list[str]
         raise CheckpointError(
             "the number of attention heads does not divide the width",
             found=f"{heads} heads, width {width}",
-            wanted=f"a divisor of {width}",
+            expected=f"a divisor of {width}",
             fix="--heads N",
         )
     return heads
@@ -219,7 +219,7 @@ def image_size_for(
         raise CheckpointError(
             f"{patches} positions are not those of a square image",
             found=f"patches of {patch}x{patch}",
-            wanted=f"one of {listed(rectangles)}" if rectangles else "at least one patch",
+            expected=f"one of {listed(rectangles)}" if rectangles else "at least one patch",
             fix="--image-size HEIGHTxWIDTH",
         )
     return side * patch, side * patch
@@ -369,7 +369,7 @@ def _parse(name: str, patterns: Iterable[tuple[re.Pattern[str], Fields]], config
             raise UnknownModelError(
                 f"{name!r} cannot be built",
                 found=str(error),
-                wanted="an image size that the patch size divides, and a width that the heads divide",
+                expected="an image size that the patch size divides, and a width that the heads divide",
                 fix="change the numbers in the name; --image-size gives another size to a model with learned positions",
             ) from None
     return None

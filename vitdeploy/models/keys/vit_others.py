@@ -62,7 +62,7 @@ def recognise_torchvision(state: Mapping[str, Tensor], hints: Hints) -> Recognis
         raise CheckpointError(
             "the model has a convolutional stem, which vitdeploy's ViT does not",
             found="conv_proj.conv_*",
-            wanted="one convolution, conv_proj.weight",
+            expected="one convolution, conv_proj.weight",
             fix="export it from your own module: --model package.module:function",
         )
     tensors, _, unknown = renamed(_TORCHVISION_RULES, state)
@@ -170,14 +170,14 @@ def _check_variant(own: Mapping[str, Tensor]) -> None:
         raise CheckpointError(
             "the model is a hybrid of ResNet and ViT, which vitdeploy does not have",
             found="conv_root",
-            wanted="a ViT whose patches are cut from the image",
+            expected="a ViT whose patches are cut from the image",
             fix="bring it as a module of your own: --model package.module:function",
         )
     if not any(key.endswith("pos_embedding") for key in own):
         raise CheckpointError(
             "the file holds no positions: its code computes them, in a form that the arrays do not tell",
             found="no pos_embedding",
-            wanted="learned positions",
+            expected="learned positions",
             fix="store the table as pos_embedding, [1, patches, width]",
         )
 

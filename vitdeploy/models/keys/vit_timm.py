@@ -103,7 +103,7 @@ def _named(config: Mapping[str, Any]) -> _Named | None:
 def _config(state: Mapping[str, Tensor], hints: Hints, named: _Named, notes: list[str]) -> ViTConfig:
     width, _, patch, across = _shape(state, "patch_embed.proj.weight", 4)
     if patch != across:
-        raise CheckpointError("the patches are not square", found=f"{patch}x{across}", wanted="square patches")
+        raise CheckpointError("the patches are not square", found=f"{patch}x{across}", expected="square patches")
     known_heads = named.argument("num_heads", named.model and named.model.heads)
     qk_norm = "blocks.0.attn.q_norm.weight" in state
     if qk_norm:
@@ -142,7 +142,7 @@ def _heads_of_norms(width: int, norm_width: int, hints: Hints) -> int:
         raise CheckpointError(
             "the norms of query and key contradict the heads",
             found=f"norms of {norm_width}, width {width}" + (f", --heads {hints.heads}" if hints.heads else ""),
-            wanted="as many heads as the width has norms",
+            expected="as many heads as the width has norms",
         )
     return heads
 
@@ -153,7 +153,7 @@ def _shape(state: Mapping[str, Tensor], key: str, axes: int) -> tuple[int, ...]:
         raise CheckpointError(
             "the state dict has timm's names, but not its shapes",
             found=f"no {key}" if tensor is None else f"{key} of {list(tensor.shape)}",
-            wanted=f"{key} with {axes} axes, none of size 0",
+            expected=f"{key} with {axes} axes, none of size 0",
         )
     return tuple(tensor.shape)
 
@@ -170,7 +170,7 @@ def _ending(state: Mapping[str, Tensor], named: _Named, width: int, notes: list[
         raise CheckpointError(
             "the final norm is missing, so pre-norm and post-norm blocks cannot be told apart",
             found="neither norm.weight nor fc_norm.weight",
-            wanted="one of them, or a config.json whose model_args say final_norm: false",
+            expected="one of them, or a config.json whose model_args say final_norm: false",
             fix="--model package.module:function, a function that builds the model",
         )
     if "attn_pool.latent" in state:
@@ -229,7 +229,7 @@ def _with_positions(
             raise CheckpointError(
                 "there is no position table, so the positions may be rotary, or none",
                 found="no pos_embed",
-                wanted="pos_embed, or a config.json whose model_args say pos_embed: none and img_size",
+                expected="pos_embed, or a config.json whose model_args say pos_embed: none and img_size",
                 fix="name the model: timm:NAME",
             )
         return replace(config, positions="none", image_size=size)

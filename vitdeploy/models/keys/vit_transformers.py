@@ -114,7 +114,7 @@ def recognise(state: Mapping[str, Tensor], hints: Hints) -> Recognised | None:
         raise CheckpointError(
             f"the state dict has the names of {style}, and a classifier that may read its pooling layer or not",
             found=f"classifier.weight, {prefix}pooler.dense.weight",
-            wanted="the config.json that says which class this is, or a state dict without the pooling layer",
+            expected="the config.json that says which class this is, or a state dict without the pooling layer",
             fix="put config.json beside the checkpoint, or bring the module itself: --model package.module:function",
         )
     notes = [*settings.notes, *vit.left_out(unused, "no part of the image encoder")]
@@ -250,7 +250,7 @@ def settings_for(kind: str, config: Mapping[str, Any]) -> _Settings | None:
         raise CheckpointError(
             "config.json names an activation that vitdeploy does not have",
             found=f"hidden_act {name!r}",
-            wanted=", ".join(ACTIVATIONS),
+            expected=", ".join(ACTIVATIONS),
         )
     eps = values.get("layer_norm_eps", eps)
     heads = values.get("num_attention_heads", DEFAULT_HEADS)
@@ -258,6 +258,6 @@ def settings_for(kind: str, config: Mapping[str, Any]) -> _Settings | None:
         raise CheckpointError(
             "config.json has a value that cannot be",
             found=f"layer_norm_eps {eps!r}, num_attention_heads {heads!r}",
-            wanted="a number of 0 or more, and a whole number of 1 or more",
+            expected="a number of 0 or more, and a whole number of 1 or more",
         )
     return _Settings(float(eps), ACTIVATIONS.get(name, activation), heads, stated_size(config))

@@ -77,7 +77,7 @@ class ModelFolder:
         raise MissingFileError(
             f"no weights in {self.path}",
             found=", ".join(sorted(entry.name for entry in self.path.iterdir())[:8]) or "an empty folder",
-            wanted=" or ".join(OPEN_CLIP_WEIGHTS[:2] if self.is_open_clip else (SAFETENSORS, PICKLED)),
+            expected=" or ".join(OPEN_CLIP_WEIGHTS[:2] if self.is_open_clip else (SAFETENSORS, PICKLED)),
             fix="copy the whole folder of the model",
         )
 
@@ -111,7 +111,7 @@ class _Kind(NamedTuple):
     """`types` of a value, and the largest number in it, in a list too."""
 
     types: tuple[type, ...]
-    wanted: str
+    expected: str
     most: int = 0
 
 
@@ -148,7 +148,7 @@ def _wrong(values: Mapping[str, Any], depth: int = 0) -> Iterator[tuple[str, str
     for key, value in values.items():
         kind = KINDS.get(key)
         if kind is not None and value is not None and not _fits(value, kind):
-            yield key, json.dumps(value)[:200], kind.wanted
+            yield key, json.dumps(value)[:200], kind.expected
         if isinstance(value, dict) and key not in _OTHERS and depth < _DEEPEST:
             yield from _wrong(value, depth + 1)
 
@@ -181,11 +181,11 @@ def model_config(path: Path) -> dict[str, Any]:
     """
     config = read_json(path)
     absent = ((key, "null", "text") for key in ("model_type", "architecture") if key in config and config[key] is None)
-    for key, value, wanted in (*absent, *_wrong(config)):
+    for key, value, expected in (*absent, *_wrong(config)):
         raise CheckpointError(
             f"{path} has a value that cannot be",
             found=f"{key} {value}",
-            wanted=f"{key}: {wanted}",
+            expected=f"{key}: {expected}",
             fix=f"correct {key} in it, or download it again",
         )
     return config
@@ -276,7 +276,7 @@ def labels_for(config: Mapping[str, Any], classes: int | None) -> tuple[tuple[st
         raise CheckpointError(
             f"config.json does not name the classes that the weights have: {key}",
             found=f"{len(names)} names, for classes {min(names)} to {last}",
-            wanted=f"{classes} names, for classes 0 to {classes - 1}",
+            expected=f"{classes} names, for classes 0 to {classes - 1}",
             fix=f"write one name a class, or take {key} out of config.json: classes are then without names",
         )
     absent = [f"LABEL_{number}" for number in range(classes) if number not in names]
@@ -426,7 +426,7 @@ def reading_rule(config: Mapping[str, Any], processor: Mapping[str, Any] | None 
         raise CheckpointError(
             f"the image processor and the model of {config.get('model_type')} score objects in different ways",
             found=f"{told}ImageProcessor: {given.scores}; {own}ImageProcessor, the model's: {usual.scores}",
-            wanted="the processor that was saved with the model",
+            expected="the processor that was saved with the model",
             fix="correct image_processor_type in preprocessor_config.json",
         )
     return given or usual
@@ -481,9 +481,9 @@ def searched(config: Any, positions: int) -> tuple[SequenceSpec, tuple[str, ...]
         raise _refused(", ".join(unknown)[:200], f"greedy or beam search: {', '.join(sorted(READ))}")
     for key in (*WHOLE, "length_penalty"):
         value = given.get(key, 0)
-        kinds, wanted = ((int,), "a whole number") if key in WHOLE else ((int, float), "a number")
+        kinds, expected = ((int,), "a whole number") if key in WHOLE else ((int, float), "a number")
         if isinstance(value, bool) or not isinstance(value, kinds) or not abs(value) <= MOST:
-            raise _refused(f"{key} {value!r}"[:200], f"{key}: {wanted}")
+            raise _refused(f"{key} {value!r}"[:200], f"{key}: {expected}")
     ends = given.get("eos_token_id")
     ends = ends if isinstance(ends, list) else [ends]
     start = given.get("decoder_start_token_id", given.get("bos_token_id"))
@@ -517,10 +517,10 @@ def _length(given: dict[str, Any], positions: int) -> tuple[int, tuple[str, ...]
     return max(told, 1), ()
 
 
-def _refused(found: str, wanted: str) -> CheckpointError:
+def _refused(found: str, expected: str) -> CheckpointError:
     return CheckpointError(
         "the model's way of generating is not one that vitdeploy has",
         found=found,
-        wanted=wanted,
+        expected=expected,
         fix=f"change {FILE} in a copy of the folder, if texts without it will do",
     )

@@ -26,7 +26,7 @@ from vitdeploy.models.model_folder.folder import (
 from vitdeploy.models.model_folder.tokenizer import TOKENIZER, TOKENIZER_CONFIG
 from vitdeploy.paths import is_dir, is_file
 
-WANTED = [
+EXPECTED = [
     *(CONFIG, OPEN_CLIP, PREPROCESSOR, PROCESSOR, TOKENIZER, TOKENIZER_CONFIG),
     *(SAFETENSORS, INDEX, "model-*-of-*.safetensors"),
 ]
@@ -70,7 +70,7 @@ def local_folder(model: str) -> Path | None:
     if name.startswith((".", "/", "~")) or name.partition("@")[0].count("/") != 1:
         raise MissingFileError(
             f"no folder at {name}",
-            wanted="hf:FOLDER with config.json and model.safetensors, or hf:OWNER/NAME of the Hugging Face hub",
+            expected="hf:FOLDER with config.json and model.safetensors, or hf:OWNER/NAME of the Hugging Face hub",
             fix="check the path",
         )
     return None
@@ -102,7 +102,7 @@ def _download(repository: str, revision: str | None) -> ModelFolder:
     except ModuleNotFoundError as error:
         raise MissingPackageError("huggingface_hub", "hub", f"downloading {repository}", error=error) from None
     try:
-        path = Path(snapshot_download(repository, revision=revision, allow_patterns=WANTED))
+        path = Path(snapshot_download(repository, revision=revision, allow_patterns=EXPECTED))
         if not any(path.glob("*.safetensors")):
             # Old repositories. Where there is a choice, half of the bytes need not be fetched.
             snapshot_download(repository, revision=path.name, allow_patterns=[PICKLED])
@@ -115,7 +115,7 @@ def _download(repository: str, revision: str | None) -> ModelFolder:
         raise HubError(
             f"{repository} cannot be downloaded from the Hugging Face hub",
             found=textwrap.shorten(str(error), 240, placeholder=" ...") or type(error).__name__,
-            wanted="a network, and a repository of that name"
+            expected="a network, and a repository of that name"
             + (f" at {revision}" if revision else "")
             + _untagged(repository),
             fix=f"where there is a network: hf download {repository} --local-dir DIR; copy DIR here, then hf:DIR",

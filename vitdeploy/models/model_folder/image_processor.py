@@ -144,16 +144,16 @@ def timm_preprocess(config: Mapping[str, Any], channels: int, image_size: tuple[
     )
 
 
-def scaled(spec: PreprocessSpec, own: tuple[int, int], wanted: tuple[int, int]) -> PreprocessSpec:
+def scaled(spec: PreprocessSpec, own: tuple[int, int], expected: tuple[int, int]) -> PreprocessSpec:
     """The preprocessing for another size: the same share of the resized image is cropped."""
     resize, fit = spec.resize, spec.fit
     if isinstance(resize, int):
-        if wanted[0] == wanted[1]:
-            return replace(spec, resize=int(resize * wanted[0] / min(own)), crop=wanted)
+        if expected[0] == expected[1]:
+            return replace(spec, resize=int(resize * expected[0] / min(own)), crop=expected)
         # The short side of an image need not be that of the input: the image is to cover both.
         resize, own, fit = (resize, resize), (min(own), min(own)), "cover"
-    scaled = (int(resize[0] * wanted[0] / own[0]), int(resize[1] * wanted[1] / own[1]))
-    return replace(spec, resize=scaled, crop=wanted, fit=fit)
+    scaled = (int(resize[0] * expected[0] / own[0]), int(resize[1] * expected[1] / own[1]))
+    return replace(spec, resize=scaled, crop=expected, fit=fit)
 
 
 def transformers_processor(folder: Path) -> dict[str, Any] | None:
@@ -408,16 +408,16 @@ def _convnext(config: Mapping[str, Any], side: int) -> tuple[int | tuple[int, in
 
 
 def _scaled(
-    resize: int | tuple[int, int], own: tuple[int, int], wanted: tuple[int, int]
+    resize: int | tuple[int, int], own: tuple[int, int], expected: tuple[int, int]
 ) -> tuple[int | tuple[int, int], Fit]:
-    """Sizes that lead to `wanted` (height, width) instead of `own`."""
+    """Sizes that lead to `expected` (height, width) instead of `own`."""
     fit = STRETCH
     if isinstance(resize, int):
-        if own[0] * wanted[1] == own[1] * wanted[0]:
-            return round(resize * wanted[0] / own[0]), fit
+        if own[0] * expected[1] == own[1] * expected[0]:
+            return round(resize * expected[0] / own[0]), fit
         # The short side of an image need not be that of the input: the image is to cover both.
         resize, own, fit = (resize, resize), (min(own), min(own)), "cover"
-    return (round(resize[0] * wanted[0] / own[0]), round(resize[1] * wanted[1] / own[1])), fit
+    return (round(resize[0] * expected[0] / own[0]), round(resize[1] * expected[1] / own[1])), fit
 
 
 def _size(size: Any, square: bool, crops: bool) -> int | tuple[int, int]:
@@ -484,10 +484,10 @@ def _deviations(values: Any, channels: int, name: str) -> tuple[float, ...]:
     return tuple(_positive(value, name) for value in _per_channel(values, channels, name))
 
 
-def _unsupported(found: str, wanted: str) -> CheckpointError:
+def _unsupported(found: str, expected: str) -> CheckpointError:
     return CheckpointError(
         "the checkpoint's preprocessing is not one that vitdeploy has",
         found=found[:200],
-        wanted=wanted,
+        expected=expected,
         fix="give preprocess: in a recipe (other commands take the graph that `vitdeploy export RECIPE -o DIR` makes)",
     )

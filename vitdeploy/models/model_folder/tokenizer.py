@@ -52,7 +52,7 @@ def tokenizer_of(folder: Path) -> dict[str, Any] | None:
         raise CheckpointError(
             f"{folder} does not say what its texts are padded with",
             found=f"pad_token {name!r}",
-            wanted=f"pad_token in {TOKENIZER_CONFIG}: one of the tokens of {TOKENIZER}",
+            expected=f"pad_token in {TOKENIZER_CONFIG}: one of the tokens of {TOKENIZER}",
             fix="take the folder of the model whole, as save_pretrained writes it",
         )
     kind = str(config.get("tokenizer_class")).removesuffix("Fast")
@@ -74,7 +74,7 @@ def byte_pairs_of(folder: Path, vocabulary: int) -> dict[str, Any]:
         raise CheckpointError(
             f"{file} is not the tokenizer of CLIP's byte pairs",
             found=", ".join(f"{name} is {number}" for name, number in zip(CLIP_MARKS, found, strict=True)),
-            wanted=f"{vocabulary - 2} and {vocabulary - 1}, the last of the text tower's {vocabulary} tokens",
+            expected=f"{vocabulary - 2} and {vocabulary - 1}, the last of the text tower's {vocabulary} tokens",
             fix="take tokenizer.json of openai/clip-vit-base-patch32",
         )
     return {"pad": 0, "padding": "right", "lowercase": False}
@@ -95,7 +95,7 @@ def text_spec(folder: Path, *, keeps_special: bool) -> TextSpec:
         raise CheckpointError(
             f"{folder} has no {TOKENIZER}: nothing says which text the model's tokens are",
             found=", ".join(others) or "no file of a tokenizer",
-            wanted=f"{TOKENIZER}, the file of the package tokenizers",
+            expected=f"{TOKENIZER}, the file of the package tokenizers",
             fix=python_command(
                 f"from transformers import AutoTokenizer as A; d = {str(folder)!r}; "
                 "A.from_pretrained(d).save_pretrained(d)"
@@ -135,7 +135,7 @@ def _content(file: Path) -> Mapping[str, Any]:
     model = found.get("model") if isinstance(found, dict) else None
     vocabulary, added = (model.get("vocab"), found.get("added_tokens")) if isinstance(model, dict) else (0, 0)
     if not isinstance(vocabulary, dict | list | None) or not isinstance(added, list | None):
-        raise CheckpointError(f"{file} is no tokenizer", wanted="tokenizer.json of the package tokenizers")
+        raise CheckpointError(f"{file} is no tokenizer", expected="tokenizer.json of the package tokenizers")
     return found
 
 
@@ -305,6 +305,6 @@ def _of_transformers(file: Path, ask: Callable[[Any], Any]) -> tuple[str, Any] |
         return None
 
 
-def _other(message: str, found: str, wanted: str) -> CheckpointError:
+def _other(message: str, found: str, expected: str) -> CheckpointError:
     fix = "save the tokenizer again with transformers' save_pretrained, and export that folder"
-    return CheckpointError(message, found=found, wanted=wanted, fix=fix)
+    return CheckpointError(message, found=found, expected=expected, fix=fix)

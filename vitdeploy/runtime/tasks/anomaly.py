@@ -46,7 +46,7 @@ class AnomalySpec(OutputSpec):
 
     def __post_init__(self) -> None:
         if self.sigma < 0:
-            raise ValueError(f"sigma {self.sigma:g}: wanted 0 or more pixels")
+            raise ValueError(f"sigma {self.sigma:g}: expected 0 or more pixels")
 
     def comparable(self, outputs: Iterable[str]) -> list[str]:
         """Of these outputs those that can be compared number by number: all but the neighbours, which are those of one
@@ -190,8 +190,8 @@ def _answer(outputs: Outputs, reading: OutputReading) -> Anomaly:
 
 def _same(ours: Outputs, theirs: Outputs, reading: OutputReading) -> bool:
     a, b = (plane_of(each).astype(np.float64) for each in (ours, theirs))
-    score, wanted = (max(image_score(each), 1e-9) for each in (ours, theirs))
-    near = max(score / wanted, wanted / score) <= SAME_SCORES
+    score, expected = (max(image_score(each), 1e-9) for each in (ours, theirs))
+    near = max(score / expected, expected / score) <= SAME_SCORES
     return near and float(np.linalg.norm(a - b)) <= SAME_MAPS * max(float(np.linalg.norm(b)), 1e-9)
 
 

@@ -47,7 +47,7 @@ class Embedding:
             raise InputError(
                 "these two vectors are of different models",
                 found=f"{len(self.vector)} and {len(other.vector)} numbers",
-                wanted="two answers of one model",
+                expected="two answers of one model",
             )
         a, b = direction(self.vector), direction(other.vector)
         return float(np.clip(a @ b, -1, 1))
@@ -74,7 +74,7 @@ def direction(vector: Vector) -> npt.NDArray[np.float64]:
         raise InputError(
             "an embedding has no direction, so it is like nothing",
             found=f"{len(vector)} numbers of length {length}",
-            wanted="numbers that are finite and not all 0",
+            expected="numbers that are finite and not all 0",
             fix="look at the image: the model answers nothing to it",
         )
     return np.asarray(wide / length)

@@ -32,7 +32,7 @@ class ImageSpec(OutputSpec):
 
     def __post_init__(self) -> None:
         if not self.black < self.white:
-            raise ValueError(f"black {self.black} and white {self.white}: wanted white above black")
+            raise ValueError(f"black {self.black} and white {self.white}: expected white above black")
 
 
 # Two models agree on a sample if their pictures are at least this near, in decibels of PSNR: a wrong one is far off.

@@ -38,7 +38,7 @@ class KeypointSpec(OutputSpec):
 
     def __post_init__(self) -> None:
         if self.kernel < 1 or self.kernel % 2 == 0:
-            raise ValueError(f"kernel {self.kernel}: wanted an odd number of pixels")
+            raise ValueError(f"kernel {self.kernel}: expected an odd number of pixels")
 
     def number_of_classes(self, outputs: Iterable[TensorSpec]) -> int | None:
         """How many points there are, which is what labels name; None if the outputs do not say."""

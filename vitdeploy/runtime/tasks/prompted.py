@@ -198,12 +198,12 @@ def read_masks(
 def require_room(prompts: Sequence[Prompt], size: tuple[int, int], multimask: bool | None) -> None:
     """Raise InputError where the masks of all prompts, a byte a pixel, would be larger than `MOST_BYTES`."""
     count = sum(3 if (prompt.ambiguous if multimask is None else multimask) else 1 for prompt in prompts)
-    wanted = MOST_BYTES // (size[0] * size[1])
-    if count > wanted:
+    expected = MOST_BYTES // (size[0] * size[1])
+    if count > expected:
         raise InputError(
             "the masks of so many prompts do not fit into memory",
             found=f"{count} masks of {size[0]}x{size[1]} pixels",
-            wanted=f"at most {wanted}",
+            expected=f"at most {expected}",
             fix="ask for some at a time: image = predictor.embed(...), then image.masks(...)",
         )
 
@@ -293,7 +293,7 @@ def no_prompt() -> InputError:
     return InputError(
         "the masks of an image need a prompt",
         found="an image alone",
-        wanted="points or a box",
+        expected="points or a box",
         fix="predict(image, points=[(x, y)]) or predict(image, boxes=[left, top, right, bottom])",
     )
 
@@ -317,7 +317,7 @@ def bind_prompts(runner: Runner, given: Mapping[str, Array], postprocess: Postpr
         or {name: (array.dtype.kind, array.shape[1:]) for name, array in given.items()}
         != {POINTS: ("f", (postprocess.slots, 2)), LABELS: ("i", (postprocess.slots,))}
     ):
-        raise ManifestError("no promptable model and its prompts", found=", ".join(given), wanted="points, labels")
+        raise ManifestError("no promptable model and its prompts", found=", ".join(given), expected="points, labels")
     return PromptsBound(runner, given)
 
 

@@ -44,7 +44,7 @@ def _of_another_task(task: Task, outputs: Outputs, error: Exception) -> Manifest
     return ManifestError(
         f"the outputs of the engine are not those of the task {task}",
         found=", ".join(f"{name} {list(array.shape)}" for name, array in outputs.items()),
-        wanted=f"outputs that can be read as {task}; these cannot: {type(error).__name__}",
+        expected=f"outputs that can be read as {task}; these cannot: {type(error).__name__}",
     )
 
 

@@ -136,7 +136,7 @@ def bind_texts(
     """Two towers with the texts of `given`, one array of tokens; raises ManifestError for other towers or tokens."""
     tokens, spec = list(given.values()), ZeroShotSpec if kind is TextsBound else OpenVocabularySpec
     if not isinstance(runner, flow.FlowRunner) or not isinstance(postprocess, spec) or len(tokens) != 1:
-        raise ManifestError("no two towers and tokens of texts", found=", ".join(given), wanted="text")
+        raise ManifestError("no two towers and tokens of texts", found=", ".join(given), expected="text")
     return kind(runner, tokens[0], postprocess)
 
 

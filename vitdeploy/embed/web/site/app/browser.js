@@ -33,7 +33,7 @@ async function load(module) {
   }
 }
 
-// Only the build that is wanted is loaded. Threads need memory that is shared, which browsers give to pages that are
+// Only the build that is expected is loaded. Threads need memory that is shared, which browsers give to pages that are
 // cross-origin isolated only.
 export async function runtime(backend) {
   if (backend === "webgpu") await gpu();

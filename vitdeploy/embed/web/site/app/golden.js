@@ -13,12 +13,12 @@ function best(row) {
 
 // How many images have the original's first class. Two classes that the original itself holds for equal, within the
 // tolerance, may change places.
-function sameFirst(found, wanted, allowed, classes) {
+function sameFirst(found, expected, allowed, classes) {
   let equal = 0, tied = 0;
-  for (let at = 0; at < wanted.length; at += classes) {
-    const ours = best(found.slice(at, at + classes)), theirs = best(wanted.slice(at, at + classes));
+  for (let at = 0; at < expected.length; at += classes) {
+    const ours = best(found.slice(at, at + classes)), theirs = best(expected.slice(at, at + classes));
     if (ours === theirs) equal += 1;
-    else if (wanted[at + theirs] - wanted[at + ours] <= allowed) tied += 1;
+    else if (expected[at + theirs] - expected[at + ours] <= allowed) tied += 1;
   }
   return { equal, tied };
 }
@@ -43,9 +43,9 @@ export async function checkGolden(facts, bytes, run, graph) {
   const outputs = [];
   let first = null;
   for (const name of facts.golden.outputs) {
-    const wanted = floats(await bytes(`${folder}/${name}.f32`));
-    let difference = found[name].length === wanted.length ? 0 : Infinity, largest = 1e-30;
-    wanted.forEach((each, i) => {
+    const expected = floats(await bytes(`${folder}/${name}.f32`));
+    let difference = found[name].length === expected.length ? 0 : Infinity, largest = 1e-30;
+    expected.forEach((each, i) => {
       const apart = Math.abs(found[name][i] - each);
       if (!(apart <= difference)) difference = Number.isNaN(apart) ? Infinity : apart;
       largest = Math.max(largest, Math.abs(each));
@@ -53,7 +53,7 @@ export async function checkGolden(facts, bytes, run, graph) {
     outputs.push({ name, difference: difference / largest, ok: difference / largest <= tolerance });
     if (facts.form.kind === "ranking" && name === facts.form.output) {
       const original = floats(await bytes(`golden/original/${name}.f32`));
-      first = sameFirst(found[name], original, tolerance * largest, wanted.length / images.length);
+      first = sameFirst(found[name], original, tolerance * largest, expected.length / images.length);
     }
   }
   const firstOk = first === null || first.equal + first.tied >= least;

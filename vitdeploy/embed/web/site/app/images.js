@@ -6,7 +6,7 @@ import { MAX_PIXELS } from "./preprocess.js";
 const MAX_BYTES = 64 * 1024 * 1024;
 const PNG = [0x89, 0x50, 0x4e, 0x47], END = [0x49, 0x45, 0x4e, 0x44], RIFF = [0x52, 0x49, 0x46, 0x46];
 
-const holds = (bytes, at, wanted) => wanted.every((each, i) => bytes[at + i] === each);
+const holds = (bytes, at, expected) => expected.every((each, i) => bytes[at + i] === each);
 
 // Browsers show what there is of a file that is cut short; an answer to half an image would be a wrong one.
 function isWhole(bytes) {

@@ -209,8 +209,8 @@ function described(found) {
 
 async function look(own = turn) {
   if (!shown) return;
-  const wanted = $("overlay").checked && facts.attention.grid !== undefined;
-  if (wanted && !shown.map) {
+  const expected = $("overlay").checked && facts.attention.grid !== undefined;
+  if (expected && !shown.map) {
     $("looked").textContent = "Looking.";
     paint();
     const map = await engine.call("look", shown.result.pixels);

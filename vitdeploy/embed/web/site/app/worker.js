@@ -8,8 +8,8 @@ let model = null;
 
 const CALLS = {
   async open(backend) {
-    const wanted = backend === "auto" && !(await source.hasGpu()) ? "wasm" : backend;
-    model = await Model.open(source, wanted);
+    const expected = backend === "auto" && !(await source.hasGpu()) ? "wasm" : backend;
+    model = await Model.open(source, expected);
     return { backend: model.backend, note: model.note, where: model.where };
   },
   predict: async (image) => ({ ...(await model.predict(image)), latency: model.latency }),
