@@ -79,7 +79,7 @@ COMMANDS = [
     (["explain", "absent", "x.png", "-o", "out.png"], "VD2002"),
     (["embed", "absent", "--as", "cpp", "-o", "out"], "VD2002"),
     (["predict", "absent", "x.png"], "VD2002"),
-    (["selftest", "--target", "absent"], "VD2402"),
+    (["lab", "selftest", "--target", "absent"], "VD2402"),
     (["doctor", "--target", "absent"], "VD2402"),
 ]
 

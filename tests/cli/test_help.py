@@ -4,7 +4,7 @@ import pytest
 from click.shell_completion import ShellComplete
 
 from tests.command_line import command_line
-from vitdeploy.cli.main import COMMANDS, SECTIONS, _interrupted, cli
+from vitdeploy.cli.main import COMMANDS, LAB, SECTIONS, _interrupted, cli
 
 
 @pytest.fixture
@@ -21,6 +21,24 @@ def test_commands_are_listed_in_groups_and_sign_stands_once(run):
     ]
     assert "sign" in run("bundle", "--help").stdout
     assert "Did you mean 'bundle sign'?" in run("sign", "--help").stderr
+    assert "Did you mean 'lab selftest'?" in run("selftest").stderr
+    assert [line.split()[0] for line in run("lab", "--help").stdout.splitlines() if line[:2] == "  "] == [*LAB, "-h,"]
+
+
+def test_without_a_command_it_names_the_next_one(run, tmp_path):
+    """By what the working folder has: nothing, another tool's file, a recipe, a bundle."""
+
+    def following():
+        [step] = [line for line in run().stdout.splitlines() if line.startswith("next: ")]
+        return step.removeprefix("next: ")
+
+    (tmp_path / "compose.yaml").write_text("services: {}\n")
+    assert following().startswith("vitdeploy doctor")
+    (tmp_path / "my recipe.yaml").write_text("# mine\nvitdeploy: 1\n")
+    assert following() == "vitdeploy run 'my recipe.yaml'"
+    (tmp_path / "out" / "mine").mkdir(parents=True)
+    (tmp_path / "out" / "mine" / "manifest.json").write_text("{}")
+    assert following() == "vitdeploy predict out/mine IMAGE"
 
 
 def completed(*words):
@@ -32,7 +50,8 @@ def completed(*words):
 @pytest.mark.parametrize(
     ("words", "expected"),
     [
-        (("se",), ["serve", "selftest"]),
+        (("se",), ["serve"]),
+        (("lab", ""), ["selftest", "versions", "completion"]),
         (("bundle", ""), ["pack", "sign", "unpack", "verify"]),
         (("compile", "x", "--target", "openvino-c"), ["openvino-cpu"]),
         (("predict", "x", "--target", "a"), ["auto"]),
@@ -55,7 +74,7 @@ def test_devices_are_offered_by_name_and_label(run, tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
 def test_the_lines_for_a_shell(run, shell):
-    done = run("completion", shell)
+    done = run("lab", "completion", shell)
     assert done.returncode == 0
     assert f"_VITDEPLOY_COMPLETE={shell}_complete" in done.stdout
 

@@ -356,7 +356,7 @@ def test_help_names_every_command_without_loading_any(cli):
     done = cli("--help")
     assert done.returncode == 0
     verbs = ("run", "export", "optimize", "quantize", "compile", "verify", "bench", "predict", "inspect", "doctor")
-    for name in (*verbs, "bundle", "selftest"):
+    for name in (*verbs, "bundle", "lab"):
         assert f"  {name} " in done.stdout
     assert cli("--version").stdout.strip().endswith(__version__)
 

@@ -107,7 +107,7 @@ def test_jetpack_6_is_named_and_its_tensorrt_comes_by_one_command(tmp_path):
     assert fix_of(lines) == (
         "ssh -t 10.0.0.7 'sudo apt-get install -y python3-libnvinfer python3-venv && python3.10 -m venv "
         "--system-site-packages ~/venv && ~/venv/bin/python -m pip install numpy pillow', then: "
-        "vitdeploy devices add orin ssh://10.0.0.7 --python ~/venv/bin/python"
+        "vitdeploy devices add orin ssh://10.0.0.7 --python '~/venv/bin/python'"
     )
     installed = {**state, "debian": {"python3-libnvinfer": "10.3.0"}, "venv": True}
     assert "apt-get" not in fix_of(said_of(tmp_path, "jetson-orin-nano", **installed))
@@ -132,7 +132,7 @@ def test_where_the_system_does_not_let_pip_install_there_is_an_environment(tmp_p
     runtime = {"targets": (("onnxruntime-cpu", NO_RUNTIME),), "managed": True}
     fix = fix_of(said_of(tmp_path, "raspberry-pi-5", **runtime))
     assert "'python3 -m venv ~/venv && ~/venv/bin/python -m pip install numpy pillow onnxruntime'" in fix
-    assert "then: vitdeploy devices add orin ssh://10.0.0.7 --python ~/venv/bin/python" in fix
+    assert "then: vitdeploy devices add orin ssh://10.0.0.7 --python '~/venv/bin/python'" in fix
     assert "sudo apt-get install -y python3-venv && " in fix_of(
         said_of(tmp_path, "raspberry-pi-5", venv=False, **runtime)
     )

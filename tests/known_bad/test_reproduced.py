@@ -149,7 +149,7 @@ def test_the_modes_of_grid_sample_in_opset_20_are_read_from_2026_3_on(version, t
     assert b"GridSample" in refused.value.stderr
 
 
-# --- `vitdeploy versions` ---------------------------------------------------------------------------------------------
+# --- `vitdeploy lab versions` -----------------------------------------------------------------------------------------
 
 
 CONSTANT = ("2025.3.0", "2025.4.0", "2025.4.1")

@@ -119,7 +119,7 @@ def test_the_report_is_one_folder_that_says_the_same(report):
 @pytest.mark.parametrize("target", ["tensorrt", "onnxruntime-cuda"])
 def test_a_machine_that_lacks_everything_gets_a_complete_report(tmp_path, shared_store, no_driver, target):
     with command_line(tmp_path, shared_store) as here:
-        done = here("selftest", "--target", target, "--json")
+        done = here("lab", "selftest", "--target", target, "--json")
     assert done.returncode == 4, done.stderr
     document = json.loads(done.stdout)
     out = tmp_path / "out" / f"selftest-{target}"
@@ -169,12 +169,12 @@ def test_the_exit_code_tells_wrong_answers_from_what_does_not_run(code, status, 
 
     monkeypatch.setattr(run, "run_selftest", told)
     with command_line(tmp_path, shared_store) as here:
-        assert here("selftest", "--target", CPU).returncode == status
+        assert here("lab", "selftest", "--target", CPU).returncode == status
 
 
 def test_an_unknown_target_is_refused(tmp_path, shared_store):
     with command_line(tmp_path, shared_store) as here:
-        assert here("selftest", "--target", "abacus").returncode == 2
+        assert here("lab", "selftest", "--target", "abacus").returncode == 2
 
 
 def test_the_cases_have_recipes_for_every_target():

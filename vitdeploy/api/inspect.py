@@ -16,14 +16,24 @@ from vitdeploy.backends import TARGETS
 from vitdeploy.bundle.checked import open_checked
 from vitdeploy.bundle.pack import Packed, pack_bundle, read_packed, unlisted_files
 from vitdeploy.bundle.pack import unpack as unpack_file
-from vitdeploy.bundle.read import MANIFEST_FILE, SIZES_FOLDER, is_bundle, is_packed, read_bundle, verify_files
-from vitdeploy.bundle.sign import SIGNATURE_FILE, signed_by
+from vitdeploy.bundle.read import (
+    MANIFEST_FILE,
+    SIZES_FOLDER,
+    is_bundle,
+    is_packed,
+    read_bundle,
+    require_graphs,
+    verify_files,
+)
+from vitdeploy.bundle.sign import SIGNATURE_FILE, sign_bundle, signed_by
+from vitdeploy.bundle.write import slim_bundle
 from vitdeploy.compilation.backend import finding_lines
 from vitdeploy.compilation.engine import examine, probe_target
-from vitdeploy.errors import HostError, OutputError, TargetError
+from vitdeploy.errors import HostError, OutputError, SignatureError, TargetError
 from vitdeploy.extensions import has_wing, wing
 from vitdeploy.progress import Progress
 from vitdeploy.publish import replacing, replacing_file, storage_errors, temporary_folder
+from vitdeploy.runtime.backend import RUNTIME
 from vitdeploy.runtime.engine import make_runner
 from vitdeploy.runtime.golden import check_golden
 from vitdeploy.runtime.host import describe_host, name_host
@@ -196,6 +206,7 @@ def _graphs(path: Path) -> dict[str, Path]:
         return (graphs_in(path) if path.is_dir() else {}) or {"model": file}
     manifest = read_bundle(path)
     verify_files(path, manifest)
+    require_graphs(path, manifest, "a check of its graphs")
     engines = [engine for engine in manifest.engines if engine.target == TARGET]
     placed = {part.part: path / part.graph for engine in engines[:1] for part in engine.parts or (engine,)}
     return placed or {name: path / graph.file for name, graph in manifest.graphs.items()}
@@ -367,6 +378,33 @@ def pack(bundle: Path, output: Path, progress: Progress) -> Told:
     left_out = unlisted_files(bundle, packed.manifest)
     lines = [*_lines(output, packed), *_told("left out, as the manifest does not list them", left_out)]
     return {**_document(output, packed), "left_out": left_out}, lines
+
+
+def pack_slim(bundle: Path, target: str, output: Path, key: Path | None, progress: Progress) -> Told:
+    """Make one file of what a device needs to run a bundle on one target; `key` signs it.
+
+    Raises:
+        SignatureError: the bundle is signed, and there is no key: its signature covers the whole bundle.
+        Errors of `pack`, `slim_bundle` and `sign_bundle` propagate.
+    """
+    if key is None and (bundle / SIGNATURE_FILE).exists():
+        raise SignatureError(
+            f"the signature of {bundle} covers the whole bundle, not a slim one",
+            found="a signed bundle, and no key",
+            wanted="the private key that signs the slim bundle",
+            fix="add --key KEY.pem, or pack the whole bundle",
+        )
+    rebuilt = RUNTIME[target].engine_is_code if target in TARGETS else False
+    with tempfile.TemporaryDirectory(prefix="vitdeploy-") as work, storage_errors(Path(work)):
+        folder = Path(work) / bundle.resolve().name
+        folder.mkdir()
+        _, left_out = slim_bundle(bundle, target, folder, rebuilt=rebuilt)
+        if key is not None:
+            sign_bundle(folder, key)
+        document, lines = pack(folder, output, progress)
+    bytes_left_out = sum((bundle / name).stat().st_size for name in left_out)
+    left = f"left out: {_files(len(left_out))}, {human_bytes(bytes_left_out)}"
+    return {**document, "left_out": left_out}, [*lines, *_told(left, left_out)]
 
 
 def unpack(file: Path, output: Path, expect: str | None, trust: Path | None, progress: Progress) -> Told:

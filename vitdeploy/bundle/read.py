@@ -225,7 +225,7 @@ def _check_paths(path: Path, manifest: Manifest) -> None:
     if len(set(listed)) != len(listed):
         raise ManifestError(f"{path} lists a file twice")
     named = [graph.file for graph in manifest.graphs.values()]
-    named += [name for engine in manifest.engines for name in _engine_files(engine)]
+    named += [name for engine in manifest.engines for name in files_of(engine)]
     if (golden := manifest.golden) is not None:
         named += [golden.inputs, golden.outputs, *(engine.outputs for engine in golden.engines.values())]
     named += [manifest.labels] if manifest.labels else []
@@ -237,8 +237,21 @@ def _check_paths(path: Path, manifest: Manifest) -> None:
         raise ManifestError(f"{path} uses files that it does not list", found=_printable(", ".join(missing[:5])))
 
 
-def _engine_files(engine: EngineSpec) -> list[str]:
-    return [engine.graph, *engine.files, *(name for part in engine.parts for name in _engine_files(part))]
+def files_of(engine: EngineSpec) -> list[str]:
+    """Every file that an engine names: its placement, what the runtime loads, and those of its parts."""
+    own = [engine.graph] if engine.graph else []
+    return [*own, *engine.files, *(name for part in engine.parts for name in files_of(part))]
+
+
+def require_graphs(folder: Path, manifest: Manifest, what: str) -> None:
+    """Raise MissingFileError if the bundle is slim, that is, has no graphs; `what` needs them."""
+    if not manifest.graphs:
+        raise MissingFileError(
+            f"{folder} is a slim bundle, and {what} needs its graphs",
+            found=f"engines for {', '.join(sorted({engine.target for engine in manifest.engines}))} alone",
+            wanted="the whole bundle",
+            fix="use the bundle that it was packed from",
+        )
 
 
 def plain_path(name: str) -> bool:

@@ -13,7 +13,16 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from vitdeploy.bundle.read import MANIFEST_FILE, MONITOR_FILE, file_sha256, read_bundle, verify_files
+from vitdeploy.bundle.read import (
+    MANIFEST_FILE,
+    MONITOR_FILE,
+    SIZES_FOLDER,
+    file_sha256,
+    files_of,
+    read_bundle,
+    verify_files,
+)
+from vitdeploy.errors import TargetError
 from vitdeploy.spec import (
     MANIFEST_FORMAT,
     EngineSpec,
@@ -124,11 +133,78 @@ def write_bundle(
         rivals=tuple(rivals),
         monitor=None if monitor is None else MONITOR_FILE,
     )
+    return _write_manifest(out, manifest)
+
+
+def _write_manifest(out: Path, manifest: Manifest) -> Manifest:
     text = json.dumps(encode(manifest), indent=1, sort_keys=False, allow_nan=False)
     (out / MANIFEST_FILE).write_text(text + "\n", encoding="utf-8")
     written = read_bundle(out)
     verify_files(out, written)
     return written
+
+
+def slim_bundle(folder: Path, target: str, out: Path, *, rebuilt: bool = False) -> tuple[Manifest, list[str]]:
+    """Fill the new folder `out` with what a device needs to run a bundle on one target: its engines of that target, the
+    golden answers, the labels, the tokenizer and the monitor's reference. The manifest has the SHA-256 of the whole
+    bundle's.
+
+    Args:
+        rebuilt: whether a device may have to build the engines again, from their placements.
+
+    Returns:
+        The manifest, and the paths in `folder` that were left out.
+
+    Raises:
+        MissingFileError, ManifestError, DigestError: no bundle, or not an intact one.
+        TargetError: it has no engine for this target.
+    """
+    manifest = read_bundle(folder)
+    engines = tuple(_slim(engine, rebuilt) for engine in manifest.engines if engine.target == target)
+    if not engines:
+        targets = sorted({engine.target for engine in manifest.engines})
+        raise TargetError(
+            f"{folder} has no engine for {target}", found=", ".join(targets), wanted="a target of the bundle"
+        )
+    names = {engine.artifact for engine in engines}
+    golden = manifest.golden
+    if golden is not None:
+        answers = {name: own for name, own in golden.engines.items() if name in names}
+        tolerance = {name: own for name, own in golden.tolerance.items() if name == target}
+        golden = dataclasses.replace(golden, engines=answers, tolerance=tolerance)
+    tokenizer = tokenizer_file(manifest.postprocess)
+    kept = {name for engine in engines for name in files_of(engine)}
+    kept |= {golden.inputs, golden.outputs, *(each.outputs for each in golden.engines.values())} if golden else set()
+    kept |= {name for name in (manifest.labels, tokenizer, manifest.monitor) if name is not None}
+    verify_files(folder, manifest, sorted(kept))
+    for name in sorted(kept):
+        (out / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(folder / name, out / name)
+    left_out = sorted(name for name in {entry.path for entry in manifest.files} - kept if not name.startswith(f"{SIZES_FOLDER}/"))
+    for size in manifest.sizes:
+        place = f"{SIZES_FOLDER}/{size}"
+        (out / place).mkdir(parents=True)
+        left_out += [f"{place}/{name}" for name in slim_bundle(folder / place, target, out / place, rebuilt=rebuilt)[1]]
+    first = manifest.recommended if manifest.recommended in names else None
+    slim = dataclasses.replace(
+        manifest,
+        graphs={},
+        engines=engines,
+        golden=golden,
+        gates={name: gate for name, gate in manifest.gates.items() if name in names},
+        recommended=first,
+        grade=manifest.grade if first else None,
+        rivals=tuple(name for name in manifest.rivals if name in names) if first else (),
+        files=_entries(out),
+        provenance={**manifest.provenance, "slim_of": file_sha256(folder / MANIFEST_FILE)},
+    )
+    return _write_manifest(out, slim), left_out
+
+
+def _slim(engine: EngineSpec, rebuilt: bool) -> EngineSpec:
+    """The engine without its placement, unless the runtime loads that itself or the engine is `rebuilt` from it."""
+    graph = engine.graph if rebuilt or engine.graph in engine.files else ""
+    return dataclasses.replace(engine, graph=graph, parts=tuple(_slim(part, rebuilt) for part in engine.parts))
 
 
 def _homes(engines: Sequence[EngineSpec]) -> list[str]:

@@ -51,6 +51,10 @@ def sign(console: Console, options: Sign) -> None:
 
     With --trust, others name your public key or certificate: predict, verify and bench then accept the bundle only if
     you signed it and no file has changed since.
+
+    \b
+    Example:
+      vitdeploy bundle sign out/digits --key KEY.pem
     """
     bundle = options.bundle
     signature = sign_bundle(bundle, options.key, options.certificate, options.chain)
@@ -67,6 +71,15 @@ def sign(console: Console, options: Sign) -> None:
 class Pack(Options):
     bundle: Path = field(metadata=required(place="one"))
     file: Path = field(metadata=required(OUTPUT, help=f"The file, as x{SUFFIX}.", metavar="FILE"))
+    slim: bool = option(False, "Pack only what a device needs to run <target>: engines, golden answers, labels.")
+    target: str | None = option(None, "The target of a slim pack.", complete="targets")
+    key: Path | None = option(None, "Sign the slim bundle with this private key.")
+
+    def check(self) -> None:
+        if self.slim != (self.target is not None):
+            self.refuse("<slim> and <target> go together.")
+        if self.key is not None and not self.slim:
+            self.refuse("<key> signs a slim pack; sign a whole bundle first: vitdeploy bundle sign.")
 
 
 @command_of(Pack, name="pack", parent=bundle)
@@ -74,11 +87,19 @@ def pack(console: Console, options: Pack) -> None:
     """Make one file of a bundle.
 
     It is a zip, stored, of what the manifest lists and the signature. The same bundle gives the same bytes everywhere.
-    Other files of the folder are left out, and named.
+    Other files of the folder are left out, and named. A slim pack has no float graph and no report: a device can run
+    and check it, but not explain, quantize or compile it again.
+
+    \b
+    Example:
+      vitdeploy bundle pack out/digits -o digits.vitb
     """
-    file = options.file
+    file, module = options.file, api("inspect")
     with console:
-        document, lines = api("inspect").pack(options.bundle, file, console.progress)
+        if options.target is None:
+            document, lines = module.pack(options.bundle, file, console.progress)
+        else:
+            document, lines = module.pack_slim(options.bundle, options.target, file, options.key, console.progress)
     folder = file.with_suffix("") if file.suffix else file.with_name(f"{file.name}-unpacked")
     console.finish(
         document,
@@ -103,6 +124,10 @@ def unpack(console: Console, options: Unpack) -> None:
 
     All or nothing: every byte of the file is checked, each file's digest, and with --trust whose signature it has,
     before the folder is there. A bundle that is at DIR already is replaced.
+
+    \b
+    Example:
+      vitdeploy bundle unpack digits.vitb -o unpacked
     """
     folder, trust = options.folder, options.trust
     with console:
@@ -129,6 +154,10 @@ def verify(console: Console, options: VerifyBundle) -> None:
 
     It is as it was made, or the exit code is 3. Every digest is checked, with --expect-digest that it is the
     one you were told of, and with --trust who signed it.
+
+    \b
+    Example:
+      vitdeploy bundle verify digits.vitb
     """
     with console:
         document, lines = api("inspect").check(options.bundle, options.expect_digest, options.trust, console.progress)
@@ -152,6 +181,10 @@ def inspect(console: Console, options: Inspect) -> None:
     --target names what that target would refuse (exit 5), slow down or leave unfused, and the fix. --check runs every
     engine that works here on the bundle's golden inputs: exit 5 if its outputs differ from those of the build by more
     than the manifest's tolerance, or if its answers are not the original's.
+
+    \b
+    Example:
+      vitdeploy inspect out/digits --check
     """
     path = options.path
     if is_packed(path):
@@ -205,6 +238,10 @@ def explain(console: Console, options: Explain) -> None:
     For a ViT: every head of the last attention, their mean, and attention rollout over all blocks. For a DETR: the
     decoder's last cross-attention, for the best three objects. The maps come from the bundle's float graph on ONNX
     Runtime; shipped engines do not have them.
+
+    \b
+    Example:
+      vitdeploy explain out/digits calibration/digits/evaluation/7/0017.png -o where.png
     """
     read_bundle(options.bundle)  # and the image, before what reads graphs is imported
     if not is_file(options.image):
@@ -239,7 +276,12 @@ class DoctorOptions(Options):
 
 @command_of(DoctorOptions)
 def doctor(console: Console, options: DoctorOptions) -> None:
-    """Show what is installed here and which targets work."""
+    """Show what is installed here and which targets work.
+
+    \b
+    Example:
+      vitdeploy doctor --target openvino-cpu
+    """
     module, target = api("inspect"), options.target
     if options.measure:
         with console:
@@ -269,6 +311,10 @@ def selftest(console: Console, options: Selftest) -> None:
     against PyTorch, and measures all in turns; on a GPU against torch.compile in FP16. A step that fails is recorded,
     and the rest continues. Exit code 5 if an engine does not give the original's answers, 4 if the target does not work
     here or a step failed; the report is written in any case.
+
+    \b
+    Example:
+      vitdeploy lab selftest --target openvino-cpu
     """
     out = options.folder or Path("out") / f"selftest-{options.target}"
     with console:
@@ -289,9 +335,9 @@ def completion(shell: str) -> None:
     """What a shell reads to complete commands, options, targets, models and devices.
 
     \b
-    bash  eval "$(vitdeploy completion bash)"      at the end of ~/.bashrc
-    zsh   eval "$(vitdeploy completion zsh)"       at the end of ~/.zshrc, after compinit
-    fish  vitdeploy completion fish > ~/.config/fish/completions/vitdeploy.fish
+    bash  eval "$(vitdeploy lab completion bash)"      at the end of ~/.bashrc
+    zsh   eval "$(vitdeploy lab completion zsh)"       at the end of ~/.zshrc, after compinit
+    fish  vitdeploy lab completion fish > ~/.config/fish/completions/vitdeploy.fish
     """
     from vitdeploy.cli.main import cli
 

@@ -6,10 +6,12 @@ import errno
 import importlib
 import json
 import os
+import re
 import signal
 import sys
 import traceback
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from types import FrameType
 from typing import Any
 
@@ -18,42 +20,48 @@ from click.shell_completion import CompletionItem
 
 from vitdeploy import __version__
 from vitdeploy.cli.options import as_keys, outside_working_folder
-from vitdeploy.errors import AnswersError, CapabilityError, MissingPackageError, VitdeployError
+from vitdeploy.errors import AnswersError, CapabilityError, MissingPackageError, VitdeployError, quoted
 from vitdeploy.extensions import has_wing, wing
 from vitdeploy.limits import ran_out_of_memory
 from vitdeploy.publish import storage_error
 
 SECTIONS = {
-    "From a checkpoint to a bundle": {
-        "run": "The whole pipeline: recipe in, proven bundle out.",
-        "tune": "The engine to ship: every variant made and judged here.",
-        "sweep": "Many recipes, one table.",
-    },
-    "Each step alone": {
-        "export": "A model to ONNX, compared with PyTorch; `export list` names the built-in models.",
-        "optimize": "Exact rewrites of a float graph, compared with the graph before.",
-        "quantize": "A float graph to INT8 for one target, with calibration images.",
-        "compile": "A graph to an engine for one target.",
-        "verify": "An artifact against the original, on the same images.",
-        "bench": "Latency and throughput, one process an artifact, in alternating blocks.",
-        "versions": "A bundle on a series of a runtime's releases: answers and times.",
-        "compare": "Two bundles or reports: a gate against lost answers and slower engines.",
-        "history": "All recorded results: series, and where they got slower or faster.",
+    "Make a bundle": {
+        "run": "Run the whole pipeline: a recipe in, a verified bundle out.",
+        "tune": "Search all variants on this machine for the engine to ship.",
+        "sweep": "Run many recipes, and compare them in one table.",
     },
     "Use a bundle": {
-        "predict": "What a bundle says to images: files, folders, standard input.",
-        "explain": "Where a model looks: attention maps over an image.",
-        "serve": "A bundle behind HTTP: the Open Inference Protocol, and images.",
-        "embed": "An app around a bundle's engine, as sources.",
-        "inspect": "What a bundle or an ONNX file holds; checks every digest.",
-        "bundle": "A bundle as one file: pack, unpack, verify, sign.",
+        "predict": "Run a bundle on images: files, folders, standard input.",
+        "serve": "Serve a bundle over HTTP: the Open Inference Protocol, and image files.",
+        "embed": "Write an app around a bundle's engine: C++, a web page, server layouts.",
+        "explain": "Draw attention maps over an image.",
+        "bundle": "Pack, unpack, verify or sign a bundle.",
     },
-    "This machine and others": {
-        "doctor": "What is installed here and which targets work.",
-        "selftest": "Prove a target on this machine: engines built, verified, benched, one report.",
-        "devices": "Boards and other machines, over ssh: add, doctor, deploy, status.",
-        "completion": "What a shell reads to complete commands, targets, models and devices.",
+    "Check and compare": {
+        "inspect": "Show what a bundle or an ONNX file contains, and check every digest.",
+        "compare": "Compare two bundles: a gate against lost answers and slower engines.",
+        "bench": "Benchmark artifacts in alternating processes.",
+        "history": "List recorded results, and where they got slower or faster.",
     },
+    "Single steps of `run`": {
+        "export": "Export a model to ONNX; `export list` names the built-in models.",
+        "optimize": "Rewrite a float graph exactly, and compare it with the graph before.",
+        "quantize": "Quantize a float graph for one target, with calibration images.",
+        "compile": "Compile a graph to an engine for one target.",
+        "verify": "Compare an artifact with its original on the same images.",
+    },
+    "Machines": {
+        "doctor": "Show what is installed here and which targets work.",
+        "devices": "Work on boards and other machines over ssh.",
+        "lab": "Rare commands: selftest, versions, completion.",
+    },
+}
+# Commands of `vitdeploy lab`.
+LAB = {
+    "selftest": "Test a target end to end on this machine.",
+    "versions": "Run a bundle on a series of releases of a runtime.",
+    "completion": "Print the shell-completion script.",
 }
 # The module of each command in this folder, and those of wings.
 HOMES = {
@@ -69,19 +77,21 @@ OF_WINGS = {
     "devices": "devices.command",
     "versions": "releases.command",
 }
-COMMANDS = {
-    name: what
-    for section in SECTIONS.values()
-    for name, what in section.items()
-    if name not in OF_WINGS or has_wing(OF_WINGS[name])
-}
-# Names of before, and what is called so now.
-RENAMED = {"sign": "bundle sign"}
+def _present(commands: Mapping[str, str]) -> dict[str, str]:
+    """The commands without those of wings that are left out."""
+    return {name: what for name, what in commands.items() if name not in OF_WINGS or has_wing(OF_WINGS[name])}
+
+
+COMMANDS = _present({name: what for section in SECTIONS.values() for name, what in section.items()})
+# Words that people type, and the commands that they mean.
+RENAMED = {"sign": "bundle sign", **{name: f"lab {name}" for name in LAB}}
 # Commands that a device install runs too, with the extra that has what they need beyond it.
 LIGHT = {"bench": "bench", "embed": "embed"}
 # Commands whose finished stages are stored, and those whose output appears whole or not at all.
 RESUMED = ("run", "tune", "sweep")
 WHOLE = ("export", "optimize", "quantize", "compile", "embed", "explain", "selftest")
+# How a recipe begins.
+_RECIPE, MOST_READ = re.compile(rb"""^\{?\s*["']?vitdeploy["']?\s*:""", re.MULTILINE), 4096
 # What the extra `export` installs, by the names of the modules.
 EXPORT_MODULES = {
     *("torch", "onnx", "onnxscript", "onnx_ir", "safetensors", "pydantic", "yaml"),
@@ -90,12 +100,21 @@ EXPORT_MODULES = {
 
 
 class LazyGroup(click.Group):
+    """A group whose commands are imported when they are called. `sections`: what each does, by title and name."""
+
+    def __init__(self, *, sections: Mapping[str, Mapping[str, str]], **settings: Any) -> None:
+        super().__init__(**settings)
+        self.sections = {title: _present(commands) for title, commands in sections.items()}
+        self.summaries = {name: what for section in self.sections.values() for name, what in section.items()}
+
     def list_commands(self, ctx: click.Context) -> list[str]:
-        return list(COMMANDS)
+        return list(self.summaries)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        if cmd_name not in COMMANDS:
+        if cmd_name not in self.summaries:
             return None
+        if cmd_name == "lab":
+            return lab
         if cmd_name in OF_WINGS:
             command = wing(OF_WINGS[cmd_name]).command
         else:
@@ -104,30 +123,53 @@ class LazyGroup(click.Group):
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        for title, commands in SECTIONS.items():
+        for title, commands in self.sections.items():
             with formatter.section(title):
-                formatter.write_dl([(name, what) for name, what in commands.items() if name in COMMANDS])
+                formatter.write_dl(list(commands.items()))
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
         """The names, without an import of every command for its help."""
         if incomplete.startswith("-"):
             return super().shell_complete(ctx, incomplete)
-        return [CompletionItem(name, help=what) for name, what in COMMANDS.items() if name.startswith(incomplete)]
+        names = [name for name in self.summaries if name.startswith(incomplete)]
+        return [CompletionItem(name, help=self.summaries[name]) for name in names]
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        if args and args[0] not in COMMANDS and not ctx.resilient_parsing:
-            near = RENAMED.get(args[0]) or next(iter(difflib.get_close_matches(args[0], COMMANDS, n=1)), "")
-            hint = f" Did you mean {near!r}?" if near else f" There are: {', '.join(COMMANDS)}."
+        if args and args[0] not in self.summaries and not ctx.resilient_parsing:
+            near = RENAMED.get(args[0]) or next(iter(difflib.get_close_matches(args[0], self.summaries, n=1)), "")
+            hint = f" Did you mean {near!r}?" if near else f" Commands: {', '.join(self.summaries)}."
             ctx.fail(f"No such command {args[0]!r}.{hint}")
         return super().resolve_command(ctx, args)
 
 
-@click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
+HELP = {"help_option_names": ["-h", "--help"]}
+
+
+@click.group(cls=LazyGroup, sections=SECTIONS, context_settings=HELP, invoke_without_command=True)
 @click.version_option(__version__, prog_name="vitdeploy")
-def cli() -> None:
-    """From a Vision Transformer checkpoint to the fastest engine that still gives the right answers."""
+@click.pass_context
+def cli(ctx: click.Context) -> None:
+    """From a Vision Transformer checkpoint to the fastest engine that still gives correct answers."""
+    if ctx.invoked_subcommand is None:
+        click.echo(f"vitdeploy {__version__}\nnext: {_next_step(Path())}\nAll commands: vitdeploy --help")
+
+
+@click.group(name="lab", cls=LazyGroup, sections={"Commands": LAB}, context_settings=HELP)
+def lab() -> None:
+    """Rare commands: test a target end to end, compare releases of a runtime, complete words in a shell."""
+
+
+def _next_step(folder: Path) -> str:
+    """The command to type next in a working folder: for its newest bundle, for its recipe, or to begin with."""
+    bundles = sorted(folder.glob("out/*/manifest.json"), key=lambda file: file.stat().st_mtime)
+    recipes = [file for file in sorted(folder.glob("*.yaml")) if _RECIPE.search(file.read_bytes()[:MOST_READ])]
+    if bundles:
+        return f"vitdeploy predict {quoted(bundles[-1].parent)} IMAGE"
+    if recipes:
+        return f"vitdeploy run {quoted(recipes[0])}"
+    return "vitdeploy doctor, then write a recipe: vitdeploy run --help"
 
 
 def main() -> None:
@@ -217,7 +259,9 @@ def _run() -> Any:
 
 
 def _command_of(arguments: Sequence[str]) -> str:
-    return next((word for word in arguments if not word.startswith("-")), "")
+    """The name of the command; of one of `lab`, its own."""
+    names = [word for word in arguments if not word.startswith("-")] or [""]
+    return names[1] if names[0] == "lab" and len(names) > 1 else names[0]
 
 
 def _interrupted(arguments: Sequence[str]) -> str:

@@ -47,6 +47,10 @@ def run(console: Console, options: Run, further: Further, recorded: RecordedBund
 
     With --model the original is the module that your own function returns, with the weights of source.checkpoint if the
     recipe has one. The recipe then names no model.
+
+    \b
+    Example:
+      vitdeploy run recipes/digits.yaml -o out/digits
     """
     from vitdeploy.recipe.load import given_recipe
 
@@ -89,6 +93,10 @@ def tune(console: Console, options: TuneRecipe, bounds: BudgetOptions) -> None:
 
     Prints the Pareto front and a verdict, and writes the recipe of the engine to ship. Options override the recipe's
     budget. Exit code 5 when nothing is proven to meet it.
+
+    \b
+    Example:
+      vitdeploy tune recipes/digits.yaml --max-drop 1 --time-budget 10m
     """
     from vitdeploy.recipe.load import given_recipe
 
@@ -159,6 +167,10 @@ def sweep(console: Console, options: Sweep, previews: Previews, costs: CostLimit
         small: {model: vit_small_patch16_224, checkpoint: small.safetensors}
     exclude: [{source: small, precision: fp32}]
     include: [{precision: int8, bench.duration: 20}]
+
+    \b
+    Example:
+      vitdeploy sweep recipes/digits.yaml recipes/transformer_reverse.yaml -o out/swept
     """
     limit, home = costs.limit(options.minutes), Path(options.folder or "")
     if previews.write is not None:

@@ -30,6 +30,10 @@ def predict(console: Console, options: Predict) -> None:
     A bundle of two towers, such as CLIP's, says which --text fits best; without any, the texts are its labels. One of
     promptable segmentation, such as SAM's, needs --point or --box. One of embeddings searches a --gallery. One that
     reads writing, such as TrOCR's, searches with --beams as transformers' generate does; without, as its own files say.
+
+    \b
+    Example:
+      vitdeploy predict out/digits calibration/digits/evaluation/7
     """
     with warnings.catch_warnings(record=True) as heard:
         warnings.simplefilter("always")

@@ -57,6 +57,10 @@ def export(console: Console, options: ExportOptions) -> None:
     with WORD in their names); timm:NAME or hf:FOLDER_OR_REPOSITORY; an .onnx file, or a folder that this command made;
     or a recipe (.yaml), of which source, preprocess and export apply. With --checkpoint alone, the architecture is
     recognised from the weights. A built-in name without a checkpoint gets seeded random weights.
+
+    \b
+    Example:
+      vitdeploy export recipes/digits.yaml -o steps/float
     """
     source, folder, batch = options.source, options.folder, options.batch
     if source[:1] == ("list",):
@@ -130,6 +134,10 @@ def optimize(console: Console, options: Optimize) -> None:
     GRAPH is a folder made by `vitdeploy export`, or an .onnx file of any exporter. The graph is first brought into
     canonical form (LayerNorm and GELU as single nodes, linears as MatMul and Add, shapes as constants). --merge-tokens
     applies after the comparison.
+
+    \b
+    Example:
+      vitdeploy optimize steps/float -o steps/fast
     """
     made = call("optimize", options)
     then = command_line(
@@ -160,6 +168,10 @@ def quantize(console: Console, options: Quantize, described: Described) -> None:
 
     For NVIDIA GPUs the types are written into the graph: int8, fp8 and fp16. A pass over the images finds what must
     stay in float32, and the result is evaluated on the images with these types.
+
+    \b
+    Example:
+      vitdeploy quantize steps/fast --data calibration/digits --target openvino-cpu -o steps/int8
     """
     made = call("quantize", with_images(options, described))
     then = command_line("vitdeploy", "compile", options.folder, "--target", options.target, "-o", "DIR")
@@ -180,6 +192,10 @@ def compile(console: Console, options: Compile, build: Build, pinned: Pinned) ->
 
     With --on a device measures its rows and compiles the engine, which is fetched. Only that device can load what
     TensorRT built.
+
+    \b
+    Example:
+      vitdeploy compile steps/int8 --target openvino-cpu -o steps/engine
     """
     options = dataclasses.replace(options, build=to_build(options.target, build))
     graph = Path(str(options.graph))
@@ -226,6 +242,10 @@ def verify(
     classification, detection, instance segmentation, segmentation and depth; other tasks are evaluated at once.
 
     With --on each device builds and runs the artifact's engine, and the original runs here.
+
+    \b
+    Example:
+      vitdeploy verify steps/engine --against steps/float --data calibration/digits
     """
     if (options.executor is not None or options.jobs) and (instead.bisect or there.on is not None):
         raise click.UsageError("--executor and --jobs share out an evaluation: leave --bisect and --on out.")
@@ -277,6 +297,10 @@ def bench(console: Console, options: Bench, source: SourceOptions, there: There,
     With --on each device builds and measures the engines itself, and all devices work at once. If the connection is
     lost, the job continues and the same command fetches the result. Ctrl-C stops the job. Of several devices of one
     kind, the spread is shown; one that throttles, or differs, is named and not counted.
+
+    \b
+    Example:
+      vitdeploy bench steps/engine steps/float --duration 2
     """
     api("values").require_pinned(there.expect_digest, options.artifacts)
     if there.on is not None and source != SourceOptions():
@@ -308,6 +332,10 @@ def compare(console: Console, options: Compare, labelled: Labelled, recorded: Re
     Bundles run here: engines of one target and precision answer the images of --data, and are measured in turns.
     Reports (report.json) are compared by their numbers; that is weaker, since they were not measured in turns. Exit
     code 5 when a limit is not kept, or not provably kept.
+
+    \b
+    Example:
+      vitdeploy compare out/digits steps/engine --data calibration/digits --max-drop 1 --no-bench
     """
     if options.junit is not None and not is_dir(Path(options.junit).parent):
         raise click.BadParameter(f"no folder {Path(options.junit).parent}", param_hint="--junit")

@@ -23,7 +23,7 @@ from vitdeploy.errors import CapabilityError, VitdeployError, WorkerError
 from vitdeploy.limits import Board, Doing, be_watched
 
 # Commands that answer at once, or look after themselves: the server has a supervisor of its own, such as systemd.
-ALONE = ("serve", "completion")
+ALONE = ("serve", "lab completion")
 PASSED_ON = (signal.SIGINT, signal.SIGTERM)
 # Seconds between two looks at what the command does, and those that it has to end when its time is over.
 LOOK, GRACE = 0.5, 3.0
@@ -44,8 +44,9 @@ def main() -> None:
 
 
 def _watchable(arguments: list[str]) -> bool:
-    named = next((word for word in arguments if not word.startswith("-")), None)
-    return named is not None and named not in ALONE and hasattr(signal, "sigtimedwait")
+    named = [word for word in arguments if not word.startswith("-")]
+    alone = any(" ".join(named).startswith(command) for command in ALONE)
+    return bool(named) and not alone and hasattr(signal, "sigtimedwait")
 
 
 def _fork(board: Board) -> int:

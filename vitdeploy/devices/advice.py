@@ -436,4 +436,4 @@ def _pip(seen: Seen, packages: str) -> str:
 def _use_environment(device: Device) -> str:
     if device.host is None:
         return "install vitdeploy into ~/venv and run it from there"
-    return f"vitdeploy devices add {device.name} {device.address} --python ~/venv/bin/python"
+    return f"vitdeploy devices add {device.name} {device.address} --python '~/venv/bin/python'"

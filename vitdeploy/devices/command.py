@@ -65,6 +65,10 @@ def deploy(console: Console, options: DeployOptions, pinned: Pinned) -> None:
     device is touched, and the exit code is 5. A device that is off is told; the same command serves it later.
 
     Apps load ~/.local/share/vitdeploy/deployed/NAME/current there.
+
+    \b
+    Example:
+      vitdeploy devices deploy out/digits --on pi
     """
     require_pinned(pinned.expect_digest, [options.bundle])
     _finish(console, wing("devices.api").roll_out(options, console))
@@ -82,6 +86,10 @@ def rollback(console: Console, options: _RollBack) -> None:
     """Let devices run the release of the deployment NAME again that they ran before.
 
     It is kept there, so nothing is sent; it must still give its golden answers.
+
+    \b
+    Example:
+      vitdeploy devices rollback digits --on pi
     """
     _finish(console, wing("devices.api").roll_back(options.name, options.on, options.target, console))
 
@@ -105,6 +113,10 @@ def status(console: Console, options: _Status) -> None:
     """What runs where: the releases of all deployments, or of NAME, as the devices say now.
 
     Of devices that are off, the last that was known is shown.
+
+    \b
+    Example:
+      vitdeploy devices status
     """
     found = wing("devices.api").standing(options.name, options.on, console)
     console.finish(found.document, found.lines(), None)
@@ -121,7 +133,12 @@ class _Add(Options):
 
 @command_of(_Add, name="add", parent=command)
 def add(console: Console, options: _Add) -> None:
-    """Name a device, or change what NAME stands for. Nothing is sent yet."""
+    """Name a device, or change what NAME stands for. Nothing is sent yet.
+
+    \b
+    Example:
+      vitdeploy devices add pi ssh://me@10.0.0.7 --python '~/venv/bin/python'
+    """
     name = options.name
     device = registry.new_device(name, options.address, options.python, tuple(options.labels), options.ssh_config)
     known = registry.read_devices()
@@ -138,7 +155,12 @@ def add(console: Console, options: _Add) -> None:
 
 @command_of(Options, name="list", parent=command)
 def list_devices(console: Console, options: Options) -> None:
-    """The devices that were added, and local."""
+    """The devices that were added, and local.
+
+    \b
+    Example:
+      vitdeploy devices list
+    """
     devices = [registry.this_machine(), *registry.read_devices().values()]
     wide = max(len(device.name) for device in devices) + 2
     far = max(len(device.address) for device in devices) + 2
@@ -156,7 +178,12 @@ class _Remove(Options):
 
 @command_of(_Remove, name="remove", parent=command)
 def remove(console: Console, options: _Remove) -> None:
-    """Forget a device. What was copied there stays, in ~/.cache/vitdeploy-agent."""
+    """Forget a device. What was copied there stays, in ~/.cache/vitdeploy-agent.
+
+    \b
+    Example:
+      vitdeploy devices remove pi
+    """
     known, name = registry.read_devices(), options.name
     if name not in known:
         there = ", ".join(known) or "none was added"
@@ -172,7 +199,12 @@ class _Doctor(Options):
 
 @command_of(_Doctor, name="doctor", parent=command)
 def doctor(console: Console, options: _Doctor) -> None:
-    """What a device is and what works there; exit code 4 where nothing does."""
+    """What a device is and what works there; exit code 4 where nothing does.
+
+    \b
+    Example:
+      vitdeploy devices doctor pi
+    """
     from vitdeploy.devices.client import Client
 
     devices = registry.find_devices(options.name)

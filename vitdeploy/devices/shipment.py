@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from vitdeploy.bundle.read import MANIFEST_FILE, file_sha256
+from vitdeploy.bundle.read import MANIFEST_FILE, file_sha256, require_graphs
 from vitdeploy.devices import client, registry
 from vitdeploy.devices.agent.documents import FORMAT, DeviceJob, Kind, PlacedArtifact, PlacedGraph
 from vitdeploy.errors import InputError, quoted
@@ -88,6 +88,7 @@ def _of_engine(
 ) -> Shipment:
     """Of an engine of a bundle: one that is code as it is, for the device that it was built on."""
     require_image_alone(manifest.name, further_inputs(manifest.task, engine.inputs), "a device")
+    require_graphs(folder, manifest, "a device that builds its own engine")
     files = {part.part: folder / part.graph for part in engine.parts or (engine,)}
     if engine.row_parts is not None:  # as the bundle's own files compute them
         files = {engine.part: new_folder(work, "rows") / MODEL_FILE}

@@ -54,6 +54,10 @@ def command(console: Console, options: Embed) -> None:
     """Write an app around a bundle's engine, as sources to read, build and keep.
 
     The bundle's golden answers come with it as a test.
+
+    \b
+    Example:
+      vitdeploy embed out/digits --as cpp -o app
     """
     read_bundle(options.bundle)
     check_replaceable(options.folder, ())

@@ -194,7 +194,7 @@ def _of_bundle(folder: Path, engine: str) -> MeasuredArtifact | None:
     try:
         files = decode(Provenance, manifest.provenance).source.sha256
     except DecodeError:  # a bundle of something else than `run`
-        graphs = {each.graph for each in manifest.engines}
+        graphs = {engine.graph or engine.files[0] for engine in manifest.engines}
         files = {entry.path: entry.sha256 for entry in manifest.files if entry.path in graphs}
     return MeasuredArtifact(manifest.name, engine, digest_of(files))
 

@@ -29,6 +29,10 @@ def command(console: Console, options: HistoryOptions) -> None:
     Results get into a history by --history of run, bench, compare and sweep. A change is told with what is another one
     on both sides: the runtime, the driver, vitdeploy, the model. Results that are not decided are shown and no part of
     the search. Files that are none of a history are named and left out. The exit code is 0 whatever has changed.
+
+    \b
+    Example:
+      vitdeploy history results
     """
     module, page = wing("history.api"), options.folder
     found = module.read_history(options.where, page, progress=console)

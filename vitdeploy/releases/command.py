@@ -1,4 +1,4 @@
-"""`vitdeploy versions BUNDLE --runtime 'openvino==2025.2..2026.4'`: answers and times on a series of releases."""
+"""`vitdeploy lab versions BUNDLE --runtime 'openvino==2025.2..2026.4'`: answers and times on a series of releases."""
 
 from vitdeploy.api.options import (
     VersionsOptions,
@@ -14,6 +14,10 @@ def command(console: Console, options: VersionsOptions) -> None:
     finds it. There every engine of the bundle answers the golden inputs, and one that answers right is measured beside
     the same engine on the release that the bundle was made with. Releases that do not install here are named. The exit
     code is 0 whatever the engines answer.
+
+    \b
+    Example:
+      vitdeploy lab versions out/digits --runtime 'openvino==2026.3..2026.4'
     """
     found = call("versions", options)
     console.finish(found.document, found.lines(), None)

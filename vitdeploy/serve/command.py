@@ -70,6 +70,10 @@ def command(console: Console, options: Serve) -> None:
     """Answer HTTP requests with a bundle: the Open Inference Protocol v2, and images at /predict.
 
     Ctrl+C or SIGTERM stops the server; it answers the requests that it has accepted first.
+
+    \b
+    Example:
+      vitdeploy serve out/digits --port 8080
     """
     from vitdeploy.runtime.monitor import Monitor
 

@@ -87,7 +87,7 @@ class GraphSpec:
 class EngineSpec:
     """What one target loads, and what was seen when it ran.
 
-    `files` are the paths that the runtime loads, `graph` is the placement they were made from. `precision` is the one
+    `files` are the paths that the runtime loads, `graph` is the placement they were made from, "" in a slim bundle. `precision` is the one
     that really ran: "int8" only when every linear and convolution placed in INT8 ran in an INT8 kernel. `kernels`
     counts linears and convolutions by the precision they ran in. `batch` is the batch the engine is compiled at unless
     the caller asks for another (only a graph with a dynamic batch can be compiled at another).
@@ -182,6 +182,7 @@ class Manifest:
     """`manifest.json` of a bundle, format 1. Data only: no field can name code.
 
     `preprocess` is None where the input is no image; `postprocess` is of the class of the task (`postprocess_of`).
+    `graphs`: the float graphs by name; none in a slim bundle (`bundle.write.slim_bundle`).
     `sizes` are further image sizes of the same model, as "384x384" (height, width): `sizes/384x384` is a whole bundle.
     `gates`: by artifact, whether the engine met its budget when the bundle was made. `recommended`: the artifact that
     the verdict recommends, which is the first of `engines`; None where it recommends none of them. `grade`: of the

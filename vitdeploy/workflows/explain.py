@@ -7,7 +7,7 @@ from pathlib import Path
 import onnx_ir as ir
 
 from vitdeploy.attention import Floats, InstrumentedOutputs, read_by, run_instrumented, to_grid
-from vitdeploy.bundle.read import read_bundle, verify_files
+from vitdeploy.bundle.read import read_bundle, require_graphs, verify_files
 from vitdeploy.document.commands import Explanation
 from vitdeploy.errors import GraphError, InputError, OutputError
 from vitdeploy.graph.analysis.attention import AttentionViews, object_views, token_views
@@ -42,6 +42,7 @@ def explain(bundle: Path, image: Path, output: Path) -> Explanation:
     """
     _check_output(output, image)
     manifest = read_bundle(bundle)
+    require_graphs(bundle, manifest, "a map of attention")
     if manifest.preprocess is None:
         raise InputError(
             f"{bundle} takes no images, so there is nothing to draw over",

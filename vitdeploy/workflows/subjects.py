@@ -14,7 +14,7 @@ from pathlib import Path, PurePosixPath
 
 from vitdeploy.backends import TARGETS
 from vitdeploy.benchmark.run import BenchCandidate, engine_candidate
-from vitdeploy.bundle.read import read_bundle
+from vitdeploy.bundle.read import read_bundle, require_graphs
 from vitdeploy.bundle.sign import signed_digests
 from vitdeploy.data.classes import differing
 from vitdeploy.document import report, verified
@@ -258,6 +258,7 @@ class Finder:
 
     def _rebuilt(self, subject: Subject, folder: Path, engine: EngineSpec, labels: tuple[str, ...]) -> Subject:
         """The subject of an engine that is built here, of the graph in the bundle."""
+        require_graphs(folder, read_bundle(folder), "an engine that is built here")
         out, accepted = new_folder(self.work, "engine"), engine.accepted or ()
         manifest = placement.compile_bundle(
             folder / engine.graph, engine.target, engine.batch, engine.precision, out, accepted=accepted

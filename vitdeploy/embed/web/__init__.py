@@ -11,6 +11,7 @@ from typing import Any
 import onnx_ir as ir
 
 from vitdeploy import __version__
+from vitdeploy.bundle.read import require_graphs
 from vitdeploy.embed.source import Embedded, find_embedded, has_form, refuse_fit, render, require_pixels, write_golden
 from vitdeploy.embed.web.pad import drawing_form
 from vitdeploy.errors import CapabilityError, GraphError
@@ -52,6 +53,7 @@ def write(folder: Path, out: Path) -> list[str]:
     """
     found = find_embedded(folder, TARGETS, "the web page", has_form)
     refuse_fit(found, "the web page")
+    require_graphs(folder, found.manifest, "the web page")
     source = found.manifest.graphs["model"]
     for tensors in (found.engine.inputs, source.inputs):
         require_pixels(found, tensors, "the web page")
