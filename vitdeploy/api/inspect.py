@@ -391,7 +391,7 @@ def pack_slim(bundle: Path, target: str, output: Path, key: Path | None, progres
         raise SignatureError(
             f"the signature of {bundle} covers the whole bundle, not a slim one",
             found="a signed bundle, and no key",
-            wanted="the private key that signs the slim bundle",
+            expected="the private key that signs the slim bundle",
             fix="add --key KEY.pem, or pack the whole bundle",
         )
     rebuilt = RUNTIME[target].engine_is_code if target in TARGETS else False

@@ -249,7 +249,7 @@ def require_graphs(folder: Path, manifest: Manifest, what: str) -> None:
         raise MissingFileError(
             f"{folder} is a slim bundle, and {what} needs its graphs",
             found=f"engines for {', '.join(sorted({engine.target for engine in manifest.engines}))} alone",
-            wanted="the whole bundle",
+            expected="the whole bundle",
             fix="use the bundle that it was packed from",
         )
 

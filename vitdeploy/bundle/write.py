@@ -164,7 +164,7 @@ def slim_bundle(folder: Path, target: str, out: Path, *, rebuilt: bool = False) 
     if not engines:
         targets = sorted({engine.target for engine in manifest.engines})
         raise TargetError(
-            f"{folder} has no engine for {target}", found=", ".join(targets), wanted="a target of the bundle"
+            f"{folder} has no engine for {target}", found=", ".join(targets), expected="a target of the bundle"
         )
     names = {engine.artifact for engine in engines}
     golden = manifest.golden

@@ -206,21 +206,21 @@ class FlowView(Runner):
 
     def __init__(self, whole: FlowRunner, outputs: Sequence[str]) -> None:
         super().__init__(whole.name)
-        self.whole, self._wanted_outputs = whole, tuple(outputs)
+        self.whole, self._read_outputs = whole, tuple(outputs)
 
     def _load(self) -> None:
         self.whole.load()
         flow = self.whole.flow
-        sources = [flow.outputs[name] for name in self._wanted_outputs]
+        sources = [flow.outputs[name] for name in self._read_outputs]
         fed = {source for part in self.whole.linked.needed(sources) for source in part.feeds.values()}
         self.inputs = tuple(tensor for tensor in self.whole.inputs if tensor.name in fed)
-        self.outputs = tuple(tensor for tensor in self.whole.outputs if tensor.name in self._wanted_outputs)
+        self.outputs = tuple(tensor for tensor in self.whole.outputs if tensor.name in self._read_outputs)
         self.provider = self.whole.provider
 
     def _infer(self, feeds: Mapping[str, Array]) -> dict[str, Array]:
         flow = self.whole.flow
-        found = self.whole.linked.values(feeds, [flow.outputs[name] for name in self._wanted_outputs])
-        return own_arrays({name: found[flow.outputs[name]] for name in self._wanted_outputs})
+        found = self.whole.linked.values(feeds, [flow.outputs[name] for name in self._read_outputs])
+        return own_arrays({name: found[flow.outputs[name]] for name in self._read_outputs})
 
     def _close(self) -> None:
         self.whole.close()

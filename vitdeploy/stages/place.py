@@ -198,11 +198,11 @@ def place_step(
     config, quantized = PlaceConfig(candidate.target, candidate.precision), candidate.precision in QUANTIZED
     if quantized:
         config = replace(plain, precision=candidate.precision, float_parts=float_parts)
-    wanted_searches: dict[Search[Mixed] | Search[HighPrecision], bool] = {
+    by_need: dict[Search[Mixed] | Search[HighPrecision], bool] = {
         MIXED_SEARCH: candidate.precision == "mixed",
         HIGH_PRECISION_SEARCH: raises,
     }
-    searches = {search: candidate.step(search.kind) for search, expected in wanted_searches.items() if expected}
+    searches = {search: candidate.step(search.kind) for search, needed in by_need.items() if needed}
 
     def write(folders: Folders, out: Path, progress: Progress) -> None:
         progress(candidate.step("place"), 0, 1)
