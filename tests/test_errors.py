@@ -74,9 +74,9 @@ def test_found_wanted_and_fix_stand_on_their_own_lines():
     text = str(errors.DataError("too few images", found="3", expected="10", fix="add images"))
     assert text.splitlines() == [
         "VD2301  too few images",
-        "        found:  3",
+        "        found:    3",
         "        expected: 10",
-        "        fix:    add images",
+        "        fix:      add images",
     ]
 
 
@@ -92,16 +92,16 @@ def test_what_a_terminal_would_obey_is_escaped():
     error = errors.InputError(f"no {odd}", found=odd)
     assert str(error).split("\n") == [
         "VD2000  no a\\x1b[2J\\x00b\\rc\\u202egnp\\ud800 é 犬\u200d",
-        "        found:  a\\x1b[2J\\x00b\\rc\\u202egnp\\ud800 é 犬\u200d",
+        "        found:    a\\x1b[2J\\x00b\\rc\\u202egnp\\ud800 é 犬\u200d",
     ]
     assert errors.visible("a\tb\nc") == "a\tb\nc"
 
 
 def test_an_error_as_plain_data_has_every_field():
-    error = errors.TargetError("no such target", found="tpu", expected="openvino-cpu")
+    error = errors.TargetError("is not a target", found="tpu", expected="openvino-cpu")
     assert error.to_dict() == {
         "code": "VD2402",
-        "message": "no such target",
+        "message": "is not a target",
         "exit_code": 2,
         "found": "tpu",
         "expected": "openvino-cpu",

@@ -53,7 +53,7 @@ def test_nothing_is_there_without_a_package(install):
 def test_two_packages_that_give_one_name_are_refused(install):
     install("one_toy", ("seven", "one_toy:ROW"))
     install("two_toys", ("seven", "two_toys:ROW"))
-    with pytest.raises(HostError, match=r"two packages give 'seven'") as raised:
+    with pytest.raises(HostError, match=r"two packages register 'seven'") as raised:
         entry_points_of(GROUP)
     assert raised.value.found == "one_toy:ROW and two_toys:ROW"
 

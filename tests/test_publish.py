@@ -247,7 +247,7 @@ def test_what_is_made_for_the_output_is_called_by_its_name(tmp_path, place):
 def test_a_folder_in_which_nothing_can_be_made_is_said():
     with pytest.raises(StorageError, match="/proc cannot be") as caught, temporary_folder(module.Path("/proc")):
         pytest.fail("the block must not be entered")
-    assert caught.value.found == "nothing can be made in there"
+    assert caught.value.found == "no folder can be made there"
 
 
 # --- paths that cannot be an output -----------------------------------------------------------------------------------
@@ -273,11 +273,11 @@ def below_a_link_to_nothing(path):
 )
 def test_a_path_that_no_folder_can_have_is_the_wrong_input(tmp_path, make, found):
     final = make(tmp_path)
-    with pytest.raises(OutputError, match="cannot be made") as caught:
+    with pytest.raises(OutputError, match="cannot be created") as caught:
         check_replaceable(final, OURS)
     assert found in caught.value.found and "-o" in caught.value.fix
     if "link" not in found:
-        with pytest.raises(OutputError, match="cannot be made"), replacing_file(final, lambda path: True):
+        with pytest.raises(OutputError, match="cannot be created"), replacing_file(final, lambda path: True):
             pytest.fail("the block must not be entered")
 
 
@@ -407,6 +407,6 @@ def test_a_link_is_moved_in_one_step_and_nothing_else_is_replaced(tmp_path):
     assert names(tmp_path) == ["a", "b", "current"]
     for name in ("a", "file"):
         (tmp_path / "file").write_bytes(b"mine")
-        with pytest.raises(OutputError, match="is no link, so it is not replaced"):
+        with pytest.raises(OutputError, match="exists and is not a link; it is not replaced"):
             point(tmp_path / name, Path("b"))
     assert (tmp_path / "file").read_bytes() == b"mine" and (tmp_path / "a").is_dir()

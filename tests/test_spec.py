@@ -140,8 +140,8 @@ def test_a_whole_number_is_a_number():
         ({"resize": 32.0}, "$.resize: found '32.0', expected an integer or a list"),
         ({"resize": True}, "$.resize: found 'True', expected an integer or a list"),
         ({"resize": None}, "$.resize: found 'None', expected an integer or a list"),
-        ({"crop": [32]}, "$.crop: found '[32]', expected a list of 2"),
-        ({"crop": [1, 2, 3]}, "$.crop: found '[1, 2, 3]', expected a list of 2"),
+        ({"crop": [32]}, "$.crop: found '[32]', expected a list of 2 values"),
+        ({"crop": [1, 2, 3]}, "$.crop: found '[1, 2, 3]', expected a list of 2 values"),
         ({"crop": 32}, "$.crop: found '32', expected a list"),
         ({"crop": [32, "x"]}, "$.crop[1]: found 'x', expected an integer"),
         (

@@ -65,5 +65,5 @@ def test_the_rest_works_without(wing, digits, small_export, small_bundle, tmp_pa
     assert usage[0] == "0" and [each[0] for each in others] == ["0"] * (3 if wing == "all" else 1), done.stdout
     gone = [name for name, home in OF_WINGS.items() if name in COMMANDS and home.partition(".")[0] in hidden]
     assert {name for name in COMMANDS if not re.search(rf"^  {name} ", usage, re.MULTILINE)} == set(gone)
-    why = "installed without vitdeploy.devices" if "devices" in hidden else "no device is called"
+    why = "installed without vitdeploy.devices" if "devices" in hidden else "unknown device"
     assert why in told

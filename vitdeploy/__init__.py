@@ -1,4 +1,4 @@
-"""vitdeploy: from a Vision Transformer checkpoint to a proven engine in one folder.
+"""vitdeploy: from a Vision Transformer checkpoint to a verified engine in one folder.
 
 From a module and images to a predictor::
 
@@ -8,12 +8,12 @@ From a module and images to a predictor::
     bundle = vd.deploy(model, "images", targets=["openvino-cpu"], max_drop=1.0)
     predictor = vd.load(bundle.folder)
 
-Importing this loads nothing heavy: each name is imported when it is first asked for.
+Importing this loads nothing heavy: each name is imported on first use.
 """
 
 __version__ = "0.1.0"
 
-# Where each public name is: a module of `vitdeploy`, and what it is called there.
+# The location of each public name: a module of `vitdeploy`, and the name in it.
 _HOMES = {
     **dict.fromkeys(("Bundle", "Graph", "Model"), "api.artifacts"),
     "model": "api.model",
@@ -29,7 +29,7 @@ _HOMES = {
     "Monitor": "runtime.monitor",
     "Preprocess": "spec",
     "Postprocess": "runtime.tasks.detection",
-    # Of wings.
+    # From wings.
     **dict.fromkeys(("History", "Reported", "read_history", "record", "report_to"), "history.api"),
     **dict.fromkeys(("Versions", "versions"), "releases.api"),
     **dict.fromkeys(("bench_on", "verify_on"), "devices.api"),
@@ -42,7 +42,7 @@ __all__ = ["__version__", *sorted(_HOMES)]
 def __getattr__(name: str) -> object:
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from vitdeploy.extensions import wing  # which says where one is left out
+    from vitdeploy.extensions import wing  # raises an error if the wing is not installed
 
     return getattr(wing(_HOMES[name]), _CALLED.get(name, name))
 

@@ -1,5 +1,5 @@
-"""Attention weights for an image: a graph run with them as outputs on ONNX Runtime, and their rows as maps over
-patches."""
+"""Attention weights for an image: run a graph with the weights as outputs on ONNX Runtime, and turn their rows into
+maps over patches."""
 
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -25,8 +25,8 @@ Floats = npt.NDArray[np.float64]
 class InstrumentedOutputs:
     """The outputs of a graph for one image.
 
-    outputs: its own, without the batch axis. means: float64 [queries, keys] of every attention but the last, the mean
-    over its heads. heads: float64 [heads, queries, keys] of the last one.
+    outputs: the graph's own outputs, without the batch axis. means: float64 [queries, keys] for every attention except
+    the last, the mean over its heads. heads: float64 [heads, queries, keys] for the last attention.
     """
 
     outputs: Mapping[str, Array]
@@ -38,14 +38,14 @@ class InstrumentedOutputs:
         return rollout([*self.means, self.heads.mean(axis=0)], pooled=views.last.learned)
 
     def flow_map(self, views: AttentionViews) -> Floats:
-        """The same for those that are looked at, over the patches: float64 [rows, columns]."""
+        """The rollout of the query rows of interest, over the patches: float64 [rows, columns]."""
         return to_grid(read_by(self.flow(views), views.rows), views.grid)
 
 
 def run_instrumented(
     model: ir.Model, views: AttentionViews, images: Iterable[Pixels], preprocess: PreprocessSpec
 ) -> Iterator[InstrumentedOutputs]:
-    """Run a graph on images, one at a time. `views` are those of `model`, which is changed in place.
+    """Run a graph on images, one by one. `views` belong to `model`, which is changed in place.
 
     Raises:
         GraphError, EngineError: ONNX Runtime cannot run the graph.
@@ -54,7 +54,7 @@ def run_instrumented(
     with tempfile.TemporaryDirectory(prefix="vitdeploy-") as folder:
         file = Path(folder) / "marked.onnx"
         save_graph(model, file)
-        with OnnxRuntimeRunner(file, name="the graph that is looked at", batch=1) as runner:
+        with OnnxRuntimeRunner(file, name="the float graph", batch=1) as runner:
             tensor = runner.inputs[0]
             batch = tensor.shape[0] if isinstance(tensor.shape[0], int) else 1
             for pixels in images:
@@ -76,14 +76,14 @@ def _watched(
 
 
 def rollout(blocks: Sequence[Floats], *, pooled: bool = False) -> Floats:
-    """How much of each token of the input is in each token of the output, if attention alone mixed them.
+    """The share of each input token in each output token, if only attention mixed them.
 
     Abnar & Zuidema, "Quantifying Attention Flow in Transformers", arXiv 2005.00928, section 3: a block's matrix is the
-    mean over its heads, A = 0.5 W + 0.5 I for its residual connection, rows made to sum to 1; the blocks' matrices are
+    mean over its heads, A = 0.5 W + 0.5 I for its residual connection, rows normalised to sum to 1; the matrices are
     multiplied, the last one leftmost.
 
     Args:
-        blocks: the mean over the heads, [tokens, tokens] each; the last one may have the first rows only,
+        blocks: the means over the heads, each [tokens, tokens]; the last one may have only the first rows,
             [queries, tokens].
         pooled: the last one is attention pooling, whose query is a parameter: it has no residual connection.
 
@@ -103,7 +103,7 @@ def read_by(weights: Floats, rows: Sequence[int]) -> Floats:
 
 
 def to_grid(weights: Floats, grid: tuple[int, int]) -> Floats:
-    """[..., prefix + patches] -> [..., rows, columns]: the tokens before the patches are left out, nothing is rescaled,
-    so that a map's sum is the share that goes to patches."""
+    """[..., prefix + patches] -> [..., rows, columns]: drops the tokens before the patches and rescales nothing, so the
+    sum of a map is the share of the patches."""
     patches = grid[0] * grid[1]
     return np.asarray(weights[..., weights.shape[-1] - patches :].reshape(*weights.shape[:-1], *grid))

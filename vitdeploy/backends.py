@@ -1,12 +1,12 @@
-"""The targets, and one table per layer of what a back end does there.
+"""The targets, and one table of back ends per layer.
 
-A target is a back end on a kind of device. What a layer asks of a back end is a row of that layer's own table: a frozen
-dataclass of functions, which stands in the back end's own file and is imported at first use. `runtime`, `compilation`,
-`benchmark` and `quantization` each have a table in their `backend.py`.
+A target is a back end on a kind of device. The functions that a layer needs from a back end are a row of that layer's
+table: a frozen dataclass of functions, defined in the back end's own file and imported at first use. `runtime`,
+`compilation`, `benchmark` and `quantization` each have a table in their `backend.py`.
 
-A package from outside adds a back end by entry points: its targets in the group `vitdeploy.targets` (by target name, a
-`Target` each), and its rows in `vitdeploy.runtime`, `vitdeploy.compilation`, `vitdeploy.benchmark` and
-`vitdeploy.quantization` (by the name of the back end).
+Another package adds a back end by entry points: its targets in the group `vitdeploy.targets` (a `Target` by target
+name), and its rows in `vitdeploy.runtime`, `vitdeploy.compilation`, `vitdeploy.benchmark` and `vitdeploy.quantization`
+(by the name of the back end).
 """
 
 import difflib
@@ -23,9 +23,9 @@ from vitdeploy.spec import Precision
 class Target:
     """One row of the capability table: a back end on a device.
 
-    `module` is the Python module of the runtime, `package` what pip calls it, `extra` the extra of vitdeploy that
-    installs it ("" where it is none of ours). `typed`: half precision stands in the graph, where other targets have it
-    as a setting of the runtime.
+    `module` is the Python module of the runtime, `package` its pip package, `extra` the extra of vitdeploy that
+    installs it ("" for none). `typed`: half precision is written into the graph; other targets have it as a setting of
+    the runtime.
     """
 
     name: str
@@ -57,7 +57,7 @@ _BUILT_IN = {
             extra="openvino",
             package="openvino",
             module="openvino",
-            # Half precision is a runtime hint; whether this CPU has it is asked of the runtime when compiling.
+            # Half precision is a runtime hint; compilation queries the runtime for the support of this CPU.
             precisions=("fp32", "fp16", "bf16", "int8", "mixed", "int4"),
         ),
         Target(
@@ -129,7 +129,7 @@ class UnknownTargetError(TargetError, KeyError):
 
 
 def near_target(name: object) -> str:
-    """The target that is meant by a name that none has, "" where none is near. A runtime alone means its CPU."""
+    """The target closest to an unknown name, "" if none is close. The name of a runtime means its CPU target."""
     if f"{name}-cpu" in (names := list(TARGETS)):
         return f"{name}-cpu"
     return next(iter(difflib.get_close_matches(str(name), names, n=1)), "")
@@ -141,9 +141,9 @@ class _Targets(RowTable[Target]):
     def unknown(self, name: str) -> Exception:
         near = near_target(name)
         return UnknownTargetError(
-            f"no target is called {name!r}",
+            f"unknown target {name!r}",
             expected=", ".join(self),
-            fix=f"did you mean {near}?" if near else "`vitdeploy doctor` says which work on this machine",
+            fix=f"did you mean {near}?" if near else "`vitdeploy doctor` lists the targets that work on this machine",
         )
 
 
@@ -154,19 +154,19 @@ Row = TypeVar("Row")
 
 
 class BackendTable(Generic[Row]):
-    """What one layer asks of each back end.
+    """The functions that one layer needs from each back end.
 
     Args:
-        layer: the package that asks; `vitdeploy.<layer>` is the group of entry points that adds to the table.
+        layer: the package of the layer; the entry points `vitdeploy.<layer>` add to the table.
         kind: the class of a row.
-        rows: where the row of each back end stands, as "module:attribute".
+        rows: the location of each back end's row, as "module:attribute".
     """
 
     def __init__(self, layer: str, kind: type[Row], rows: Mapping[str, str]) -> None:
         self.layer, self.kind, self.rows = layer, kind, rows
 
     def find(self, target: str) -> Row | None:
-        """The row of a target's back end; None where it has none in this layer.
+        """The row of a target's back end; None if it has no row in this layer.
 
         Raises:
             TargetError: an unknown target.
@@ -181,13 +181,13 @@ class BackendTable(Generic[Row]):
         return None if entry is None else load_row(entry, self.kind)
 
     def __getitem__(self, target: str) -> Row:
-        """As `find`; raises TargetError where the back end has no row here."""
+        """Like `find`, but raises TargetError if the back end has no row in this layer."""
         row = self.find(target)
         if row is None:
             backend = TARGETS[target].backend
             raise TargetError(
-                f"the back end {backend!r} of the target {target} has no part in {self.layer}",
+                f"the back end {backend!r} of target {target} does not support {self.layer}",
                 expected=f"an entry point {backend!r} in the group vitdeploy.{self.layer}",
-                fix=f"ask those who make the package of {target}",
+                fix=f"report it to the authors of the package that provides {target}",
             )
         return row

@@ -3,41 +3,41 @@
 VitdeployError                     exit 1   a bug of ours when raised as such
 ├── InputError                     exit 2   the input is wrong
 │   ├── RecipeError                VD2001   unknown, missing or ill-typed recipe fields, all at once
-│   ├── MissingFileError           VD2002   a file or folder is not there
-│   ├── OutputError                VD2003   the output path holds something that is not ours to replace
-│   ├── UnknownModelError          VD2101   no such built-in architecture
+│   ├── MissingFileError           VD2002   a file or folder is missing
+│   ├── OutputError                VD2003   the output path holds something that vitdeploy did not make
+│   ├── UnknownModelError          VD2101   unknown built-in architecture
 │   ├── CheckpointError            VD2102   keys, shapes or class count do not fit the architecture
 │   ├── NonFiniteWeightsError      VD2103   NaN or infinity in the weights
-│   ├── UserCodeError              VD2104   a function of the user's that gives no model
+│   ├── UserCodeError              VD2104   a user function that returns no model
 │   ├── ExportError                VD2201   the exported graph is not the same function as the model
-│   ├── GraphError                 VD2202   not an ONNX file, or not one that this step can work on
-│   ├── DataError                  VD2301   images, annotations or class names that cannot be used
+│   ├── GraphError                 VD2202   not an ONNX file, or one that this step cannot process
+│   ├── DataError                  VD2301   unusable images, annotations or class names
 │   ├── ImageError                 VD2302   an image that cannot be decoded, or is too large
 │   ├── TensorError                VD2401   an array whose name, dtype or shape the engine does not take
 │   ├── TargetError                VD2402   an unknown target, or one that the artifact was not made for
-│   ├── UnknownDeviceError         VD2403   a device that is not registered, or registered wrong
+│   ├── UnknownDeviceError         VD2403   a device that is not registered, or wrongly registered
 │   └── ClosedError                VD2404   a predictor or runner that is closed, or not loaded yet
 ├── UnsafeError                    exit 3   refused as unsafe
-│   ├── PickleError                VD3001   a pickle that is more than plain weights
+│   ├── PickleError                VD3001   a pickle that holds more than plain weights
 │   ├── DigestError                VD3101   bytes differ from the digest recorded for them
 │   ├── ManifestError              VD3102   a manifest that breaks a rule of the format
 │   ├── UnsafeGraphError           VD3103   an ONNX file that reaches outside its folder, or of absurd sizes
 │   ├── UntrustedEngineError       VD3104   a native engine that neither this user built nor a named identity signed
-│   ├── SignatureError             VD3105   not signed, signed by somebody else, or changed since
+│   ├── SignatureError             VD3105   not signed, signed by another identity, or changed since
 │   ├── DeviceResultError          VD3106   a device's result that is not what it claims to be
-│   ├── ArchiveError               VD3107   a packed bundle that is not byte for byte as one is written
-│   └── LimitError                 VD3108   a file that takes more time or memory than it may, or ends the process
+│   ├── ArchiveError               VD3107   a packed bundle that `bundle pack` would not write
+│   └── LimitError                 VD3108   a file that exceeds its time or memory limit, or crashes the process
 ├── HostError                      exit 4   this machine lacks something
 │   ├── MissingPackageError        VD4001   a package is not installed; names the extra that installs it
-│   ├── CapabilityError            VD4002   the runtime or CPU cannot do what was asked
-│   │   └── KnownBadError          VD4003   this release of the runtime is known to compute such a graph wrongly
+│   ├── CapabilityError            VD4002   the runtime or CPU lacks a feature
+│   │   └── KnownBadError          VD4003   this runtime release is known to compute such a graph wrongly
 │   ├── KnownBadTableError         VD4004   the table of such releases cannot be read
 │   ├── StorageError               VD4101   the disk is full, read-only or not writable
 │   ├── HubError                   VD4102   a model hub that cannot be reached, or does not have it
 │   ├── EngineError                VD4201   a runtime refused or failed on a graph
-│   ├── WorkerError                VD4202   a measuring or building process died, or the command itself
+│   ├── WorkerError                VD4202   a worker process, or the command itself, died
 │   ├── DeviceMemoryError          VD4203   too little memory on the GPU
-│   ├── AnswersError               VD4204   an engine that does not give its golden answers on this machine
+│   ├── AnswersError               VD4204   an engine does not reproduce its golden answers on this machine
 │   └── DeviceError                VD4301   a device that cannot be reached, or whose job was lost
 └── GateError                      exit 5, VD5001   a budget is not met, or not provably met
 """
@@ -46,26 +46,26 @@ import re
 import shlex
 from collections.abc import Iterator
 
-# What a terminal obeys or cannot write: control characters but tabs and ends of lines, what turns the direction of text
-# (Unicode Standard Annex 9, section 2), and halves of surrogate pairs.
+# Characters that control a terminal or that it cannot print: control characters except tabs and newlines, bidirectional
+# controls (Unicode Standard Annex 9, section 2), and lone surrogates.
 _OBEYED = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
-# What a shell reads more into inside of double quotes.
+# Characters that a shell interprets inside double quotes.
 _EXPANDED = set('"$`!\\\n')
 
 
 def visible(text: str) -> str:
-    """The text as it may be printed, wherever parts of it come from: what a terminal would obey is escaped."""
+    """Return text that is safe to print whatever its source: terminal control characters are escaped."""
     return _OBEYED.sub(lambda found: ascii(found[0])[1:-1], text)
 
 
 def quoted(word: object) -> str:
-    """A path or name as a shell takes it, for every command that is printed: whoever made the name does not choose what
-    runs where the command is pasted."""
+    """Return a path or name quoted for a shell, for use in printed commands: a hostile name cannot change what a pasted
+    command runs."""
     return shlex.quote(str(word))
 
 
 def python_command(code: str) -> str:
-    """A command that runs Python code, whatever paths and names are in the code."""
+    """Return a shell command that runs Python code, with quoting that is safe for any path or name in it."""
     return "python -c " + (quoted(code) if set(code) & _EXPANDED else '"' + code + '"')
 
 
@@ -78,9 +78,9 @@ class VitdeployError(Exception):
     code = "VD1000"
     exit_code = 1
 
-    # What fixes every error of a class, where one says nothing better.
+    # The fix shown for errors of a class that set none.
     default_fix = ""
-    # Whether the command has printed its result by then.
+    # Whether the command has already printed its result when this error is raised.
     after_document = False
 
     def __init__(self, message: str, *, found: str = "", expected: str = "", fix: str = "") -> None:
@@ -109,17 +109,17 @@ class InputError(VitdeployError):
 
 
 class RecipeError(InputError):
-    """All problems of a recipe at once, but for `more`; each problem is one line with its `$.path`."""
+    """All problems of a recipe, one line each with its `$.path`; `more` counts those not listed."""
 
     code = "VD2001"
-    default_fix = "fix these; `vitdeploy run --help` shows a whole recipe"
+    default_fix = "correct these fields; `vitdeploy run --help` shows a complete recipe"
 
     def __init__(self, source: str, problems: list[str], more: int = 0, *, fix: str = "") -> None:
         total = len(problems) + more
         count = f"{total:,} problem" + ("s" if total != 1 else "")
-        told = [*problems, f"and {more:,} more"] if more else problems
+        lines = [*problems, f"and {more:,} more"] if more else problems
         super().__init__(
-            "\n".join([f"{source}: {count}", *(f"        {problem}" for problem in told)]),
+            "\n".join([f"{source}: {count}", *(f"        {problem}" for problem in lines)]),
             fix=fix,
         )
         self.problems = problems
@@ -196,7 +196,7 @@ class DigestError(UnsafeError):
 
 class ManifestError(UnsafeError):
     code = "VD3102"
-    default_fix = "get the bundle again from whoever made it: vitdeploy does not write such a manifest"
+    default_fix = "get the bundle again from its source: vitdeploy does not write such a manifest"
 
 
 class UnsafeGraphError(UnsafeError):
@@ -229,9 +229,9 @@ class HostError(VitdeployError):
 
 
 class MissingPackageError(HostError):
-    """`extra` is that of vitdeploy which installs the package, "" for none. `target` is one that needs more than a
-    package, of which `vitdeploy doctor` says what is missing. `error`: names the module that was not found, which may
-    be one that the package needs."""
+    """`extra` is vitdeploy's extra that installs the package, "" for none. `target` names a target that needs more than
+    a package; the fix then points to `vitdeploy doctor`. `error` names the missing module, which may be a dependency of
+    the package."""
 
     code = "VD4001"
 
@@ -239,11 +239,11 @@ class MissingPackageError(HostError):
         self, package: str, extra: str, why: str, target: str = "", error: ModuleNotFoundError | None = None
     ) -> None:
         missing = ((error and error.name) or "").partition(".")[0]
-        if missing and re.sub("[-_]", "", missing) not in re.sub("[-_]", "", package):  # what the package needs itself
+        if missing and re.sub("[-_]", "", missing) not in re.sub("[-_]", "", package):  # a dependency of the package
             why, package = f"{why} by {package}", missing
-        further = f"; `vitdeploy doctor --target {target}` says what else is missing" if target else ""
+        further = f"; `vitdeploy doctor --target {target}` lists what else is missing" if target else ""
         super().__init__(
-            f"{why} needs the package {package}, which is not installed here",
+            f"{why} needs the package {package}, which is not installed",
             fix=(f"pip install 'vitdeploy[{extra}]'" if extra else f"pip install {package}") + further,
         )
         self.package = package
@@ -255,7 +255,7 @@ class CapabilityError(HostError):
 
 
 class KnownBadError(CapabilityError):
-    """`entries` are the ids in the table of runtimes known to be wrong."""
+    """`entries` are the ids in the table of known-bad runtime releases."""
 
     code = "VD4003"
     entries: tuple[str, ...] = ()
@@ -286,7 +286,7 @@ class DeviceMemoryError(HostError):
 
 
 class AnswersError(HostError):
-    """`bundle` is the folder of the one whose `engine` it is about, by its name; "" where it is of none, or unknown."""
+    """`bundle` is the bundle's folder and `engine` the engine's name; "" if unknown."""
 
     code = "VD4204"
     bundle: str = ""
@@ -304,8 +304,8 @@ class GateError(VitdeployError):
 
 
 def error_with_code(code: str, message: str, **fields: str) -> VitdeployError:
-    """An error of the class that has `code`, as another process reports it. Some classes compose their message
-    themselves; here it is given."""
+    """Return an error of the class with this `code`, as reported by another process. `message` is used as it is, also
+    for classes that compose their own."""
     kind = next((kind for kind in _subclasses(VitdeployError) if kind.code == code), VitdeployError)
     error = kind.__new__(kind)
     VitdeployError.__init__(error, message, **fields)

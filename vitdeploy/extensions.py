@@ -1,11 +1,11 @@
-"""Rows that other packages add to the tables of this one, by entry points (packaging.python.org, "Entry points").
+"""Rows that other packages add to the tables of vitdeploy, by entry points (packaging.python.org, "Entry points").
 
-A package that brings a back end or a model family names it in its own pyproject.toml:
+A package that provides a back end or a model family declares it in its pyproject.toml:
 
     [project.entry-points."vitdeploy.runtime"]
     toy = "vitdeploy_toy.runtime:BACKEND"
 
-Nothing of another package is imported before a table is asked for a row that vitdeploy lacks, or for all rows.
+Another package is imported only when a table needs a row that vitdeploy lacks, or all rows.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ Row = TypeVar("Row")
 
 @functools.lru_cache
 def entry_points_of(group: str) -> Mapping[str, EntryPoint]:
-    """The entry points of a group by name, as the installed packages have them; none of them is loaded.
+    """The entry points of a group in the installed packages, by name; none of them is loaded.
 
     Raises:
-        HostError: two packages give the same name.
+        HostError: two packages register the same name.
     """
     from importlib.metadata import entry_points
 
@@ -41,7 +41,7 @@ def entry_points_of(group: str) -> Mapping[str, EntryPoint]:
     for each in sorted(entry_points(group=group), key=lambda each: (each.name, each.value)):
         if each.name in found and found[each.name].value != each.value:
             raise HostError(
-                f"two packages give {each.name!r} to {group}",
+                f"two packages register {each.name!r} in {group}",
                 found=f"{found[each.name].value} and {each.value}",
                 expected="one",
                 fix="uninstall one of the two packages",
@@ -52,8 +52,8 @@ def entry_points_of(group: str) -> Mapping[str, EntryPoint]:
 
 @functools.lru_cache
 def extension_versions(*names: str) -> Mapping[str, str]:
-    """Who brings the rows of these names to any of our tables, by group and name: the distribution with its version,
-    and SHA-256 over the Python files of the package that the row's module is of. None of them is loaded."""
+    """The providers of the rows with these names in any table, by group and name: the distribution with its version,
+    and the SHA-256 of the Python files of the package with the row's module. None of them is loaded."""
     from importlib.metadata import entry_points
 
     groups = sorted(group for group in entry_points().groups if group.startswith("vitdeploy."))
@@ -66,7 +66,7 @@ def extension_versions(*names: str) -> Mapping[str, str]:
 
 
 def _package_digest(package: str) -> str:
-    """Of its Python files with their places in it, or of the one file that it is; of nothing without such a package."""
+    """The digest of a package's Python files with their paths, or of a single-file module; of nothing if not found."""
     spec = importlib.util.find_spec(package)
     total = hashlib.sha256()
     if spec is not None and spec.origin is not None:
@@ -78,41 +78,41 @@ def _package_digest(package: str) -> str:
 
 
 def load_row(entry: EntryPoint, kind: type[Any]) -> Any:
-    """What an entry point names: a value of a class, or a class below it.
+    """Load the object of an entry point: an instance of `kind`, or a subclass of it.
 
     Raises:
-        HostError: it cannot be imported, or is of another type than its group wants.
+        HostError: it cannot be imported, or has another type than its group requires.
     """
     what = f"the extension {entry.name!r} of {entry.group}"
     try:
         row = entry.load()
-    except Exception as error:  # code of another package raises whatever it likes
+    except Exception as error:  # another package's code may raise anything
         raise HostError(
             f"{what} cannot be loaded",
             found=f"{entry.value}: {type(error).__name__}: {str(error)[:300]}",
-            fix="install what it needs, or uninstall the package that brings it",
+            fix="install its dependencies, or uninstall the package that provides it",
         ) from error
     if not isinstance(row, kind) and not (isinstance(row, type) and issubclass(row, kind)):
         raise HostError(
-            f"{what} is of the wrong type", found=f"{entry.value}: {type(row).__name__}", expected=kind.__qualname__
+            f"{what} has the wrong type", found=f"{entry.value}: {type(row).__name__}", expected=kind.__qualname__
         )
     return row
 
 
 def row_at(place: str) -> Any:
-    """One of our rows by its place, as "module:attribute". Each answer of a model asks for one: a module that is loaded
-    is not imported again, which takes longer than the rest."""
+    """A built-in row by its location, "module:attribute". Called for every answer of a model, so an imported module is
+    taken from `sys.modules`: an import statement would take longer than the rest."""
     module, _, attribute = place.partition(":")
     return getattr(sys.modules.get(module) or importlib.import_module(module), attribute)
 
 
 class RowTable(Mapping[str, Row]):
-    """Rows by name: ours, then those of other packages, each loaded when it is asked for.
+    """Rows by name: built-in ones, then those of other packages, each loaded on first use.
 
     Args:
-        group: of the entry points that add to the table, by the names of their rows.
-        kind: the class of a row; rows that are classes are below it.
-        ours: our rows, or where they stand, as "module:attribute".
+        group: the group of the entry points that add to the table, by the names of their rows.
+        kind: the class of a row; rows that are classes are subclasses of it.
+        ours: the built-in rows, or their locations as "module:attribute".
     """
 
     def __init__(self, group: str, kind: type[Any], ours: Mapping[str, Row | str]) -> None:
@@ -131,7 +131,7 @@ class RowTable(Mapping[str, Row]):
         raise self.unknown(name)
 
     def unknown(self, name: str) -> Exception:
-        """The error for a name that no row has."""
+        """The error for an unknown name."""
         return KeyError(name)
 
     def __contains__(self, name: object) -> bool:
@@ -153,12 +153,12 @@ class _Lazy:
 
 
 def lazy(module: str) -> Any:
-    """A heavy module, for the top of a file that others import without it: it is imported when something of it is used.
-    Where it has types, type checkers see its import beside this, under TYPE_CHECKING."""
+    """A heavy module that is imported on first use, for the top of a file that is imported without it. For types, the
+    file also imports it under TYPE_CHECKING."""
     return _Lazy(module)
 
 
-# --- Wings: packages of vitdeploy that the others never import, so that each may be left out --------------------------
+# --- Wings: optional packages of vitdeploy, which no other package imports --------------------------------------------
 
 
 WINGS = ("devices", "embed", "history", "qat", "releases", "serve")
@@ -173,7 +173,7 @@ def wing(module: str) -> Any:
     """A module of a wing.
 
     Raises:
-        CapabilityError: this installation leaves the wing out.
+        CapabilityError: the wing is not installed.
     """
     if not has_wing(module):
         raise CapabilityError(

@@ -1,8 +1,8 @@
-"""Bounds of time and memory for work on files of unknown origin, and what the command is doing at the moment.
+"""Time and memory limits for work on files of unknown origin, and the current activity of the command.
 
-Both are for the process that watches over the `vitdeploy` command (`cli/watched.py`), which reads them in memory that
-it shares with the command. In a process of the user's own, `vitdeploy` as a library, nothing is bounded: no limit of
-such a process is ours to set. `setting` reads what a user changes, of other limits too.
+Both are for the process that watches the `vitdeploy` command (`cli/watched.py`), which reads them in memory that it
+shares with the command. Nothing is limited when `vitdeploy` is used as a library: the limits of a user's process are
+not ours to set. `setting` reads the user's value of these and other limits.
 """
 
 import contextlib
@@ -18,21 +18,21 @@ from typing import IO
 
 from vitdeploy.errors import InputError, LimitError
 
-# What reading and rewriting a file of few bytes may take, and what each of its gigabytes adds: far more than it needs.
+# Limits for reading and rewriting a small file, and the addition per gigabyte: far more than needed.
 SECONDS, SECONDS_A_GB = 300.0, 300.0
 MEMORY, MEMORY_A_BYTE = 4 << 30, 8
-# Each core may have threads with stacks of their own.
+# Memory for the stacks of threads on each core.
 MEMORY_A_CORE = 64 << 20
 SECONDS_SETTING, MEMORY_SETTING = "VITDEPLOY_MAX_SECONDS", "VITDEPLOY_MAX_GIB"
 SIZE = 4096
-# The last words of a process: so many bytes at most, and lines.
+# Maximum bytes and lines of the last output of a process.
 TAIL_BYTES, TAIL_LINES = 4096, 8
 _HEADER = struct.Struct("<QI")
 
 
 @dataclass(frozen=True)
 class Doing:
-    """What the command does: `what` in words. With a bound: its `number`, from 1, and what it may take."""
+    """The current activity of the command, `what` in words; with limits: its `number`, from 1, and the limits."""
 
     what: str = ""
     number: int = 0
@@ -46,24 +46,24 @@ class Doing:
 
     def crashed(self, signal: str) -> LimitError:
         return LimitError(
-            f"to {self.what} ended the command by {signal}",
+            f"the command crashed ({signal}) while trying to {self.what}",
             found="a crash in a native library",
             expected="a file that can be read and run",
-            fix="check where the file is from, and get it again; where you made it, please report it: -vv shows where "
-            "the crash is",
+            fix="check the source of the file, and get it again; if you made it, please report the crash with the "
+            "output of -vv",
         )
 
     def exceeded(self, found: str) -> LimitError:
         return LimitError(
-            f"to {self.what} takes more than it may",
+            f"a resource limit was exceeded while trying to {self.what}",
             found=found,
             expected=f"at most {self.bound}",
-            fix=f"check where the file is from; a larger {SECONDS_SETTING} or {MEMORY_SETTING} allows more",
+            fix=f"check the source of the file; if you trust it, set a larger {SECONDS_SETTING} or {MEMORY_SETTING}",
         )
 
 
 class Board:
-    """Shared memory with one `Doing` in it, which one process writes and its parent reads."""
+    """Shared memory with one `Doing`, written by one process and read by its parent."""
 
     def __init__(self) -> None:
         self._memory = mmap.mmap(-1, SIZE)
@@ -73,13 +73,13 @@ class Board:
         text = json.dumps(asdict(doing)).encode("ascii")
         if len(text) > SIZE - _HEADER.size:
             text = json.dumps({**asdict(doing), "what": doing.what[:200]}).encode("ascii")
-        self._memory[: _HEADER.size] = _HEADER.pack(self._count + 1, 0)  # odd: not whole yet
+        self._memory[: _HEADER.size] = _HEADER.pack(self._count + 1, 0)  # odd: incomplete
         self._memory[_HEADER.size : _HEADER.size + len(text)] = text
         self._count += 2
         self._memory[: _HEADER.size] = _HEADER.pack(self._count, len(text))
 
     def read(self) -> Doing | None:
-        """What was written last; None while it is not whole."""
+        """The last value; None while it is incomplete."""
         count, length = _HEADER.unpack(self._memory[: _HEADER.size])
         text = self._memory[_HEADER.size : _HEADER.size + length]
         if count % 2 or (count, length) != _HEADER.unpack(self._memory[: _HEADER.size]):
@@ -89,7 +89,7 @@ class Board:
 
 @dataclass
 class _Watched:
-    """The process that is watched: it alone writes, and no process that it forks."""
+    """The watched process: only it writes, not the processes that it forks."""
 
     board: Board
     process: int
@@ -101,13 +101,13 @@ _watched: _Watched | None = None
 
 
 def be_watched(board: Board) -> None:
-    """Tell a parent process, by `board`, what this process does from now on."""
+    """Report the activity of this process to its parent by `board` from now on."""
     global _watched
     _watched = _Watched(board, os.getpid(), Doing())
 
 
 def phase(what: str) -> None:
-    """Say what this process does from now on, such as "calibrate": should it die, its parent says so."""
+    """Set the activity of this process, such as "calibrate"; if it dies, its parent reports it."""
     watched = _mine()
     if watched is not None and watched.doing.what != what and not watched.doing.number:
         _tell(watched, Doing(what))
@@ -115,15 +115,15 @@ def phase(what: str) -> None:
 
 @contextlib.contextmanager
 def bounded(what: str, size: int = 0) -> Iterator[None]:
-    """Bound what a block may take that works on a file of unknown origin. Inside another one, the outer bound holds.
+    """Limit the time and memory of a block that works on a file of unknown origin. When nested, the outer limit holds.
 
     Args:
-        what: in words, behind "to": "read model.onnx".
+        what: the activity as an infinitive: "read model.onnx".
         size: bytes of the file, with its weights.
 
     Raises:
-        LimitError: memory. Where time ends, the parent process ends this one, and says the same.
-        InputError: as `setting`.
+        LimitError: the memory limit is exceeded. At the time limit, the parent ends this process and reports it.
+        InputError: as in `setting`.
     """
     watched = _mine()
     if watched is None or watched.doing.number:
@@ -146,7 +146,7 @@ def bounded(what: str, size: int = 0) -> Iterator[None]:
 
 
 def size_of(*files: Path) -> int:
-    """Bytes of these files together; what is not there, or has a name that no file can have, is none."""
+    """Total bytes of these files; missing files and impossible names count 0."""
     total = 0
     for file in files:
         with contextlib.suppress(OSError, ValueError):
@@ -155,7 +155,7 @@ def size_of(*files: Path) -> int:
 
 
 def setting(name: str) -> float | None:
-    """The number in an environment variable by which a user changes a limit; None where it is not set, or empty.
+    """The number in an environment variable that sets a limit; None if it is unset or empty.
 
     Raises:
         InputError: anything but a number above zero.
@@ -165,10 +165,10 @@ def setting(name: str) -> float | None:
         return None
     if not re.fullmatch(r"[0-9]{1,9}(\.[0-9]{1,9})?", text) or not float(text):
         raise InputError(
-            f"{name} is no number above zero",
+            f"{name} must be a number above zero",
             found=text[:40],
             expected="digits, such as 4 or 0.5",
-            fix=f"set it to such a number, or unset {name}",
+            fix=f"correct or unset {name}",
         )
     return float(text)
 
@@ -193,8 +193,8 @@ def _memory(size: int) -> int:
 
 @contextlib.contextmanager
 def _little_memory(memory: int) -> Iterator[None]:
-    """Let this process have `memory` bytes more than it has now, of what it writes to (RLIMIT_DATA): mapped files and
-    address space that is only reserved, as every thread of glibc has some, cost nothing. Linux alone."""
+    """Limit this process to `memory` bytes of further writable memory (RLIMIT_DATA): mapped files and reserved address
+    space, as for every thread of glibc, do not count. Linux only."""
     import resource
 
     used = _data_bytes()
@@ -218,7 +218,7 @@ def _data_bytes() -> int | None:
 
 
 def _is_of_memory(error: BaseException | None) -> bool:
-    """Whether an allocation failed, maybe behind an error of ours that takes it for a damaged file."""
+    """Whether an allocation failed, possibly as the cause of an error that reports a damaged file."""
     while error is not None:
         if ran_out_of_memory(error):
             return True
@@ -227,8 +227,8 @@ def _is_of_memory(error: BaseException | None) -> bool:
 
 
 def ran_out_of_memory(error: BaseException) -> bool:
-    """Whether this error is of an allocation: Python's, the system's, and the texts of native libraries, which have no
-    type for it."""
+    """Whether this error is a failed allocation: from Python, from the system, or from native libraries, which are
+    recognised by their texts."""
     return isinstance(error, MemoryError) or any(text in str(error) for text in ("bad_alloc", "allocate memory"))
 
 

@@ -1,8 +1,8 @@
-"""Paths that people and files name: what no file system takes as a name is no file, and not an error; and what a file
-system takes as a name need be no UTF-8.
+"""Paths from users and files: a name that no file system accepts counts as a missing file, not as an error; and a name
+that a file system accepts need not be UTF-8.
 
-Python before 3.14 raises OSError for a name that is too long. Bytes that are no UTF-8 are lone surrogates in it (PEP
-383), which nothing else takes.
+Python before 3.14 raises OSError for a name that is too long. Bytes that are not UTF-8 become lone surrogates (PEP
+383), which most other code does not accept.
 """
 
 from pathlib import Path
@@ -33,15 +33,15 @@ def name_bytes(text: str) -> bytes:
     """The bytes of a name, for digests."""
     try:
         return text.encode("utf-8", "surrogateescape")
-    except UnicodeEncodeError:  # of Windows, whose names are any numbers of 16 bits
+    except UnicodeEncodeError:  # on Windows, names are any sequences of 16-bit units
         return text.encode("utf-8", "surrogatepass")
 
 
 def shown_name(text: str) -> str:
-    """A name as messages and documents have it: bytes that are no UTF-8 as \\xff."""
+    """A name for messages and documents: bytes that are not UTF-8 become \\xff."""
     return name_bytes(text).decode("utf-8", "backslashreplace")
 
 
 def not_utf8(path: str) -> str:
-    """What is wrong with a path for libraries that take UTF-8 alone; "" if nothing is."""
-    return "" if shown_name(path) == path else "a path that is no UTF-8, which this library does not take: rename it"
+    """The problem of a path for libraries that take only UTF-8; "" if it has none."""
+    return "" if shown_name(path) == path else "a path that is not UTF-8, which this library does not accept: rename it"

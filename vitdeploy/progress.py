@@ -1,17 +1,17 @@
-"""How long work tells how far it is."""
+"""Progress reports of long work."""
 
 from collections.abc import Callable
 
-# (what is being done, how much is done, how much there is)
+# (phase, units done, units in total)
 Progress = Callable[[str, int, int], None]
 
 
 def silent(text: str, done: int, total: int) -> None:
-    """No progress shown."""
+    """Show no progress."""
 
 
 class Counter:
-    """Turns "so many more samples" into a progress report."""
+    """Turns increments into progress reports."""
 
     def __init__(self, progress: Progress, text: str, total: int) -> None:
         self.progress, self.text, self.total, self.done = progress, text, total, 0

@@ -1,8 +1,8 @@
-"""All or nothing: a folder or file is written under a unique temporary name, flushed to disk, and given its own.
+"""Atomic writes: a folder or file is written under a unique temporary name, flushed to disk, and renamed.
 
-.tmp-PROCESS-ID   a folder or file that is being written, or what was replaced: removed when its process is gone, by
-                  the next one that makes a temporary folder or file beside it
-.old-PROCESS-ID/  what is being replaced, under its own name, where two folders cannot change places in one step
+.tmp-PROCESS-ID   a folder or file being written, or replaced content: removed once its process has ended, by the next
+                  process that makes a temporary folder or file in the same place
+.old-PROCESS-ID/  the content being replaced, under its own name, if two folders cannot be exchanged in one step
 """
 
 import contextlib
@@ -24,19 +24,19 @@ from typing import NamedTuple
 
 from vitdeploy.errors import OutputError, StorageError, quoted
 
-# Exactly the names that temporary_name gives: another program's folder is never touched.
+# Exactly the names from temporary_name: another program's folder is never touched.
 _TEMPORARY = re.compile(r"\.(tmp|old)-([0-9]{1,9})-([0-9a-f]{6})[0-9a-f]{6}")
-# The numbers of another machine's processes, or another container's, say nothing here. A stage that writes for longer
-# than the first is none of ours; between the two renames that the second is for lie milliseconds.
+# Process numbers of another machine or container mean nothing here, so age decides. No stage writes for longer than the
+# first value; the second is for the milliseconds between two renames.
 _ELSEWHERE_SECONDS = {"tmp": 7 * 86400.0, "old": 60.0}
-# The answers of a file system whose folders cannot be flushed, or not by who may not list them.
+# Errors of a file system that cannot flush folders, or not without permission to list them.
 _NO_FLUSH = {errno.EINVAL, errno.EBADF, errno.ENOSYS, errno.ENOTSUP, errno.EACCES}
 _NO_PATH = {errno.ENAMETOOLONG, errno.ENOTDIR, errno.EEXIST, errno.ELOOP}
 _PROBE_BYTES = 1 << 16
 
 
 class _Cause(NamedTuple):
-    """Errors of the system that mean the same to a user."""
+    """System errors that mean the same to a user."""
 
     numbers: frozenset[int]
     message: str
@@ -50,7 +50,7 @@ _CAUSES = (
         frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG}),
         "no space left to write {path}",
         "more free space",
-        f"free some, or set another place {_PLACES}",
+        f"free some space, or choose another place {_PLACES}",
     ),
     _Cause(
         frozenset({errno.EROFS, errno.EACCES, errno.EPERM}),
@@ -61,13 +61,13 @@ _CAUSES = (
     _Cause(
         frozenset({errno.EIO, errno.ESTALE}),
         "the disk failed when {path} was {written}",
-        "a disk that reads and writes",
-        f"look at the system's log (dmesg), or choose another place {_PLACES}",
+        "a disk without errors",
+        f"check the system log (dmesg), or choose another place {_PLACES}",
     ),
     _Cause(
         frozenset({errno.EBUSY, errno.EXDEV}),
         "{path} cannot be replaced",
-        "a folder that is no mount point, and no part of a container's image",
+        "a folder that is not a mount point and not part of a container's image",
         "choose a new folder (-o)",
     ),
 )
@@ -76,7 +76,7 @@ _FULL, _REFUSED = _CAUSES[:2]
 
 @contextlib.contextmanager
 def storage_errors(path: Path) -> Iterator[None]:
-    """Turn a full, failing, read-only or forbidden disk into a StorageError that says so."""
+    """Turn errors of a full, failing, read-only or forbidden disk into a StorageError."""
     try:
         yield
     except OSError as error:
@@ -87,10 +87,10 @@ def storage_errors(path: Path) -> Iterator[None]:
 
 
 def storage_error(error: OSError, path: Path | None = None) -> StorageError | None:
-    """What a StorageError says of an error of the system; None if it is about something else than a disk.
+    """The StorageError for a system error; None if it does not concern a disk.
 
     Args:
-        path: what was being written; None: that is not known.
+        path: the path being written; None: unknown.
     """
     numbered = errno.ENOSPC if _numpy_short_write(error) else error.errno
     cause = next((cause for cause in _CAUSES if numbered in cause.numbers), None)
@@ -99,15 +99,15 @@ def storage_error(error: OSError, path: Path | None = None) -> StorageError | No
     place, written = _named(error, path)
     refused = cause is _REFUSED and written != "written"
     return StorageError(
-        cause.message.format(path=place or "a file or what this command prints", written=written),
+        cause.message.format(path=place or "a file or the output of this command", written=written),
         found=_free_space(place) if cause is _FULL and place else error.strerror or str(error),
         expected="permission to read or write it" if refused else cause.expected,
-        fix="change its permissions, or name another one" if refused else cause.fix,
+        fix="change its permissions, or choose another one" if refused else cause.fix,
     )
 
 
 def _named(error: OSError, path: Path | None) -> tuple[Path | None, str]:
-    """The path that an error is about, and what was done with it. Files elsewhere, such as images, are read too."""
+    """The path of an error, and the failed operation. Files elsewhere, such as images, are read too."""
     if not isinstance(error.filename, str):
         return path, "written"
     found = Path(error.filename)
@@ -115,14 +115,14 @@ def _named(error: OSError, path: Path | None) -> tuple[Path | None, str]:
 
 
 def _is_part(found: Path, path: Path) -> bool:
-    """Whether a path is one that is written for `path`: below it, above it, or a temporary one."""
+    """Whether a path belongs to the writing of `path`: below it, above it, or temporary."""
     found, path = found.absolute(), path.absolute()
     temporary = any(map(_TEMPORARY.fullmatch, found.parts))
     return temporary or found.is_relative_to(path) or path.is_relative_to(found)
 
 
 def _numpy_short_write(error: OSError) -> bool:
-    """numpy reports a write that the disk had no room for without an errno."""
+    """Whether numpy reports a short write (disk full), which has no errno."""
     return error.errno is None and re.fullmatch(r"\d+ requested and \d+ written", str(error)) is not None
 
 
@@ -135,14 +135,14 @@ def _free_space(path: Path) -> str:
 
 @contextlib.contextmanager
 def native_writes(folder: Path, size: int) -> Iterator[None]:
-    """Around a native library that writes some `size` bytes in `folder`: whether the disk let it, such a library does
-    not say, or says it without a reason and removes what it had written. So the disk is asked: after a failure for as
-    much, else for a little. Numbers in texts have a decimal point, whatever the locale of this process."""
+    """Context for a native library that writes about `size` bytes in `folder`. Such a library may not report a full
+    disk, or fail without a reason and remove its files. So a probe tests the disk: after a failure for as many bytes,
+    else for a few. Numbers in texts get a decimal point, whatever the locale of this process."""
     try:
         with _decimal_points():
             yield
     except Exception:
-        with contextlib.suppress(OSError):  # not of its space: some file systems do not say what they have room for
+        with contextlib.suppress(OSError):  # some file systems do not report their free space
             _ask_disk(folder, size)
         raise
     _ask_disk(folder, 0)
@@ -150,12 +150,11 @@ def native_writes(folder: Path, size: int) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _decimal_points() -> Iterator[None]:
-    """Numbers as the C locale writes them, in this thread alone where the system has locales of threads (`uselocale` of
-    POSIX). Desktop toolkits and plotting libraries set the user's locale for the process, and native code writes with
-    it."""
+    """Write numbers as in the C locale, only in this thread if the system has thread locales (POSIX `uselocale`).
+    Desktop toolkits and plotting libraries set the user's locale for the process, and native code writes with it."""
     if locale.localeconv()["decimal_point"] == ".":
         yield
-    elif os.name != "posix":  # Windows: of the whole process, for so long
+    elif os.name != "posix":  # Windows: for the whole process, during the block
         before = locale.setlocale(locale.LC_NUMERIC, "C")
         try:
             yield
@@ -177,7 +176,7 @@ def _decimal_points() -> Iterator[None]:
 
 
 def _ask_disk(folder: Path, size: int) -> None:
-    """Raise StorageError if there is no room for so many bytes and a few more: a file of them is made and removed."""
+    """Raise StorageError without space for `size` bytes and a few more: a file of this size is made and removed."""
     probe = folder / temporary_name()
     with storage_errors(folder):
         try:
@@ -186,15 +185,15 @@ def _ask_disk(folder: Path, size: int) -> None:
                     os.posix_fallocate(file.fileno(), 0, size)
                     file.seek(size)
                 file.write(bytes(_PROBE_BYTES))
-            flush(probe)  # a disk over a network may say it only now
+            flush(probe)  # a network disk may report it only now
         finally:
             probe.unlink(missing_ok=True)
 
 
 @contextlib.contextmanager
 def temporary_folder(parent: Path) -> Iterator[Path]:
-    """A new folder inside `parent`, with this process's number in its name; removed at the end if still there. What
-    ended processes left in `parent` goes first."""
+    """A new folder inside `parent`, with this process's number in its name; removed at the end if it still exists.
+    First removes the remains of ended processes in `parent`."""
     with storage_errors(parent):
         make_folder(parent)
         remove_abandoned(parent)
@@ -202,7 +201,7 @@ def temporary_folder(parent: Path) -> Iterator[Path]:
         try:
             folder.mkdir()
         except FileNotFoundError as error:
-            raise OSError(errno.EROFS, "nothing can be made in there", str(folder)) from error  # such as /proc
+            raise OSError(errno.EROFS, "no folder can be made there", str(folder)) from error  # such as /proc
     try:
         yield folder
     finally:
@@ -210,13 +209,13 @@ def temporary_folder(parent: Path) -> Iterator[Path]:
 
 
 def temporary_name(kind: str = "tmp") -> str:
-    """A name that no other file has, by which `remove_abandoned` knows the process that gave it."""
+    """A unique name from which `remove_abandoned` recognises its process."""
     return f".{kind}-{os.getpid()}-{_here()}{uuid.uuid4().hex[:6]}"
 
 
 @functools.cache
 def _here() -> str:
-    """A digest of where the number of this process means something: this machine, or this container of it."""
+    """A digest of the scope of process numbers: this machine, or this container."""
     questions: tuple[Callable[[], str], ...] = (
         lambda: Path("/etc/machine-id").read_bytes().hex(),
         lambda: str(Path("/proc/self/ns/pid").stat().st_ino),
@@ -230,8 +229,8 @@ def _here() -> str:
 
 
 def remove_abandoned(parent: Path) -> None:
-    """Remove the temporary folders and files of processes that are no longer alive. What such a process had moved
-    aside, and put nothing in its place, gets its name back."""
+    """Remove the temporary folders and files of processes that are no longer alive. Content that such a process had
+    moved aside without a replacement gets its name back."""
     for path in parent.glob(".???-*-*"):
         kind = _abandoned(path)
         if kind == "old":
@@ -244,11 +243,11 @@ def remove_abandoned(parent: Path) -> None:
 
 
 def restore(final: Path) -> bool:
-    """Whether `final`, which is not there, was moved aside by a process that ended before it put anything in its place;
-    it has its name again then."""
+    """Whether the missing `final` was moved aside by a process that ended before replacing it; it then gets its name
+    back."""
     if os.path.lexists(final):
         return False
-    with contextlib.suppress(OSError, ValueError):  # a parent that nobody may look into, or that no folder can be
+    with contextlib.suppress(OSError, ValueError):  # a forbidden or impossible parent
         for aside in final.parent.glob(".old-*-*"):
             if _abandoned(aside) and (aside / final.name).exists():
                 _bring_back(aside)
@@ -256,7 +255,7 @@ def restore(final: Path) -> bool:
 
 
 def _abandoned(path: Path) -> str | None:
-    """The kind of a temporary folder or file whose process is gone; None of any other path."""
+    """The kind of a temporary folder or file whose process has ended; None for any other path."""
     match = _TEMPORARY.fullmatch(path.name)
     if match is None:
         return None
@@ -282,8 +281,8 @@ def _alive(process: int) -> bool:
 
 
 def _bring_back(aside: Path) -> None:
-    """Give what lies in `aside` its own name if nothing else has that now, and remove the rest."""
-    with contextlib.suppress(OSError):  # it stays for the next one
+    """Give the content of `aside` its own name if that is free, and remove the rest."""
+    with contextlib.suppress(OSError):  # it stays for the next process
         for kept in aside.iterdir():
             if not os.path.lexists(aside.parent / kept.name):
                 kept.rename(aside.parent / kept.name)
@@ -292,20 +291,20 @@ def _bring_back(aside: Path) -> None:
 
 
 def discard(folder: Path) -> None:
-    """Remove a folder that may be absent: it is gone from its name at once, and never there in part."""
+    """Remove a folder that may be absent; its name disappears at once, so that it is never incomplete."""
     gone = folder.parent / temporary_name()
     try:
         folder.rename(gone)
     except FileNotFoundError:
         return
     try:
-        flush(folder.parent)  # before anything in it goes
+        flush(folder.parent)  # before its content is removed
     finally:
         shutil.rmtree(gone, ignore_errors=True)
 
 
 def make_folder(folder: Path) -> None:
-    """Make a folder and its parents where they are missing, and flush the names of the new ones to disk."""
+    """Make a folder and its missing parents, and flush the new names to disk."""
     missing = [each for each in (folder, *folder.parents) if not each.exists()]
     folder.mkdir(parents=True, exist_ok=True)
     for each in missing:
@@ -320,7 +319,7 @@ def sync_folder(folder: Path) -> None:
 
 
 def flush(path: Path) -> None:
-    """Flush a file, or the names in a folder, to disk; a folder only where its file system can."""
+    """Flush a file, or the names in a folder, to disk; a folder only if its file system supports that."""
     if os.name != "posix":  # elsewhere a folder cannot be opened, nor a file be flushed that is open to be read
         return
     try:
@@ -335,7 +334,7 @@ def flush(path: Path) -> None:
 
 
 def publish(folder: Path, final: Path) -> bool:
-    """Move a finished temporary folder to a name that is free. False where another process got there first."""
+    """Move a finished temporary folder to a free name. Return False if another process was first."""
     with storage_errors(final):
         sync_folder(folder)
         if not _renamed(folder, final):
@@ -345,19 +344,19 @@ def publish(folder: Path, final: Path) -> bool:
 
 
 def point(link: Path, target: Path) -> None:
-    """Let the symbolic link `link` point to `target`, which is relative to its folder, in one step that is on disk when
-    this returns. Whoever follows it gets the old place or the new one, and so it is after a crash at any moment.
+    """Let the symbolic link `link` point to `target`, relative to its folder, in one step that is on disk when this
+    returns. The link always leads to the old or the new target, even after a crash.
 
     Raises:
-        OutputError: `link` is there, and no link.
+        OutputError: `link` exists, and is not a link.
         StorageError: the disk is full or not writable.
     """
     with storage_errors(link):
         if os.path.lexists(link) and not link.is_symlink():
             raise OutputError(
-                f"{link} is no link, so it is not replaced",
+                f"{link} exists and is not a link; it is not replaced",
                 found=_kind(link),
-                expected="nothing, or a link that vitdeploy made",
+                expected="a free name, or a link made by vitdeploy",
                 fix="move it away",
             )
         remove_abandoned(link.parent)
@@ -383,12 +382,12 @@ def _renamed(folder: Path, final: Path) -> bool:
 
 @contextlib.contextmanager
 def replacing(final: Path, ours: tuple[str, ...]) -> Iterator[Path]:
-    """A temporary folder that takes the place of `final` when the block ends without an error.
+    """A temporary folder that replaces `final` when the block ends without an error.
 
-    An existing `final` is replaced only if every name in it is one of `ours`, the names that vitdeploy writes. Whoever
-    looks sees the old folder or the new one, whole, and so it is after a crash at any moment. Only on a file system
-    where two folders cannot change places (`exchange`) there is none for the time between two renames; a crash there is
-    mended by the next command that writes beside it, or `restore`.
+    An existing `final` is replaced only if every name in it is one of `ours`, the names that vitdeploy writes. Readers
+    always see the whole old or the whole new folder, even after a crash. Only on a file system that cannot exchange two
+    folders (`exchange`), `final` is missing between two renames; after a crash there, the next command that writes in
+    the same place, or `restore`, brings it back.
 
     Raises:
         OutputError: `final` is a file, a link, or a folder with other things in it.
@@ -400,27 +399,32 @@ def replacing(final: Path, ours: tuple[str, ...]) -> Iterator[Path]:
         yield work
         check_replaceable(final, ours)  # again: the block may have taken long
         if not _replace(work, final):
-            raise OutputError(f"{final} was made by another process meanwhile", fix="choose another place (-o)")
+            raise OutputError(
+                f"another process created {final} in the meantime",
+                found=_kind(final) or "a name in use",
+                expected="a free name",
+                fix="choose another place (-o)",
+            )
 
 
 def _make_parent(final: Path) -> None:
-    """Make the folder that `final` is to lie in."""
+    """Make the parent folder of `final`."""
     with storage_errors(final.parent), _paths(final):
         make_folder(final.parent)
 
 
 def _replace(work: Path, final: Path) -> bool:
-    """Let `work` take the place of `final`, which is ours if it is there. False where another process was faster."""
+    """Replace `final`, which vitdeploy made if it exists, by `work`. Return False if another process was first."""
     if not final.exists():
         return publish(work, final)
     sync_folder(work)
-    # `work` is the old one then, and removed as a temporary folder is.
+    # `work` is now the old folder, and removed like a temporary folder.
     return swap(work, final) or _replace_in_two_steps(work, final)
 
 
 def swap(folder: Path, other: Path) -> bool:
-    """Let a folder that is on disk change places with another one, in one step that is on disk when this returns. False
-    where the file system cannot do that, or the other one is gone."""
+    """Exchange a folder with another one, in one step that is on disk when this returns. Return False if the file
+    system cannot do that, or the other folder is gone."""
     try:
         done = exchange(folder, other)
     except FileNotFoundError:
@@ -431,7 +435,7 @@ def swap(folder: Path, other: Path) -> bool:
 
 
 def _replace_in_two_steps(work: Path, final: Path) -> bool:
-    """Move what is there aside, and `work` to its place. Each step is on disk before the next one begins."""
+    """Move `final` aside, and `work` to its name. Each step is on disk before the next one starts."""
     aside = final.parent / temporary_name("old")
     aside.mkdir()
     try:
@@ -452,19 +456,19 @@ def _replace_in_two_steps(work: Path, final: Path) -> bool:
 
 @contextlib.contextmanager
 def replacing_file(final: Path, is_ours: Callable[[Path], bool]) -> Iterator[Path]:
-    """The path of a new file that takes the place of `final` when the block ends without an error.
+    """The path of a new file that replaces `final` when the block ends without an error.
 
     Raises:
-        OutputError: `final` is there and no file of ours, as `is_ours` judges.
+        OutputError: `final` exists, and `is_ours` rejects it.
         StorageError: the disk is full or not writable.
     """
     with storage_errors(final), _paths(final):
         foreign = final.is_symlink() or (final.exists() and not is_ours(final))
     if foreign:
         raise OutputError(
-            f"{final} is not replaced",
+            f"{final} exists and is not replaced",
             found="a link" if final.is_symlink() else "a folder" if final.is_dir() else "another file",
-            expected="a new file, or one that this command made",
+            expected="a new file, or one made by this command",
             fix="choose another place (-o)",
         )
     _make_parent(final)
@@ -477,23 +481,23 @@ def replacing_file(final: Path, is_ours: Callable[[Path], bool]) -> Iterator[Pat
 
 @contextlib.contextmanager
 def _paths(final: Path) -> Iterator[None]:
-    """Turn a path that no file can have into an OutputError."""
+    """Turn an impossible path into an OutputError."""
     try:
         yield
     except OSError as error:
         if error.errno not in _NO_PATH:
             raise
         raise OutputError(
-            f"{str(final)[:200]} cannot be made",
+            f"{str(final)[:200]} cannot be created",
             found=error.strerror or str(error),
-            expected="a path through folders alone, of names that the file system takes",
+            expected="a path whose parents are folders, with names that the file system accepts",
             fix="choose another place (-o)",
         ) from error
 
 
 def check_replaceable(final: Path, ours: tuple[str, ...]) -> None:
-    """Raise OutputError unless `final` is absent, empty, or a folder that vitdeploy made: of the names `ours` alone."""
-    or_ours = ", or one that vitdeploy made" if ours else ""
+    """Raise OutputError unless `final` is absent, empty, or a folder made by vitdeploy: with only the names `ours`."""
+    or_ours = ", or one made by vitdeploy" if ours else ""
     with storage_errors(final), _paths(final):
         kind = _kind(final)
         if kind == "":
@@ -501,7 +505,7 @@ def check_replaceable(final: Path, ours: tuple[str, ...]) -> None:
             return
     if kind != "a folder":
         raise OutputError(
-            f"{final} is not a folder of ours",
+            f"{final} is not a folder",
             found=kind,
             expected=f"a new folder{or_ours}",
             fix="choose another place (-o)",
@@ -510,17 +514,17 @@ def check_replaceable(final: Path, ours: tuple[str, ...]) -> None:
         raise OutputError(
             f"{final} cannot be replaced",
             found="a mount point" if os.path.ismount(final) else "the working folder, or one above it",
-            expected="a folder that another one can take the place of",
-            fix=f"choose a folder inside of it: -o {quoted(final / 'bundle')}",
+            expected="a folder that can be replaced",
+            fix=f"choose a folder inside it: -o {quoted(final / 'bundle')}",
         )
     with storage_errors(final):
         try:
             foreign = sorted({entry.name for entry in final.iterdir()} - set(ours))
-        except FileNotFoundError:  # it has just gone
+        except FileNotFoundError:  # removed in the meantime
             return
     if foreign:
         raise OutputError(
-            f"{final} holds other files, so it is not replaced",
+            f"{final} contains other files; it is not replaced",
             found=", ".join(foreign[:5]),
             expected="a new folder" + (f", an empty one{or_ours}" if ours else " or an empty one"),
             fix="choose another place (-o)",
@@ -528,7 +532,7 @@ def check_replaceable(final: Path, ours: tuple[str, ...]) -> None:
 
 
 def _kind(path: Path) -> str:
-    """What is at a path, in words; "" for nothing."""
+    """The kind of a path, in words; "" if it does not exist."""
     try:
         mode = path.lstat().st_mode
     except FileNotFoundError:
@@ -537,13 +541,13 @@ def _kind(path: Path) -> str:
 
 
 def _check_parents(final: Path) -> None:
-    """The nearest thing above an absent path that is there must be a folder."""
+    """Check that the closest existing parent of an absent path is a folder."""
     above = next((each for each in final.parents if os.path.lexists(each)), None)
     if above is not None and not above.is_dir():
         raise OSError(errno.ENOTDIR, f"{above} is not a folder")
 
 
-# --- Two paths change places in one step, where the system and the file system can do that ----------------------------
+# --- Exchange two paths in one step, if the system and the file system support it -------------------------------------
 # Linux has renameat2(2) with RENAME_EXCHANGE since 3.15 (glibc 2.28), macOS renamex_np(2) with RENAME_SWAP. ext4, XFS,
 # Btrfs, F2FS, tmpfs and overlayfs can exchange; NFS, CIFS and most file systems in user space cannot. Windows has no
 # such call.
@@ -551,15 +555,15 @@ def _check_parents(final: Path) -> None:
 
 AT_FDCWD = -100
 RENAME_EXCHANGE = RENAME_SWAP = 2
-# The answers of a kernel, a file system or a sandbox without it. What is really forbidden the plain rename says again.
+# Errors of a kernel, a file system or a sandbox without it. If it is really forbidden, the plain rename fails too.
 _CANNOT = {errno.ENOSYS, errno.EINVAL, errno.ENOTSUP, errno.EOPNOTSUPP, errno.EPERM}
 
 
 def exchange(first: Path, second: Path) -> bool:
-    """Let two files or folders of one file system change places. False, with nothing done, where that cannot be.
+    """Exchange two files or folders of one file system. Return False, with nothing done, if that is not supported.
 
     Raises:
-        OSError: one of them is not there, lies on another file system, or may not be moved.
+        OSError: one of them is missing, is on another file system, or may not be moved.
     """
     call = _system_call()
     number = errno.ENOSYS if call is None else call(os.fsencode(first), os.fsencode(second))
@@ -569,7 +573,7 @@ def exchange(first: Path, second: Path) -> bool:
 
 
 def identity(folder: Path) -> tuple[int, int] | None:
-    """What tells a folder from another one that gets its name later; None if there is none."""
+    """The identity of a folder, which tells it from a later one with the same name; None if it does not exist."""
     try:
         found = folder.stat()
     except (FileNotFoundError, NotADirectoryError):
@@ -579,7 +583,7 @@ def identity(folder: Path) -> tuple[int, int] | None:
 
 @functools.cache
 def _system_call() -> Callable[[bytes, bytes], int] | None:
-    """What exchanges two paths and returns 0 or an errno; None where the system's library has none."""
+    """The function that exchanges two paths and returns 0 or an errno; None if the system library has none."""
     try:
         library = ctypes.CDLL(None, use_errno=True)
     except (OSError, TypeError):  # Windows

@@ -1,4 +1,4 @@
-"""A place behind a URI that fsspec opens: asked with patience, with errors of ours, and no secret in any message."""
+"""Remote storage behind a URI that fsspec opens: with timeouts, vitdeploy errors, and no secrets in messages."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ if TYPE_CHECKING:
     import fsspec
 
 T = TypeVar("T")
-# How long one answer is waited for, and what it has to bring of a file in a second.
+# Seconds to wait for one answer, and the minimum bytes per second of a transfer.
 PATIENCE_SECONDS, SLOWEST_BYTES = 60.0, 256 << 10
-# Of a disk of this machine, when something is brought.
+# Errors of a local disk during a download.
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-# Here a file is there once all of it is, as these services promise of uploads: none needs to be written aside. To move
-# it is a copy, a removal, and what fsspec asks before both: seven requests, each with its price and its wait.
+# Services whose uploads appear only when complete, so that no temporary name is needed. A move would take a copy, a
+# removal, and queries of fsspec before both: seven requests, each with cost and latency.
 WHOLE_UPLOADS = {"s3", "s3a", "gs", "gcs", "az", "abfs", "abfss"}
-# Where the packages of these protocols find who the user is.
+# Where the packages of these protocols read credentials.
 CREDENTIALS = {
     "s3": "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE",
     "gs": "GOOGLE_APPLICATION_CREDENTIALS",
@@ -39,19 +39,19 @@ CREDENTIALS = {
 
 
 def shown_uri(uri: str) -> str:
-    """A URI as it may be printed: without users, passwords, queries and fragments. A secret may have slashes, so all up
-    to the last "@" goes."""
+    """A URI for printing: without users, passwords, queries and fragments. A secret may contain slashes, so everything
+    up to the last "@" is removed."""
     parts = (re.sub(r"://.*@", "://", part, flags=re.DOTALL) for part in re.split(r"[?#]", uri)[0].split("::"))
     return "::".join(parts)
 
 
 class Remote:
-    """A place at `uri`; opened when it is first asked.
+    """Storage at `uri`; opened on first use.
 
     Args:
-        kind: what messages call it: "shared store".
-        extra: that of vitdeploy which installs fsspec.
-        unknown: the error of a URI that fsspec does not understand.
+        kind: its name in messages: "shared store".
+        extra: the extra of vitdeploy that installs fsspec.
+        unknown: the error for a URI that fsspec does not understand.
     """
 
     def __init__(self, uri: str, kind: str, extra: str, unknown: type[VitdeployError] = StorageError) -> None:
@@ -66,15 +66,15 @@ class Remote:
 
     @property
     def name(self) -> str:
-        """The URI without what may be a secret in it."""
+        """The URI without possible secrets."""
         return shown_uri(self.uri)
 
     def open(self) -> tuple[fsspec.AbstractFileSystem, str]:
         """The file system, and the path in it.
 
         Raises:
-            MissingPackageError: fsspec, or what it needs for this protocol, is not installed.
-            VitdeployError: of the class `unknown`.
+            MissingPackageError: fsspec, or its package for this protocol, is not installed.
+            VitdeployError: of the class `unknown`: invalid URI.
         """
         if self._opened is None:
             try:
@@ -100,15 +100,15 @@ class Remote:
         here: Path | None = None,
         done: str = "used",
     ) -> T:
-        """What the place answers, in the time that so many bytes may take. Errors of ours that the question raises
-        propagate.
+        """Run `question` on the storage, with a timeout for `size` bytes, and return its result. Errors of vitdeploy
+        that it raises propagate.
 
         Args:
-            here: where on this machine bytes are written.
-            done: what "cannot be" in messages: "read", "written".
+            here: the local folder that is written to.
+            done: the participle in messages after "cannot be": "read", "written".
 
         Raises:
-            StorageError: no answer in time, or another error of the service; or the disk is full here.
+            StorageError: no answer in time, or another error of the service; or the local disk is full.
             MissingPackageError, VitdeployError: as `open`.
         """
         files, at = self.open()
@@ -125,9 +125,9 @@ class Remote:
             raise self._failed(error, done) from None
 
     def publish(self, name: str, content: Path | bytes, size: int, *, aside: str = "") -> None:
-        """Write `content`, of so many bytes: a reader never sees a part. Where the service does not promise that, under
-        a name of its own, in the folder `aside` or beside the final one, which it gets then. Both are below the URI.
-        Errors as `ask`."""
+        """Write `content` of `size` bytes; readers never see a part. If the service does not guarantee that, write it
+        under a temporary name, in the folder `aside` or the final one, and rename it. Both are below the URI. Errors as
+        in `ask`."""
 
         def write(files: fsspec.AbstractFileSystem, at: str) -> None:
             final = f"{at}/{name}"
@@ -153,21 +153,21 @@ class Remote:
             f"the {self._kind} {self.name} cannot be {done}",
             found=f"no answer for {seconds:.0f} s",
             expected="an answer",
-            fix="the same command goes on where it was",
+            fix="run the same command again: it continues where it stopped",
         )
 
     def _failed(self, error: Exception, done: str, kind: type[VitdeployError] | None = None) -> VitdeployError:
         where = CREDENTIALS.get(urlsplit(self.uri).scheme)
-        fix = f"credentials are taken from {where}" if where else "look at the address, and who may use it"
+        fix = f"check the credentials: {where}" if where else "check the address and its permissions"
         return (kind or StorageError)(
             f"the {self._kind} {self.name} cannot be {done}",
             found=f"{type(error).__name__}: {self._unsecret(str(error))}"[:300],
-            expected="an answer" if kind is None else "a URI that fsspec knows, such as s3://bucket/folder",
+            expected="a successful request" if kind is None else "a URI for fsspec, such as s3://bucket/folder",
             fix=fix,
         )
 
     def _unsecret(self, text: str) -> str:
-        """What a library says, without what is secret of the URI."""
+        """The text of a library without the secrets of the URI."""
         text = text.replace(self.uri, self.name)
         place, _, query = self.uri.partition("?")
         user = place.rpartition("@")[0].partition("://")[2]
@@ -191,7 +191,7 @@ def _package(error: ImportError) -> str:
 
 
 def within(seconds: float, work: Callable[[], T]) -> T:
-    """The result of `work`, in a thread that is left alone where it takes longer: no protocol promises to give up.
+    """Run `work` in a thread, and abandon the thread after `seconds`: not every protocol has a timeout.
 
     Raises:
         TimeoutError: of concurrent.futures. Errors of `work` propagate.

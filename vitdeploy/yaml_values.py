@@ -1,4 +1,4 @@
-"""The values of a YAML document that anybody may have written: bounded, without aliases or duplicate keys."""
+"""The values of an untrusted YAML document: bounded, without aliases or duplicate keys."""
 
 import collections
 from collections.abc import Sequence
@@ -6,28 +6,28 @@ from typing import Any
 
 import yaml
 
-# Values, keys among them, and levels inside each other. The largest recipe of ours has 200 values, 4 levels deep.
+# Maximum values, including keys, and nesting levels. The largest of our recipes has 200 values in 4 levels.
 MAX_VALUES, MAX_DEPTH = 20_000, 32
-# A number is a date or what a float64 holds; Python would take seconds for one of a million digits.
+# Maximum characters of a number or date; Python would need seconds for a number of a million digits.
 MAX_DIGITS = 64
-# yaml's constructors let errors of int(), float(), datetime and their own look-ups through, as of `2001-13-45`.
+# yaml's constructors let errors of int(), float(), datetime and look-ups through, such as for `2001-13-45`.
 NOT_YAML = (yaml.YAMLError, ValueError, ArithmeticError, LookupError, AttributeError, TypeError, RecursionError)
 
 
 def read_yaml(text: str, most: int = MAX_VALUES) -> Any:
-    """The values of one YAML document, `most` at most; raises one of NOT_YAML. The caller bounds the text's length."""
+    """Return the values of one YAML document, at most `most`; raises one of NOT_YAML. The caller bounds its length."""
     _refuse_large(text, most)
     return yaml.load(text, Loader=_UniqueKeys)  # noqa: S506, TID251 - a SafeLoader that also refuses duplicate keys
 
 
 class Lines:
-    """Where the values of a document stand that `read_yaml` has read."""
+    """The line numbers of the values of a document that `read_yaml` has read."""
 
     def __init__(self, text: str) -> None:
         self._root: Any = yaml.compose(text, Loader=_UniqueKeys)
 
     def of(self, path: Sequence[str | int]) -> int:
-        """The line, from 1, of the value under these keys and indices, or of the innermost that is there."""
+        """The line, from 1, of the value under these keys and indices, or of its innermost existing parent."""
         node = self._root
         for part in path:
             if isinstance(node, yaml.MappingNode):
@@ -43,8 +43,8 @@ class Lines:
 
 
 class _UniqueKeys(yaml.SafeLoader):
-    """YAML's safe loader, without duplicate keys, without aliases (an alias bomb grows exponentially), and without
-    numbers that nobody means."""
+    """YAML's safe loader, without duplicate keys, aliases (an alias bomb grows exponentially), and unintended
+    numbers."""
 
     def compose_node(self, parent: Any, index: Any) -> Any:
         if self.check_event(yaml.AliasEvent):
@@ -79,7 +79,7 @@ class _Plain(yaml.SafeDumper):
 
 
 def yaml_text(value: Any) -> str:
-    """The text of a value in one line, which `read_yaml` reads back as it is."""
+    """The text of a value in one line; `read_yaml` reads it back unchanged."""
     text = yaml.dump(value, Dumper=_Plain, default_flow_style=True, allow_unicode=True, width=float("inf"))
     return str(text).removesuffix("...\n").strip()
 
@@ -87,12 +87,12 @@ def yaml_text(value: Any) -> str:
 def _refuse_long(node: Any) -> None:
     if len(node.value) > MAX_DIGITS:
         raise yaml.YAMLError(
-            f"a number of {len(node.value):,} characters in line {node.start_mark.line + 1}, not {MAX_DIGITS} at most"
+            f"a number of {len(node.value):,} characters in line {node.start_mark.line + 1}, over {MAX_DIGITS}"
         )
 
 
 def _refuse_large(text: str, most: int) -> None:
-    """What is counted here has not been built yet."""
+    """Count values and depth before anything is built."""
     depth = values = 0
     for event in yaml.parse(text, Loader=yaml.SafeLoader):
         values += isinstance(event, yaml.NodeEvent)

@@ -157,18 +157,18 @@ FLOATS = np.zeros((3, 32, 32), np.float32)
 @pytest.mark.parametrize(
     ("source", "labels", "says"),
     [
-        ([], None, "there are no images"),
-        ([FLOATS[:, :30]], None, "image 1 is no input of the model"),
-        ([FLOATS.astype(np.int64)], None, "image 1 is no input of the model"),
-        ([FLOATS + 0.1234], None, "image 1 is not normalised as the model's preprocessing says"),
-        ([FLOATS * np.nan], None, "image 1 is not normalised as the model's preprocessing says"),
-        ([{"pixels": 0}], None, "no column of images by a known name"),
-        ([(noise(1)[0], 1.5)], None, "a label is no class"),
-        ([(noise(1)[0], 3)], None, "class 3 of the data is none of the model's"),
-        ([(noise(1)[0], "a/b")], None, "has no name that a folder can have"),
-        ([(noise(1)[0], 0), noise(1)[0]], None, "some images have a label and some have none"),
-        (noise(2), [0], "each image wants a label"),
-        (noise(2), "folders", "labels='folders' is for a folder"),
+        ([], None, "the source has no images"),
+        ([FLOATS[:, :30]], None, "image 1 does not have the type and shape of the model's input"),
+        ([FLOATS.astype(np.int64)], None, "image 1 does not have the type and shape of the model's input"),
+        ([FLOATS + 0.1234], None, "image 1 is not normalised like the model's input"),
+        ([FLOATS * np.nan], None, "image 1 is not normalised like the model's input"),
+        ([{"pixels": 0}], None, "no image column with a known name"),
+        ([(noise(1)[0], 1.5)], None, "a label is not a class"),
+        ([(noise(1)[0], 3)], None, "a label is not a class index of the model"),
+        ([(noise(1)[0], "a/b")], None, "cannot be a folder name"),
+        ([(noise(1)[0], 0), noise(1)[0]], None, "only some of the images have a label"),
+        (noise(2), [0], "labels and images differ in number"),
+        (noise(2), "folders", "labels='folders' needs a folder"),
     ],
 )
 def test_what_cannot_be_images_is_refused(source, labels, says):
@@ -177,12 +177,12 @@ def test_what_cannot_be_images_is_refused(source, labels, says):
 
 
 def test_labels_of_a_folder_are_no_list(tmp_path):
-    with pytest.raises(DataError, match="a folder has its labels in it"):
+    with pytest.raises(DataError, match="labels of a folder must be a kind"):
         vd.images(tmp_path, [0, 1])
 
 
 def test_a_resize_that_is_smaller_than_the_crop_has_no_image_for_an_input():
     spec = PreprocessSpec((8, 8), (12, 12), "bilinear", (0.5,), (0.5,))
     [pixels] = noise(1, (12, 12), 1)
-    with pytest.raises(DataError, match="no image becomes image 1"):
+    with pytest.raises(DataError, match="image 1 cannot be the result of the model's preprocessing"):
         placed([normalise(pixels[None], spec)[0]], spec=spec)

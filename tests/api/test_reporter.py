@@ -18,7 +18,7 @@ def test_a_long_phase_says_that_it_goes_on_and_a_short_one_does_not(capsys, monk
     time.sleep(0.3)  # nothing comes after the work
     lines = capsys.readouterr().err.splitlines()
     assert lines[:2] == ["read the model", "export to ONNX"]
-    assert lines[2] == "export to ONNX: 0 s so far, 1 of 3"
+    assert lines[2] == "export to ONNX: 0 s elapsed, 1 of 3"
     assert 3 <= len(lines) <= 6
 
 

@@ -47,7 +47,7 @@ class Engine:
     def refusal(self, cpu: str) -> str:
         """The words that a board with this CPU has to refuse it by; "" where it has to run."""
         if self.precision == "fp16" and cpu in NO_HALF:
-            return "this CPU has no fp16 for OpenVINO"
+            return "OpenVINO does not support fp16 on this CPU"
         if self.shipment.placed.target == "openvino-cpu" and self.convolutions:
             return "openvino-cpu did not run the graph in INT8"
         return ""

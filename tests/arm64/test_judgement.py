@@ -33,7 +33,7 @@ def engine(precision, placed):
     return Engine("digits", f"openvino-cpu-{precision}", shipment, None, golden, placed)
 
 
-NO_FP16 = "this CPU has no fp16 for OpenVINO"
+NO_FP16 = "OpenVINO does not support fp16 on this CPU"
 IN_FLOAT = "openvino-cpu did not run the graph in INT8"
 RIGHT = Proof(engine("int8", 23), "cortex-a53", EMULATED, {"int8": 23, "fp32": 2}, 7, 0.01)
 
@@ -48,7 +48,7 @@ RIGHT = Proof(engine("int8", 23), "cortex-a53", EMULATED, {"int8": 23, "fp32": 2
         ({"kernels": {"int8": 22, "fp32": 3}}, False),
         ({"host": {"machine": "aarch64"}}, False),  # a board that takes itself for a real one
         ({"host": {**EMULATED, "machine": "x86_64"}}, False),
-        ({"refused": "this CPU has no int8"}, False),
+        ({"refused": "OpenVINO does not support int8 on this CPU"}, False),
         ({"engine": engine("fp16", 0), "refused": NO_FP16}, True),
         ({"engine": engine("fp16", 0), "refused": NO_FP16, "cpu": "neoverse-n1"}, False),
         ({"engine": engine("fp16", 0), "kernels": {"fp32": 19}}, False),
@@ -61,10 +61,10 @@ def test_an_engine_is_right_as_placed_and_as_golden(changes, ok):
 
 
 def test_the_table_says_what_ran():
-    refused = Proof(engine("fp16", 0), "cortex-a53", {}, {}, refused="this CPU has no fp16 for OpenVINO")
+    refused = Proof(engine("fp16", 0), "cortex-a53", {}, {}, refused="OpenVINO does not support fp16 on this CPU")
     rows = table([RIGHT, refused], {("cortex-a53", "openvino-cpu-int8"): "none"}).splitlines()[2:]
     assert rows[0] == "| digits | openvino-cpu-int8 | cortex-a53 | 23 int8, 2 fp32 | 7 of 8 | 1e-02 | none |"
-    assert "refused: this CPU has no fp16 for OpenVINO" in rows[1]
+    assert "refused: OpenVINO does not support fp16 on this CPU" in rows[1]
 
 
 def test_dot_products_are_read_of_qemus_log(tmp_path):

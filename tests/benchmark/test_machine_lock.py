@@ -80,7 +80,7 @@ def test_who_waits_is_served_in_the_order_of_arrival_and_knows_its_place():
         first.stdin.close()
     times = [float(other.communicate()[0].splitlines()[-1]) for other in waiting]
     assert "before" not in places[0]
-    assert places[1:] == ["1 other waits before this command\n", "2 others wait before this command\n"]
+    assert places[1:] == ["1 more command waits before this one\n", "2 more commands wait before this one\n"]
     assert times == sorted(times)
 
 
@@ -154,6 +154,6 @@ def test_nobody_is_waited_for_where_a_file_system_has_no_such_lock(monkeypatch, 
 
 
 def test_a_holder_that_cannot_be_seen_has_words():
-    assert described(None) == "another process that measures"
-    assert described(os.getpid()) == "another thread of this process that measures"
+    assert described(None) == "another process"
+    assert described(os.getpid()) == "another thread of this process"
     assert holder() is None

@@ -100,8 +100,8 @@ def test_too_few_quiet_rounds_decide_nothing_and_say_so():
     [ratio] = ratios(found, [("a", "b")])
     assert (ratio.decided, ratio.verdict) == (False, NOT_DECIDED)
     reason = undecided(found, [ratio])["a"]
-    assert reason.startswith("only 0 of 14 rounds of single were undisturbed (others had 48 % of the CPUs' time, ")
-    assert "waited 40 % of the time for a CPU" in reason and "machines took 10 %" in reason and "--duration" in reason
+    assert reason.startswith("only 0 of 14 single rounds were undisturbed (other processes used 48 % of the CPU time, ")
+    assert "waited 40 % of the time for a CPU" in reason and "machines used 10 %" in reason and "--duration" in reason
     assert [row.flags for row in rows(found)] == [("contended", "short"), ("short",)]
     no_evidence = bench_run(*(entry(name, [Round(1, np.full(9, 5.0), 0.5)] * 12) for name in "ab"))
     loud = dataclasses.replace(no_evidence, load_average=3.0)
@@ -146,7 +146,7 @@ def test_a_fallback_a_wild_ratio_and_two_that_disagree_are_not_decided():
     assert "vary by" in reason([block(20.0 * (1 + 2 * (n % 2)), process=n // 4) for n in range(12)])
     # Most queries are of two fast blocks; the rounds side by side tell another ratio.
     moved = [block(20.0, process=n // 4) if n % 6 else block(4.0, process=n // 4, queries=900) for n in range(12)]
-    assert "the machine's speed moved" in reason(moved)
+    assert "the machine's speed changed" in reason(moved)
 
 
 # --- simulated benchmark runs -----------------------------------------------------------------------------------------
@@ -343,7 +343,7 @@ def test_waiting_ends_with_the_load_or_the_patience(monkeypatch):
     )
     patience = Patience(1.0, told.append)
     assert patience.wait() and len(loads) == 1
-    assert told == ["others use 1.9 of 2 CPUs (make 7: 95 %): waits for a quiet machine, at most 1 s"]
+    assert told == ["other processes use 1.9 of 2 CPUs (make 7: 95 %); waiting up to 1 s for a quiet machine"]
     assert not patience.wait() and len(told) == 1
     assert not Patience(0.5, told.append).wait()
     assert Patience(0.1, told.append).wait()  # too short to look

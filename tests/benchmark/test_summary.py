@@ -127,7 +127,7 @@ def test_stages_are_medians():
         "decode": 2.0,
         "end_to_end": 6.0,
         "end_to_end_p90": 7.0,
-        "copies": "not apart on this back end",
+        "copies": "not timed separately by this back end",
         "images": 3,
     }
 

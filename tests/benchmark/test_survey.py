@@ -83,9 +83,9 @@ def test_a_rate_that_would_be_another_precisions_is_none(small):
 
 
 def test_a_rate_that_no_probe_measures_is_refused():
-    with pytest.raises(CapabilityError, match="the rates of tensorrt are not measured"):
+    with pytest.raises(CapabilityError, match="no rate probe for tensorrt"):
         best_rate("tensorrt", "fp16", 0, 0.0)
-    with pytest.raises(CapabilityError, match="ONNX Runtime has no fp16 on a CPU"):
+    with pytest.raises(CapabilityError, match="no fp16 probe for ONNX Runtime on a CPU"):
         best_rate("onnxruntime-cpu", "fp16", 0, 0.0)
 
 
@@ -104,7 +104,7 @@ def test_memory_is_copied_beyond_the_last_level_of_cache(tmp_path, monkeypatch):
     assert copy_rate(2, 0.0, tmp_path) == Memory(pytest.approx(2 * (8 << 20) / 2e-3), 8 << 20, 2 << 20, 2)
     assert copy_rate(3, 0.0, tmp_path / "nothing") == Memory(pytest.approx(2 * (1 << 20) / 2e-3), 1 << 20, None, 3)
     plant(tmp_path, {"proc/meminfo": "MemTotal: 99 kB\nMemAvailable:  20480 kB\n"})
-    with pytest.raises(CapabilityError, match="too little memory"):
+    with pytest.raises(CapabilityError, match="too little free memory"):
         copy_rate(1, 0.0, tmp_path)
 
 
@@ -167,4 +167,4 @@ def test_what_cannot_be_measured_is_left_out_with_the_reason(tmp_path, monkeypat
         assert [each.what for each in context.left_out] == ["memory", "rate", "rate", "profile", "profile"]
         assert why in context.left_out[0].why
         assert decode(Context, encode(context)) == context
-    assert told[0] == ("context: memory", 0, 5)
+    assert told[0] == ("measure peak rates and profiles: memory", 0, 5)

@@ -138,7 +138,7 @@ def test_a_board_that_throttles_most_of_the_time_decides_nothing_and_says_why():
     )
     found = bench_run(entry("a", hot_ones), entry("b", [block(20.0, process=n * 3 // 16) for n in range(16)]))
     reason = judged(found, "a", "b", "single").reason
-    assert reason.startswith("only 2 of 16 rounds of single count, throttled: 14 of 16 blocks")
+    assert reason.startswith("only 2 of 16 single rounds count, throttled: 14 of 16 blocks")
     assert "the firmware capped the CPU's clock" in reason and "let it cool down" in reason
     row = rows(found)[0]
     assert row.flags == ("throttled", "short")  # and not contended: nobody else was there

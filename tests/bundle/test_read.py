@@ -280,7 +280,7 @@ def test_control_characters_of_a_bundle_are_not_printed(bundle):
 )
 def test_a_path_that_is_not_plain_is_refused(bundle, path):
     rewrite(bundle, lambda m: m["files"].append({"path": path, "bytes": 0, "sha256": ""}))
-    assert "names a path that is not allowed" in refused(bundle).message
+    assert "lists an invalid path" in refused(bundle).message
 
 
 def test_a_file_listed_twice_is_refused(bundle):
@@ -424,17 +424,17 @@ def test_no_change_of_a_value_raises_anything_but_our_errors(bundle, place, valu
 
 def test_only_a_model_of_tokens_may_do_without_preprocessing(bundle):
     rewrite(bundle, lambda m: m.update(preprocess=None))
-    assert "does not say how images are prepared" in refused(bundle).message
+    assert "has no preprocess" in refused(bundle).message
     rewrite(bundle, lambda m: m.update(preprocess=None, task="sequence"))
     assert read_bundle(bundle).preprocess is None
     rewrite(bundle, lambda m: m.update(task="sequence"))
-    assert "prepares images for tokens" in refused(bundle).message
+    assert "has preprocess, but its inputs are tokens" in refused(bundle).message
 
 
 @pytest.mark.parametrize("task", ["detection", "panoptic"])
 def test_objects_need_to_be_read_from_the_outputs_somehow(bundle, task):
     rewrite(bundle, lambda m: m.update(task=task))
-    assert "does not say how the outputs are read" in refused(bundle).message
+    assert "has no postprocess for its task" in refused(bundle).message
     rewrite(bundle, lambda m: m.update(task=task, postprocess={"scores": "sigmoid", "things": [0, 3]}))
     spec = read_bundle(bundle).postprocess
     assert (spec.scores, spec.boxes, spec.things) == ("sigmoid", "cxcywh", (0, 3))
@@ -461,11 +461,11 @@ def test_an_engine_may_have_parts(bundle):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"options": {"CACHE_DIR": "elsewhere"}}, "an engine that is not allowed"),
-        ({"files": []}, "an engine that is not allowed"),
-        ({"batch": 0}, "an engine that is not allowed"),
-        ({"files": ["labels.txt"]}, "files that are not the engine's"),
-        ({"files": ["../secret"]}, "files that are not the engine's"),
+        ({"options": {"CACHE_DIR": "elsewhere"}}, "an invalid engine"),
+        ({"files": []}, "an invalid engine"),
+        ({"batch": 0}, "an invalid engine"),
+        ({"files": ["labels.txt"]}, "files that its engine does not list"),
+        ({"files": ["../secret"]}, "files that its engine does not list"),
         ({"graph": "/etc/passwd"}, "uses files that it does not list"),
     ],
     ids=str,
@@ -477,7 +477,11 @@ def test_the_rules_of_engines_hold_for_their_parts(bundle, change, message):
 
 @pytest.mark.parametrize(
     ("size", "message"),
-    [("../x", "names no image size"), ("0x32", "names no image size"), ("32x40", "uses files that it does not list")],
+    [
+        ("../x", "has an invalid image size"),
+        ("0x32", "has an invalid image size"),
+        ("32x40", "uses files that it does not list"),
+    ],
 )
 def test_a_further_image_size_is_a_size_and_a_bundle_that_is_listed(bundle, size, message):
     rewrite(bundle, lambda m: m.update(sizes=[size]))

@@ -36,7 +36,7 @@ def test_a_bundle_takes_the_place_of_another_and_of_nothing_else(packed, tmp_pat
     unpack(packed, folder, progress=lambda text, done, total: told.append((text, done <= total)))
     assert set(told) == {("unpack", True)}
     (folder / "notes.txt").write_text("mine", encoding="utf-8")
-    with pytest.raises(OutputError, match="holds other files"):
+    with pytest.raises(OutputError, match="contains other files"):
         unpack(packed, folder)
     assert (folder / "notes.txt").read_text(encoding="utf-8") == "mine"
 

@@ -201,7 +201,7 @@ def test_a_model_of_two_graphs_is_used_from_its_bundle(sequence_bundle):
             answers = predictor.predict(sources)
         assert [list(answer.tokens) for answer in answers] == [source[-2::-1] for source in sources]
         assert all(-1 < answer.score <= 0 for answer in answers)
-    with pytest.raises(TargetError, match="takes no images") as caught:
+    with pytest.raises(TargetError, match="does not take images") as caught:
         load(sequence_bundle)
     assert "load_sequence" in caught.value.fix
 
@@ -221,7 +221,7 @@ def test_a_bundle_for_images_has_no_sequences(tmp_path, small_export, engine):
     from vitdeploy.runtime import load_sequence
 
     write(tmp_path, small_export, engine)
-    with pytest.raises(TargetError, match="takes no tokens") as caught:
+    with pytest.raises(TargetError, match="does not take tokens") as caught:
         load_sequence(tmp_path)
     assert caught.value.found == "the task classification"
 

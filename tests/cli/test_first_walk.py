@@ -53,8 +53,8 @@ def test_a_recipe_has_the_same_proposal(run):
         ("openvino-cpu", "vitdeploy compile BUNDLE --target openvino-cpu -o DIR"),
         ("openvino-cpu-fp32", "vitdeploy compile BUNDLE --target openvino-cpu --precision fp32 -o DIR"),
         ("onnxruntime-cpu-int8", "vitdeploy run RECIPE with `targets: [onnxruntime-cpu]`"),
-        ("openvino-cpu-fp31", "no such target"),
-        ("openvino", "no such target"),
+        ("openvino-cpu-fp31", "is not a target"),
+        ("openvino", "is not a target"),
     ],
 )
 def test_an_engine_that_a_report_lists_and_the_bundle_lacks(small_bundle, target, fix):
@@ -122,7 +122,7 @@ def test_a_folder_that_is_replaced_is_said(run, small_export):
     first = run("compile", small_export, "--target", "onnxruntime-cpu", "-o", "engine")
     again = run("compile", small_export, "--target", "onnxruntime-cpu", "-o", "engine")
     assert (first.returncode, again.returncode) == (0, 0)
-    said = "replaced what was made in engine before"
+    said = "replaced the previous content of engine"
     assert said not in first.stdout and said in again.stdout
     told = run("compile", small_export, "--target", "onnxruntime-cpu", "-o", "engine", "--json")
     assert said in told.stderr and json.loads(told.stdout)

@@ -39,7 +39,7 @@ def test_a_full_disk_under_the_output_is_exit_code_4(verb, both, environment):
         )
     assert done.returncode == 4
     if not both:
-        assert "VD4101  no space left to write a file or what this command prints\n" in done.stderr
+        assert "VD4101  no space left to write a file or the output of this command\n" in done.stderr
         assert "Traceback" not in done.stderr
 
 

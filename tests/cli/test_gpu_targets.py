@@ -30,8 +30,8 @@ from vitdeploy.store.store import Artifact
 from vitdeploy.workflows.placement import compile_bundle
 
 RECIPE = ROOT / "recipes" / "digits.yaml"
-DOCTOR = "`vitdeploy doctor --target tensorrt` says what else is missing"
-EMULATE = "or evaluate its types on this CPU: the same command with --emulate"
+DOCTOR = "`vitdeploy doctor --target tensorrt` lists what else is missing"
+EMULATE = "or emulate its types on this CPU: add --emulate"
 
 
 @pytest.fixture
@@ -107,13 +107,13 @@ def test_an_emulated_bundle_is_checked_as_any_other(run, bundle, small_export, d
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        (("--profile", "8,1,32"), "'8,1,32' is no profile; expected the smallest, best and largest batch: 1,8,32."),
-        (("--profile", "8"), "is no profile"),
-        (("--profile", "0,1,2"), "is no profile"),
+        (("--profile", "8,1,32"), "'8,1,32' is not a profile; expected minimum, optimum and maximum batch: 1,8,32."),
+        (("--profile", "8"), "is not a profile"),
+        (("--profile", "0,1,2"), "is not a profile"),
         (("--workspace", "0"), "--workspace"),
         (("--builder-optimization-level", "6"), "--builder-optimization-level"),
         (("--hardware-compatibility-level", "turing"), "--hardware-compatibility-level"),
-        (("--profile", "2,4,8"), "VD2402  the engine would not run at the batch 1 that it is compiled at"),
+        (("--profile", "2,4,8"), "VD2402  no profile includes the batch 1, at which the engine is compiled"),
     ],
 )
 def test_options_that_make_no_engine_are_refused(run, small_export, options, says, monkeypatch):
@@ -129,7 +129,7 @@ def test_options_for_tensorrt_are_refused_for_other_targets(run, small_export):
     done = run("compile", small_export, "--target", "onnxruntime-cpu", "-o", "out", *options)
     assert done.returncode == 2
     flags = "--profile, --workspace, --builder-optimization-level, --version-compatible"
-    assert f"{flags}: for --target tensorrt, not for onnxruntime-cpu." in done.stderr
+    assert f"{flags}: only for --target tensorrt, not for onnxruntime-cpu." in done.stderr
 
 
 def test_a_fixed_batch_has_no_profiles(placed, tmp_path):
@@ -138,7 +138,7 @@ def test_a_fixed_batch_has_no_profiles(placed, tmp_path):
         value.shape = type(value.shape)([1, *list(value.shape)[1:]])
     save_graph(model, tmp_path / "model.onnx")
     build = BuildOptions(((1, 8, 32),))
-    with pytest.raises(TargetError, match="has the fixed batch 1") as caught:
+    with pytest.raises(TargetError, match="has a fixed batch size of 1") as caught:
         compile_bundle(tmp_path / "model.onnx", "tensorrt", None, None, tmp_path, build=build)
     assert "leave the profiles out" in caught.value.fix
 
@@ -163,7 +163,7 @@ def test_how_tensorrt_builds_is_part_of_an_engines_key_and_of_no_other(monkeypat
 
 
 def test_a_float_graph_is_typed_before_it_is_compiled(small_export, tmp_path):
-    with pytest.raises(TargetError, match="computes in the types that a graph has") as caught:
+    with pytest.raises(TargetError, match="takes the precision from the types in the graph") as caught:
         compile_bundle(small_export / "model.onnx", "tensorrt", None, "fp16", tmp_path)
     assert f"vitdeploy quantize {small_export}/model.onnx --data IMAGES --target tensorrt" in caught.value.fix
 
@@ -184,7 +184,7 @@ def sequence(tmp_path_factory):
 
 @pytest.mark.parametrize("target", [name for name, row in TARGETS.items() if row.device == "GPU"])
 def test_an_encoder_decoder_is_refused_on_a_gpu_with_where_it_runs(sequence, tmp_path, target):
-    with pytest.raises(CapabilityError, match=f"a model of several graphs does not run on {target}") as caught:
+    with pytest.raises(CapabilityError, match=f"{target} does not support models with several graphs") as caught:
         compile_bundle(sequence / "encoder.onnx", target, None, None, tmp_path)
     assert (caught.value.exit_code, caught.value.expected) == (4, "onnxruntime-cpu or openvino-cpu")
     assert caught.value.fix == "choose the target onnxruntime-cpu"

@@ -82,7 +82,7 @@ def test_the_lines_for_a_shell(run, shell):
 @pytest.mark.parametrize(
     ("command", "says"),
     [
-        ("run r.yaml", "goes on from the last finished stage, but measures again"),
+        ("run r.yaml", "to resume from the last finished stage (measurements are repeated)"),
         ("run r.yaml --no-resume", "interrupted"),
         ("bench a b", "interrupted"),
         ("export m -o out", "interrupted; nothing was written"),

@@ -73,7 +73,7 @@ def test_a_comparison_is_recorded_before_its_gate(run):
 def test_a_history_that_cannot_be_written_is_told_before_anything_is_measured(run):
     (run.folder / "file").write_text("mine")
     done = run("bench", "bundle", "--history", "file", "--json")
-    assert done.returncode == 2 and "is no folder" in json.loads(done.stdout)["error"]["message"]
+    assert done.returncode == 2 and "is not a folder" in json.loads(done.stdout)["error"]["message"]
 
 
 def test_an_error_of_writing_comes_after_the_one_document(run, monkeypatch):
@@ -136,7 +136,7 @@ def test_a_canary_of_a_bundle_brings_an_entry_for_the_table_of_runtimes(run, mon
     monkeypatch.setattr("vitdeploy.api.bench.bench.of", wrong)
     assert run("bench", "bundle", "--history", "canaries").returncode == 4
     done = run("history", "canaries", "-o", "canaries.html")
-    assert "wrong answers: onnxruntime " in done.stdout and "--json has an entry for the table" in done.stdout
+    assert "wrong answers: onnxruntime " in done.stdout and "--json contains a proposed entry" in done.stdout
     (found,) = run("history", "canaries", "--json").document["canaries"]
     (entry,) = decode(KnownBadTable, {"format": 1, "entries": [found["proposal"]]}).entries
     assert entry.runtime == "onnxruntime" and {"MatMul", "Softmax"} & set(entry.pattern.operators)

@@ -34,7 +34,7 @@ def test_a_folder_is_answered_image_by_image_and_its_other_files_are_named(run, 
     names = [each["image"] for each in done.document["predictions"]]
     assert names == [f"my shots/{name}" for name in ("a.png", "b.bmp", "c.tiff", "d.gif", "deep/e.webp")]
     assert len({each["label"] for each in done.document["predictions"]}) == 1  # whatever the format
-    assert "my shots: left out 1 .txt" in done.stderr
+    assert "my shots: ignored 1 .txt" in done.stderr
     assert done.document["errors"] == []
 
 
@@ -51,7 +51,7 @@ def test_boxes_are_four_numbers_and_for_models_of_one_object(run, small_bundle, 
     done = run("predict", small_bundle, "my shots/a.png", "--box", "1,2,3")
     assert (done.returncode, "'1,2,3' is not left,top,right,bottom in pixels" in done.stderr) == (2, True)
     done = run("predict", small_bundle, "my shots/a.png", "--box", "0,0,9,9")
-    assert (done.returncode, "the model sees whole images" in done.stderr) == (2, True)
+    assert (done.returncode, "this model takes whole images" in done.stderr) == (2, True)
 
 
 def test_an_image_of_standard_input(run, small_bundle, shots, monkeypatch):
@@ -75,7 +75,7 @@ def test_it_goes_on_past_files_that_cannot_be_read_and_names_them(run, small_bun
     wrong = {each["input"]: each["code"] for each in document["errors"]}
     assert wrong == {"my shots/aa.png": "VD2302", "my shots/b.jpg": "VD2302", "absent.png": "VD2002"}
     assert "VD2302  my shots/b.jpg cannot be read as an image (a HEIC image)" in done.stderr
-    assert "5 of 8 inputs are answered" in done.stderr
+    assert "5 of 8 inputs answered" in done.stderr
 
 
 def test_one_input_alone_that_cannot_be_read_is_the_error_itself(run, small_bundle, tmp_path):
@@ -83,7 +83,7 @@ def test_one_input_alone_that_cannot_be_read_is_the_error_itself(run, small_bund
     done = run("predict", small_bundle, "text.png", "--json")
     error = json.loads(done.stdout)["error"]
     assert (done.returncode, error["code"], error["exit_code"]) == (2, "VD2302", 2)
-    assert error["fix"] == "replace it with one of these, or leave it out"  # predict has no --skip-bad
+    assert error["fix"] == "convert it to one of these formats, or remove it"  # predict has no --skip-bad
 
 
 def test_a_folder_without_images_says_what_it_holds(run, small_bundle, tmp_path):
@@ -91,7 +91,7 @@ def test_a_folder_without_images_says_what_it_holds(run, small_bundle, tmp_path)
     (tmp_path / "docs" / "a.heic").touch()
     done = run("predict", small_bundle, "docs")
     assert done.returncode == 2
-    assert "found:  1 .heic" in done.stderr
+    assert "found:    1 .heic" in done.stderr
 
 
 def test_token_files_are_taken_by_folder_and_pattern_too(run, sequence_export, tmp_path):

@@ -122,7 +122,7 @@ def test_optimize_rewrites_and_compares(here, small_export, tmp_path):
 def test_optimize_merges_tokens_and_says_that_this_is_not_exact(here, small_export):
     done = here("optimize", small_export, "-o", "merged", "--merge-tokens", "0:12")
     assert done.returncode == 0, done.stderr
-    assert "model: tokens merged after that, 17 to 12 behind block 0; not exact" in done.stdout
+    assert "model: then merged 17 tokens to 12 after block 0; not exact" in done.stdout
     shown = here("inspect", "merged")
     assert "attention, 1 over 17 tokens, 1 over 12 tokens" in shown.stdout
     twice = here("optimize", "merged", "-o", "again", "--merge-tokens", "0:10")
@@ -302,7 +302,7 @@ def test_bisect_takes_the_float_graph_of_a_bundle_and_says_where_nothing_is_wron
     command = ("verify", compiled["openvino-cpu"], "--against", MODEL, "--data", digits, "--num-samples", 4, "--bisect")
     done = here(*command)
     assert done.returncode == 0, done.stderr
-    assert "no error enters: the answers are those of the float graph" in done.stdout
+    assert "no error found: the answers equal those of the float graph" in done.stdout
     assert "next:" not in done.stdout
 
 
@@ -383,7 +383,7 @@ def test_bench_measures_and_compares(here, compiled):
     for row in found["results"]:
         stages = row["stages_ms"]
         assert stages["end_to_end"] > 0
-        assert stages["copies"] == "not apart on this back end"
+        assert stages["copies"] == "not timed separately by this back end"
         assert row["energy"]["joules_per_image"] is None or row["energy"]["joules_per_image"] > 0
 
 
@@ -412,4 +412,4 @@ def test_bench_says_what_other_scenarios_found(here, compiled):
     assert " >=" in row
     assert "server:200: p50 " in server
     assert " ms from arrival; " in server and " queries answered in " in server
-    assert "from a uint8 image of 640x480 to the answer" in done.stdout
+    assert "end to end from a uint8 image of 640x480" in done.stdout

@@ -201,7 +201,7 @@ def test_a_bad_input_is_told_with_what_was_found_what_is_wanted_and_a_mend(
     told = error["message"] + error["found"] + error["expected"]
     assert error["fix"] or code in COMPLETE, error
     named = any(word.rpartition("=")[2].strip("[]{}").removeprefix("hf:") in told for word in arguments[1:])
-    assert named or error["found"] or error["message"] == "no model is named", told  # what was found
+    assert named or error["found"] or error["message"] == "no model given", told  # what was found
     assert len(done.stderr) < 1500
     check_mend(find_command(arguments)[0], f"{error['expected']} ; {error['fix']}")
 

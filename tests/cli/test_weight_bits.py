@@ -9,8 +9,8 @@ from vitdeploy.bundle.read import read_bundle
 from vitdeploy.runtime import host, load
 
 TARGET = "onnxruntime-cpu"
-SATURATES = "weights of 8 bits saturate on this CPU, which has no VNNI"
-HAS_VNNI = f"note: {TARGET}-int8 is made for CPUs without VNNI, which this one has"
+SATURATES = "8-bit weights may saturate on this CPU, which has no VNNI"
+HAS_VNNI = f"note: {TARGET}-int8 has 7-bit weights for CPUs without VNNI (this CPU has it)"
 
 
 @pytest.fixture
@@ -43,7 +43,7 @@ def bundles(tmp_path_factory, shared_store, small_export, digits):
 def test_quantize_takes_7_bits_where_8_saturate(bundles):
     document = bundles[7][1].document
     assert (document["weight_bits"], document["warnings"]) == (7, [])
-    assert "weights of 7 bits, for CPUs without VNNI" in bundles[7][1].stderr
+    assert "weights have 7 bits, for CPUs without VNNI" in bundles[7][1].stderr
     document = bundles[8][1].document
     assert document["weight_bits"] == 8
     assert SATURATES in document["warnings"][0]
@@ -83,8 +83,8 @@ def test_verify_and_bench_say_where_weights_and_cpu_do_not_fit(here, cpu, bundle
 @pytest.mark.parametrize(
     ("flags", "expected"),
     [
-        ({"avx2"}, "missing  VNNI: INT8 weights are made with 7 bits"),
-        ({"avx2", "avx512f", "avx512_vnni"}, "works    VNNI: INT8 weights are made with 8 bits"),
+        ({"avx2"}, "missing  VNNI: INT8 weights use 7 bits"),
+        ({"avx2", "avx512f", "avx512_vnni"}, "works    VNNI: INT8 weights use 8 bits"),
         ({"asimddp"}, ""),
     ],
 )

@@ -282,13 +282,13 @@ SETS: dict[str, tuple[Turned, str, str, str]] = {
 # What the remark says, and how the page has it.
 SAID = {
     "": ("", "no remark"),
-    "upright": ("labels are of the upright image", "a remark that labels are of the upright image"),
+    "upright": ("labels are assumed to match the upright image", "a remark that labels are of the upright image"),
     "stored": (
-        "are of the pixels as stored, and are turned with them",
+        "describe the stored pixels, and are rotated with them",
         "a remark that they are of the stored pixels, and why",
     ),
     "maps": (
-        "of the size of the pixels as they are stored is turned with them",
+        "with the size of the stored pixels is rotated with them",
         "a remark that maps of that size are turned with their images",
     ),
 }
@@ -358,7 +358,7 @@ def test_labels_belong_to_the_image_however_it_lies(sides, upright, tmp_path, ro
     assert numbers(found) == upright[labels, task]
     remarks = [each for each in found["remarks"] if "EXIF" in each]
     if said:
-        assert len(remarks) == 1 and SAID[said][0] in remarks[0] and "without an orientation" in remarks[0]
+        assert len(remarks) == 1 and SAID[said][0] in remarks[0] and "without an EXIF orientation" in remarks[0]
     else:
         assert not remarks
     row(name, labels, f"as the upright images; {SAID[said][1]}")
@@ -458,7 +458,7 @@ def test_what_is_left_out_is_said(sides, tmp_path, file_row):
     (tmp_path / "red/notes.txt").write_text("no image")
     found = verified(sides["classification"], tmp_path)
     assert found["n"] == 9
-    assert found["remarks"] == [f"{tmp_path}: left out 4 .heic, 1 images beside the class folders"]
+    assert found["remarks"] == [f"{tmp_path}: ignored 4 .heic, 1 images outside the class folders"]
     file_row(".heic")
 
 
@@ -491,7 +491,7 @@ def test_a_picture_under_many_names_is_one_image(sides, tmp_path, monkeypatch, f
     assert found["gate"]["status"] == "undecided"
     assert found["copies"] == {"evaluation": 630, "calibration": 0, "shared": 0, "relabelled": 0}
     [said] = found["remarks"]
-    assert said.startswith("630 of 640 images to evaluate on are copies of others, and each image counts once: 10 are")
+    assert said.startswith("630 of 640 evaluation images are copies; each image counts once: 10 are")
     file_row("10 pictures")
 
 
@@ -505,7 +505,7 @@ def test_copies_with_other_labels_are_named(sides, tmp_path, monkeypatch, file_r
     found = verified(sides["classification"], tmp_path)
     assert (found["n"], found["copies"]["evaluation"], found["copies"]["relabelled"]) == (90, 2, 1)
     assert found["reference_value"] == pytest.approx(100 * 89 / 90)
-    [warning] = [each for each in found["warnings"] if "have other labels" in each]
+    [warning] = [each for each in found["warnings"] if "have a different label" in each]
     assert str(paths[0]) in warning and "blue/copy.png" in warning
     file_row("copies with")
 
@@ -521,7 +521,7 @@ def test_copies_within_and_between_the_parts_are_counted(tmp_path, file_row):
     assert (len(data.calibration), len(data.evaluation)) == (10, 12)
     found = data.copies
     assert (found.evaluation, found.calibration, found.shared, found.relabelled) == (1, 1, 9, 0)
-    assert sum(each.startswith("9 of 12 images to evaluate on are among") for each in data.warnings) == 1
+    assert sum(each.startswith("9 of 12 evaluation images are also") for each in data.warnings) == 1
     file_row("copies in")
 
 

@@ -98,7 +98,7 @@ def maps(channels):
 
 CASES = (
     Case("logits that are called so", "classification", AS_LOGITS, logits, ("logits",)),
-    Case("logits of no name", "classification", AS_LOGITS, logits, note="is taken for the logits"),
+    Case("logits of no name", "classification", AS_LOGITS, logits, note="is assumed to be the logits"),
     Case("Softmax", "classification", AS_SCORES, lambda b, image: b.add("Softmax", logits(b, image), axis=-1),
          note="no second softmax"),
     Case("Softmax, images with channels last", "classification", AS_SCORES,
@@ -121,7 +121,7 @@ CASES = (
     Case("one number, without an axis", "tensors", AS_NUMBERS,
          lambda b, image: b.add("Squeeze", logits(b, image, 1), np.array([1])), ("age",), "one number per image"),
     Case("angles by their name", "tensors", AS_NUMBERS, lambda b, image: logits(b, image, 3), ("pose",), "measures"),
-    Case("logits and a head of its own", "tensors", AS_NUMBERS, with_age, ("logits", "age"), "beside logits there is"),
+    Case("logits and a head of its own", "tensors", AS_NUMBERS, with_age, ("logits", "age"), "in addition to logits"),
     Case("logits and hidden states", "classification", AS_LOGITS,
          lambda b, image: (logits(b, image), maps(4)(b, image)), ("logits", "hidden_states"), "left out"),
     Case("an embedding by its name", "features", AS_NUMBERS, logits, ("embedding",), "an embedding"),
@@ -129,8 +129,8 @@ CASES = (
     Case("numbers of length 1", "features", AS_NUMBERS, normalised, note="an embedding"),
     Case("a linear without a bias", "features", AS_NUMBERS, lambda b, image: logits(b, image, bias=False),
          note="an embedding"),
-    Case("one map", "tensors", AS_NUMBERS, maps(1), note="of no task"),
-    Case("two maps", "tensors", AS_NUMBERS, maps(2), note="of no task"),
+    Case("one map", "tensors", AS_NUMBERS, maps(1), note="fit no known task"),
+    Case("two maps", "tensors", AS_NUMBERS, maps(2), note="fit no known task"),
 )  # fmt: skip
 
 
@@ -166,13 +166,13 @@ MODULES = (
     (Case("`[b, 1]`", "tensors", AS_NUMBERS, lambda m, x, f: m.head(f), note="one number per image"), 1),
     (Case("`[b]`", "tensors", AS_NUMBERS, lambda m, x, f: m.head(f)[:, 0], note="one number per image"), 1),
     (Case("`{'logits': ..., 'age': ...}`", "tensors", AS_NUMBERS,
-          lambda m, x, f: {"logits": m.head(f), "age": m.age(f)}, note="beside logits there is age"), CLASSES),
+          lambda m, x, f: {"logits": m.head(f), "age": m.age(f)}, note="in addition to logits"), CLASSES),
     (Case("`F.normalize(...)`", "features", AS_NUMBERS, lambda m, x, f: nn.functional.normalize(m.head(f)),
           note="an embedding"), CLASSES),
     (Case("`self.embedding(...)`", "features", AS_NUMBERS, lambda m, x, f: m.embedding(f), note="an embedding"), 128),
     (Case("`self.head(...)`", "classification", AS_LOGITS, lambda m, x, f: m.head(f)), CLASSES),
-    (Case("`[b, 1, h, w]`", "tensors", AS_NUMBERS, lambda m, x, f: m.maps(x), note="of no task"), 1),
-    (Case("`[b, 2, h, w]`", "tensors", AS_NUMBERS, lambda m, x, f: m.maps(x), note="of no task"), 2),
+    (Case("`[b, 1, h, w]`", "tensors", AS_NUMBERS, lambda m, x, f: m.maps(x), note="fit no known task"), 1),
+    (Case("`[b, 2, h, w]`", "tensors", AS_NUMBERS, lambda m, x, f: m.maps(x), note="fit no known task"), 2),
 )  # fmt: skip
 FOLDERS = (
     ("ViT", {"problem_type": "multi_label_classification", "num_labels": 3}, "problem_type", "multi-label"),
@@ -311,7 +311,7 @@ def test_a_config_says_that_outputs_are_no_logits(name, tmp_path, page):
     answer = AS_SIGMOIDS if task == "multi-label" else AS_NUMBERS
     check_notes(Case(name, task, answer, logits, note=note), read)
     assert vd.model(module).task == task  # in memory, too
-    with pytest.raises(VitdeployError, match="no answers of the task that is asked for"):
+    with pytest.raises(VitdeployError, match="cannot be used for the task"):
         vd.model(f"hf:{tmp_path}", task="classification")
     page(f"folder: {name}", task, answer, note)
 
@@ -332,7 +332,7 @@ def test_a_wrapper_of_timm_says_it_too_and_so_does_a_config_beside_an_onnx_file(
     read = vd.model(file)
     check_notes(case, read)
     check_answer(case, deployed(read), answer)
-    with pytest.raises(VitdeployError, match="no answers of the task that is asked for"):
+    with pytest.raises(VitdeployError, match="cannot be used for the task"):
         vd.model(file, task="classification")
     page(f"folder: {WRAPPER}", case.task, case.answer, case.note or "-")
 
@@ -340,16 +340,16 @@ def test_a_wrapper_of_timm_says_it_too_and_so_does_a_config_beside_an_onnx_file(
 def test_labels_beside_a_file_make_a_bare_output_logits(tmp_path):
     file, _ = onnx_file(tmp_path, lambda b, image: logits(b, image, bias=False))
     assert vd.model(file).task == "features"
-    with pytest.raises(VitdeployError, match=r"names classes, and .* has none"):
+    with pytest.raises(VitdeployError, match=r"has labels, but .* has no classes"):
         vd.model(file, labels=list("abcde"))
     assert vd.model(file, labels=list("abcde"), task="classification").task == "classification"
     (tmp_path / "labels.txt").write_text("a\nb\nc\nd\ne\n")
     assert (vd.model(file).task, vd.model(file).labels) == ("classification", tuple("abcde"))
     (tmp_path / "other").mkdir()
     assumed, _ = onnx_file(tmp_path / "other", logits)
-    assert any("which nothing in the model says" in note for note in vd.model(assumed).reference.notes)
+    assert any("is assumed to be the logits" in note for note in vd.model(assumed).reference.notes)
     known = vd.model(assumed, labels=list("abcde")).reference.notes
-    assert not any("which nothing in the model says" in note for note in known)
+    assert not any("is assumed to be the logits" in note for note in known)
 
 
 def test_a_head_that_differs_is_compared_or_said_to_be_left_out(tmp_path):
@@ -377,7 +377,7 @@ def test_a_head_that_differs_is_compared_or_said_to_be_left_out(tmp_path):
 )
 def test_what_is_no_logits_is_not_taken_for_logits_where_that_is_asked_for(make, found, tmp_path):
     file, _ = onnx_file(tmp_path, make)
-    with pytest.raises(VitdeployError, match="no answers of the task that is asked for") as caught:
+    with pytest.raises(VitdeployError, match="cannot be used for the task") as caught:
         vd.model(file, task="classification")
     assert found in caught.value.found
 
@@ -422,7 +422,7 @@ def test_further_inputs_are_bound_to_a_number_or_a_file(tmp_path):
     [
         ({"other": 1, "temperature": 1, "mask": 1}, "no input 'other' to bind"),
         ({"mask": [1, 2], "temperature": 1}, "does not fit the input 'mask'"),
-        ({"mask": "a lot", "temperature": 1}, "cannot be read"),
+        ({"mask": "a lot", "temperature": 1}, "invalid value for the input mask"),
         ({"mask": "missing.npy", "temperature": 1}, "no file at missing.npy"),
         ({"mask": 1}, "does not take one image"),
     ],

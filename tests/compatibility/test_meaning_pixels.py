@@ -217,7 +217,7 @@ def test_what_is_given_counts_and_a_contradiction_is_told(tmp_path, row):
     path, _ = write_graph(tmp_path / "model.onnx", nodes, constants)
     unit = PreprocessSpec((SIDE, SIDE), (SIDE, SIDE), "bilinear", (0.0,) * 3, (1.0,) * 3)
     model = vd.model(path, preprocess=unit)
-    assert model.preprocess == unit and "its answers are wrong, unless" in model.reference.notes[-1]
+    assert model.preprocess == unit and "results are wrong unless" in model.reference.notes[-1]
     raw = PreprocessSpec((SIDE, SIDE), (SIDE, SIDE), "bilinear", (0.0,) * 3, (0.00392157,) * 3)
     assert "first operators" not in str(vd.model(path, preprocess=raw).reference.notes)
     twice = vd.model(Scaled(imagenet), preprocess=PreprocessSpec(SIDE, (SIDE, SIDE)))
@@ -261,10 +261,10 @@ def test_the_order_is_that_of_an_array_alone(small_bundle, row):
         assert predictor.predict(colour[..., ::-1], channels="bgr") == predictor.predict(colour)
         [streamed] = predictor.stream([colour[..., ::-1]], channels="bgr")
         assert [streamed] == predictor.predict_batch([colour[..., ::-1]], channels="bgr") == [predictor.predict(colour)]
-        with pytest.raises(TensorError, match="is for arrays") as caught:
+        with pytest.raises(TensorError, match="applies only to arrays") as caught:
             predictor.predict(Image.fromarray(colour), channels="bgr")
-        assert "leave channels out" in caught.value.fix
-        with pytest.raises(InputError, match="the order of an array"):
+        assert "omit channels" in caught.value.fix
+        with pytest.raises(InputError, match='must be "rgb" or "bgr"'):
             predictor.predict(colour, channels="BGR")
     row('an array of OpenCV, `channels="bgr"`', "the answer of the RGB array")
 
@@ -313,7 +313,7 @@ def test_preprocess_of_a_recipe_replaces_what_files_say(library, images, tmp_pat
         (tmp_path / "model" / "config.json").write_text(json.dumps(config), encoding="utf-8")
     with command_line(tmp_path, tmp_path / "store") as run:
         refused = run("export", "hf:model", "-o", "out")
-        assert refused.returncode == 2 and "give preprocess: in a recipe" in refused.stderr
+        assert refused.returncode == 2 and "set preprocess: in a recipe" in refused.stderr
         recipe(tmp_path / "mine.yaml", images, {"model": "hf:model"}, plain(SIDE, channel_order="bgr"))
         loaded = load_recipe(Path("mine.yaml"))
         original = find_reference_model(source_of(loaded), overrides_of(loaded))

@@ -213,7 +213,7 @@ KNOWN_REASONS = {
 @pytest.mark.parametrize("module", REFUSED[:1], ids=lambda module: module.maker)
 def test_a_batch_that_becomes_a_number_is_refused_and_exported_with_a_fixed_one(module, tmp_path, page):
     reference_model = find_reference_model(Source(function=module.function, image_size=module.size))
-    with pytest.raises(ExportError, match="bakes the batch 2 into a constant") as refused:
+    with pytest.raises(ExportError, match="contains the batch size 2 as a constant") as refused:
         export(reference_model, ExportConfig("small", 20, None, True), tmp_path)
     assert "take the batch from x.shape[0] or len(x)" in refused.value.fix and "--batch" in refused.value.fix
     facts = export(reference_model, ExportConfig("small", 20, 1, True), tmp_path)

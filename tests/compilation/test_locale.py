@@ -149,5 +149,5 @@ def test_an_engine_that_was_written_with_commas_is_refused_for_that(small_export
     (bundle / "manifest.json").write_text(json.dumps(document))
     with pytest.raises(AnswersError) as refused:
         load(bundle)
-    assert "decimal comma in its model.xml" in refused.value.found
+    assert "decimal commas in its model.xml" in refused.value.found
     assert refused.value.fix.startswith("compile the engine again")

@@ -143,7 +143,7 @@ def test_without_a_driver_everything_is_asked_all_the_same(no_driver, target):
     assert (expected if target == "tensorrt" else {"onnxruntime-gpu", "its libraries"}) <= set(found)
     result = probe_target(target)
     assert (result.works, result.fix) == (False, "")
-    assert result.detail.startswith("not here: no NVIDIA driver")
+    assert result.detail.startswith("not found: no NVIDIA driver")
 
 
 def test_with_a_gpu_the_first_thing_that_misses_is_named_with_its_mend(driver):
@@ -164,7 +164,7 @@ def test_a_gpu_without_free_memory_is_told_to_close_what_uses_it(driver):
     driver(free=500_000_000)
     found = by_name(examine("tensorrt"))["GPU memory"]
     assert (found.ok, found.detail) == (False, "0.5 of 25.0 GB free")
-    assert "close" in found.fix
+    assert "end other GPU processes" in found.fix
 
 
 def test_types_are_those_that_the_gpu_has_kernels_for(driver, no_driver):
@@ -254,5 +254,5 @@ def test_a_machine_without_a_gpu_does_not_look_broken(here, no_driver):
     for target in GPU_TARGETS:
         [line] = [line for line in lines if f" {target} " in line]
         assert line.startswith("absent ")
-        assert "not here: no NVIDIA driver" in line
+        assert "not found: no NVIDIA driver" in line
         assert not lines[lines.index(line) + 1].strip().startswith("fix:")

@@ -156,9 +156,9 @@ def request(graph, build=None):
 
 
 def test_an_engine_that_would_not_run_at_its_own_batch_is_not_built(tmp_path):
-    with pytest.raises(TargetError, match="would not run at the batch 1 that it is compiled at") as caught:
+    with pytest.raises(TargetError, match="no profile includes the batch 1, at which the engine is compiled") as caught:
         compile_graph(request(tmp_path / "graph.onnx", BuildOptions(((2, 4, 8), (16, 16, 16)))))
-    assert caught.value.found == "profiles of 2 to 8, 16 to 16"
+    assert caught.value.found == "profiles for 2 to 8, 16 to 16"
 
 
 def test_a_load_that_fails_leaves_nothing_behind(tmp_path, monkeypatch):
@@ -324,8 +324,8 @@ def test_our_logger_and_monitor_are_what_the_bindings_want(version):
 @each_version
 def test_a_builder_that_does_not_start_is_an_error_of_the_engine(version):
     error, detail = run_with(version, BUILDER)
-    assert (error["code"], error["message"]) == ("VD4201", "TensorRT's builder does not start")
-    assert detail == "TensorRT gives no builder (no message)"  # what doctor says
+    assert (error["code"], error["message"]) == ("VD4201", "TensorRT cannot create a builder")
+    assert detail == "TensorRT cannot create a builder (no message)"  # what doctor says
 
 
 @each_version

@@ -100,9 +100,9 @@ def test_images_are_found_by_their_path_and_by_a_name_that_is_unique(tmp_path):
         ("\udcff", "is not a JSON file"),
         ("[]", "is not a COCO annotation file"),
         ('{"images": {}}', "is not a COCO annotation file"),
-        ('{"images": [3]}', r"images\[0\] has no usable id, width"),
-        ('{"images": [{"id": 1, "width": 2}, {"id": 1}]}', r"images\[1\] has no usable width"),
-        ('{"images": [{"id": "one", "width": 2}]}', r"images\[0\] has no usable id"),
+        ('{"images": [3]}', r"images\[0\] has a missing or invalid id, width"),
+        ('{"images": [{"id": 1, "width": 2}, {"id": 1}]}', r"images\[1\] has a missing or invalid width"),
+        ('{"images": [{"id": "one", "width": 2}]}', r"images\[0\] has a missing or invalid id"),
     ],
 )
 def test_files_of_another_form_are_refused(tmp_path, text, message):

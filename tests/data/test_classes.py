@@ -57,17 +57,17 @@ def test_a_name_as_it_is_written_counts_before_its_spelling():
 @pytest.mark.parametrize(
     ("names", "labels", "found"),
     [
-        (["crane"], ["crane", "tench", "crane"], "'crane' fits class 0 ('crane'), class 2 ('crane')"),
+        (["crane"], ["crane", "tench", "crane"], "'crane' matches class 0 ('crane'), class 2 ('crane')"),
         (
             ["crane"],
             ["crane, bird", "crane, machine"],
-            "'crane' fits class 0 ('crane, bird'), class 1 ('crane, machine')",
+            "'crane' matches class 0 ('crane, bird'), class 1 ('crane, machine')",
         ),
-        (["Hot dog", "hot_dog"], ["hotdog", "cat"], "'Hot dog' and 'hot_dog' both fit class 0 ('hotdog')"),
+        (["Hot dog", "hot_dog"], ["hotdog", "cat"], "'Hot dog' and 'hot_dog' both match class 0 ('hotdog')"),
         (
             ["n01440764_goldfish"],
             ["n01440764 tench", "goldfish"],
-            "fits class 0 ('n01440764 tench'), class 1 ('goldfish')",
+            "matches class 0 ('n01440764 tench'), class 1 ('goldfish')",
         ),
     ],
 )
@@ -79,9 +79,9 @@ def test_what_may_be_meant_in_two_ways_is_refused(names, labels, found):
 
 
 def test_some_that_are_labels_and_some_that_are_not_are_refused_with_the_nearest():
-    with pytest.raises(DataError, match="some class folders are labels of the model and some are not") as caught:
+    with pytest.raises(DataError, match="some class folders are labels of the model, others are not") as caught:
         folders(["dogs", "cat", "zeppelin"], PETS)
-    assert caught.value.found == "1 are; not: 'dogs' (nearest: 'dog'), 'zeppelin'"
+    assert caught.value.found == "1 match; no match for: 'dogs' (nearest: 'dog'), 'zeppelin'"
 
 
 @pytest.mark.parametrize(
@@ -94,26 +94,26 @@ def test_some_that_are_labels_and_some_that_are_not_are_refused_with_the_nearest
     ],
 )
 def test_what_is_alike_in_a_part_alone_is_another_thing(name, label):
-    with pytest.raises(DataError, match="some are not") as caught:
+    with pytest.raises(DataError, match="others are not") as caught:
         folders([name, "dog"], [label, "dog"])
-    assert caught.value.found.startswith(f"1 are; not: {name!r}")
-    assert differing([name, "dog"], ["dog", label]) == f"class 1 is 'dog' in the one and {label!r} in the other"
+    assert caught.value.found.startswith(f"1 match; no match for: {name!r}")
+    assert differing([name, "dog"], ["dog", label]) == f"class 1 is 'dog' in one model and {label!r} in the other"
 
 
 def test_folders_without_images_need_no_label():
     assert folders(["dog", "rubbish"], PETS, empty=["rubbish"]) == ("name", {"dog": 0})
     assert "rubbish" in match_folders(["dog", "rubbish"], {"rubbish"}, PETS, 3).text
-    with pytest.raises(DataError, match="some are not"):
+    with pytest.raises(DataError, match="others are not"):
         folders(["dog", "images"], PETS, empty=["dog"])
 
 
 @pytest.mark.parametrize(
     ("names", "labels", "classes", "says"),
     [
-        (["n01", "n02", "n03"], PETS, 3, "no folder is named as a label of the model"),
-        (["a", "b"], (), 2, "the model has no labels of its own"),
-        (["a", "b"], (), None, "the model has no labels of its own"),
-        ([str(i) for i in range(10)], (), 10, "the 10 folders in sorted order are its classes 0 to 9"),
+        (["n01", "n02", "n03"], PETS, 3, "no folder has the name of a model label"),
+        (["a", "b"], (), 2, "the model has no labels"),
+        (["a", "b"], (), None, "the model has no labels"),
+        ([str(i) for i in range(10)], (), 10, "the 10 folders in sorted order are classes 0 to 9"),
     ],
 )
 def test_position_counts_where_no_name_does_and_is_told(names, labels, classes, says):
@@ -128,7 +128,7 @@ def test_position_counts_where_no_name_does_and_is_told(names, labels, classes, 
 def test_position_does_not_count_where_a_folder_may_be_a_class_or_not(labels, classes):
     with pytest.raises(DataError, match="folders without images") as caught:
         folders(["__MACOSX", "x", "y"], labels, classes, empty=["__MACOSX"])
-    assert caught.value.found == "__MACOSX, beside x, y"
+    assert caught.value.found == "__MACOSX, next to x, y"
     assert folders(["__MACOSX", "x", "y"], ["__MACOSX", "x", "y"], empty=["__MACOSX"])[0] == "name"  # the fix
     assert folders(["x", "y"], (), 2)[0] == "position"  # the other one
     assert folders(["00", "01", "02"], labels, classes, empty=["00", "01"])[0] == "position"  # they say so themselves
@@ -136,14 +136,14 @@ def test_position_does_not_count_where_a_folder_may_be_a_class_or_not(labels, cl
 
 def test_names_need_no_note_and_other_spellings_do():
     assert match_folders(["cat"], (), PETS, 3).notes == ()
-    assert "1 of the data, of the model's 3" in match_folders(["Cat"], (), PETS, 3).notes[0]
+    assert "1 of the data, 3 of the model" in match_folders(["Cat"], (), PETS, 3).notes[0]
 
 
 @pytest.mark.parametrize(("labels", "classes"), [(PETS, 3), ((), 3)])
 def test_another_number_of_folders_is_refused(labels, classes):
-    with pytest.raises(DataError, match="do not fit the model") as caught:
+    with pytest.raises(DataError, match="do not match the model") as caught:
         folders(["x", "y"], labels, classes)
-    assert caught.value.found.startswith("2 folders (x, y), 3 outputs of the model")
+    assert caught.value.found.startswith("2 folders (x, y), 3 model outputs")
     assert "source.labels" in caught.value.fix
 
 
@@ -153,7 +153,7 @@ def test_another_number_of_folders_is_refused(labels, classes):
     ids=["0-10", "class", "Z"],
 )
 def test_an_order_that_tools_disagree_on_is_refused(names):
-    with pytest.raises(DataError, match="the order of the class folders is not certain") as caught:
+    with pytest.raises(DataError, match="the order of the class folders is ambiguous") as caught:
         folders(names, (), len(names))
     assert "torchvision" in caught.value.found
     assert "timm" in caught.value.found
@@ -189,7 +189,7 @@ def test_position_counts_beside_names_where_nearly_all_confirm_it():
     assert (found.how, found.index[7]) == ("position", 7)
     assert "19 of 20 names confirm it; the others: 'couch' as 'thing 7'" in found.notes[0]
     swapped = [names[1], names[0], *names[2:]]
-    with pytest.raises(DataError, match="some categories are labels of the model and some are not"):
+    with pytest.raises(DataError, match="some categories are labels of the model, others are not"):
         match_categories(categories, set(range(20)), swapped, 20)
 
 
@@ -203,14 +203,14 @@ def test_a_category_that_no_object_is_of_needs_no_label():
 @pytest.mark.parametrize(
     ("categories", "labels", "classes", "message"),
     [
-        (COCO, ["bicycle", "person", "bus"], 3, "some categories are labels of the model and some are not"),
-        (COCO, ["person", "bike", "stop sign"], 3, "some categories are labels of the model and some are not"),
-        (COCO, ["a", "b"], 2, "cannot be told from the model's"),
-        (COCO, [f"class {i}" for i in range(14)], 14, "cannot be told from the model's"),
-        (COCO, (), 91, "cannot be told from the model's"),
+        (COCO, ["bicycle", "person", "bus"], 3, "some categories are labels of the model, others are not"),
+        (COCO, ["person", "bike", "stop sign"], 3, "some categories are labels of the model, others are not"),
+        (COCO, ["a", "b"], 2, "cannot be mapped to the model's"),
+        (COCO, [f"class {i}" for i in range(14)], 14, "cannot be mapped to the model's"),
+        (COCO, (), 91, "cannot be mapped to the model's"),
         (COCO, ["person", "person", "bicycle", "stop sign"], 4, "in more than one way"),
         ((Category(1, "cat"), Category(2, "cat")), ["cat"], 1, "in more than one way"),
-        ((Category(1, "cat"), Category(2, " ")), ["cat", "dog"], 2, "some have none"),
+        ((Category(1, "cat"), Category(2, " ")), ["cat", "dog"], 2, "some do not"),
         (NUMBERED, ["person", "bicycle"], 2, "class 2 of the data has no counterpart"),
         (NUMBERED, ["N/A", "person", "bicycle"], 3, "class 0 of the data has no counterpart"),
         (NUMBERED, (), 2, "class 2 of the data has no counterpart"),
@@ -238,7 +238,7 @@ def test_a_mapping_is_known_by_its_digest():
         (PETS, ("x", "y", "z"), None),
         (PETS, (), None),
         (["crane", "tench", "crane"], ["crane", "tench", "crane"], None),
-        (PETS, ("cat", "dog", "bird"), "class 0 is 'dog' in the one and 'cat' in the other"),
+        (PETS, ("cat", "dog", "bird"), "class 0 is 'dog' in one model and 'cat' in the other"),
         (["N/A", "N/A"], ["a", "N/A"], None),
     ],
 )

@@ -97,12 +97,12 @@ def test_json_is_a_list_of_rows(images, tmp_path):
     ("text", "words"),
     [
         ('[{"image": "a.png"}', "is not a JSON file"),
-        ('{"image": ["a.png"]}', "is no list of rows"),
-        ('[["image", "a.png"]]', "is no list of rows"),
-        ("[]", "is no list of rows"),
-        ('[{"image": "a.png", "age": 1}, {"image": "b.jpg"}]', "row 2 is no row of the table"),
-        ('[{"image": "a.png"}, ["b.jpg"]]', "row 2 is no row of the table"),
-        ('[{"image": "a.png", "image": "b.jpg"}]', "has a column twice"),
+        ('{"image": ["a.png"]}', "is not a list of rows"),
+        ('[["image", "a.png"]]', "is not a list of rows"),
+        ("[]", "is not a list of rows"),
+        ('[{"image": "a.png", "age": 1}, {"image": "b.jpg"}]', "row 2 is not a row of the table"),
+        ('[{"image": "a.png"}, ["b.jpg"]]', "row 2 is not a row of the table"),
+        ('[{"image": "a.png", "image": "b.jpg"}]', "has duplicate columns"),
     ],
 )
 def test_json_that_is_no_table(images, tmp_path, text, words):

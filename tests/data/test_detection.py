@@ -156,9 +156,9 @@ def test_yolo_lines_come_back(tmp_path_factory, corners):
         ("person .5 .5 .1 .1", "line 2 is not an object", "class cx cy width height"),
         ("1.5 .5 .5 .1 .1", "line 2 is not an object", "class cx cy width height"),
         ("0 .5 .5 .1 wide", "line 2 is not an object", "class cx cy width height"),
-        ("0 20 10 5 5", r"line 2: a coordinate outside of 0\.\.1", "relative"),
-        ("0 .5 -.1 .1 .1", r"line 2: a coordinate outside of 0\.\.1", "relative"),
-        ("0 .5 nan .1 .1", r"line 2: a coordinate outside of 0\.\.1", "relative"),
+        ("0 20 10 5 5", r"line 2: a coordinate is outside 0\.\.1", "relative"),
+        ("0 .5 -.1 .1 .1", r"line 2: a coordinate is outside 0\.\.1", "relative"),
+        ("0 .5 nan .1 .1", r"line 2: a coordinate is outside 0\.\.1", "relative"),
         ("-1 .5 .5 .1 .1", "line 2: no class -1", "0 or more"),
     ],
 )
@@ -181,16 +181,16 @@ def test_a_yolo_class_without_a_name_is_refused_where_classes_have_names(images,
     ("changes", "message"),
     [
         ({"categories": None}, "no list 'categories'|not a COCO annotation file"),
-        (changed("annotations", 0, bbox=None), r"annotations\[0\] has no usable bbox"),
+        (changed("annotations", 0, bbox=None), r"annotations\[0\] has a missing or invalid bbox"),
         (changed("annotations", 0, bbox=[1, 2, 3]), r"annotations\[0\] has no box"),
         (changed("annotations", 0, bbox=[1, 2, 3, -4]), r"annotations\[0\] has no box"),
         (changed("annotations", 1, bbox=[1, 2, 3, float("nan")]), r"annotations\[1\] has no box"),
         (changed("annotations", 1, bbox=[1, 2, 3, [4]]), r"annotations\[1\] has no box"),
         (changed("annotations", 0, area="large"), r"annotations\[0\] has no box"),
-        (changed("annotations", 1, category_id=2), r"annotations\[1\] is of a category that is not listed"),
-        (changed("annotations", 2, image_id=10), r"annotations\[2\] is of an image that is not listed"),
-        (changed("images", 0, width=41), r"a\.png is not of the size that instances\.json says"),
-        ({"images": COCO["images"][2:], "annotations": []}, r"instances\.json annotates not one image"),
+        (changed("annotations", 1, category_id=2), r"annotations\[1\] refers to a category that is not listed"),
+        (changed("annotations", 2, image_id=10), r"annotations\[2\] refers to an image that is not listed"),
+        (changed("images", 0, width=41), r"a\.png does not have the size recorded in instances\.json"),
+        ({"images": COCO["images"][2:], "annotations": []}, r"instances\.json annotates no image"),
     ],
 )
 def test_a_coco_file_that_is_wrong_says_where(images, tmp_path, changes, message):
@@ -201,7 +201,7 @@ def test_a_coco_file_that_is_wrong_says_where(images, tmp_path, changes, message
 def test_labels_of_other_images_are_refused(images, tmp_path):
     (tmp_path / "labels").mkdir()
     (tmp_path / "labels/other.txt").write_text("0 .5 .5 1 1")
-    with pytest.raises(DataError, match="annotates not one image"):
+    with pytest.raises(DataError, match="annotates no image"):
         read_detection(images, tmp_path / "labels", "yolo")
 
 
@@ -247,7 +247,10 @@ def test_yolo_classes_have_names_where_people_put_them(images, labels, file, tex
 @pytest.mark.parametrize(
     ("files", "message"),
     [
-        ({"labels/classes.txt": "a\nb\nc\nd", "data.yaml": "names: [b, a, c, d]"}, "two files name the classes"),
+        (
+            {"labels/classes.txt": "a\nb\nc\nd", "data.yaml": "names: [b, a, c, d]"},
+            "two files give different class names",
+        ),
         ({"data.yaml": "names: {1: a, 2: b}"}, "data.yaml does not name the classes"),
         ({"data.yaml": "names: [a, ["}, "data.yaml does not name the classes"),
         ({"data.yaml": "names: [a, b, c]"}, "line 1: no class 3"),

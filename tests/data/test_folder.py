@@ -93,7 +93,7 @@ def test_labels_from_folders_need_class_folders(tmp_path):
 @pytest.mark.parametrize("labels", ["folders", "none"])
 def test_a_folder_without_images_is_refused(tmp_path, labels):
     make(tmp_path, "a/readme.txt")
-    with pytest.raises(DataError, match="holds no images"):
+    with pytest.raises(DataError, match="contains no images"):
         scan(tmp_path, labels)
 
 
@@ -172,7 +172,7 @@ def test_the_parts_of_a_data_set_are_not_taken_for_classes(tmp_path, names, prop
     make(tmp_path, *(f"{part}/{name}/x.png" for part in names for name in "ab"))
     with pytest.raises(DataError, match="parts of a data set, not classes") as caught:
         scan(tmp_path, "folders")
-    assert caught.value.fix == f"give one of them: {tmp_path / proposed}"
+    assert caught.value.fix == f"pass one of them: {tmp_path / proposed}"
     assert len(scan(tmp_path / proposed, "folders")[0]) == 2
 
 

@@ -48,20 +48,20 @@ def test_what_is_missing_doubled_or_of_another_shape_is_named(made):
     with pytest.raises(DataError, match="has two files for the input size"):
         files.of(samples[2])
     Image.new("RGB", (8, 8)).save(images / "8/a.png")
-    with pytest.raises(DataError, match=r"two images have the same files of inputs, 8/a\.npy"):
+    with pytest.raises(DataError, match=r"two images share the input files 8/a\.npy"):
         files.require_own(scan(images, "none")[0])
 
 
 def test_a_model_and_its_data_have_to_go_together(made, tmp_path):
     images, inputs, _ = made
     assert InputFiles.of_images(None, images, ()) is None
-    with pytest.raises(DataError, match="the model takes more than the image") as refused:
+    with pytest.raises(DataError, match="the model needs additional inputs") as refused:
         InputFiles.of_images(None, images, (SIZE,))
     assert "data.inputs" in refused.value.fix and "size/STEM.npy" in refused.value.fix
-    with pytest.raises(DataError, match="the model takes nothing but images"):
+    with pytest.raises(DataError, match="the model takes only images"):
         InputFiles.of_images(inputs, images, ())
-    with pytest.raises(MissingFileError, match="where each image has its size"):
+    with pytest.raises(MissingFileError, match="with the input size of each image"):
         InputFiles.of_images(inputs / "size", images, (SIZE,))
     (tmp_path / "list.txt").write_text("a.jpg\n", encoding="utf-8")
-    with pytest.raises(DataError, match="for a folder of image files"):
+    with pytest.raises(DataError, match="require a folder of image files"):
         InputFiles.of_images(inputs, tmp_path / "list.txt", (SIZE,))

@@ -52,15 +52,15 @@ def test_what_is_no_outline_is_named(tmp_path, outline):
     wrong = {"id": 1, "image_id": 7, "category_id": 1, "bbox": [2, 1, 4, 3], "segmentation": outline}
     with pytest.raises(DataError, match=r"annotations\[1\] has no outline") as caught:
         read(tmp_path, annotations=[COCO["annotations"][0], wrong])
-    assert "or run lengths of size [6, 8]" in caught.value.expected and "not their boxes alone" in caught.value.fix
+    assert "or run lengths of size [6, 8]" in caught.value.expected and "as well as boxes" in caught.value.fix
 
 
 @pytest.mark.parametrize(
     ("outline", "kept", "note"),
     [
-        (SQUARE, 2, "polygons without a list around them, read as one polygon"),
-        ([SQUARE, SQUARE[:4]], 2, "polygons of fewer than three corners, left out of their outlines"),
-        *((each, 1, "objects without an outline of three corners, left out") for each in
+        (SQUARE, 2, "polygons not nested in a list, read as one polygon"),
+        ([SQUARE, SQUARE[:4]], 2, "polygons with fewer than three corners, dropped from their outlines"),
+        *((each, 1, "objects without an outline of at least three corners, ignored") for each in
           (None, [], [[]], SQUARE[:4], [SQUARE[:4]], [SQUARE[:7]])),
     ],
 )  # fmt: skip
@@ -74,12 +74,12 @@ def test_some_outlines_that_are_repaired_are_counted(tmp_path, outline, kept, no
 
 
 def test_outlines_of_no_object_are_no_labels(tmp_path):
-    with pytest.raises(DataError, match="has no outline of an object") as caught:
+    with pytest.raises(DataError, match="contains no object outline") as caught:
         read(tmp_path, annotations=[{"id": 1, "image_id": 7, "category_id": 1, "segmentation": []}])
-    assert "not their boxes alone" in caught.value.fix
+    assert "as well as boxes" in caught.value.fix
 
 
-@pytest.mark.parametrize(("key", "text"), [("image_id", "of an image that"), ("category_id", "of a category that")])
+@pytest.mark.parametrize(("key", "text"), [("image_id", "to an image that"), ("category_id", "to a category that")])
 def test_annotations_of_what_is_not_listed_are_named(tmp_path, key, text):
     with pytest.raises(DataError, match=text) as caught:
         read(tmp_path, annotations=[{**COCO["annotations"][0], key: 5}])

@@ -52,7 +52,7 @@ def test_objects_with_a_labelled_point_are_samples_by_their_boxes(labelled):
     found = read_keypoints(folder, file, (), 3)
     assert [path.name for path in found.annotations] == ["a.png", "c.png"]
     assert found.unannotated == 1
-    assert found.notes == ("labels: boxes of no width or height, left out: 1 (first: annotations[1])",)
+    assert found.notes == ("labels: boxes without width or height, ignored: 1 (first: annotations[1])",)
     first, second = found.annotations[folder / "a.png"].objects
     assert (first.box, first.area, first.sigmas) == ((2, 3, 22, 13), 90, None)
     assert first.points == ((1, 2, 2), (11, 12, 0), (21, 22, 1))
@@ -101,9 +101,9 @@ def test_deviations_of_a_person_are_those_of_pycocotools(labelled):
 @pytest.mark.parametrize(
     ("annotations", "category", "count", "text"),
     [
-        ([person(0, 2, 2)], {}, 3, "has other key points than the model"),
-        ([person(0, 2, 2, 2)], {}, 17, "has other key points than the model"),
-        ([person(0, 0, 0, 0)], {}, 3, "labels not one key point"),
+        ([person(0, 2, 2)], {}, 3, "has different key points than the model"),
+        ([person(0, 2, 2, 2)], {}, 17, "has different key points than the model"),
+        ([person(0, 0, 0, 0)], {}, 3, "labels no key points"),
         ([person(0, 2, 2, 2, bbox=[1, 2, -1, 4])], {}, 3, "has no box with key points"),
         ([person(0, 2, 2, 2, keypoints=[1, 2])], {}, 3, "has no box with key points"),
     ],

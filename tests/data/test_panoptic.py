@@ -100,13 +100,13 @@ def test_content_tells_annotations_apart(folder):
     ("changes", "message"),
     [
         ({"annotations": 3}, "is not a COCO annotation file"),
-        ({"annotations": [{"image_id": 4, "file_name": "x.png"}]}, "has no usable segments_info"),
-        ({"categories": [{"id": 1, "name": "person"}]}, r"categories\[0\] has no usable isthing"),
-        (with_segment(1, category_id=2), r"x\.png, segments_info\[1\] is of a category that is not listed"),
-        (with_segment(1, id=None), r"x\.png, segments_info\[1\] has no usable id"),
-        ({"images": [{**JSON["images"][0], "height": 3}]}, r"x\.jpg is not of the size that panoptic\.json says"),
-        ({"images": [{**JSON["images"][0], "file_name": "z.jpg"}]}, "annotates not one image"),
-        ({"annotations": []}, "annotates not one image"),
+        ({"annotations": [{"image_id": 4, "file_name": "x.png"}]}, "has a missing or invalid segments_info"),
+        ({"categories": [{"id": 1, "name": "person"}]}, r"categories\[0\] has a missing or invalid isthing"),
+        (with_segment(1, category_id=2), r"x\.png, segments_info\[1\] has a category that is not listed"),
+        (with_segment(1, id=None), r"x\.png, segments_info\[1\] has a missing or invalid id"),
+        ({"images": [{**JSON["images"][0], "height": 3}]}, r"x\.jpg does not have the size recorded in panoptic\.json"),
+        ({"images": [{**JSON["images"][0], "file_name": "z.jpg"}]}, "annotates no image"),
+        ({"annotations": []}, "annotates no image"),
     ],
 )
 def test_a_file_that_is_wrong_says_where(folder, changes, message):
@@ -117,7 +117,7 @@ def test_a_file_that_is_wrong_says_where(folder, changes, message):
 def test_a_map_with_unknown_segments_is_refused(folder):
     draw(folder / "panoptic/x.png", IDS + 1)
     data = read(folder)
-    with pytest.raises(DataError, match=r"x\.png holds segments that its JSON does not know") as caught:
+    with pytest.raises(DataError, match=r"x\.png contains segments that are not in its JSON") as caught:
         data.annotations[data.samples[0].path].load(MAPPING)
     assert caught.value.found == "ids 1, 6, 301, 70001"
 
@@ -125,7 +125,7 @@ def test_a_map_with_unknown_segments_is_refused(folder):
 def test_a_map_of_another_size_is_refused(folder):
     draw(folder / "panoptic/x.png", IDS.T)
     data = read(folder)
-    with pytest.raises(DataError, match=r"x\.png is not of the size of its image") as caught:
+    with pytest.raises(DataError, match=r"x\.png does not have the size of its image") as caught:
         data.annotations[data.samples[0].path].load(MAPPING)
     assert (caught.value.found, caught.value.expected) == ("2x3", "3x2 pixels (upright)")
 
@@ -160,13 +160,13 @@ def test_a_repeated_annotation_counts_once_and_two_that_differ_are_refused(folde
     [annotation] = JSON["annotations"]
     found = read(folder, annotations=[annotation, {**annotation}])
     assert found.notes == ("labels: repeated annotations, counted once: 1 (first: annotations[1])",)
-    with pytest.raises(DataError, match="an image has two annotations that differ") as caught:
+    with pytest.raises(DataError, match="an image has two different annotations") as caught:
         read(folder, annotations=[annotation, {**annotation, "segments_info": []}])
     assert caught.value.found == "annotations[0] and annotations[1]"
     segments = annotation["segments_info"]
-    with pytest.raises(DataError, match=r"segments_info\[3\] has an id that is there before") as caught:
+    with pytest.raises(DataError, match=r"segments_info\[3\] has a duplicate id") as caught:
         read(folder, annotations=[{**annotation, "segments_info": [*segments, {"id": 5, "category_id": 92}]}])
-    assert caught.value.found == "id 5 of the categories 1 and 92"
+    assert caught.value.found == "id 5 in the categories 1 and 92"
 
 
 def test_copies_of_an_image_count_once(folder):

@@ -61,7 +61,7 @@ def test_samples_keep_their_pixels_when_others_are_skipped(samples):
 
 def test_not_one_readable_image_is_an_error_even_when_skipping(samples):
     skipped = Skipped([])
-    with pytest.raises(DataError, match="not one image") as caught:
+    with pytest.raises(DataError, match="no image") as caught:
         list(batches([samples[2], samples[5]], SPEC, 2, skipped))
     assert caught.value.found == "2 unreadable files"
     assert len(skipped.paths) == 2

@@ -68,5 +68,5 @@ def test_a_name_that_is_no_utf8_has_its_place():
 
 
 def test_a_largest_size_near_the_least_is_refused():
-    with pytest.raises(ValueError, match="shards of 10 names at most, and windows of 4"):
+    with pytest.raises(ValueError, match="shards of at most 10 names with windows of 4"):
         cut([], 4, 10)

@@ -101,10 +101,10 @@ def test_names_beside_the_file_and_in_it_have_to_agree(tmp_path):
     (tmp_path / "classes.txt").write_text("cat\ndog\n")
     assert list_images(path, "folders")[1] == DataClasses(("cat", "dog"), "list")
     write(path, [0, 1], PETS)
-    with pytest.raises(DataError, match="name the classes in different ways"):
+    with pytest.raises(DataError, match="have different class names"):
         list_images(path, "folders")
     write(path, [0, 2], ("cat", "dog"))
-    with pytest.raises(DataError, match="is none of its classes"):
+    with pytest.raises(DataError, match="is not one of its classes"):
         list_images(path, "folders")
 
 
@@ -117,16 +117,16 @@ def refused(path, said, labels="folders"):
 @pytest.mark.parametrize(
     ("columns", "said"),
     [
-        ({"label": [1]}, "no column that is clearly that of the images"),
-        ({"a": [b"x"], "b": [b"y"], "label": [1]}, "no column that is clearly that of the images"),
-        ({"image": ["x.png"], "label": [1]}, "no column that is clearly that of the images"),
-        ({"image": [b"x"]}, "no column that is clearly that of the labels"),
+        ({"label": [1]}, "no unambiguous image column"),
+        ({"a": [b"x"], "b": [b"y"], "label": [1]}, "no unambiguous image column"),
+        ({"image": ["x.png"], "label": [1]}, "no unambiguous image column"),
+        ({"image": [b"x"]}, "no unambiguous label column"),
         ({"image": [b"x"], "cls": [1], "class": [2]}, None),
-        ({"image": [b"x"], "label": [0.5]}, "holds no classes"),
-        ({"image": [b"x"], "label": [[1]]}, "holds no classes"),
-        ({"image": [b"x"], "label": [True]}, "holds no classes"),
+        ({"image": [b"x"], "label": [0.5]}, "does not contain classes"),
+        ({"image": [b"x"], "label": [[1]]}, "does not contain classes"),
+        ({"image": [b"x"], "label": [True]}, "does not contain classes"),
         ({"image": [b"x", b"y"], "label": [1, None]}, "has no label"),
-        ({"image": [b"x"], "label": [-1]}, "is no number of a class"),
+        ({"image": [b"x"], "label": [-1]}, "is not a class number"),
         ({"image": [b"x", None], "label": [1, 2]}, "has images without bytes"),
     ],
 )
@@ -142,10 +142,10 @@ def test_columns_that_are_not_clear_are_refused(tmp_path, columns, said):
 def test_what_is_wrong_with_a_schema_is_said(tmp_path):
     path = tmp_path / "x.parquet"
     pq.write_table(table([0, 1]).replace_schema_metadata({b"huggingface": b"{"}), path)
-    refused(path, "what Hugging Face's datasets says of the columns")
+    refused(path, "cannot read the feature metadata of Hugging Face's datasets")
     for names, said in ((["a", "a"], "'a' twice"), (["a", ""], "an empty name")):
         pq.write_table(table([0, 1]).replace_schema_metadata(features(names)), path)
-        assert refused(path, "are no such list").found == said
+        assert refused(path, "invalid list of class names").found == said
 
 
 def test_images_that_only_name_a_file_are_refused(tmp_path):
@@ -164,7 +164,7 @@ def test_an_image_without_bytes_that_no_statistics_tell_of_can_be_skipped(tmp_pa
     pq.write_table(pa.table({"image": [picture(0), None], "label": [1, 2]}), path, write_statistics=False)
     samples, _ = list_images(path, "folders")
     assert samples[0].content() == picture(0)
-    with pytest.raises(ImageError, match=r"x.parquet/1 has no bytes"):
+    with pytest.raises(ImageError, match=r"x.parquet/1 has no image bytes"):
         samples[1].content()
 
 
@@ -173,7 +173,7 @@ def test_a_file_that_was_cut_is_refused(tmp_path, share):
     path = write(tmp_path / "x.parquet", [0, 1], PETS)
     content = path.read_bytes()
     path.write_bytes(content[: int(share * len(content))])
-    refused(path, "is not a whole Parquet file", "none")
+    refused(path, "is not a complete Parquet file", "none")
 
 
 def test_a_saved_set_that_is_not_whole_is_refused(tmp_path):
@@ -181,11 +181,11 @@ def test_a_saved_set_that_is_not_whole_is_refused(tmp_path):
     second = folder / "data-00001-of-00002.arrow"
     content = second.read_bytes()
     second.write_bytes(content[: len(content) // 2])
-    refused(folder, "is not a whole Arrow file")
+    refused(folder, "is not a complete Arrow file")
     second.unlink()
-    assert refused(folder, "is not a whole data set").found == "data-00001-of-00002.arrow is not there"
+    assert refused(folder, "is not a complete data set").found == "data-00001-of-00002.arrow is missing"
     (folder / "state.json").write_text('{"_data_files": [{"filename": "../x.arrow"}]}')
-    refused(folder, "is not a whole data set")
+    refused(folder, "is not a complete data set")
 
 
 def test_a_damaged_page_is_found_when_it_is_read(tmp_path):
@@ -194,7 +194,7 @@ def test_a_damaged_page_is_found_when_it_is_read(tmp_path):
     content[4:40] = bytes(36)  # the first page of the images
     path.write_bytes(content)
     samples, _ = list_images(path, "folders")
-    with pytest.raises(DataError, match="is not a whole Parquet file"):
+    with pytest.raises(DataError, match="is not a complete Parquet file"):
         samples[0].content()
 
 
@@ -230,18 +230,20 @@ def test_pixels_are_kept_by_image_though_groups_are_read_one_after_another(tmp_p
 def test_files_of_different_sets_and_parts_are_refused(tmp_path):
     write(tmp_path / "a" / "0.parquet", [0], PETS)
     write(tmp_path / "a" / "1.parquet", [0], ("dog", "bird"))
-    refused(tmp_path / "a", "is not of the same data set as 0.parquet")
+    refused(tmp_path / "a", "does not belong to the same data set as 0.parquet")
     write(tmp_path / "b" / "data" / "train-00000-of-00001.parquet", [0], PETS)
     write(tmp_path / "b" / "data" / "test-00000-of-00001.parquet", [0], PETS)
-    error = refused(tmp_path / "b", "holds several parts of a data set")
-    assert error.fix == f"give one: {tmp_path}/b/data/test-*-of-00001.parquet"
+    error = refused(tmp_path / "b", "contains several parts of a data set")
+    assert error.fix == f"pass one: {tmp_path}/b/data/test-*-of-00001.parquet"
     assert len(list_images(tmp_path / "b" / "data" / "test-*.parquet", "none")[0]) == 1
     write(tmp_path / "c" / "val-00000-of-00002.parquet", [0], PETS)
-    assert "1 of 2 files; not val-00001-of-00002" in refused(tmp_path / "c", "does not hold the whole").found
+    assert (
+        "1 of 2 files; missing: val-00001-of-00002" in refused(tmp_path / "c", "is missing files of the data set").found
+    )
     (tmp_path / "d").mkdir()
     (tmp_path / "d" / "dataset_dict.json").write_text("{}")
     save(tmp_path / "d" / "test", table([0], PETS))
-    assert refused(tmp_path / "d", "several parts").fix == f"give one: {tmp_path}/d/test"
+    assert refused(tmp_path / "d", "several parts").fix == f"pass one: {tmp_path}/d/test"
 
 
 def test_without_pyarrow_the_extra_is_named(tmp_path, monkeypatch):

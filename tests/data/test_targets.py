@@ -37,7 +37,7 @@ def test_a_target_has_the_path_of_its_image_whatever_its_suffix(folders):
 
 
 def test_an_image_of_another_size_than_the_model_takes_is_refused(folders):
-    with pytest.raises(DataError, match=r"a\.png is not of the size that the model takes") as refused:
+    with pytest.raises(DataError, match=r"a\.png does not have the model's input size") as refused:
         read_targets(*folders, (16, 16))
     assert (refused.value.found, refused.value.expected) == ("16x12 pixels", "16x16")
 
@@ -45,8 +45,8 @@ def test_an_image_of_another_size_than_the_model_takes_is_refused(folders):
 @pytest.mark.parametrize(
     ("name", "size", "text"),
     [
-        ("c.png", (33, 24), "the targets are of several sizes"),
-        ("a.jpg", (32, 24), "two targets have one name"),
+        ("c.png", (33, 24), "the targets have different sizes"),
+        ("a.jpg", (32, 24), "two targets have the same name"),
     ],
 )
 def test_targets_that_do_not_fit_each_other_are_refused(folders, name, size, text):
@@ -56,8 +56,8 @@ def test_targets_that_do_not_fit_each_other_are_refused(folders, name, size, tex
 
 
 def test_folders_that_do_not_belong_together_are_refused(folders, tmp_path):
-    with pytest.raises(MissingFileError, match="no folder of targets"):
+    with pytest.raises(MissingFileError, match="no target folder"):
         read_targets(folders[0], tmp_path / "nowhere", (16, 12))
     save(tmp_path / "others", "z.png", (32, 24))
-    with pytest.raises(DataError, match="annotates not one image"):
+    with pytest.raises(DataError, match="annotates no image"):
         read_targets(folders[0], tmp_path / "others", (16, 12))

@@ -102,17 +102,17 @@ REFUSED = {
     "two images": ([{**sample("a", 1), "a.jpg": b"x"}], "has several images"),
     "no label": ([sample("a", 1), sample("b", seed=1)], "the sample 'b' of .* has no label"),
     "two labels": ([sample("a", 1, json=b'{"label": 2}')], "has two labels"),
-    "labels in JSON that differ": ([sample("a", json=b'{"label": 2, "cls": 3}')], "has labels that differ"),
+    "labels in JSON that differ": ([sample("a", json=b'{"label": 2, "cls": 3}')], "has contradictory labels"),
     "a label of another kind": ([sample("a", json=b'{"label": [2]}')], "neither a number nor a name"),
-    "JSON that is none": ([sample("a", json=b"[" * 9)], "is no JSON object"),
-    "an empty label": ([sample("a", "")], "holds no label"),
-    "a label that is no text": ([{"a.png": b"x", "a.cls": b"\xff"}], "holds no label"),
-    "an unknown label": ([sample("a", -1)], "is no number of a class"),
-    "a key twice": ([sample("a", 1), sample("b", 1, 1), sample("a", 1, 2)], "two samples of .* have one key"),
-    "a member twice": ([sample("a", 1), {"a.png": b"y"}], "holds 'a.png' twice"),
+    "JSON that is none": ([sample("a", json=b"[" * 9)], "is not a JSON object"),
+    "an empty label": ([sample("a", "")], "contains no label"),
+    "a label that is no text": ([{"a.png": b"x", "a.cls": b"\xff"}], "contains no label"),
+    "an unknown label": ([sample("a", -1)], "is not a class number"),
+    "a key twice": ([sample("a", 1), sample("b", 1, 1), sample("a", 1, 2)], "two samples of .* have the same key"),
+    "a member twice": ([sample("a", 1), {"a.png": b"y"}], "contains 'a.png' twice"),
     "a label of many bytes": ([sample("a", "x" * 5000)], "is too large"),
-    "a name that leads out": ([{"../a.png": b"x", "../a.cls": b"1"}], "whose name leads out"),
-    "a name from the root": ([{"/a.png": b"x"}], "whose name leads out"),
+    "a name that leads out": ([{"../a.png": b"x", "../a.cls": b"1"}], "whose path leaves the archive"),
+    "a name from the root": ([{"/a.png": b"x"}], "whose path leaves the archive"),
 }
 
 
@@ -155,7 +155,7 @@ def test_a_compressed_tar_is_refused_and_the_reason_given(tmp_path, name):
     for path in (tmp_path / name, tmp_path):
         with pytest.raises(DataError, match="is a compressed tar") as told:
             list_images(path, "none")
-        assert "read where they lie" in told.value.expected
+        assert "read in place" in told.value.expected
 
 
 @pytest.fixture(scope="module")
@@ -168,14 +168,14 @@ def three(tmp_path_factory):
 def test_a_tar_that_was_cut_names_the_member(tmp_path, three):
     whole = three[1]
     (tmp_path / "x.tar").write_bytes(whole[: 512 + 100])
-    with pytest.raises(DataError, match="is not a whole tar") as told:
+    with pytest.raises(DataError, match="is not a complete tar") as told:
         list_images(tmp_path / "x.tar", "folders")
-    assert "'0.png' of" in told.value.found and "of which 100 are there" in told.value.found
+    assert "'0.png' has 440 bytes" in told.value.found and "but only 100 are present" in told.value.found
     end = len(whole.rstrip(b"\0")) + 511 & ~511
     (tmp_path / "x.tar").write_bytes(whole[:end])
-    with pytest.raises(DataError, match="is not a whole tar") as told:
+    with pytest.raises(DataError, match="is not a complete tar") as told:
         list_images(tmp_path / "x.tar", "folders")
-    assert told.value.found == "no end behind '2.cls': it was cut off there"
+    assert told.value.found == "no end-of-archive marker after '2.cls': the file is truncated"
 
 
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -200,7 +200,7 @@ def test_a_damaged_tar_is_refused_or_gives_images_of_its_own(tmp_path, three, da
 
 def test_several_tars_in_one_file_are_not_read_by_half(tmp_path, three):
     (tmp_path / "x.tar").write_bytes(three[1] * 2)
-    with pytest.raises(DataError, match="goes on behind its end"):
+    with pytest.raises(DataError, match="has trailing data after the end-of-archive marker"):
         list_images(tmp_path / "x.tar", "folders")
 
 
@@ -208,14 +208,14 @@ def test_a_header_that_claims_gigabytes_is_not_read(tmp_path):
     info = tarfile.TarInfo("long")
     info.type, info.size = tarfile.XHDTYPE, 1 << 32
     (tmp_path / "x.tar").write_bytes(info.tobuf(tarfile.USTAR_FORMAT, "utf-8", "strict") + bytes(4096))
-    with pytest.raises(DataError, match="is not a whole tar"):
+    with pytest.raises(DataError, match="is not a complete tar"):
         list_images(tmp_path / "x.tar", "none")
 
 
 def test_an_image_that_is_too_large_is_skippable_and_not_read(tmp_path, monkeypatch):
     samples, _ = listed(tmp_path, sample("a", 1))
     monkeypatch.setattr("vitdeploy.data.containers.held.MAX_FILE_BYTES", 100)
-    with pytest.raises(ImageError, match=r"x.tar/a.png is not an image file of a sane size"):
+    with pytest.raises(ImageError, match=r"x.tar/a.png is too large for an image file"):
         samples[0].content()
 
 

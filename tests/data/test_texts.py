@@ -37,14 +37,14 @@ def test_texts_belong_to_images_by_path_or_by_name(folder):
     ("value", "message", "found"),
     [
         ("{", "is not a JSON file", "Expecting"),
-        ([], "no list of images and their texts", "an empty list"),
-        ({"a.png": "A"}, "no list of images and their texts", "{'a.png': 'A'}"),
-        ([{"file_name": "a.png", "text": 7}], "no list of images and their texts", "'text': 7"),
-        ([{"file_name": "a.png", "text": text} for text in "AB"], "two texts of one image", "a.png"),
+        ([], "not a list of images and their texts", "an empty list"),
+        ({"a.png": "A"}, "not a list of images and their texts", "{'a.png': 'A'}"),
+        ([{"file_name": "a.png", "text": 7}], "not a list of images and their texts", "'text': 7"),
+        ([{"file_name": "a.png", "text": text} for text in "AB"], "two texts for one image", "a.png"),
         (
             [{"file_name": "z.png", "text": "A"}],
-            "annotates not one image",
-            "1 images of other names, such as 'z.png', where the folder has",
+            "annotates no image",
+            "1 images with other names, such as 'z.png' (the folder contains",
         ),
     ],
 )
@@ -55,6 +55,6 @@ def test_what_is_no_such_list_is_refused(folder, value, message, found):
 
 
 def test_a_file_that_is_not_there_is_named(folder):
-    with pytest.raises(MissingFileError, match="no file of texts at") as caught:
+    with pytest.raises(MissingFileError, match="no text file at") as caught:
         read_written(folder / "images", folder / "none.json")
     assert "file_name" in caught.value.expected

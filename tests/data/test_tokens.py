@@ -76,7 +76,7 @@ def test_a_missing_file_is_said_to_be_missing(tmp_path):
     ],
 )
 def test_other_members_are_refused(tmp_path, arrays, found):
-    with pytest.raises(DataError, match="does not hold tokens") as caught:
+    with pytest.raises(DataError, match="does not contain tokens") as caught:
         read_tokens(write(tmp_path / "t.npz", **arrays))
     assert caught.value.found == found
 
@@ -85,7 +85,7 @@ def test_a_member_that_is_there_twice_is_refused(tmp_path):
     with zipfile.ZipFile(tmp_path / "t.npz", "w") as archive:
         archive.writestr("source.npy", npy(SOURCE))
         archive.writestr("source", npy(SOURCE))
-    with pytest.raises(DataError, match="does not hold tokens"):
+    with pytest.raises(DataError, match="does not contain tokens"):
         read_tokens(tmp_path / "t.npz")
 
 
@@ -102,7 +102,7 @@ def test_a_member_that_is_there_twice_is_refused(tmp_path):
     ],
 )
 def test_another_dtype_or_shape_is_refused(tmp_path, array, found):
-    with pytest.raises(DataError, match="is no array of tokens") as caught:
+    with pytest.raises(DataError, match="is not an array of tokens") as caught:
         read_tokens(write(tmp_path / "t.npz", source=array))
     assert caught.value.found == found
     assert caught.value.expected == "int64 [n, length] of at most 256 MiB"
@@ -110,7 +110,7 @@ def test_another_dtype_or_shape_is_refused(tmp_path, array, found):
 
 @pytest.mark.parametrize("shape", [(10**12, 10**6), (4, 4), (3, 3), (-1, -12)])
 def test_a_header_that_announces_another_size_than_the_file_has_is_refused(tmp_path, shape):
-    with pytest.raises(DataError, match="is no array of tokens") as caught:
+    with pytest.raises(DataError, match="is not an array of tokens") as caught:
         read_tokens(zipped(tmp_path / "t.npz", source=header(shape) + SOURCE.tobytes()))
     assert str(list(shape)) in caught.value.found
 
@@ -136,7 +136,7 @@ def test_members_that_are_no_arrays_are_refused(tmp_path, content):
 
 def test_an_array_of_objects_is_not_unpickled(tmp_path):
     path = write(tmp_path / "t.npz", source=np.array([[1]], object))
-    with pytest.raises(DataError, match="is no array of tokens") as caught:
+    with pytest.raises(DataError, match="is not an array of tokens") as caught:
         read_tokens(path)
     assert caught.value.found.startswith("object [1, 1]")
 
@@ -145,7 +145,7 @@ def test_an_array_of_objects_is_not_unpickled(tmp_path):
 def test_a_torn_file_is_refused(tmp_path, keep):
     whole = write(tmp_path / "t.npz", source=SOURCE, target=TARGET).read_bytes()
     (tmp_path / "t.npz").write_bytes(whole[:keep])
-    with pytest.raises(DataError, match=r"is no whole \.npz file"):
+    with pytest.raises(DataError, match=r"is not a complete \.npz file"):
         read_tokens(tmp_path / "t.npz")
 
 
@@ -154,7 +154,7 @@ def test_flipped_bytes_are_found(tmp_path):
     content = bytearray(path.read_bytes())
     content[content.index(SOURCE.tobytes()) + 8] ^= 1
     path.write_bytes(content)
-    with pytest.raises(DataError, match=r"is no whole \.npz file") as caught:
+    with pytest.raises(DataError, match=r"is not a complete \.npz file") as caught:
         read_tokens(path)
     assert "CRC" in caught.value.found
 
@@ -166,7 +166,7 @@ def test_negative_tokens_are_refused(tmp_path):
 
 
 def test_another_number_of_targets_is_refused(tmp_path):
-    with pytest.raises(DataError, match="another number of targets") as caught:
+    with pytest.raises(DataError, match="different numbers of sources and targets") as caught:
         read_tokens(write(tmp_path / "t.npz", source=SOURCE, target=TARGET[:3]))
     assert (caught.value.found, caught.value.expected) == ("3 targets", "4")
 

@@ -79,21 +79,21 @@ def test_lists_without_labels_have_none(tmp_path):
 
 def test_lines_that_are_not_clear_are_refused(tmp_path):
     assert "--labels none" in refused(tmp_path, "a.png\t1\nb.png", "line 2 of .* has no label").fix
-    refused(tmp_path, "a.png\t1\t2", "line 1 of .* names no image")
-    refused(tmp_path, "\tdog", "line 1 of .* names no image")
-    refused(tmp_path, 'a.png,"1', "is no CSV", name="l.csv")
-    refused(tmp_path, "a.png\t1\nb.png\t2\na.png\t3", "names an image twice, with other labels")
-    refused(tmp_path, "http://h/x?a=1\t1\nhttp://h/x?a=1\t2", "names an image twice, with other labels")
-    refused(tmp_path, "# none", "holds no images")
+    refused(tmp_path, "a.png\t1\t2", "line 1 of .* does not name an image")
+    refused(tmp_path, "\tdog", "line 1 of .* does not name an image")
+    refused(tmp_path, 'a.png,"1', "is not valid CSV", name="l.csv")
+    refused(tmp_path, "a.png\t1\nb.png\t2\na.png\t3", "lists an image twice with different labels")
+    refused(tmp_path, "http://h/x?a=1\t1\nhttp://h/x?a=1\t2", "lists an image twice with different labels")
+    refused(tmp_path, "# none", "contains no images")
 
 
 def test_what_is_no_list_is_told(tmp_path):
     (tmp_path / "list.txt").write_bytes(b"a.png\xff\t1")
     with pytest.raises(DataError, match="is not UTF-8"):
         list_images(tmp_path / "list.txt", "folders")
-    with pytest.raises(DataError, match="is no data set"):
+    with pytest.raises(DataError, match="is not a data set"):
         list_images(__import__("pathlib").Path(__file__), "none")
-    with pytest.raises(DataError, match="images are not read from a folder behind s3://"):
+    with pytest.raises(DataError, match="cannot read images from a folder at s3://"):
         list_images(__import__("pathlib").Path("s3://bucket/images"), "none")
 
 
@@ -166,7 +166,7 @@ def test_an_answer_that_broke_off_is_asked_for_again(server, real_http):
 
 
 def test_what_a_server_fails_to_give_is_told(server, real_http, monkeypatch):
-    with pytest.raises(ImageError, match=r"x\.png is not there"):
+    with pytest.raises(ImageError, match=r"x\.png does not exist"):
         Uri(f"{server}/404/x.png").read("x.png")
     with pytest.raises(StorageError, match="cannot be read") as told:
         Uri(f"{server}/half/x.png").read("x.png")
@@ -175,7 +175,7 @@ def test_what_a_server_fails_to_give_is_told(server, real_http, monkeypatch):
         Uri(f"{server.replace('//', '//me:SECRET@')}/403/x.png").read("x.png")
     assert "403" in told.value.found and "SECRET" not in str(told.value)
     monkeypatch.setattr("vitdeploy.data.containers.uris.MAX_FILE_BYTES", 2000)
-    with pytest.raises(ImageError, match="is not an image file of a sane size"):
+    with pytest.raises(ImageError, match="is too large for an image file"):
         Uri(f"{server}/large/x.png").read("x.png")
     monkeypatch.setattr("vitdeploy.remote.PATIENCE_SECONDS", 0.1)
     with pytest.raises(StorageError) as told:
@@ -197,7 +197,7 @@ def test_images_that_are_not_there_are_skipped_where_that_is_asked_for(tmp_path,
     found = list(decode_images(samples, SPEC, skipped))
     assert len(found) == 3 and skipped.paths == [rows[2]]
     assert {pixels.tobytes() for _, pixels, _ in found} == {found[0][1].tobytes()}
-    with pytest.raises(ImageError, match=r"404/x\.png is not there") as told:
+    with pytest.raises(ImageError, match=r"404/x\.png does not exist") as told:
         list(decode_images(samples, SPEC))
     assert "--skip-bad" in told.value.fix
 

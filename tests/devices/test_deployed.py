@@ -69,29 +69,33 @@ def test_a_release_that_is_right_and_as_fast_may_stay(manifest):
 
 def test_one_that_is_slower_or_wrong_may_not_and_a_first_one_is_only_measured(manifest):
     slower = judged(manifest, result(manifest, measured("new", "current", slower=9.0)))
-    assert "p99 takes 9.00 times as long as of the current release" in slower.failed
+    assert "p99 is 9.00 times that of the current release" in slower.failed
     wrong = judged(manifest, result(manifest, None, replace(RIGHT, difference=None, same=1)))
-    assert "1 of 5 are the original's" in wrong.failed and "no number from the recorded ones" in wrong.failed
-    alone = judged(manifest, result(manifest, measured("new"), alone="nothing was deployed before"))
+    assert "1 of 5 equal the original's" in wrong.failed and "the recorded outputs: NaN" in wrong.failed
+    alone = judged(manifest, result(manifest, measured("new"), alone="no previous release"))
     assert (alone.failed, alone.tail, alone.p99_ms) == ("", None, 2.0)
     back = judged(manifest, result(manifest, measured("new", "current")), SWITCH)
-    assert back.failed == "the device took it back"
+    assert back.failed == "the device reverted it"
 
 
 @pytest.mark.parametrize(
     ("changes", "job", "message"),
     [
-        ({"engine": "another"}, STAGE, "an engine that the release has not"),
-        ({"golden": replace(RIGHT, tolerance=1.0)}, STAGE, "other bounds than the bundle's"),
-        ({"golden": replace(RIGHT, least_same=0)}, STAGE, "other bounds than the bundle's"),
-        ({"golden": replace(RIGHT, same=6)}, STAGE, "impossible golden answers"),
-        ({"golden": replace(RIGHT, inputs=0, same=0)}, STAGE, "impossible golden answers"),
-        ({"golden": replace(RIGHT, difference=-1.0)}, STAGE, "impossible golden answers"),
-        ({"golden": replace(RIGHT, same=4)}, STAGE, "measurements that nobody asked for"),
-        ({"kept": True}, STAGE, "a release is kept that may not stay"),
-        ({"alone": "nothing was deployed before"}, STAGE, "measurements of other artifacts"),
-        ({}, replace(SWITCH, release=replace(RELEASE, expected="")), "a comparison with a release that was not there"),
-        ({}, replace(SWITCH, protocol=None), "measurements that nobody asked for"),
+        ({"engine": "another"}, STAGE, "an engine that the release does not have"),
+        ({"golden": replace(RIGHT, tolerance=1.0)}, STAGE, "bounds that differ from the bundle's"),
+        ({"golden": replace(RIGHT, least_same=0)}, STAGE, "bounds that differ from the bundle's"),
+        ({"golden": replace(RIGHT, same=6)}, STAGE, "implausible golden answers"),
+        ({"golden": replace(RIGHT, inputs=0, same=0)}, STAGE, "implausible golden answers"),
+        ({"golden": replace(RIGHT, difference=-1.0)}, STAGE, "implausible golden answers"),
+        ({"golden": replace(RIGHT, same=4)}, STAGE, "measurements that were not requested"),
+        ({"kept": True}, STAGE, "the device keeps a rejected release"),
+        ({"alone": "no previous release"}, STAGE, "measurements of other artifacts"),
+        (
+            {},
+            replace(SWITCH, release=replace(RELEASE, expected="")),
+            "a comparison with a release that the device does not have",
+        ),
+        ({}, replace(SWITCH, protocol=None), "measurements that were not requested"),
     ],
 )
 def test_what_contradicts_itself_or_what_was_asked_is_refused(manifest, changes, job, message):
@@ -101,18 +105,18 @@ def test_what_contradicts_itself_or_what_was_asked_is_refused(manifest, changes,
 
 
 def test_a_device_cannot_keep_what_its_own_numbers_speak_against(manifest):
-    with pytest.raises(DeviceResultError, match="a release is kept that may not stay"):
+    with pytest.raises(DeviceResultError, match="the device keeps a rejected release"):
         judged(manifest, result(manifest, measured("new", "current", slower=9.0), kept=True), SWITCH)
 
 
 @pytest.mark.parametrize(
     ("deployed", "message"),
     [
-        ((Deployed("../x"),), "deployments of impossible names"),
-        ((Deployed("x"), Deployed("x")), "deployments of impossible names"),
-        ((Deployed("x", "../../etc"),), "a release that is no SHA-256"),
-        ((Deployed("x", OLD, "b"),), "a release that is no SHA-256"),
-        ((Deployed("x", OLD, moving="\x1b"),), "a release that is no SHA-256"),
+        ((Deployed("../x"),), "invalid deployment names"),
+        ((Deployed("x"), Deployed("x")), "invalid deployment names"),
+        ((Deployed("x", "../../etc"),), "a release that is not a SHA-256"),
+        ((Deployed("x", OLD, "b"),), "a release that is not a SHA-256"),
+        ((Deployed("x", OLD, moving="\x1b"),), "a release that is not a SHA-256"),
     ],
 )
 def test_no_device_names_a_folder(deployed, message):
@@ -123,7 +127,7 @@ def test_no_device_names_a_folder(deployed, message):
 
 def test_no_device_asks_for_other_files():
     assert check_missing("till", ("a",), ["a", "b"]) == {"a"}
-    with pytest.raises(DeviceResultError, match="files that it was not asked for"):
+    with pytest.raises(DeviceResultError, match="unknown missing files"):
         check_missing("till", ("a", "/etc/passwd"), ["a", "b"])
 
 
@@ -131,7 +135,7 @@ def test_stages_are_numbers_of_devices_whatever_they_are_said_in():
     counts = [[step.count(every) for step in parse_stages("1,10%,2.5%, all")] for every in (1, 5, 50, 1000)]
     assert counts == [[1, 1, 1, 1], [1, 1, 1, 5], [1, 5, 2, 50], [1, 100, 25, 1000]]
     for text in ("", "1,", "0", "0%", "-1", "100.5%", "half", "1e3"):
-        with pytest.raises(InputError, match="is no stage"):
+        with pytest.raises(InputError, match="is not a stage"):
             parse_stages(text)
 
 
@@ -150,5 +154,5 @@ def test_what_is_known_here_survives_and_a_broken_file_is_told(tmp_path, monkeyp
     (fleet_folder() / "small.json").rename(fleet_folder() / "other.json")
     write_fleet(fleet)
     (fleet_folder() / "small.json").replace(fleet_folder() / "other.json")
-    with pytest.raises(StorageError, match="is of another version or name"):
+    with pytest.raises(StorageError, match="has another format or name"):
         read_fleets()

@@ -95,7 +95,7 @@ def test_a_fleet_from_its_first_release_to_its_way_back(here, shop, bundles):
         *[[first[:12], "behind"]] * 2,
     ]
     done = here("devices", "rollback", "small", "--on", f"{one},{two}", "--json")
-    assert done.returncode == 4 and f"{two} has no release of small to go back to" in done.stderr
+    assert done.returncode == 4 and f"{two} has no previous release of small" in done.stderr
     assert shop.running() == dict.fromkeys(shop.names, first)
     assert not any(board.jobs for board in shop.boards.values())
 
@@ -115,10 +115,10 @@ def test_a_device_that_loses_its_power_keeps_a_whole_release(here, shop, bundles
     ("options", "code", "message"),
     [
         (("--on", "label:nobody"), 2, "no device has the label 'nobody'"),
-        (("--on", "shop", "--canary", "1,none"), 2, "'none' is no stage"),
-        (("--on", "shop", "--canary", "0"), 2, "'0' is no stage"),
-        (("--on", "shop", "--canary", "101%"), 2, "'101%' is no stage"),
-        (("--on", "shop", "--name", "../up"), 2, "'../up' is no name of a deployment"),
+        (("--on", "shop", "--canary", "1,none"), 2, "'none' is not a stage"),
+        (("--on", "shop", "--canary", "0"), 2, "'0' is not a stage"),
+        (("--on", "shop", "--canary", "101%"), 2, "'101%' is not a stage"),
+        (("--on", "shop", "--name", "../up"), 2, "'../up' is not a valid deployment name"),
         (("--on", "shop", "--target", "tensorrt"), 2, "has no engine for tensorrt"),
     ],
 )

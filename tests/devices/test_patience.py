@@ -45,19 +45,19 @@ def script(tmp_path, lines):
 @pytest.mark.parametrize(
     ("lines", "kind", "message"),
     [
-        ("exec sleep 60", Unresponsive, "no word for"),
-        (f"{GREETS}exec sleep 60", Unresponsive, "no word for"),
+        ("exec sleep 60", Unresponsive, "no response for"),
+        (f"{GREETS}exec sleep 60", Unresponsive, "no response for"),
         (f"{GREETS}while sleep 0.1; do printf x; done", Unresponsive, "bytes in 1 s"),
         (
             f"{GREETS}while sleep 0.1; do echo '{BEAT.decode()}'; done",
             Unresponsive,
-            "signs of life for 1 s, and no answer",
+            "beats for 1 s, but no answer",
         ),
-        (f"{GREETS}yes '{BEAT.decode()}'", DeviceResultError, "signs of life without end"),
-        (f"{GREETS}yes warning >&2", DeviceResultError, "standard error without end"),
-        (f"{GREETS}yes | tr -d '\\n'", DeviceResultError, "a line of more than 1,048,576 bytes"),
+        (f"{GREETS}yes '{BEAT.decode()}'", DeviceResultError, "too many beats and status lines"),
+        (f"{GREETS}yes warning >&2", DeviceResultError, "too much output on standard error"),
+        (f"{GREETS}yes | tr -d '\\n'", DeviceResultError, "a line is longer than 1,048,576 bytes"),
         (f"{GREETS}exec >&- 2>&- <&-; sleep 60", DeviceError, "no answer"),
-        ("yes Welcome", DeviceResultError, "the login prints much"),
+        ("yes Welcome", DeviceResultError, "much output of the login"),
     ],
 )
 def test_a_conversation_ends_by_itself(tmp_path, monkeypatch, lines, kind, message):
@@ -76,7 +76,7 @@ def test_a_device_that_does_not_read_what_it_is_sent_ends_the_sending(tmp_path):
 
 def test_a_system_whose_pipes_cannot_be_waited_for_is_told(tmp_path, monkeypatch):
     monkeypatch.delattr(select, "poll")
-    with pytest.raises(DeviceError, match="devices are reached from Linux and macOS only"):
+    with pytest.raises(DeviceError, match="commands on devices work from Linux and macOS only"):
         Client(script(tmp_path, GREETS)).probe()
 
 
@@ -86,9 +86,9 @@ def test_silence_is_told_and_a_mute_agent_is_asked_again_so_often(tmp_path):
     client.job = "0" * 64
     with pytest.raises(Unresponsive) as caught:
         client.patiently(client.probe)
-    assert "the same command fetches the result later" in caught.value.fix
-    silence = "no word from pi5 for 1 s"
-    assert told == [silence, "pi5: its agent has stopped speaking; asking again", silence]
+    assert "run the same command later to fetch the result" in caught.value.fix
+    silence = "no response from pi5 for 1 s"
+    assert told == [silence, "pi5: no response from the agent; retrying", silence]
 
 
 def test_a_connection_counts_as_lost_from_when_it_broke(tmp_path):
@@ -140,16 +140,16 @@ esac"""
     )
     with pytest.raises(DeviceError, match=message) as caught:
         client.run(JOB, {}, tmp_path)
-    assert "the same command fetches the result later" in caught.value.fix and client.job is not None
-    assert state["state"] == "running" or "pi5: waits for bench of ann; for 0.3 s at most" in told
+    assert "run the same command later to fetch the result" in caught.value.fix and client.job is not None
+    assert state["state"] == "running" or "pi5: waiting for bench of ann (at most 0.3 s)" in told
 
 
 def test_a_device_that_fails_to_stop_or_forget_a_job_ends_no_command(tmp_path):
     said = json.dumps({"failure": {"artifact": "", "code": "VD4101", "message": "no space left"}})
     client = Client(script(tmp_path, f"{GREETS}echo '{said}'"))
     client.job = "0" * 64
-    why = "does not stop it (pi5: no space left)"
-    assert client.stop() == f"pi5: {why}, so its job goes on; the same command fetches the result later"
+    later = "the job continues on the device; run the same command later to fetch the result"
+    assert client.stop() == f"pi5: the job was not stopped (pi5: no space left); {later}"
     client._forget(JOB)
     assert client.job is None
 
@@ -163,7 +163,7 @@ def test_what_is_read_fast_enough_is_never_late():
         clock.waited(0.9, True)
     for _ in range(30):
         clock.waited(0.9, True)
-    assert clock.overdue() == ("100,000 bytes in 117 s", "at least 1,000 bytes a second")
+    assert clock.overdue() == ("100,000 bytes in 117 s", "at least 1,000 bytes per second")
 
 
 def test_time_in_which_this_process_was_stopped_is_no_silence():
@@ -252,7 +252,7 @@ def test_a_session_whose_host_is_gone_ends_while_it_waits_for_its_turn(tmp_path)
     ],
 )
 def test_absurd_sizes_are_refused_before_anything_is_made_of_them(document, odd):
-    with pytest.raises(DeviceResultError, match="absurd sizes") as caught:
+    with pytest.raises(DeviceResultError, match="exceeds the limits") as caught:
         parse("pi5", json.dumps(document).encode(), Status)
     assert odd in caught.value.found
 
@@ -283,4 +283,4 @@ def test_a_target_that_only_the_device_knows_gets_no_pip_line():
     states = {"their-npu": TargetState(False, None, (), "not there", "pip install; id")}
     probe = DeviceProbe({}, "python", "2.36", {}, states, 1, 1, {}, "", ())
     line = _mend(Seen(device, {}, BoardState(), 1), probe, "their-npu")
-    assert "their-npu" not in TARGETS and line == "this vitdeploy does not know the target"
+    assert "their-npu" not in TARGETS and line == "use a newer vitdeploy: this one does not know the target"

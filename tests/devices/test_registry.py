@@ -53,19 +53,19 @@ def test_addresses(address, host, user, port):
     ],
 )
 def test_what_is_no_address_is_refused(address):
-    with pytest.raises(UnknownDeviceError, match="no address"):
+    with pytest.raises(UnknownDeviceError, match="not a valid device address"):
         added(address=address)
 
 
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"name": "-v"}, "no name for a device"),
-        ({"name": "local"}, "no name for a device"),
-        ({"name": "a,b"}, "no name for a device"),
-        ({"labels": ("a b",)}, "no label"),
-        ({"python": "python3; rm -rf ~"}, "no path of a Python"),
-        ({"python": "-c"}, "no path of a Python"),
+        ({"name": "-v"}, "not a valid device name"),
+        ({"name": "local"}, "not a valid device name"),
+        ({"name": "a,b"}, "not a valid device name"),
+        ({"labels": ("a b",)}, "not a valid label"),
+        ({"python": "python3; rm -rf ~"}, "not a valid path of a Python"),
+        ({"python": "-c"}, "not a valid path of a Python"),
     ],
 )
 def test_names_labels_and_pythons_are_checked(changes, message, tmp_path):
@@ -131,7 +131,7 @@ def test_a_file_that_was_written_by_hand_is_checked_too(device):
     ("words", "message"),
     [
         ("ssh: connect to host h port 22: Connection timed out", "cannot be reached"),
-        ("h: Permission denied (publickey).", "takes none of your keys"),
+        ("h: Permission denied (publickey).", "accepts none of your keys"),
         ("config: terminating, 1 bad configuration options", "cannot be reached"),
         ("", "cannot be reached"),
     ],

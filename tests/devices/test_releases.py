@@ -72,7 +72,7 @@ def test_files_of_another_bundle_are_no_release_of_that_name(tmp_path):
 def test_no_path_leads_out_of_a_release(tmp_path):
     place = DeploymentFolder("shop", tmp_path / "deployed")
     fill(tmp_path / "sent", {"x": b"1"})
-    with place.held(), pytest.raises(VitdeployError, match="is no path of a release"):
+    with place.held(), pytest.raises(VitdeployError, match="is not a valid path in a release"):
         place.add(NEW, entries_of({"../../../x": b"1"}), tmp_path / "sent")
     assert not (tmp_path / "x").exists()
 
@@ -89,7 +89,7 @@ def test_two_releases_are_kept(place, tmp_path):
 
 @pytest.mark.parametrize("expected", [(NEW, 1), ("", 0), (OLD, 2)])
 def test_who_does_not_know_how_it_stands_moves_nothing(place, expected):
-    said = "somebody else has deployed shop here meanwhile"
+    said = "another process deployed shop on this device meanwhile"
     with pytest.raises(DeviceError, match=said), place.moved(NEW, *expected):
         pytest.fail("it was moved")
     assert place.look() == Deployed("shop", OLD, "", 1)
@@ -150,7 +150,10 @@ def test_where_there_are_no_locks_the_living_process_protects_its_move(place, tm
     monkeypatch.setattr(fcntl, "flock", no_locks)
     with place.moved(NEW, OLD, 1):
         assert DeploymentFolder("shop", tmp_path).look() == Deployed("shop", NEW, "", 1, moving=NEW)
-        with pytest.raises(DeviceError, match="somebody else"), DeploymentFolder("shop", tmp_path).moved(NEW, OLD, 1):
+        with (
+            pytest.raises(DeviceError, match="another process deployed"),
+            DeploymentFolder("shop", tmp_path).moved(NEW, OLD, 1),
+        ):
             pass
     assert place.look() == Deployed("shop", NEW, OLD, 2)
 
@@ -179,7 +182,7 @@ def test_what_is_no_link_of_ours_is_not_touched(place, make, tmp_path):
     ("text", "kind", "message"),
     [
         ("{", StorageError, "record.json cannot be read"),
-        (json.dumps({"format": 2}), HostError, "is of another version of vitdeploy"),
+        (json.dumps({"format": 2}), HostError, "has an unknown format"),
     ],
 )
 def test_a_record_that_is_none_is_refused(place, text, kind, message):
@@ -191,9 +194,9 @@ def test_a_record_that_is_none_is_refused(place, text, kind, message):
 
 @pytest.mark.parametrize("name", ["", ".", "..", "../x", "-x", "x/y", "a" * 65])
 def test_no_name_leads_elsewhere(tmp_path, name):
-    with pytest.raises(VitdeployError, match="names no deployment"):
+    with pytest.raises(VitdeployError, match="is not a valid deployment name"):
         DeploymentFolder(name, tmp_path)
-    with pytest.raises(VitdeployError, match="names no release"):
+    with pytest.raises(VitdeployError, match="is not a valid release"):
         DeploymentFolder("shop", tmp_path).folder_of(name)
 
 

@@ -124,7 +124,7 @@ def test_a_stage_that_fails_on_one_is_taken_back_and_those_before_are_not(deploy
     found = deploy(*shop)
     assert having(NEW, shop) == ["till-00"]
     assert [till.deployed.counter for till in shop[:6]] == [2, 3, 3, 1, 3, 1]
-    assert found.fleet.member("till-01").reason == "its stage was taken back" and found.error.exit_code == 5
+    assert found.fleet.member("till-01").reason == "its stage was reverted" and found.error.exit_code == 5
 
 
 def test_one_of_many_that_is_lost_while_it_switches_is_served_later(deploy):
@@ -163,7 +163,7 @@ def test_the_way_back(deploy):
     found = standing.roll_back("small", [Device(till.name) for till in shop], "auto", QUIET)
     assert having(OLD, shop) == ["till-00", "till-02"]
     assert isinstance(found.error, DeviceError)
-    assert "till-01 has no release of small to go back to" in found.error.message
+    assert "till-01 has no previous release of small" in found.error.message
     assert states(found) == {"till-00": "behind", "till-01": "current", "till-02": "behind"}
 
 

@@ -35,25 +35,25 @@ def test_an_engine_is_loaded_once_it_was_its_turn(tmp_path):
     runner._client.tell = lambda text, *_: told.append(text)
     with runner:
         assert runner.provider == "CPU\\x1b[2J" and runner.inputs == (IMAGE,)
-    assert told == ["pi5: waits for bench of ann\\x07; for 1 h at most"]
+    assert told == ["pi5: waiting for bench of ann\\x07 (at most 1 h)"]
 
 
 @pytest.mark.parametrize(
     ("changes", "graphs", "message"),
     [
-        ({"engine": {**encode(ENGINE), "part": "../../elsewhere"}}, SENT, "an engine of other parts"),
+        ({"engine": {**encode(ENGINE), "part": "../../elsewhere"}}, SENT, "an engine with other parts"),
         ({"inputs": []}, SENT, "an engine without inputs or outputs"),
         ({"inputs": [{**encode(IMAGE), "name": "other"}]}, SENT, "an engine of another graph"),
         ({"inputs": [{**encode(IMAGE), "shape": ["batch", 64, 64, 3]}]}, SENT, "an engine of another graph"),
         ({"outputs": [{**encode(LOGITS), "shape": ["batch", 7]}]}, SENT, "an engine of another graph"),
         ({"outputs": [{**encode(LOGITS), "shape": ["batch"]}]}, SENT, "an engine of another graph"),
         ({"outputs": [encode(LOGITS), encode(LOGITS)]}, SENT, "an engine of another graph"),
-        ({"outputs": [{**encode(LOGITS), "dtype": "object"}]}, {}, "a tensor that no engine has"),
-        ({"inputs": [{**encode(IMAGE), "shape": []}]}, {}, "impossible number of inputs"),
-        ({"inputs": [{**encode(IMAGE), "shape": [0, 32, 32, 3]}]}, {}, "a tensor that no engine has"),
-        ({"inputs": [{**encode(IMAGE), "shape": [100_000, 32, 32, 3]}]}, {}, "impossible number of inputs"),
-        ({"inputs": [{**encode(IMAGE), "shape": [-1, 32, 32, 3]}]}, {}, "absurd sizes"),
-        ({"inputs": [{**encode(IMAGE), "shape": [10**30, 32, 32, 3]}]}, {}, "absurd sizes"),
+        ({"outputs": [{**encode(LOGITS), "dtype": "object"}]}, {}, "an implausible tensor"),
+        ({"inputs": [{**encode(IMAGE), "shape": []}]}, {}, "implausible batch size"),
+        ({"inputs": [{**encode(IMAGE), "shape": [0, 32, 32, 3]}]}, {}, "an implausible tensor"),
+        ({"inputs": [{**encode(IMAGE), "shape": [100_000, 32, 32, 3]}]}, {}, "implausible batch size"),
+        ({"inputs": [{**encode(IMAGE), "shape": [-1, 32, 32, 3]}]}, {}, "exceeds the limits"),
+        ({"inputs": [{**encode(IMAGE), "shape": [10**30, 32, 32, 3]}]}, {}, "exceeds the limits"),
     ],
 )
 def test_an_engine_of_another_graph_is_refused(tmp_path, changes, graphs, message):
@@ -64,4 +64,4 @@ def test_an_engine_of_another_graph_is_refused(tmp_path, changes, graphs, messag
 def test_no_turn_is_waited_for_without_end(tmp_path):
     with pytest.raises(DeviceError, match="pi5: no answer for 0") as caught:
         session(tmp_path, {"waits_for": "bench of ann"}, queue=0.1).load()
-    assert caught.value.found == "it waits for bench of ann"
+    assert caught.value.found == "it is waiting for bench of ann"

@@ -61,7 +61,10 @@ def test_one_that_throttles_is_not_counted_and_one_block_of_many_is_none():
 def test_one_whose_engine_runs_other_kernels_is_not_counted():
     kind = kind_of(bench(), bench(kernels={"fp32": 9}), bench())
     [quarantined] = kind.quarantined
-    assert quarantined.reason == "small runs 9 fp32 there, and 9 int8 elsewhere" and kind.devices == ("pi-0", "pi-2")
+    assert quarantined.reason == "small runs 9 fp32, but 9 int8 on the other devices" and kind.devices == (
+        "pi-0",
+        "pi-2",
+    )
     assert not kind_of(bench(), bench(kernels={"fp32": 9})).quarantined  # of two nobody can say which is odd
 
 
@@ -87,6 +90,6 @@ def test_it_is_printed_and_in_the_document():
     document, lines = spread_of([*outcomes, DeviceOutcome(Device("off"))])
     assert [each["device"] for each in document["kinds"][0]["quarantined"]] == ["pi-3"]
     text = "\n".join(printed(lines, None))
-    assert "3 of 4 devices of one kind, a CPU:" in text and "4.0 %" in text
+    assert "3 of 4 devices of the kind a CPU:" in text and "4.0 %" in text
     assert "quarantined: pi-3: small takes 1.5 ms" in text
     assert spread_of(outcomes[:1]) == ({"kinds": []}, [])

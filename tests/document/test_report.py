@@ -74,7 +74,7 @@ def test_a_file_that_is_no_report_is_refused(tmp_path):
         read_report(tmp_path / "report.json")
     for content in ("", "{", "[" * 100_000, "null", " " * (MAX_BYTES + 1)):
         (tmp_path / "report.json").write_text(content)
-        with pytest.raises(InputError, match="is no report of vitdeploy"):
+        with pytest.raises(InputError, match="is not a vitdeploy report"):
             read_report(tmp_path / "report.json")
     (tmp_path / "report.json").write_text(json.dumps(REPORT))
     assert read_report(tmp_path / "report.json") == as_report(REPORT)

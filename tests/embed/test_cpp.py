@@ -136,12 +136,12 @@ def test_files_that_are_no_images_are_told_and_the_others_answered(program, pict
     png = next(path for path in pictures if path.name == "small.png").read_bytes()
     spoilt = {
         "absent.png": (None, "cannot be opened"),
-        "text.jpg": (b"no image", "neither a JPEG nor a PNG file"),
-        "empty.png": (b"", "neither a JPEG nor a PNG file"),
-        "short.jpg": (jpeg[: len(jpeg) // 2], "broken or cut short"),
+        "text.jpg": (b"no image", "not a JPEG or PNG file"),
+        "empty.png": (b"", "not a JPEG or PNG file"),
+        "short.jpg": (jpeg[: len(jpeg) // 2], "corrupt or truncated"),
         "header.jpg": (jpeg[:20], ""),
-        "short.png": (png[:-30], "broken or cut short"),
-        "flipped.png": (png[:60] + bytes([png[60] ^ 255]) + png[61:], "broken or cut short"),
+        "short.png": (png[:-30], "corrupt or truncated"),
+        "flipped.png": (png[:60] + bytes([png[60] ^ 255]) + png[61:], "corrupt or truncated"),
     }
     for name, (data, _) in spoilt.items():
         if data is not None:
@@ -153,7 +153,7 @@ def test_files_that_are_no_images_are_told_and_the_others_answered(program, pict
     assert set(told) == {str(tmp_path / name) for name in (*spoilt, "cmyk.jpg")}
     for name, (_, says) in spoilt.items():
         assert says in told[str(tmp_path / name)]
-    assert "other colours" in told[str(tmp_path / "cmyk.jpg")]
+    assert "unsupported JPEG colour space" in told[str(tmp_path / "cmyk.jpg")]
     assert done.stdout.count(str(pictures[0])) == cpp.TOP
 
 

@@ -228,7 +228,7 @@ def test_maps_are_the_predictors(kind, built, tmp_path):
             )
             assert sum(int(line[2]) for line in told) == int((found >= 0).sum())
     absent = subprocess.run([program, "--maps", tmp_path / "absent", paths[0]], capture_output=True, text=True)
-    assert absent.returncode == 2 and "cannot be written into" in absent.stderr
+    assert absent.returncode == 2 and "cannot write the map into" in absent.stderr
 
 
 @pytest.mark.parametrize("kind", ["mattes", "masks"])
@@ -288,7 +288,11 @@ def test_points_are_the_predictors(fit, built, tmp_path):
         assert line[:4] == [path, str(number), str(point.index), point.name.replace("\t", " ")]
         np.testing.assert_allclose([float(each) for each in line[4:]], [point.score, point.x, point.y], atol=2e-3)
     if boxes:
-        for box, words in (("1,2,3", "is no box"), ("300,0,400,9", "outside of the image"), ("5,5,4,9", "is no box")):
+        for box, words in (
+            ("1,2,3", "is not a box"),
+            ("300,0,400,9", "outside the image"),
+            ("5,5,4,9", "is not a box"),
+        ):
             refused = subprocess.run([program, "--box", box, paths[0]], capture_output=True, text=True)
             assert refused.returncode in (1, 2) and words in refused.stderr
 

@@ -92,15 +92,15 @@ def test_triton_gets_the_engine_with_batches_as_they_were_measured(make, tmp_pat
     home = tmp_path / "models" / "my-model"
     assert (home / "1" / "model.onnx").read_bytes() == (bundle / "engines" / ONNXRUNTIME / "graph.onnx").read_bytes()
     assert (home / "config.pbtxt").read_text(encoding="utf-8").splitlines() == [
-        "# report.json: onnxruntime-cpu-fp32 gave 100.0 images/s one by one and 150.0 in batches of 8.",
-        "# It had 3 cores and took 100 MB.",
-        "# A request waits for others at most as long as one image takes: 9500 microseconds (p50).",
+        "# report.json: onnxruntime-cpu-fp32 processed 100.0 images/s one by one and 150.0 in batches of 8.",
+        "# It used 3 cores and 100 MB.",
+        "# A request waits for others at most 9500 microseconds, the time of one image (p50).",
         'name: "my-model"',
         'backend: "onnxruntime"',
         "max_batch_size: 8",
         'input [ { name: "image", data_type: TYPE_UINT8, dims: [32, 32, 1] } ]',
         'output [ { name: "logits", data_type: TYPE_FP32, dims: [10] } ]',
-        "# One engine has all cores, as it was measured.",
+        "# One instance uses all cores, as measured.",
         "instance_group [ { count: 1, kind: KIND_CPU } ]",
         "dynamic_batching { max_queue_delay_microseconds: 9500 }",
     ]
@@ -142,7 +142,7 @@ def test_settings_come_from_the_bench(make, report, changed, expected):
 
 @pytest.mark.parametrize("report", ["[", "[]", '{"bench": {"results": [1]}}'])
 def test_a_report_of_another_kind_is_refused(make, report):
-    with pytest.raises(ManifestError, match=r"report\.json is no report of vitdeploy"):
+    with pytest.raises(ManifestError, match=r"report\.json is not a vitdeploy report"):
         settings(make(report))
 
 
@@ -160,7 +160,7 @@ def test_the_model_server_gets_the_precision_that_was_verified(make, tmp_path):
     assert model["config"]["name"] == model["config"]["base_path"] == "my-model"
     assert model["config"]["plugin_config"] == {"PERFORMANCE_HINT": "LATENCY", "INFERENCE_PRECISION_HINT": "f32"}
     assert sorted(path.name for path in (tmp_path / "models/my-model/1").iterdir()) == ["model.bin", "model.xml"]
-    with pytest.raises(TargetError, match="no engine that OpenVINO Model Server could run"):
+    with pytest.raises(TargetError, match="no engine that OpenVINO Model Server can run"):
         write_ovms(make(), tmp_path)
 
 
@@ -192,9 +192,9 @@ def test_names_are_such_as_servers_take(make, name, expected):
 @pytest.mark.parametrize(
     ("fit", "told"),
     [
-        ("topdown", "the page cuts boxes out of images for key points only"),
-        ("longest-pad", "the page does not pad images beside their longer side yet"),
-        ("contain", "the page does not pad images yet"),
+        ("topdown", "the page can crop boxes from images only for key points"),
+        ("longest-pad", "the page cannot resize images by their longer side and pad them yet"),
+        ("contain", "the page cannot pad images yet"),
     ],
 )
 def test_images_are_the_clients_part_but_not_of_a_program_that_prepares_them(make, fit, told):
@@ -241,7 +241,7 @@ def test_the_command_writes_them(make, tmp_path):
         done = run("embed", make(bench()), "--as", "triton", "-o", "out")
         assert (done.returncode, "docker run" in done.stdout) == (0, True), done.stderr
         readme = (tmp_path / "out/README.md").read_text(encoding="utf-8")
-        assert "No\nsuch server was run" in readme.replace("**", "")
+        assert "no such server was\nrun" in readme.replace("**", "")
         shutil.rmtree(tmp_path / "out")
         done = run("embed", make(bench()), "--as", "ovms", "-o", "out")
         assert (done.returncode, (tmp_path / "out").exists()) == (2, False)

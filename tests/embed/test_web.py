@@ -135,7 +135,7 @@ def built(bundle, tmp_path_factory):
     if done.returncode and OFFLINE.search(done.stderr):
         pytest.skip("npm cannot reach its registry, so onnxruntime-web is not there")
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "Right: 8 images, 8 of 8 with the original's first class" in done.stdout
+    assert "Correct: 8 images, 8 of 8 with the original's first class" in done.stdout
     return clone / "page"
 
 
@@ -489,7 +489,8 @@ def test_what_counts_as_a_right_answer(written):
         "short": expected[:, :2],
     }
     asked = [
-        {"expected": expected.ravel().tolist(), "rows": [[str(x) for x in row] for row in rows]} for rows in cases.values()
+        {"expected": expected.ravel().tolist(), "rows": [[str(x) for x in row] for row in rows]}
+        for rows in cases.values()
     ]
     found = dict(zip(cases, in_node(written, golden=asked)["golden"], strict=True))
     assert {name: each["ok"] for name, each in found.items()} == {
@@ -505,7 +506,7 @@ def test_what_counts_as_a_right_answer(written):
 
 # --- in the browser -------------------------------------------------------------------------------------------------
 
-RIGHT = "Right: 8 images, 8 of 8 with the original's first class"
+RIGHT = "Correct: 8 images, 8 of 8 with the original's first class"
 
 
 def test_the_golden_answers_are_right_with_threads_and_without(browser, built, home):
@@ -622,18 +623,18 @@ def test_files_of_every_kind_give_the_predictors_pixels(opened, pictures, spec):
 def test_broken_files_are_told_and_leave_the_page_alive(opened, pictures, digits):
     jpeg, png = pictures["colour.jpg"], pictures["alpha.png"]
     spoilt = {
-        b"no image": "no JPEG, PNG or WebP",
-        b"": "no JPEG, PNG or WebP",
-        jpeg[: len(jpeg) // 2]: "cut short",
-        jpeg[:20]: "cut short",
-        png[:-30]: "cut short",
+        b"no image": "not a JPEG, PNG or WebP",
+        b"": "not a JPEG, PNG or WebP",
+        jpeg[: len(jpeg) // 2]: "truncated",
+        jpeg[:20]: "truncated",
+        png[:-30]: "truncated",
         png[:60] + bytes([png[60] ^ 255]) + png[61:]: "cannot decode",
-        pictures["lossy.webp"][:-50]: "cut short",
+        pictures["lossy.webp"][:-50]: "truncated",
     }
     for (data, says), found in zip(spoilt.items(), opened.run(READ, encoded(spoilt, SPECS[0])), strict=True):
         assert says in found["error"], data[:20]
     opened.page.set_input_files("#file", {"name": "a.png", "mimeType": "image/png", "buffer": b"text"})
-    assert "no JPEG, PNG or WebP" in opened.until("#alert", ".")
+    assert "not a JPEG, PNG or WebP" in opened.until("#alert", ".")
     opened.page.set_input_files(
         "#file", digits / "calibration" / "7" / sorted((digits / "calibration" / "7").iterdir())[0].name
     )
@@ -661,7 +662,7 @@ def test_images_are_dropped_and_pasted(opened, digits):
         transfer(opened, kind, file.read_bytes(), file.name)
         opened.until(".best strong", f"^{digit}$")
     transfer(opened, "drop", b"words", "notes.txt")
-    assert "no JPEG" in opened.until("#alert", ".")
+    assert "not a JPEG" in opened.until("#alert", ".")
 
 
 def test_the_gallery_of_the_examples_answers_many_files(browser, home, digits):
@@ -673,7 +674,7 @@ def test_the_gallery_of_the_examples_answers_many_files(browser, home, digits):
     gallery.page.locator("#save").wait_for()
     cards = gallery.page.locator("#answers strong").all_text_contents()
     assert [card[0] for card in (cards[0], *cards[2:])] == ["4", "8", "1"]
-    assert "no JPEG" in cards[1]
+    assert "not a JPEG" in cards[1]
     saved = gallery.page.evaluate("fetch(document.getElementById('save').href).then((answer) => answer.text())")
     rows = [line.split(",") for line in saved.replace('"', "").splitlines()]
     answers = [[file.name, digit] for file, digit in zip(files, "481", strict=True)]
@@ -864,12 +865,12 @@ def test_where_a_gpu_is_not_there_or_wrong_webassembly_answers_and_the_page_says
         ["node", "--input-type=module"], input=script, cwd=built, capture_output=True, text=True, timeout=60
     )
     absent, wrong = done.stdout.splitlines()
-    assert absent.startswith("wasm: Not WebGPU: no available backend found."), done.stdout + done.stderr
-    assert wrong.startswith("wasm: Not WebGPU: its answers are wrong. WRONG: 1 images, ")
+    assert absent.startswith("wasm: WebGPU is not used: no available backend found."), done.stdout + done.stderr
+    assert wrong.startswith("wasm: WebGPU is not used, because its answers are wrong. WRONG: 1 images, ")
 
 
 def test_an_engine_that_cannot_be_loaded_is_told(browser, small_page):
-    for file, says in (("model/engine.onnx", "could not be loaded"), ("model/model.json", "could not be loaded")):
+    for file, says in (("model/engine.onnx", "failed."), ("model/model.json", "failed.")):
         whole = (small_page / file).read_bytes()
         (small_page / file).write_bytes(whole[: len(whole) // 2])
         with any_server(small_page) as address:
@@ -880,7 +881,7 @@ def test_an_engine_that_cannot_be_loaded_is_told(browser, small_page):
     (small_page / "runtime" / "ort.wasm.min.mjs").unlink()
     with any_server(small_page) as address:
         page = Opened(browser, f"{address}?backend=wasm")
-        assert "npm run build makes it" in page.until("#alert", ".")
+        assert "run npm run build" in page.until("#alert", ".")
         assert page.page.text_content("#state") == "no engine"
         page.page.close()
 
@@ -988,9 +989,9 @@ def test_a_detector_draws_its_boxes(browser, built, tmp_path):
     page = planted_page(tmp_path, planted.detector(), "detection", built)
     with started(page) as address:
         opened = Opened(browser, f"{address}?check&backend=wasm")
-        assert opened.until("#checked", "images").startswith("Right: 1 images. Largest difference: ")
+        assert opened.until("#checked", "images").startswith("Correct: 1 images. Largest difference: ")
         assert not opened.page.locator("#looking").is_visible()
-        assert "Boxes say where" in opened.page.text_content("#looked")
+        assert "The answer is boxes" in opened.page.text_content("#looked")
         opened.page.set_input_files("#file", tmp_path / "image.png")
         assert opened.best() == "2 objects"
         shown = opened.page.locator(".scores li > span").all_text_contents()
@@ -1011,7 +1012,7 @@ def test_numbers_are_shown_with_names_and_units(browser, built, tmp_path):
     page = planted_page(tmp_path, model, "regression", built)
     with started(page) as address, load(tmp_path / "bundle") as predictor:
         opened = Opened(browser, f"{address}?check&backend=wasm")
-        assert opened.until("#checked", "images").startswith("Right: 1 images. Largest difference: numbers")
+        assert opened.until("#checked", "images").startswith("Correct: 1 images. Largest difference: numbers")
         opened.page.set_input_files("#file", tmp_path / "image.png")
         first, second = predictor.predict(tmp_path / "image.png").numbers
         found = opened.best()
@@ -1029,7 +1030,7 @@ def test_vectors_are_compared(task, browser, built, tmp_path):
     page = planted_page(tmp_path, model, task, built)
     with started(page) as address:
         opened = Opened(browser, f"{address}?check&backend=wasm")
-        assert opened.until("#checked", "images").startswith("Right: 1 images. Largest difference: features")
+        assert opened.until("#checked", "images").startswith("Correct: 1 images. Largest difference: features")
         opened.page.set_input_files("#file", tmp_path / "image.png")
         assert opened.best() == "2 numbers"
         length = float(opened.page.text_content(".best span").removeprefix("length "))
@@ -1065,8 +1066,8 @@ def test_classes_are_drawn_over_the_image(browser, built, tmp_path):
     page = planted_page(tmp_path, bright_or_dark(), "segmentation", built)
     with started(page) as address:
         opened = Opened(browser, f"{address}?check&backend=wasm")
-        assert opened.until("#checked", "images").startswith("Right: 1 images. Largest difference: logits")
-        assert "The map says where" in opened.page.text_content("#looked")
+        assert opened.until("#checked", "images").startswith("Correct: 1 images. Largest difference: logits")
+        assert "The answer is a map" in opened.page.text_content("#looked")
         opened.page.set_input_files("#file", tmp_path / "image.png")
         with load(tmp_path / "bundle") as predictor:
             expected = predictor.predict(tmp_path / "image.png")
@@ -1100,7 +1101,7 @@ def test_points_are_drawn_on_the_image(browser, built, tmp_path):
     page = planted_page(tmp_path, bright_or_dark("heatmaps", offset=1.5), "keypoints", built)
     with started(page) as address:
         opened = Opened(browser, f"{address}?check&backend=wasm")
-        assert opened.until("#checked", "images").startswith("Right: 1 images. Largest difference: heatmaps")
+        assert opened.until("#checked", "images").startswith("Correct: 1 images. Largest difference: heatmaps")
         spots = np.full((96, 128), 128, np.uint8)
         spots[20:32, 20:32], spots[70:82, 100:112] = 255, 0
         Image.fromarray(spots).save(tmp_path / "spots.png")
@@ -1123,11 +1124,11 @@ def test_the_picture_that_is_made_is_shown(browser, built, tmp_path):
     page = planted_page(tmp_path, bright_or_dark("reconstruction", (-1,)), "image-to-image", built)
     with started(page) as address:
         opened = Opened(browser, f"{address}?check&backend=wasm")
-        assert opened.until("#checked", "images").startswith("Right: 1 images. Largest difference: reconstruction")
+        assert opened.until("#checked", "images").startswith("Correct: 1 images. Largest difference: reconstruction")
         opened.page.set_input_files("#file", tmp_path / "image.png")
         with load(tmp_path / "bundle") as predictor:
             expected = predictor.predict(tmp_path / "image.png").pixels
-        opened.until("#caption", "What the model makes")
+        opened.until("#caption", "The model's output")
         assert opened.best() == "32 × 32 pixels"
         for row, column in ((3, 3), (16, 9), (28, 30)):
             found = colour_at(opened, (column + 0.5) / 32, (row + 0.5) / 32)

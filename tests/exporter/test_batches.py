@@ -137,7 +137,7 @@ def test_a_batch_in_a_constant_is_found(tmp_path, baked):
 def test_a_file_that_mixes_its_images_is_one_function_at_batch_1(tmp_path):
     found = sizes_of(first_boxes(tmp_path / "a.onnx"))
     assert found.sizes == (1,)
-    assert found.why.startswith("at batch 2 it says of an image what it does not say of it alone")
+    assert found.why.startswith("at batch 2 it makes the outputs of an image depend on the other images")
 
 
 def test_ties_among_what_is_ranked_are_no_difference(tmp_path):
@@ -188,13 +188,13 @@ def test_an_image_of_which_one_or_two_queries_are_others_is_left_out_where_one_i
 
 
 def test_a_file_that_draws_is_told_by_its_two_answers(tmp_path):
-    with pytest.raises(ExportError, match="two answers to the same image") as caught:
+    with pytest.raises(ExportError, match="two different results for the same image") as caught:
         sizes_of(classifier(tmp_path / "a.onnx", draws=True))
-    assert "draws random numbers" in caught.value.fix
+    assert "random numbers" in caught.value.fix
 
 
 def test_a_file_that_never_runs(tmp_path):
-    with pytest.raises(ExportError, match="runs at no batch size") as caught:
+    with pytest.raises(ExportError, match="does not run at any batch size") as caught:
         sizes_of(classifier(tmp_path / "a.onnx", baked=11))
     assert caught.value.found.startswith("at batch 1 it does not run")
 
@@ -207,7 +207,7 @@ def test_it_is_imported_at_the_batch_that_it_has(tmp_path, make):
     path = make(tmp_path / "a.onnx")
     reference_model, batch = settle_batch(find_reference_model(Source(str(path))))
     assert (batch, reference_model.source.only_batch) == (1, 1)
-    assert "is one function at batch 1 only" in reference_model.notes[-1]
+    assert "works at batch 1 only" in reference_model.notes[-1]
     out = tmp_path / "out"
     out.mkdir()
     facts = export(reference_model, ExportConfig("a", 20, batch, True), out)
@@ -218,7 +218,7 @@ def test_it_is_imported_at_the_batch_that_it_has(tmp_path, make):
     for asked in ("dynamic", 3):
         with pytest.raises(CapabilityError, match=f"at batch {asked}") as caught:
             settle_batch(find_reference_model(Source(str(path))), asked)
-        assert caught.value.fix.startswith("--batch 1; in a recipe export.batch: 1")
+        assert caught.value.fix.startswith("--batch 1, in a recipe export.batch: 1")
 
 
 def test_a_batch_that_is_asked_for_is_the_files(tmp_path):
@@ -230,15 +230,15 @@ def test_a_batch_that_is_asked_for_is_the_files(tmp_path):
 
 def test_optimize_names_what_takes_it(tmp_path):
     path = classifier(tmp_path / "a.onnx", baked=1)
-    with pytest.raises(GraphError, match="does not run at every batch size, though its batch is open") as caught:
+    with pytest.raises(GraphError, match="has a dynamic batch, but does not run at every batch size") as caught:
         optimize({"model": path}, OptimizeOptions(), tmp_path)
-    assert caught.value.fix.startswith(f"vitdeploy export {path} -o DIR")
+    assert caught.value.fix.startswith(f"export it at a fixed batch size: vitdeploy export {path} -o DIR")
 
 
 def test_it_is_not_benched_at_another_batch(tmp_path):
     reference_model, _ = settle_batch(find_reference_model(Source(str(classifier(tmp_path / "a.onnx", batch=1)))))
     request = {**to_request(reference_model.source), "threads": 1}
-    with pytest.raises(TargetError, match="is of batch 1 alone") as caught:
+    with pytest.raises(TargetError, match="works at batch 1 only") as caught:
         make_runner({**request, "batch": 8})
     assert caught.value.fix == "--batch 1; in a recipe bench.batch: [1]"
     assert make_runner({**request, "batch": 1}).load().inputs[0].shape[0] == 1
@@ -281,7 +281,7 @@ def test_the_whole_line_of_a_file_with_a_fixed_batch(tmp_path, digits):
         done = run("run", "r.yaml", "-o", "out", "--json")
     report = done.document
     assert report["provenance"]["recipe"]["export"]["batch"] == "auto"
-    assert "f.onnx is one function at batch 1 only (its batch is fixed)" in done.stderr
+    assert "f.onnx works at batch 1 only (the batch size is fixed)" in done.stderr
     assert report["bench"]["protocol"]["batch"] == [1]
 
 

@@ -102,7 +102,7 @@ def test_the_graph_is_the_module_on_both_engines_and_its_maps_are_the_librarys(k
 
 def test_sizes_that_patches_do_not_divide_are_refused_with_the_nearest(tmp_path):
     folder = save("Depth Anything", tmp_path)
-    with pytest.raises(CheckpointError, match="does not see the whole of an image of 75x84") as caught:
+    with pytest.raises(CheckpointError, match="do not cover an image of 75x84") as caught:
         find_reference_model(Source(model=f"hf:{folder}", image_size=(75, 84)))
     assert "70x84 or 84x84, which patches of 14 pixels divide" in caught.value.expected
     assert caught.value.fix == "--image-size 70x84"

@@ -212,10 +212,10 @@ def test_work_that_is_done_once_gives_the_same_bytes(small_export, small_checkpo
 
 def test_a_long_export_says_so_at_its_start(small_checkpoint, tmp_path, monkeypatch):
     lines = []
-    monkeypatch.setattr(stage, "SAID_SECONDS", 0.0)
+    monkeypatch.setattr(stage, "ESTIMATED_SECONDS", 0.0)
     export_small(small_checkpoint, tmp_path, progress=lambda text, *_: lines.append(text))
-    [line] = [line for line in lines if "where nothing else runs" in line]
-    assert re.fullmatch(r"export to ONNX: about \d+ s where nothing else runs", line)
+    [line] = [line for line in lines if "on an idle machine" in line]
+    assert re.fullmatch(r"export to ONNX: about \d+ s on an idle machine", line)
     assert lines.index(line) < lines.index("compare with the original")
 
 
@@ -375,7 +375,7 @@ def test_a_module_that_bakes_its_batch_is_refused(tmp_path):
 
 def test_a_module_that_answers_for_a_fixed_number_of_images_is_refused_by_parity(tmp_path):
     module = CutBatch().eval()
-    with pytest.raises(ExportError, match="batch 1: a batch is baked") as caught:
+    with pytest.raises(ExportError, match="batch 1: a batch size is baked") as caught:
         export_and_check(module, RightAnswer(module.head).eval(), tmp_path)
     assert caught.value.found == "logits [2, 10], expected [1, 10]"
 

@@ -65,7 +65,7 @@ def test_a_reshape_with_a_constant_batch_is_found(proto, reference, tmp_path):
     """The kind of graph that other exporters make: it runs at the batch of its example only."""
     reshape = next(node for node in proto.graph.node if node.name == "blocks.0.attn/Reshape")
     change(proto, reshape.input[1], lambda shape: np.where(shape == -1, 2, shape))
-    with pytest.raises(ExportError, match="does not run at batch 1: a batch is baked into a constant") as caught:
+    with pytest.raises(ExportError, match="does not run at batch 1: a batch size is baked into a constant") as caught:
         check(proto, reference, tmp_path)
     assert caught.value.found
 
@@ -173,7 +173,7 @@ def test_the_same_graph_is_the_same_for_inputs_of_every_kind(tmp_path, inputs):
 @pytest.mark.parametrize("inputs", INPUTS, ids="+".join)
 def test_another_function_is_found_for_inputs_of_every_kind(tmp_path, inputs):
     before, after = (small_graph(tmp_path / f"{w}.onnx", weight=w, inputs=inputs) for w in (0.5, 0.5005))
-    with pytest.raises(ExportError, match="not the same function as the graph before") as caught:
+    with pytest.raises(ExportError, match="not the same function as the original graph") as caught:
         compare_graphs(before, after)
     assert caught.value.found == "max|a-b| / max|b| = 1.00e-03"
 

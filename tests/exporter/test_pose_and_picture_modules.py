@@ -232,12 +232,12 @@ def test_swin2sr_makes_the_pictures_of_transformers(upscaler, tmp_path):
     told = replace(setting_of(upscaler.original), postprocess=ImageSpec(0.0, 0.05))
     other = make_adapter(told)
     clipped = other.answers(OnnxRuntimeRunner(upscaler.graph, name="engine"), data, lambda count: None)
-    assert "where 0 is black and 0.05 is white" in other.doubt(clipped, data, found)
+    assert "0 is set as black and 0.05 as white" in other.doubt(clipped, data, found)
 
     Image.new("RGB", (33, 32)).save(tmp_path / "targets" / "0.png")
     for path in paths[1:]:
         Image.new("RGB", (33, 32)).save(tmp_path / "targets" / path.name)
-    with pytest.raises(DataError, match="not of the size of the pictures that the model makes"):
+    with pytest.raises(DataError, match="does not have the size of the model's output"):
         adapter.compare(answers, answers, adapter.load(choice, skip_bad=False, progress=silent))
 
 

@@ -142,7 +142,7 @@ def test_the_file_holds_no_path_and_no_trace_of_source(exported, key):
 
 def test_a_model_too_short_to_tell_its_axes_apart_is_refused():
     module = Transformer(TransformerConfig(9, 9, 16, 1, 1, heads=2, hidden=16, max_length=7))
-    with pytest.raises(ExportError, match="too short") as caught:
+    with pytest.raises(ExportError, match="is too small for an export") as caught:
         export_sequence(module, name="short", opset=20)
     assert (caught.value.found, caught.value.expected) == ("max_length 7", "at least 8")
 

@@ -124,7 +124,7 @@ def test_a_bare_state_dict_is_recognised(toy, tmp_path, prefix):
 def test_a_checkpoint_under_a_name_must_be_of_its_architecture(toy, tmp_path):
     saved(toy, tmp_path / "own.safetensors", num_classes=7)
     original = load_model(Source(NAME, tmp_path / "own.safetensors"))
-    assert f"7 classes in the checkpoint, {NAME} has 10 by default" in original.notes
+    assert f"classes: 7 in the checkpoint, 10 in {NAME} by default" in original.notes
     with pytest.raises(CheckpointError) as raised:
         load_model(Source("toymixer_w64d4_patch8_64", tmp_path / "own.safetensors"))
     assert raised.value.found == "width 32 instead of 64, depth 2 instead of 4"
@@ -213,8 +213,8 @@ def test_a_family_called_as_ours_is_refused(site, name):
 @pytest.mark.parametrize(
     ("entry", "names", "told"),
     [
-        ("mixer", "toymixer_a", "the family of the entry point 'mixer' is called otherwise"),
-        ("toymixer", "mixer_a", "has a name that is not told by the family's"),
+        ("mixer", "toymixer_a", "the entry point 'mixer' provides a family with a different name"),
+        ("toymixer", "mixer_a", "does not begin with the family's name"),
         (
             "vit_tiny",
             "vit_tiny_patch16_224",

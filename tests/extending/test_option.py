@@ -45,7 +45,7 @@ def test_it_is_a_keyword_of_the_api_with_its_documentation():
 
 
 def test_its_range_and_what_goes_together_is_checked_in_both():
-    with pytest.raises(InputError, match=r"  opacity is 101, and must be at least 0 and at most 100$"):
+    with pytest.raises(InputError, match=r"  opacity is 101; it must be at least 0 and at most 100$"):
         paint("a.png", opacity=101)
     with pytest.raises(InputError, match=r"  opacity 0 needs a tint$"):
         paint("a.png", opacity=0)

@@ -25,7 +25,7 @@ STAGES = {
     "export": ("export to ONNX|reused export", 2.0),
     "optimize": ("optimize|reused optimize", 0.05),
     "calibrate": ("calibrate|reused calibrate", 0.05),
-    "place": ("place |reused place", 0.01),
+    "place": ("write float graph |quantize for |reused place", 0.01),
     "compile": ("compile |reused compile", 0.05),
     "reference": ("original on the evaluation images|reused reference", 0.1),
     "verify": ("onnxruntime-cpu-.* on the evaluation images|reused verify", 0.05),

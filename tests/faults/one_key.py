@@ -139,7 +139,7 @@ def _one_output(home: Path, number: int) -> str:
 
 
 def _output(home: Path, told: list[str]) -> str:
-    others = [text for text in told if text and "made by another process meanwhile" not in text]
+    others = [text for text in told if text and "another process created" not in text]
     if others or "" not in told:
         return f"told: {others or told}"
     return one_of(home / "out" / "bundle", NEW)

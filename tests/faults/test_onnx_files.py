@@ -97,7 +97,7 @@ def varint(value):
 def test_too_many_parts_are_counted_before_they_are_built(tmp_path, monkeypatch):
     monkeypatch.setattr(wire, "MAX_FIELDS", 10_000)
     path = written(tmp_path, field(7, field(1, b"") * 20_000))  # nodes of two bytes each
-    refused(path, UnsafeGraphError, "too many parts")
+    refused(path, UnsafeGraphError, "too many protobuf fields")
 
 
 def test_deep_nesting_ends_in_an_error(tmp_path):
@@ -142,27 +142,28 @@ def test_foreign_operators_are_named(tmp_path, domain, operator):
     proto = small()
     proto.opset_import.append(helper.make_opsetid(domain or "unused", 1))
     proto.graph.node.append(helper.make_node(operator, ["x"], ["z"], domain=domain))
-    assert refused(written(tmp_path, proto), GraphError, "cannot run").found == f"{domain or 'ai.onnx'}.{operator}"
+    error = refused(written(tmp_path, proto), GraphError, "operators that no target supports")
+    assert error.found == f"{domain or 'ai.onnx'}.{operator}"
 
 
 @pytest.mark.parametrize("version", [0, 10, 24, 10**9])
 def test_opsets_out_of_range_are_refused(tmp_path, version):
     proto = small()
     proto.opset_import[0].version = version
-    refused(written(tmp_path, proto), GraphError, "opset that is not supported")
+    refused(written(tmp_path, proto), GraphError, "opset of the file is not supported")
 
 
 def test_a_file_without_an_opset_is_refused(tmp_path):
     proto = small()
     del proto.opset_import[:]
-    refused(written(tmp_path, proto), GraphError, "opset that is not supported")
+    refused(written(tmp_path, proto), GraphError, "opset of the file is not supported")
 
 
 @pytest.mark.parametrize("version", [0, 3, 99])
 def test_unknown_versions_of_the_format_are_refused(tmp_path, version):
     proto = small()
     proto.ir_version = version
-    refused(written(tmp_path, proto), GraphError, "version of the ONNX format")
+    refused(written(tmp_path, proto), GraphError, "ONNX IR version")
 
 
 @pytest.mark.parametrize("name", ["\x1b[2Jgone", "line\nbreak", "right\u202eleft", "long" * 1000])
@@ -182,7 +183,7 @@ def test_names_that_would_garble_a_terminal_are_refused(tmp_path, name, place):
         graph.node[0].output[0] = name
     else:
         setattr(holder, attribute, name)
-    error = refused(written(tmp_path, proto), UnsafeGraphError, "cannot be shown")
+    error = refused(written(tmp_path, proto), UnsafeGraphError, "unprintable characters")
     assert error.found.isprintable() and len(error.found) < 100
 
 
@@ -199,7 +200,7 @@ def test_two_weights_of_one_name_are_refused(tmp_path):
 def test_a_graph_without_an_image_is_refused(tmp_path, shape, dtype):
     b = Builder(17)
     proto = b.model(b.add("Identity", b.input("x", shape, dtype)), types=[dtype])
-    assert refused(written(tmp_path, proto), GraphError, "no input that could be an image").found == "x"
+    assert refused(written(tmp_path, proto), GraphError, "no image or token input").found == "x"
 
 
 def test_an_input_without_a_shape_is_refused(tmp_path):
@@ -213,7 +214,7 @@ def test_an_input_of_absurd_size_is_refused(tmp_path, sizes):
     proto = small()
     for dim, size in zip(proto.graph.input[0].type.tensor_type.shape.dim, sizes, strict=True):
         dim.dim_value = size
-    refused(written(tmp_path, proto), UnsafeGraphError, "absurd shape")
+    refused(written(tmp_path, proto), UnsafeGraphError, "implausible shape")
 
 
 @pytest.mark.parametrize("sizes", [[0, 3, 8, 8], [1, 3, 0, 8]])
@@ -228,7 +229,7 @@ def test_an_input_without_elements_is_refused(tmp_path, sizes):
 def test_a_graph_without_nodes_is_refused(tmp_path, read):
     proto = small()
     del proto.graph.node[:]
-    with pytest.raises(GraphError, match="computes nothing"):
+    with pytest.raises(GraphError, match="has no nodes"):
         read(written(tmp_path, proto))
 
 
@@ -241,8 +242,8 @@ IMAGES = {"resize": 8, "crop": [8, 8], "interpolation": "bilinear", "mean": [0.0
         ({"task": "classification", "preprocess": None}, "do not fit the task classification"),
         ({"task": "depth", "preprocess": None}, "do not fit the task depth"),
         ({"task": "keypoints", "preprocess": IMAGES}, "do not fit the task keypoints"),
-        ({"task": "features", "preprocess": {**IMAGES, "std": [0.0]}}, "a preprocessing that is not allowed"),
-        ({"task": "features", "preprocess": {**IMAGES, "crop": [0, 8]}}, "a preprocessing that is not allowed"),
+        ({"task": "features", "preprocess": {**IMAGES, "std": [0.0]}}, "invalid preprocessing"),
+        ({"task": "features", "preprocess": {**IMAGES, "crop": [0, 8]}}, "invalid preprocessing"),
     ],
 )
 def test_metadata_that_say_too_little_or_what_cannot_be_are_refused(tmp_path, metadata, message):
@@ -260,7 +261,7 @@ def test_absurd_dimensions_are_refused(tmp_path, dims):
     proto = small()
     del proto.graph.initializer[0].dims[:]
     proto.graph.initializer[0].dims.extend(dims)
-    refused(written(tmp_path, proto), UnsafeGraphError, "absurd shape")
+    refused(written(tmp_path, proto), UnsafeGraphError, "implausible shape")
 
 
 @pytest.mark.parametrize("dims", [[1 << 30], [8, 3, 4, 3], [0]])
@@ -274,13 +275,13 @@ def test_a_tensor_that_declares_other_than_it_holds_is_refused(tmp_path, dims, p
         tensor = node.attribute[0].t
     del tensor.dims[:]
     tensor.dims.extend(dims)
-    refused(written(tmp_path, proto), UnsafeGraphError, "does not hold what it declares")
+    refused(written(tmp_path, proto), UnsafeGraphError, "does not match its shape")
 
 
 def test_typed_data_of_the_wrong_length_is_refused(tmp_path):
     proto = small()
     proto.graph.initializer.append(TensorProto(name="t", data_type=TensorProto.FLOAT, dims=[3], float_data=[1, 2]))
-    refused(written(tmp_path, proto), UnsafeGraphError, "does not hold what it declares")
+    refused(written(tmp_path, proto), UnsafeGraphError, "does not match its shape")
 
 
 @pytest.mark.parametrize("number", [0, 99])
@@ -310,13 +311,13 @@ def test_external_data_that_is_named_in_no_text_is_refused(tmp_path):
     proto.graph.initializer[0].external_data.add(key="location", value="weights.bin")
     path = written(tmp_path, proto)
     path.write_bytes(path.read_bytes().replace(b"weights.bin", b"weights\xff\xc3in"))
-    refused(path, UnsafeGraphError, "named in no text")
+    refused(path, UnsafeGraphError, "are not text")
 
 
 def test_metadata_that_are_nested_without_end_are_refused(tmp_path):
     proto = small()
     proto.metadata_props.add(key=METADATA_KEY, value="[" * 100_000)
-    with pytest.raises(GraphError, match="metadata that cannot be read"):
+    with pytest.raises(GraphError, match=r"the vitdeploy metadata of model\.onnx cannot be read"):
         get_metadata(admit(written(tmp_path, proto)), "model.onnx")
 
 
@@ -377,7 +378,7 @@ def test_external_data_outside_the_folder_is_refused(tmp_path, location):
 
 def test_external_data_that_is_absent_is_missing(tmp_path):
     path, _ = external(tmp_path, "absent.bin")
-    refused(path, MissingFileError, "is not there")
+    refused(path, MissingFileError, "does not exist")
 
 
 @pytest.mark.parametrize("kind", ["link to a file", "link to a folder", "hard link", "pipe", "folder"])
@@ -394,7 +395,7 @@ def test_external_data_that_is_no_file_of_its_own_is_refused(tmp_path, kind):
         os.mkfifo(folder / "data")
     else:
         (folder / "data").mkdir()
-    refused(path, UnsafeGraphError, "is a link|not a file of its own")
+    refused(path, UnsafeGraphError, "is a symbolic link|not a regular file without hard links")
 
 
 @pytest.mark.parametrize(
@@ -410,7 +411,7 @@ def test_external_data_that_is_no_file_of_its_own_is_refused(tmp_path, kind):
 )
 def test_external_data_beyond_its_file_is_refused(tmp_path, entries):
     path, _ = external(tmp_path, **entries)
-    refused(path, UnsafeGraphError, "reaches beyond")
+    refused(path, UnsafeGraphError, "does not fit its external file")
 
 
 @pytest.mark.parametrize("value", ["-1", "1e3", "0x10", "", "9" * 30, "١"])
@@ -426,7 +427,7 @@ def test_keys_that_onnx_does_not_define_are_refused(tmp_path, key):
     proto = onnx.load(str(path), load_external_data=False)
     proto.graph.initializer[0].external_data.add(key=key, value="weights.bin")
     path.write_bytes(proto.SerializeToString())
-    refused(path, UnsafeGraphError, "keys of external data")
+    refused(path, UnsafeGraphError, "has invalid keys")
 
 
 def test_external_data_inside_a_node_is_refused(tmp_path):
@@ -441,7 +442,7 @@ def test_external_data_inside_a_node_is_refused(tmp_path):
 def test_a_file_beside_data_in_the_model_is_refused(tmp_path):
     proto = small()
     proto.graph.initializer[0].external_data.add(key="location", value="weights.bin")
-    refused(written(tmp_path, proto), UnsafeGraphError, "names a file")
+    refused(written(tmp_path, proto), UnsafeGraphError, "names an external file")
 
 
 # --- damage -----------------------------------------------------------------------------------------------------------

@@ -28,7 +28,7 @@ def test_a_release_that_is_wrong_alone_is_told_and_proposed():
     found = facts_of(canary())
     assert found.sentence == (
         f"openvino 2026.3.0 gave wrong answers with vit {ARTIFACT} on a CPU; "
-        "nothing else ran right with this release here."
+        "no other engine was correct with this release."
     )
     (entry,) = decode(KnownBadTable, {"format": 1, "entries": [found.proposal]}).entries
     assert (entry.runtime, entry.device, entry.versions) == ("openvino", "CPU", "==2026.3.0")
@@ -48,11 +48,11 @@ def test_who_is_right_with_the_same_release_and_with_others_is_told():
     ]
     found = facts_of(*rows)
     assert found.sentence == (
-        f"openvino 2026.3.0 2 times gave wrong answers with vit {ARTIFACT} on a CPU; the same release was right with "
-        "this engine on an older CPU and 1 other engine; this engine was right with 2026.2.0 and 2026.10.0."
+        f"openvino 2026.3.0 2 times gave wrong answers with vit {ARTIFACT} on a CPU; the same release was correct with "
+        "this engine on an older CPU and 1 other engine; this engine was correct with 2026.2.0 and 2026.10.0."
     )
     assert found.proposal["way_out"] == "Install openvino 2026.10.0."
-    assert found.proposal["reproduced"].endswith("; 2026.2.0, 2026.10.0 right")
+    assert found.proposal["reproduced"].endswith("; 2026.2.0, 2026.10.0 correct")
 
 
 def test_instruction_sets_that_only_wrong_machines_have_are_proposed():

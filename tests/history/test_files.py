@@ -94,7 +94,7 @@ def test_a_file_cut_anywhere_is_named_and_left_out(tmp_path):
         (tmp_path / f"cut-{size}.parquet").write_bytes(content[:size])
     rows, left_out = read(tmp_path)
     assert len(rows) == 1 and len(left_out) == 5
-    assert all(each.what.startswith("cut-") and "not a whole Parquet file" in each.why for each in left_out)
+    assert all(each.what.startswith("cut-") and "not a complete Parquet file" in each.why for each in left_out)
 
 
 def test_a_flipped_bit_never_crashes(tmp_path):
@@ -120,17 +120,20 @@ def column(name, values):
 @pytest.mark.parametrize(
     ("change", "expected"),
     [
-        (lambda table: table.replace_schema_metadata({}), "of something else, not of a history of vitdeploy"),
-        (lambda table: table.replace_schema_metadata({FORMAT_KEY: b"2"}), "of format 2; this vitdeploy reads up to 1"),
-        (lambda table: table.replace_schema_metadata({FORMAT_KEY: b"x"}), "not of a history of vitdeploy"),
+        (lambda table: table.replace_schema_metadata({}), "not a history file of vitdeploy"),
+        (
+            lambda table: table.replace_schema_metadata({FORMAT_KEY: b"2"}),
+            "format 2 of a newer vitdeploy; this one reads formats up to 1",
+        ),
+        (lambda table: table.replace_schema_metadata({FORMAT_KEY: b"x"}), "not a history file of vitdeploy"),
         (lambda table: table.drop_columns(["model"]), "model is missing"),
         (column("p50_ms", pa.array(["fast"])), "p50_ms is string, expected double"),
-        (column("p50_ms", pa.array([float("nan")])), "values that no result has: p50_ms"),
-        (column("throughput", pa.array([-1.0])), "values that no result has: throughput"),
-        (column("sequence", pa.array([-5])), "values that no result has: sequence"),
-        (column("model", pa.array([None], pa.string())), "values that no result has: model"),
-        (lambda table: pa.concat_tables([table] * 6), "6 rows, where at most 5 may be"),
-        (column("time", pa.array([2**62], pa.timestamp("us", tz="UTC"))), "not a whole Parquet file"),
+        (column("p50_ms", pa.array([float("nan")])), "invalid values: p50_ms"),
+        (column("throughput", pa.array([-1.0])), "invalid values: throughput"),
+        (column("sequence", pa.array([-5])), "invalid values: sequence"),
+        (column("model", pa.array([None], pa.string())), "invalid values: model"),
+        (lambda table: pa.concat_tables([table] * 6), "6 rows; at most 5 are allowed"),
+        (column("time", pa.array([2**62], pa.timestamp("us", tz="UTC"))), "not a complete Parquet file"),
     ],
 )
 def test_what_is_no_file_of_a_history_is_left_out_with_the_reason(tmp_path, monkeypatch, change, expected):
@@ -183,7 +186,7 @@ def test_no_history_is_there(where):
 def test_a_file_is_no_folder(tmp_path):
     (tmp_path / "file").write_text("mine")
     for use in (add, read):
-        with pytest.raises(InputError, match="is no folder"):
+        with pytest.raises(InputError, match="is not a folder"):
             use(tmp_path / "file")
 
 

@@ -57,7 +57,7 @@ def test_what_changed_long_before_is_not_blamed():
     earlier = lambda number: machine(openvino="2026.3.0" if number < 100 else "2026.4.0")  # noqa: E731
     (change,) = series_of(latencies(0, SIZE, 0.02, 0.3, 0.3, at=AT, factor=1.1), earlier).changes
     assert change.differences == change.shares == () and change.unclear == ("runtime",)
-    assert change.sentence.endswith(", and nothing that is recorded changed with it.")
+    assert change.sentence.endswith(", and no recorded fact changed with it.")
 
 
 def with_hosts(values, host):
@@ -79,7 +79,7 @@ def test_a_slower_host_that_came_in_among_others_is_told_with_its_share():
     assert (share.what, share.value, share.of_before, share.of_after) == ("host", "new", 30, 30)
     assert share.before <= 3 and share.after >= 18 and 1.07 < share.ratio < 1.11
     assert re.search(
-        r", with host new in \d\d of 30 results from there on, in \d of 30 before "
+        r", with host new in \d\d of 30 results after it, in \d of 30 before "
         r"\(\d\.\d % slower than the others\)\.$",
         change.sentence,
     )
@@ -99,7 +99,7 @@ def test_what_changed_together_is_named_together_and_nothing_is_chosen():
     assert re.fullmatch(
         r"vit openvino-cpu-fp32 got 9\.\d % faster \(\d\.\d to \d+\.\d\) at result 201 of 2026-01-09, when the runtime "
         r"changed from openvino 2026\.3\.0 to openvino 2026\.4\.0 and vitdeploy changed from 0\.1\.0 to 0\.2\.0; "
-        r"which of these it was, the series does not say\.",
+        r"the series does not show which of these is the cause\.",
         change.sentence,
     )
 
@@ -132,7 +132,7 @@ def test_a_change_behind_undecided_results_has_the_number_of_its_point():
 
 def test_too_few_results_are_said_to_be_too_few():
     found = series_of([1.0] * 9)
-    assert found.too_few == "9 decided results; a change is looked for from 10 on" and found.noise is None
+    assert found.too_few == "9 decided results (change detection needs 10)" and found.noise is None
 
 
 def test_other_machines_batches_and_precisions_are_other_series():

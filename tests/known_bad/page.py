@@ -19,7 +19,7 @@ def entry_table() -> str:
         sources = ", ".join(f"[{index}]({link})" for index, link in enumerate(links, 1))
         cells = (f"`{entry.id}`", releases(entry), entry.wrong, DONE[entry.action], entry.way_out, sources)
         rows.append(f"| {' | '.join((*cells, entry.reproduced))} |")
-    head = ("entry", "release and device", "what goes wrong", "vitdeploy", "way out", "sources", "reproduced")
+    head = ("entry", "release and device", "defect", "vitdeploy", "fix", "sources", "reproduced")
     return "\n".join([f"| {' | '.join(head)} |", "|" + "---|" * len(head), *rows])
 
 

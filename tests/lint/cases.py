@@ -263,7 +263,7 @@ def transposed_weights(mended):
     return b.model(b.add("MatMul", pair(b, b.input("x", ["batch", 8])), weight))
 
 
-@case("TRT313", "matmul_", "the second operand alone is quantized")
+@case("TRT313", "matmul_", "only the second operand is quantized")
 def half_quantized(mended):
     b = Builder(20)
     x = b.input("x", ["batch", 8])
@@ -311,7 +311,7 @@ def incomplete(mended):
     return attention(ALL if mended else ("query", "key"))
 
 
-@case("TRT406", "softmax_", "a factor behind the first product (mul_")
+@case("TRT406", "softmax_", "a factor after the first product (mul_")
 def late_factor(mended):
     return attention(late=not mended)
 
@@ -339,7 +339,7 @@ def image(mended):
 
 GOOD = {"x": Range((1, 4), (2, 4), (8, 4))}
 
-case("TRT502", "x", "profile 1 does not have it", profiles=lambda mended: [GOOD, GOOD if mended else {}])(image)
+case("TRT502", "x", "missing from profile 1", profiles=lambda mended: [GOOD, GOOD if mended else {}])(image)
 case(
     "TRT503",
     "x of profile 0",

@@ -60,7 +60,7 @@ def test_an_installed_release_is_judged_by_the_newest_that_is_not_newer(installe
 
 @pytest.mark.parametrize("text", ["", "ten", "11"])
 def test_what_is_no_version(text):
-    with pytest.raises(TargetError, match="no version of TensorRT"):
+    with pytest.raises(TargetError, match="not a TensorRT version"):
         nearest_version(text)
 
 
@@ -87,7 +87,7 @@ WINDOW = [([1, 64, 1], FLOAT), ([], INT64), np.ones(16, np.float32)]
     ("proto", "text"),
     [
         (one("AveragePool", [(["batch", 3, 8], FLOAT)], kernel_shape=[2]), "an input of 3 axes"),
-        (one("MaxPool", [X], outputs=2, kernel_shape=[2, 2]), "the output of indices"),
+        (one("MaxPool", [X], outputs=2, kernel_shape=[2, 2]), "an output of indices"),
         (one("LpPool", [X], kernel_shape=[2, 2], dilations=[1, 2]), "dilations [1, 2]"),
         (one("CumSum", [X, ([], INT64)]), "computed axis"),
         (one("ReduceMean", [X, AXES]), "computed axes"),
@@ -110,7 +110,7 @@ WINDOW = [([1, 64, 1], FLOAT), ([], INT64), np.ones(16, np.float32)]
         (one("DeformConv", [X, values(4, 3, 2, 2), (["batch", 8, 8, 8], FLOAT)], pads=[1, 1, 0, 0]),
          "pads [1, 1, 0, 0]"),
         (one("LayerNormalization", [X, np.ones(8, np.float32)], outputs=2), "2 outputs"),
-        (one("Attention", [(["b", 8, 16], FLOAT)] * 3, opset=23, q_num_heads=2, kv_num_heads=2), "have not 4 axes"),
+        (one("Attention", [(["b", 8, 16], FLOAT)] * 3, opset=23, q_num_heads=2, kv_num_heads=2), "without 4 axes"),
         (one("Attention", [(["b", 2, 8, 16], FLOAT)] * 3, opset=23, softcap=1.0), "softcap"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
@@ -145,15 +145,13 @@ def test_uint8_out_of_the_graph_needs_a_cast_in_front():
 def test_uint8_inside_of_the_graph():
     b = Builder()
     y = b.add("Cast", b.add("Cast", b.input("x", ["batch", 4]), to=UINT8), to=FLOAT)
-    assert found(b.model(y), "TRT108") == ["uint8 inside of the graph"]
+    assert found(b.model(y), "TRT108") == ["uint8 inside the graph"]
 
 
 def test_uint8_out_of_the_graph_is_not_read_on():
     b = Builder()
     y = b.add("Cast", b.input("x", ["batch", 4]), to=UINT8)
-    assert found(b.model(y, b.add("Cast", y, to=FLOAT), types=[UINT8, FLOAT]), "TRT108") == [
-        "uint8 inside of the graph"
-    ]
+    assert found(b.model(y, b.add("Cast", y, to=FLOAT), types=[UINT8, FLOAT]), "TRT108") == ["uint8 inside the graph"]
 
 
 def test_uint8_is_cast_to_float_or_float16_alone():
@@ -214,7 +212,7 @@ def test_a_quantizer_without_zero_point_means_two_things():
     b = Builder()
     y = b.add("QuantizeLinear", b.input("x", ["batch", 4]), np.float32(0.1))
     proto = b.model(b.add("DequantizeLinear", y, np.float32(0.1)))
-    assert "no zero point: uint8 to ONNX, int8 to TensorRT" in found(proto, "TRT302")
+    assert "no zero point: uint8 in ONNX, int8 in TensorRT" in found(proto, "TRT302")
 
 
 def test_a_bias_in_int32_is_not_dequantized():
@@ -262,7 +260,7 @@ def test_an_axis_that_is_not_written_means_two_things_to_the_oldest_release():
     b = Builder()
     weight = b.add("DequantizeLinear", np.ones((8, 4), np.int8), np.ones(4, np.float32), np.zeros(4, np.int8))
     proto = b.model(b.add("MatMul", pair(b, b.input("x", ["batch", 8])), weight))
-    assert found(proto, "TRT304", "10.3") == ["no attribute axis: 1 to ONNX, 0 to the parser"]
+    assert found(proto, "TRT304", "10.3") == ["no attribute axis: the default is 1 in ONNX, 0 in the parser"]
     assert not found(proto, "TRT304", "10.16")
 
 

@@ -122,7 +122,7 @@ def test_a_checkpoint_in_any_key_style_is_recognised_and_under_its_name_needs_no
     assert (named.family, named.signature.image_size, named.preprocess.crop) == (family, size, size)
     assert difference(outputs(named, image(size))[0], expected) < 1e-5
     if style == "jax":  # its own code has GELU in the tanh form
-        assert any("as vit_w32d2h4_patch8_32 has: activation gelu" in note for note in named.notes)
+        assert any("taken from vit_w32d2h4_patch8_32: activation gelu" in note for note in named.notes)
     else:
         heads = None if family == "swin" else 4
         bare = load_model(Source(checkpoint=path, heads=heads, image_size=size))
@@ -162,7 +162,7 @@ def test_transformers_keys_under_a_name_have_the_names_epsilon_and_say_so(tmp_pa
     path = written(state, tmp_path / "weights.safetensors")
     original = load_model(Source(model=NAMES["vit"], checkpoint=path))
     assert original.module.config.layer_norm_eps == 1e-6
-    assert f"as {NAMES['vit']} has: layer_norm_eps 1e-06" in original.notes
+    assert f"taken from {NAMES['vit']}: layer_norm_eps 1e-06" in original.notes
 
 
 # --- what a checkpoint may have otherwise than its name, and what not ---
@@ -172,7 +172,7 @@ def test_a_fine_tuned_checkpoint_has_its_own_classes_and_channels(tmp_path):
     path = written(seeded(NAMES["vit"], num_classes=3, in_channels=1).state_dict(), tmp_path / "weights.safetensors")
     original = load_model(Source(model=NAMES["vit"], checkpoint=path))
     assert (original.classes, original.signature.channels, original.preprocess.channels) == (3, 1, 1)
-    for what in ("3 classes in the checkpoint", "1 channels in the checkpoint"):
+    for what in ("classes: 3 in the checkpoint", "channels: 1 in the checkpoint"):
         assert any(note.startswith(what) for note in original.notes)
 
 
@@ -181,14 +181,14 @@ def test_a_checkpoint_without_head_is_a_feature_extractor(family, tmp_path):
     path = written(seeded(NAMES[family], num_classes=0).state_dict(), tmp_path / "weights.safetensors")
     original = load_model(Source(model=NAMES[family], checkpoint=path))
     assert original.signature.task == "features"
-    assert original.notes.count("no classification head: a feature extractor") == 1
+    assert original.notes.count("no classification head: used as a feature extractor") == 1
 
 
 def test_a_checkpoint_of_another_image_size_keeps_it_and_says_so(tmp_path):
     path = written(seeded("vit_w32d2h4_patch8_64").state_dict(), tmp_path / "weights.safetensors")
     original = load_model(Source(model=NAMES["vit"], checkpoint=path))
     assert original.signature.image_size == original.preprocess.crop == (64, 64)
-    assert any("image size 64x64" in note and "says 32x32" in note for note in original.notes)
+    assert any("image size 64x64" in note and "is 32x32" in note for note in original.notes)
 
 
 @pytest.mark.parametrize(
@@ -325,7 +325,7 @@ def test_dinov3_with_biases_that_an_architecture_does_not_have_is_refused_with_t
 
 
 def test_no_name_at_all_is_refused():
-    with pytest.raises(InputError, match="no model is named"):
+    with pytest.raises(InputError, match="no model given"):
         load_model(Source())
 
 
@@ -398,8 +398,8 @@ def test_a_prefix_of_a_training_scripts_own_is_dropped(named, tmp_path):
     [
         ("config.json", "mine", "a folder", "hf:{}"),
         ("notes.txt", "mine", "a folder", "hf:FOLDER, with config.json and weights"),
-        ("mine.pt", "mine.pt", "a file", "--checkpoint {}, after the model's name or alone"),
-        (None, "google/vit-base-patch16-224", "no path here", "hf:google/vit-base-patch16-224"),
+        ("mine.pt", "mine.pt", "a file", "--checkpoint {}, with or without a model name"),
+        (None, "google/vit-base-patch16-224", "not a path here", "hf:google/vit-base-patch16-224"),
     ],
 )
 def test_a_path_or_repository_instead_of_a_name_is_told_how_to_be_named(made, name, what, fix, tmp_path, monkeypatch):
@@ -417,7 +417,7 @@ def test_heads_that_contradict_the_name_are_told_to_be_left_out(tmp_path):
     path = written(seeded(NAMES["vit"]).state_dict(), tmp_path / "weights.safetensors")
     with pytest.raises(CheckpointError, match="is not a checkpoint of") as caught:
         load_model(Source(model=NAMES["vit"], checkpoint=path, heads=2))
-    assert caught.value.fix.startswith("leave --heads out")
+    assert caught.value.fix.startswith("omit --heads")
 
 
 def test_a_safetensors_file_may_begin_with_the_byte_of_a_pickle(tmp_path):
@@ -432,7 +432,7 @@ def test_a_safetensors_file_may_begin_with_the_byte_of_a_pickle(tmp_path):
 
 def test_heads_that_nothing_tells_are_asked_for(tmp_path):
     path = written(seeded(NAMES["vit"]).state_dict(), tmp_path / "weights.safetensors")
-    with pytest.raises(CheckpointError, match="number of attention heads cannot be known") as caught:
+    with pytest.raises(CheckpointError, match="tensors do not determine the number of attention heads") as caught:
         load_model(Source(checkpoint=path))
     assert "--heads" in caught.value.fix
 

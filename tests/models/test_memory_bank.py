@@ -181,14 +181,14 @@ def test_registers_of_transformers_are_left_out():
 
 
 def test_tokens_that_form_no_grid_are_refused():
-    with pytest.raises(CheckpointError, match="the tokens of Tokens form no grid over its images") as error:
+    with pytest.raises(CheckpointError, match="the tokens of Tokens do not form a grid over its images") as error:
         patch_tokens(from_module(Tokens(before=3), image_size=(16, 16)))
-    assert error.value.found == "19 tokens of an image of 16x16"
+    assert error.value.found == "19 tokens for an image of 16x16"
 
 
 def test_a_model_without_patch_tokens_is_refused():
     classifier = nn.Sequential(nn.Flatten(), nn.Linear(768, 5))
-    with pytest.raises(CheckpointError, match="Sequential gives no patch tokens") as error:
+    with pytest.raises(CheckpointError, match="Sequential has no patch tokens") as error:
         patch_tokens(from_module(classifier, image_size=(16, 16)))
     assert "patch_features [batch, patches, width]" in error.value.expected
 
@@ -209,30 +209,30 @@ def test_the_model_of_a_bank(tmp_path):
     with torch.no_grad():
         found = original.module(torch.zeros(2, 3, 32, 32))
     assert [list(each.shape[1:]) for each in found] == [list(spec.shape[1:]) for spec in original.signature.outputs]
-    assert "a memory bank of 20 of 200 normal patches, cut from 30 (" in original.notes[-1]
+    assert "memory bank: 20 of 200 normal patches, reduced from 30 (" in original.notes[-1]
     assert original.signature.postprocess.threshold == 2.0 and original.labels == ()
-    assert any("are looked at, of one of 16:9" in note for note in original.notes)
+    assert any("of a 16:9 one: defects outside it" in note for note in original.notes)
     whole = dataclasses.replace(original.preprocess, resize=original.preprocess.crop, fit="stretch")
     source = Source(CLASSIFIER, task="anomaly", memory=tmp_path / "memory.npz", preprocess=whole)
-    assert not any("looked at" in note for note in load_model(source).notes)
+    assert not any("defects outside it" in note for note in load_model(source).notes)
 
 
 def test_a_bank_of_another_model_is_refused(tmp_path):
     bank(width=16).save(tmp_path / "memory.npz")
     with pytest.raises(CheckpointError, match="is the memory bank of another model") as error:
         with_memory(load_model(Source(CLASSIFIER)), tmp_path / "memory.npz")
-    assert (error.value.found, error.value.expected) == ("features of 16", f"32, as {CLASSIFIER} has")
+    assert (error.value.found, error.value.expected) == ("features of width 16", f"width 32, as in {CLASSIFIER}")
 
 
 def test_files_that_are_no_bank_are_refused(tmp_path):
     with pytest.raises(MissingFileError, match="no memory bank at"):
         MemoryBank.load(tmp_path / "memory.npz")
     np.savez(tmp_path / "memory.npz", memory=np.zeros(3))
-    with pytest.raises(CheckpointError, match="is no memory bank"):
+    with pytest.raises(CheckpointError, match="is not a memory bank"):
         MemoryBank.load(tmp_path / "memory.npz")
 
 
 def test_without_normal_images_nothing_is_known():
-    with pytest.raises(CheckpointError, match="does not know what is normal") as error:
+    with pytest.raises(CheckpointError, match="needs normal reference images") as error:
         load_model(Source(CLASSIFIER, task="anomaly"))
-    assert error.value.fix == "--normal DIR (in a recipe source.normal)"
+    assert error.value.fix == "--normal DIR (in a recipe: source.normal)"

@@ -123,18 +123,20 @@ def test_the_graphs_of_both_are_the_towers(folders, kind, engine, parity, tmp_pa
         parity(PAGE, engine, found, expected)
 
 
-@pytest.mark.filterwarnings("ignore:a text is cut")
+@pytest.mark.filterwarnings("ignore:text truncated")
 @pytest.mark.parametrize("kind", ["quickgelu", "siglip"])
 def test_texts_are_cleaned_and_padded_with_zeros_on_the_right(folders, kind):
     folder, _ = folders(kind)
     file, spec = folder / "tokenizer.json", load(folder).signature.postprocess
     theirs = reference("transformers").AutoTokenizer.from_pretrained(folder)
     texts = sample_texts()
-    expected = theirs([cleaned(text, spec.clean) for text in texts], truncation=True, max_length=spec.length)["input_ids"]
+    expected = theirs([cleaned(text, spec.clean) for text in texts], truncation=True, max_length=spec.length)[
+        "input_ids"
+    ]
     found = TextTokenizer(file, spec).encode(texts)
     for ours, row in zip(found, expected, strict=True):
         assert ours[: len(row)].tolist() == row and not ours[len(row) :].any()
-    assert str(compare_tokenizers(file, spec)).startswith("1000 texts as transformers 5")
+    assert str(compare_tokenizers(file, spec)).startswith("same tokens for 1000 texts as transformers 5")
     other = type(spec)(**{**vars(spec), "padding": "left"})
     with pytest.raises(CheckpointError, match="gives other tokens than transformers'"):
         compare_tokenizers(file, other)
@@ -209,15 +211,15 @@ def test_a_file_is_read_by_the_config_beside_it_and_so_is_a_config_of_open_clips
     original = load_model(Source(checkpoint=out / "b32_400m.pt"))
     assert original.signature.task == "features"
     assert [str(each) for each in original.signature.outputs] == ["features: float32[batch, 24]"]
-    assert any(note.startswith("no tokenizer.json: the image tower alone; for both") for note in original.notes)
+    assert any(note.startswith("no tokenizer.json: image tower only; for both") for note in original.notes)
     assert original.preprocess.mean == (0.48145466, 0.4578275, 0.40821073)
     with torch.no_grad():
         image = torch.randn(2, 3, 32, 32)
         torch.testing.assert_close(original.module(image), folders("quickgelu")[1].visual(image), rtol=0, atol=2e-2)
     (out / CONFIG).unlink()
-    with pytest.raises(CheckpointError, match="its tensors do not show heads, activation") as caught:
+    with pytest.raises(CheckpointError, match="its tensors do not determine heads, activation") as caught:
         load_model(Source(checkpoint=out / "b32_400m.pt"))
-    assert "OpenAI's and MetaCLIP's models are those called ...-quickgelu" in caught.value.fix
+    assert "for OpenAI's and MetaCLIP's models, the NAME ends in -quickgelu" in caught.value.fix
 
 
 def test_the_files_that_a_model_of_the_layout_is_a_function_of(folders, tmp_path):
@@ -254,29 +256,29 @@ def prepared(**values):
 @pytest.mark.parametrize(
     ("change", "says", "found"),
     [
-        (setting(VISION, attentional_pool=True), "does not do", "attentional_pool True"),
-        (setting(VISION, layers=[3, 4, 6, 3]), "does not do", "CLIP's ResNet"),
-        (setting(VISION, pool_type="none"), "does not do", "pool_type 'none'"),
-        (setting(VISION, no_ln_pre=True), "does not do", "no_ln_pre True"),
-        (setting(VISION, width="32"), "does not do", "width '32'"),
-        (setting(VISION, act_kwargs={"approximate": "tanh"}), "does not do", "quick_gelu True"),
-        (setting(VISION, image_size="all"), "does not do", "image_size 'all'"),
-        (setting(VISION, timm_model_name="vit_x", timm_pool="abs_attn"), "does not do", "timm_pool 'abs_attn'"),
-        (setting(VISION, image_size=64, width=48), "does not fit the weights", "width 48, the weights have 32"),
-        (setting(VISION, image_size=64), "does not fit the weights", "image_size 64, the weights have (32, 32)"),
-        (setting(None, embed_dim=16), "does not fit the weights", "embed_dim 16, the weights have 24"),
+        (setting(VISION, attentional_pool=True), "does not support", "attentional_pool True"),
+        (setting(VISION, layers=[3, 4, 6, 3]), "does not support", "CLIP's ResNet"),
+        (setting(VISION, pool_type="none"), "does not support", "pool_type 'none'"),
+        (setting(VISION, no_ln_pre=True), "does not support", "no_ln_pre True"),
+        (setting(VISION, width="32"), "does not support", "width '32'"),
+        (setting(VISION, act_kwargs={"approximate": "tanh"}), "does not support", "quick_gelu True"),
+        (setting(VISION, image_size="all"), "does not support", "image_size 'all'"),
+        (setting(VISION, timm_model_name="vit_x", timm_pool="abs_attn"), "does not support", "timm_pool 'abs_attn'"),
+        (setting(VISION, image_size=64, width=48), "does not match the weights", "width 48, the weights have 32"),
+        (setting(VISION, image_size=64), "does not match the weights", "image_size 64, the weights have (32, 32)"),
+        (setting(None, embed_dim=16), "does not match the weights", "embed_dim 16, the weights have 24"),
         (setting(None, multimodal_cfg={"width": 1}), "not the config of an image tower and a text", "multimodal_cfg"),
-        (setting(TEXT, hf_model_name="roberta-base"), "does not do", "transformers, roberta-base"),
-        (setting(TEXT, embed_cls=True), "does not do", "embed_cls True"),
-        (setting(TEXT, pool_type="first"), "does not do", "pool_type 'first'"),
-        (setting(TEXT, proj_type="none"), "does not do", "proj_type 'none'"),
-        (setting(TEXT, pool_type="eos"), "does not do", "eos_id None"),
-        (setting(TEXT, tokenizer_kwargs={"strip_sep_token": True}), "does not do", "strip_sep_token"),
-        (setting(TEXT, context_length=77), "does not fit the weights", "context_length 77, the weights have 16"),
-        (prepared(resize_mode="longest"), "does not do", "resize_mode 'longest'"),
-        (prepared(mean=["a"]), "does not do", "mean ['a']"),
-        (prepared(std=0.0001, mean=[1, 2]), "does not do", "mean [1, 2]"),
-        (prepared(std=[-1, 1, 1]), "does not do", "std [-1, 1, 1]"),
+        (setting(TEXT, hf_model_name="roberta-base"), "does not support", "transformers, roberta-base"),
+        (setting(TEXT, embed_cls=True), "does not support", "embed_cls True"),
+        (setting(TEXT, pool_type="first"), "does not support", "pool_type 'first'"),
+        (setting(TEXT, proj_type="none"), "does not support", "proj_type 'none'"),
+        (setting(TEXT, pool_type="eos"), "does not support", "eos_id None"),
+        (setting(TEXT, tokenizer_kwargs={"strip_sep_token": True}), "does not support", "strip_sep_token"),
+        (setting(TEXT, context_length=77), "does not match the weights", "context_length 77, the weights have 16"),
+        (prepared(resize_mode="longest"), "does not support", "resize_mode 'longest'"),
+        (prepared(mean=["a"]), "does not support", "mean ['a']"),
+        (prepared(std=0.0001, mean=[1, 2]), "does not support", "mean [1, 2]"),
+        (prepared(std=[-1, 1, 1]), "does not support", "std [-1, 1, 1]"),
     ],
 )
 def test_what_a_config_says_and_is_not_done_is_refused_by_name(folders, tmp_path, change, says, found):
@@ -294,13 +296,17 @@ def replaced(folder, change):
 @pytest.mark.parametrize(
     ("change", "says", "found"),
     [
-        (lambda s: s.pop("visual.ln_post.bias"), "the image tower is not whole", "norm.bias"),
-        (lambda s: s.update({"visual.ls": torch.ones(1)}), "image tower has tensors that CLIP's does not", "visual.ls"),
-        (lambda s: s.pop("ln_final.bias"), "the text tower is not whole", "1 missing, by our names: norm.bias"),
-        (lambda s: s.update({"cls_emb": torch.ones(1)}), "text tower has tensors that CLIP's does not", "cls_emb"),
-        (lambda s: s.update({"visual.proj": torch.ones(24)}), "of other shapes than CLIP's", "head.weight of [24]"),
-        (lambda s: s.pop("logit_scale"), "how images and texts are compared", ""),
-        (lambda s: s.pop("token_embedding.weight"), "the text tower is not in the weights", "tokenizer.json"),
+        (lambda s: s.pop("visual.ln_post.bias"), "the image tower is incomplete", "norm.bias"),
+        (lambda s: s.update({"visual.ls": torch.ones(1)}), "image tower has tensors that CLIP does not", "visual.ls"),
+        (
+            lambda s: s.pop("ln_final.bias"),
+            "the text tower is incomplete",
+            "1 missing, by vitdeploy's names: norm.bias",
+        ),
+        (lambda s: s.update({"cls_emb": torch.ones(1)}), "text tower has tensors that CLIP does not", "cls_emb"),
+        (lambda s: s.update({"visual.proj": torch.ones(24)}), "with unexpected shapes", "head.weight [24]"),
+        (lambda s: s.pop("logit_scale"), "comparing images and texts", ""),
+        (lambda s: s.pop("token_embedding.weight"), "have no text tower", "tokenizer.json"),
     ],
 )
 def test_weights_that_are_not_whole_are_refused(folders, tmp_path, change, says, found):
@@ -316,12 +322,12 @@ def test_a_tower_of_timm_that_is_another_is_refused(folders, tmp_path):
     replaced(folder, lambda s: s.update({"visual.head.mlp.fc1.weight": torch.ones(48, 100)}))
     with pytest.raises(CheckpointError, match="OpenCLIP's projection does not fit timm's test_byobnet") as caught:
         load(folder)
-    assert caught.value.found == "visual.head.mlp.fc1.weight of [48, 100]"
+    assert caught.value.found == "visual.head.mlp.fc1.weight [48, 100]"
     other = changed(folders("timm")[0], tmp_path / "other", setting(VISION, timm_proj="none"))
     with pytest.raises(CheckpointError, match="does not fit the architecture"):
         load(other)
     sized = changed(folders("siglip")[0], tmp_path / "sized", lambda c: c["model_cfg"].update(embed_dim=48))
-    with pytest.raises(CheckpointError, match="image tower does not give the features that images and texts share"):
+    with pytest.raises(CheckpointError, match="image tower does not return the features shared by images and texts"):
         load(sized)
 
 
@@ -333,11 +339,11 @@ def test_a_tokenizer_of_another_model_is_refused(folders, tmp_path):
     added[0]["content"] = "<|other|>"
     vocabulary["<|other|>"] = vocabulary.pop("<|startoftext|>")
     (folder / "tokenizer.json").write_text(json.dumps(tokenizer))
-    with pytest.raises(CheckpointError, match="is not the tokenizer of CLIP's byte pairs") as caught:
+    with pytest.raises(CheckpointError, match="is not CLIP's byte-pair tokenizer") as caught:
         load(folder)
     assert f"<|endoftext|> is {more - 1}" in caught.value.found
     vocabulary["more"] = more
     (folder / "tokenizer.json").write_text(json.dumps(tokenizer))
-    with pytest.raises(CheckpointError, match="has tokens that the text tower does not have") as caught:
+    with pytest.raises(CheckpointError, match="has more tokens than the text tower") as caught:
         load(folder)
     assert caught.value.found == f"{more + 1} tokens, {more} rows of token_embedding.weight"

@@ -191,7 +191,7 @@ def test_types_of_gpus_are_chosen_with_what_each_image_brings(line, module, tmp_
         found = runner.infer(feeds)["logits"]
     right = logits(module, line.images[:8], line.masks[:8])
     assert np.abs(found - right).max() < {"fp16": 0.02, "bf16": 0.1, "fp8": 0.3}[precision] * np.abs(right).max()
-    with pytest.raises(CapabilityError, match="precision int8 takes models of images alone"):
+    with pytest.raises(CapabilityError, match="precision int8 supports only models whose single input is an image"):
         vd.quantize(vd.export(read, progress=False), given, "tensorrt", progress=False)
 
 
@@ -221,13 +221,13 @@ def test_what_knows_images_alone_refuses_and_says_what_works(line, tmp_path):
 
     calls = {
         "a page": lambda: find_embedded(line.bundle, TARGETS, "a page", lambda task: True),
-        "a picture of attention": lambda: explain(line.bundle, line.home / "images/a/000.png", tmp_path / "a.png"),
+        "an attention map": lambda: explain(line.bundle, line.home / "images/a/000.png", tmp_path / "a.png"),
         "token merging": lambda: optimize(
             {"model": line.bundle / "model.onnx"}, OptimizeOptions(token_merging=((0, 4),)), tmp_path
         ),
     }
     for what, call in calls.items():
-        with pytest.raises(CapabilityError, match=f"{what} takes models of images alone") as refused:
+        with pytest.raises(CapabilityError, match=f"{what} supports only models whose single input is an image") as refused:
             call()
         assert "mask" in refused.value.found and "--bind mask=VALUE" in refused.value.fix
     given = ("recipe.yaml", "--model", FUNCTION, "-o", "x")
@@ -239,15 +239,15 @@ def test_what_knows_images_alone_refuses_and_says_what_works(line, tmp_path):
             (("verify", "bundle", "--against", "bundle/model.onnx", "--data", "images", "--bisect"), "--bisect"),
         ):
             done = command(*arguments)
-            assert done.returncode == 4 and f"{what} takes models of images alone" in done.stderr, done.stderr
+            assert done.returncode == 4 and f"{what} supports only models whose single input is an image" in done.stderr, done.stderr
 
 
 @pytest.mark.parametrize(
     ("change", "code", "message"),
     [
-        ({"data": {"inputs": None}}, "VD2301", "the model takes more than the image"),
-        ({"source": {"bind": {"mask": 1}}}, "VD2301", "the model takes nothing but images"),
-        ({"data": {"inputs": "images"}}, "VD2", "where each image has its mask"),
+        ({"data": {"inputs": None}}, "VD2301", "the model needs additional inputs"),
+        ({"source": {"bind": {"mask": 1}}}, "VD2301", "the model takes only images"),
+        ({"data": {"inputs": "images"}}, "VD2", "with the input mask of each image"),
         ({"source": {"bind": {"mask": "input:float32:1x8x8"}}}, "VD2102", "does not run on an image of 32x32"),
     ],
 )

@@ -79,11 +79,11 @@ def test_what_is_given_wins_and_is_said(exported, tmp_path):
     other = dataclasses.replace(PREPROCESS, resize=32)
     found = find_reference_model(Source(str(folder)), Overrides(other, PostprocessSpec(threshold=0.7)))
     assert found.preprocess == other
-    assert found.notes[1] == "the file was exported for other preprocessing (resize 40); what is given is taken"
+    assert found.notes[1] == "the requested preprocessing replaces that of the exported file (resize 40)"
     (tmp_path / "names.txt").write_text("".join(f"{i}\n" for i in range(10)))
     found = find_reference_model(Source(str(folder)), Overrides(labels=tmp_path / "names.txt"))
     assert found.labels == tuple("0123456789")
-    assert "has labels of its own; those of" in found.notes[-1]
+    assert "replaces the model's own labels" in found.notes[-1]
 
 
 def test_a_mean_that_is_part_of_the_graph_cannot_be_changed(exported):
@@ -92,7 +92,7 @@ def test_a_mean_that_is_part_of_the_graph_cannot_be_changed(exported):
     if load_graph(folder / "model.onnx").graph.inputs[0].dtype.numpy() != np.uint8:
         assert find_reference_model(Source(str(folder)), other).preprocess == other.preprocess
         return
-    with pytest.raises(CheckpointError, match="normalises its images itself") as caught:
+    with pytest.raises(CheckpointError, match="includes another normalisation") as caught:
         find_reference_model(Source(str(folder)), other)
     assert (caught.value.found, "--no-preprocess" in caught.value.fix) == ("mean 0.5, std 0.3", True)
     with pytest.raises(GraphError, match="takes pixels"):
@@ -109,13 +109,13 @@ def test_thresholds_travel_too(tmp_path, exported):
         Source(str(tmp_path / "a.onnx")), Overrides(postprocess=dataclasses.replace(head, threshold=1))
     )
     assert (found.task, found.postprocess.things) == ("detection", (1, 4))
-    assert found.notes[-1] == "the file was exported for other post-processing (threshold 0.3); what is given is taken"
+    assert found.notes[-1] == "the requested post-processing replaces that of the exported file (threshold 0.3)"
 
 
 def test_other_labels_beside_the_file_are_refused(exported, tmp_path):
     shutil.copyfile(exported[1] / "model.onnx", tmp_path / "model.onnx")
     (tmp_path / "labels.txt").write_text("".join(f"{label}\n" for label in (*LABELS[:3], "dog", *LABELS[4:])))
-    with pytest.raises(GraphError, match=r"labels\.txt has other class names than model\.onnx") as caught:
+    with pytest.raises(GraphError, match=r"the class names in .*labels\.txt and model\.onnx differ") as caught:
         find_reference_model(Source(str(tmp_path)))
     assert (caught.value.found, caught.value.expected) == ("line 4: 'dog'", "'digit 3', as in model.onnx")
 
@@ -177,8 +177,8 @@ def test_config_files_beside_a_file_of_others(tmp_path, place):
     found = find_reference_model(source)
     assert (found.preprocess.mean, found.preprocess.std, found.labels) == ((0.5,) * 3, (0.2,) * 3, ("a", "b", "c"))
     assert found.notes[1:] == (
-        "images are prepared as preprocessor_config.json beside the file says",
-        "labels: those of config.json beside the file",
+        "preprocessing: from preprocessor_config.json beside the file",
+        "labels: from config.json beside the file",
     )
     (tmp_path / place / "labels.txt").write_text("x\ny\nz\n", encoding="utf-8-sig")
     assert find_reference_model(source).labels == ("x", "y", "z")
@@ -284,7 +284,7 @@ def test_two_models_are_refused(own, tmp_path, command):
 
 
 def test_heads_say_nothing_of_it(own, tmp_path):
-    with pytest.raises(RecipeError, match="heads says nothing of your own module"):
+    with pytest.raises(RecipeError, match="heads does not apply to your own module"):
         load_recipe(tmp_path / "r.yaml", ["source.heads=3"], f"{own}:build")
 
 
@@ -296,9 +296,9 @@ def test_verify_and_bench_name_it_as_it_is(own, small_export, tmp_path):
         assert settings_of(ours, subject)[1].preprocess == ours.setting.preprocess
         other = dataclasses.replace(ours.setting.images, crop=(48, 48))
         larger = dataclasses.replace(ours, setting=dataclasses.replace(ours.setting, preprocess=other))
-        with pytest.raises(InputError, match="of another size than the other side") as caught:
+        with pytest.raises(InputError, match="a different image size than the other side") as caught:
             settings_of(larger, subject)
         assert "--image-size 48x48" in caught.value.fix
     source = Source(function=f"{own}:build")
-    with pytest.raises(InputError, match="two models are named: vit_tiny_patch16_224, and --model"):
+    with pytest.raises(InputError, match="expected one model, found two: vit_tiny_patch16_224, and --model"):
         Finder(tmp_path).find("vit_tiny_patch16_224", source)

@@ -101,7 +101,7 @@ def test_a_wrong_order_is_told_and_so_is_what_another_one_gives(home, named):
     job = job_of(home, labels=str(home / "sorted.txt"))
     answers = named[1]  # names are no part of an answer
     text = job.adapter.doubt(answers, job.data, None)
-    assert "the class order may be wrong; in another one, found on one half of the images, it is" in text
+    assert "the class order may be wrong. In another order, fitted on one half of the images, it is" in text
     assert text.endswith("(classes are mapped by name: 10 of the data)")
 
 
@@ -128,7 +128,8 @@ def test_few_images_leave_enough_to_evaluate_on_and_the_summary_says_so(home):
     job = job_of(home, "auto")
     assert (len(job.data.calibration), len(job.data.evaluation)) == (30, 90)
     [note] = split_notes(job)
-    assert note.startswith("30 of 120 images calibrate and 90 evaluate") and "data.calibration.images" in note
+    assert note.startswith("30 of 120 images are for calibration (usual: 128), 90 for evaluation")
+    assert "data.calibration.images" in note
 
 
 def test_a_split_that_leaves_too_few_is_refused_with_the_number_that_works(home):
@@ -170,7 +171,7 @@ def test_verify_warns_and_says_what_cannot_be_proven_before_the_gate(home, tmp_p
     assert [line.startswith(said) for line in done.stderr.splitlines() if "can prove" in line] == [True]
     *_, warning, gate, _ = done.stdout.splitlines()
     assert warning.startswith("warning: the original's top-1 is ")
-    assert "the class order may be wrong; in another one, found on one half of the images, it is 9" in warning
+    assert "the class order may be wrong. In another order, fitted on one half of the images, it is 9" in warning
     assert gate.startswith("gate        undecided; drop 0.00 points")
 
 
@@ -195,9 +196,9 @@ def choice(home: Path) -> DataChoice:
 
 
 def test_two_models_with_their_classes_in_another_order_are_not_compared(home, small):
-    with pytest.raises(InputError, match="count their classes in another order") as caught:
+    with pytest.raises(InputError, match="have their classes in different orders") as caught:
         Trial(changed(small, NAMES), changed(small, tuple(LABELS)), choice(home), skip_bad=False, progress=silent)
-    assert caught.value.found == "class 0 is 'zero' in the one and 'four' in the other"
+    assert caught.value.found == "class 0 is 'zero' in one model and 'four' in the other"
 
 
 def test_an_artifact_without_labels_has_those_of_its_original(home, small):
@@ -240,4 +241,4 @@ def test_a_graph_that_normalises_by_itself_cannot_be_fed_another_normalisation(h
     found = verify_subjects(ours, theirs, choice(home), skip_bad=False, budget=Budget(), progress=silent)
     assert found.verified.same_tensor is None
     assert found.verified.diagnosis.startswith("unknown: preprocessing differs: ")
-    assert "whether that is the cause is not shown" in found.verified.diagnosis
+    assert "so the cause is not confirmed" in found.verified.diagnosis

@@ -52,20 +52,22 @@ def test_a_compute_bound_artifact():
     assert time.outside_ms == pytest.approx(2)
     assert time.by_precision_ms == pytest.approx({"int8": 4, "fp32": 4})
     assert found.line == (
-        "compute: 60 % of the GEMM rates (GFLOP/s: INT8 500 for 91 % of the work, FP32 100 for 9 % of the work); "
+        "compute: 60 % of the peak GEMM rates "
+        "(GFLOP/s: INT8 500 for 91 % of the operations, FP32 100 for 9 % of the operations); "
         "40 % products in INT8, 20 % products in FP32, 20 % layers without products (MVN, Add), "
-        "20 % outside of the layers"
+        "20 % outside the layers"
     )
     assert [layer.share for layer in found.layers] == pytest.approx([0.5, 0.25, 0.1875, 0.0625])
     assert found.layers[0].fuses == ("fc1/MatMul", "gelu/Gelu")
 
 
 def test_one_precision_is_held_against_its_own_rate():
-    assert facts(counted=work(fp32=0)).line.startswith("compute: 40 % of the INT8 GEMM rate (200 of 500 GFLOP/s); ")
+    line = facts(counted=work(fp32=0)).line
+    assert line.startswith("compute: 40 % of the peak INT8 GEMM rate (200 of 500 GFLOP/s); ")
 
 
 def test_a_rate_above_the_probes_is_explained_and_not_clipped():
-    assert "compute: 133 % of the INT8 GEMM rate (667 of 500 GFLOP/s), above 100 %: faster than the probe" in str(
+    assert "compute: 133 % of the peak INT8 GEMM rate (667 of 500 GFLOP/s), above 100 %: faster than the probe" in str(
         facts(latency=3.0, counted=work(fp32=0)).line
     )
 
@@ -75,12 +77,12 @@ def test_bytes_count_where_no_cache_holds_them():
     found = facts(counted=heavy)
     assert found.roof.memory_ms == pytest.approx(1e3 * heavy.bytes / 20e9)
     assert found.bound == "memory"
-    assert found.line.startswith("memory: 50 % of 20 GB/s; 40 % products in INT8")
+    assert found.line.startswith("memory: 50 % of the peak memory rate of 20 GB/s; 40 % products in INT8")
     assert facts(counted=heavy, memory=None).bound == "compute"
 
 
 def test_the_largest_part_of_the_time_gives_the_name():
-    assert facts(latency=100.0).line.startswith("overhead: 6 % of the GEMM rates")
+    assert facts(latency=100.0).line.startswith("overhead: 6 % of the peak GEMM rates")
     slow = (*LAYERS, Layer("resize", "Interpolate", "fp32", 20.0, False))
     assert facts(latency=28.0, layers=slow).line.startswith("other layers: ")
     assert "(Interpolate, MVN)" in facts(latency=28.0, layers=slow).line
@@ -110,23 +112,23 @@ def test_a_machine_whose_speed_moved_is_told_of():
     """Layers are held against the latency of their own moment, the rates against the bench's."""
     found = facts(latency=20.0, profiled=10.0)
     assert found.time.outside_share == pytest.approx(0.2)
-    assert found.line.startswith("compute: 30 % of the GEMM rates")
-    assert found.line.endswith("; the machine's speed moved: 20.00 ms in the bench, 10.00 ms with the layers")
-    assert "moved" not in facts(latency=10.5, profiled=10.0).line
+    assert found.line.startswith("compute: 30 % of the peak GEMM rates")
+    assert found.line.endswith("; the machine's speed changed: 20.00 ms in the bench, 10.00 ms in the profile")
+    assert "speed changed" not in facts(latency=10.5, profiled=10.0).line
 
 
 def test_nothing_is_claimed_of_what_is_not_known():
     assert facts(rates=RATES[:1]).roof is None
     assert facts(rates=RATES[:1]).line.startswith("compute: 40 % products in INT8")
-    unknown = facts(counted="it depends on how long the sequences are", layers=())
+    unknown = facts(counted="it depends on the length of the sequences", layers=())
     assert (unknown.line, unknown.work, unknown.time) == (None, None, None)
-    assert unknown.work_unknown == "it depends on how long the sequences are"
+    assert unknown.work_unknown == "it depends on the length of the sequences"
     waiting = facts(waits=True)
     assert (waiting.latency_ms, waiting.roof) == (None, None)
     assert waiting.line.startswith("compute: 40 % products in INT8, 20 % products in FP32")
     assert context_facts(None, [row()], {}) is None
     other = context_facts(Context(RATES, MEMORY, (), ()), [row(artifact="original")], {}).artifacts[0]
-    assert (other.line, other.work_unknown) == (None, "only engines are counted")
+    assert (other.line, other.work_unknown) == (None, "counted for engines only")
 
 
 @settings(max_examples=40, deadline=None)
@@ -154,8 +156,8 @@ def test_the_lines_say_it_to_people():
         "machine: openvino-cpu INT8 500, FP32 100 GFLOP/s; memory 20 GB/s copied by 2 threads",
         "not measured: rate of openvino-cpu fp16: no FP16",
     ]
-    assert "a: compute: 60 % of the GEMM rates" in text
-    assert "a: 2.2 GFLOP and at least 6.2 MB an image (weights 6.0 MB)" in text
+    assert "a: compute: 60 % of the peak GEMM rates" in text
+    assert "a: 2.2 GFLOP and at least 6.2 MB per image (weights 6.0 MB)" in text
     assert "a: layers 8.00 of 10.00 ms: INT8 4.00, FP32 4.00" in text
     assert "      4.00 ms  50 %  INT8       fc1 (FullyConnected)" in text
-    assert context_lines(None) == ["context: not measured by a bench of less than a second"]
+    assert context_lines(None) == ["context: not measured (the benchmark was shorter than one second)"]

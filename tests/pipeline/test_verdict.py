@@ -86,7 +86,7 @@ def test_every_combination_of_gates(status):
         assert verdict.recommended == ships(verdict)[0] == passed[0]
         assert verdict.sentence.startswith(f"Ship {passed[0]}: {10 / TIMES[passed[0]]:.2f} times as fast")
     elif "undecided" in status:
-        assert verdict.recommended is None and verdict.sentence.startswith("Not decided: no engine is proven")
+        assert verdict.recommended is None and verdict.sentence.startswith("Undecided: no engine provably meets")
     else:
         assert verdict.recommended == ORIGINAL
         assert verdict.sentence == "Keep the original: every engine fails its budget."
@@ -103,7 +103,9 @@ def test_every_combination_of_gates(status):
         usable = {c.artifact for c in pair if gates[c.artifact] != "fail"}
         assert bool(proven & set(ships(verdict))) == bool(proven)
         assert bool(usable & set(ships(verdict))) == bool(usable)
-    expected = next(each for each in ("pass", "undecided", "fail") if each in (gates[OV8.artifact], gates[ORT8.artifact]))
+    expected = next(
+        each for each in ("pass", "undecided", "fail") if each in (gates[OV8.artifact], gates[ORT8.artifact])
+    )
     assert verdict.gate.status == expected
     # Asked for, those that fail come last, and the rest stays as it was.
     more = ships(decide(engines, bench(TIMES), include_failed=True))
@@ -235,10 +237,10 @@ def test_int8_that_is_slower_is_not_recommended():
 def test_times_that_decide_nothing_recommend_nothing_and_claim_no_ratio(noisy):
     verdict = decide([judged(OV8), judged(OV32)], bench(TIMES, noisy))
     assert (verdict.recommended, verdict.grade) == (None, "no ranking")
-    assert verdict.sentence == "No ranking: the times do not say which engine is faster."
+    assert verdict.sentence == "No ranking: the measurements do not show which engine is faster."
     assert verdict.remarks[0] == (
-        "The engines are in a fixed order. To settle it, run the same command on a quiet machine: only the bench is "
-        "measured again."
+        "The engines are listed in a fixed order. To settle it, run the same command on a quiet machine: only the "
+        "bench is measured again."
     )
     assert "times as fast" not in " ".join([verdict.sentence, *verdict.remarks])
     assert BUSY not in " ".join([verdict.sentence, *verdict.remarks])  # the page has the reasons, folded
@@ -299,7 +301,7 @@ def test_what_leads_is_named_with_its_rivals():
     verdict = decide(ALL, noisy_bench(TIMES, {}, seems=[(OV8.artifact, ORIGINAL)]))
     assert (verdict.recommended, verdict.grade, ships(verdict)[0]) == (None, "leading", OV8.artifact)
     assert verdict.rivals == (ORT8.artifact, OV32.artifact, ORT32.artifact, ORIGINAL)
-    assert verdict.sentence == "openvino-cpu-int8 leads; nothing is proven to be the fastest."
+    assert verdict.sentence == "openvino-cpu-int8 leads, but is not provably the fastest."
     assert (
         "onnxruntime-cpu-fp32 or the original may be faster. To settle it, run the same command" in verdict.remarks[0]
     )
@@ -347,7 +349,7 @@ def test_a_runtime_that_fell_back_is_settled_by_another_engine_and_not_by_quiet(
     why = "it ran on CPU, and was made for GPU: compile it on this machine"
     noisy = noisy_bench(TIMES, {})
     noisy = dataclasses.replace(noisy, ratios=tuple(dataclasses.replace(each, reason=why) for each in noisy.ratios))
-    assert decide(ALL, noisy).remarks[0] == f"The engines are in a fixed order. {why}."
+    assert decide(ALL, noisy).remarks[0] == f"The engines are listed in a fixed order. {why}."
 
 
 def test_flags_of_an_engine_that_is_out_of_the_question_do_not_matter():
@@ -363,7 +365,7 @@ def test_flags_of_an_engine_that_is_out_of_the_question_do_not_matter():
 def test_what_is_undecided_says_what_would_decide_it():
     reason = "agreement 99.80 % [99.50, 99.90], budget 99.6; undecided: needs about 2,000 images"
     verdict = decide([judged(OV8, "undecided", reasons=(reason,))], bench(TIMES))
-    assert verdict.sentence == "Not decided: no engine is proven to meet the budget."
+    assert verdict.sentence == "Undecided: no engine provably meets the budget."
     assert f"openvino-cpu-int8 is not proven to meet the budget: {reason}." in verdict.remarks
     assert verdict.remarks[0].startswith("openvino-cpu-int8 gives 99.80 % of the original's answers")
 
@@ -459,17 +461,17 @@ def bundle_of(verdict, gates, made, small_export, small_bundle, out):
     ("status", "include_failed", "undecided", "gets"),
     [
         # The four: INT8 on OpenVINO and ONNX Runtime, FP32 on both.
-        (("pass",) * 4, False, (), "openvino-cpu-int8: the bundle's recommended engine, and it works here"),
+        (("pass",) * 4, False, (), "openvino-cpu-int8: the bundle's recommended engine"),
         (("fail", "pass", "pass", "pass"), False, (), "onnxruntime-cpu-int8: the bundle's recommended engine"),
         (("fail", "fail", "pass", "pass"), False, (), "openvino-cpu-fp32: the bundle's recommended engine"),
         (("fail", "fail", "pass", "pass"), True, (), "openvino-cpu-fp32: the bundle's recommended engine"),
-        (("pass",) * 4, False, ("original",), "openvino-cpu-int8: the first that works here, in a fixed order"),
+        (("pass",) * 4, False, ("original",), "openvino-cpu-int8: the first in a fixed order that works here"),
         (
             ("pass",) * 4,
             False,
             "all",
-            "openvino-cpu-int8: ahead of the others when the bundle was made, on a machine that was not quiet; as fast "
-            "may be onnxruntime-cpu-int8, openvino-cpu-fp32, onnxruntime-cpu-fp32, original",
+            "openvino-cpu-int8: the leading engine, measured on a busy machine; possibly as fast: "
+            "onnxruntime-cpu-int8, openvino-cpu-fp32, onnxruntime-cpu-fp32, original",
         ),
         (("undecided", "fail", "undecided", "fail"), False, (), RuntimeWarning),
         (("fail",) * 4, False, (), TargetError),
@@ -485,14 +487,14 @@ def test_what_an_app_gets(status, include_failed, undecided, gets, made, small_e
     verdict = decide(engines, found, include_failed=include_failed)
     folder = bundle_of(verdict, gates, made, small_export, small_bundle, tmp_path)
     if gets is RuntimeWarning:
-        with pytest.warns(RuntimeWarning, match="openvino-cpu-int8 was not proven to meet its budget") as told:
+        with pytest.warns(RuntimeWarning, match="openvino-cpu-int8 was not shown to meet its budget") as told:
             load(folder).close()
         assert {each.filename for each in told} == {__file__}
     elif isinstance(gets, str):
         with load(folder) as predictor:
             assert predictor.why.startswith(gets)
     else:
-        with pytest.raises(gets, match="no engine" if gets is TargetError else "only engines that failed their budget"):
+        with pytest.raises(gets, match="no engine" if gets is TargetError else "failed its budget"):
             load(folder)
 
 
@@ -510,7 +512,7 @@ def test_a_failed_engine_is_given_to_those_who_ask_for_it_and_says_so(made, smal
 
 
 def test_a_gpu_that_is_compared_with_a_cpu_is_said():
-    told = "onnxruntime-cuda-fp16 ran on the GPU and the original on the CPU: how much faster is also the GPU's part."
+    told = "onnxruntime-cuda-fp16 ran on the GPU and the original on the CPU: part of the speedup is due to the GPU."
     times = {"original": 10.0, CUDA16.artifact: 1.0, OV8.artifact: 2.0}
     assert told in decide([judged(CUDA16), judged(OV8)], bench(times)).remarks
     assert told not in decide([judged(CUDA16), judged(OV8)], bench({**times, CUDA16.artifact: 3.0})).remarks

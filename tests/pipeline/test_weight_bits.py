@@ -59,6 +59,6 @@ def test_a_run_says_where_its_weights_are_made_for_another_cpu(tmp_path, cpu):
     artifacts = {candidate.step("compile"): Artifact(tmp_path, "", "")}
     cpu("avx2", "avx_vnni")
     [text] = said_of_weights(artifacts, candidate)
-    assert text.startswith("note: openvino-cpu-int8 is made for CPUs without VNNI, which this one has")
+    assert text.startswith("note: openvino-cpu-int8 has 7-bit weights for CPUs without VNNI (this CPU has it)")
     cpu("avx2")
     assert said_of_weights(artifacts, candidate) == []

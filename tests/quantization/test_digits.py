@@ -203,4 +203,4 @@ def test_the_digits_keep_their_answers(folder, images, parts, float_logits, tmp_
         products = {linear.name: layer_macs(model, linear) for linear in find_linears(model)}
         assert {*found["int8"], *found["float"]} == set(products)
         assert sum(products[name] for name in found["int8"]) >= 0.9 * sum(products.values())
-        assert found["float"]["head"] == "fewer than 16 channels have no INT8 kernel"
+        assert found["float"]["head"] == "INT8 has no kernel for fewer than 16 channels"

@@ -134,7 +134,7 @@ def test_a_placed_graph_runs_on_each_target_and_says_what_it_is(tmp_path, small_
         assert json.loads((folder / "placement.json").read_text(encoding="utf-8"))["int4"] == list(placed["int4"])
         assert placed["float"]["patch_embed.proj"] == "a conv has no INT4 kernel"
         assert placed["float"]["head"] == "ignored on request"
-        assert placed["float"]["blocks.0.attn.proj"] == "so small a layer saves nothing"
+        assert placed["float"]["blocks.0.attn.proj"] == "the layer is too small to save memory"
         engine = compile_graph(folder / "model.onnx", target, 1, folder / "engine")
         assert (engine.precision, engine.weight_bits) == ("int4", None)
         assert engine.kernels["int4"] == len(placed["int4"]) > 0
@@ -154,10 +154,10 @@ def test_layers_that_gain_nothing_stay_in_float_with_the_reason(rows):
     placed = place_four_bits(model, found, "openvino-cpu")
     assert placed.int4 == ("kept",)
     assert placed.float == {
-        "odd": "its 48 inputs are no multiple of 32",
+        "odd": "its 48 inputs are not a multiple of 32",
         "scores": "its outputs are ranked",
         "learned": "its input is the same for every image, so the runtime computes it once",
-        "flat": "OpenVINO has it in float, as its input is flattened to two axes",
+        "flat": "OpenVINO runs it in float because its input is flattened to two axes",
     }
 
 
@@ -171,10 +171,10 @@ def test_without_a_linear_or_its_statistics_or_a_kernel_it_is_refused(weight):
     with pytest.raises(CapabilityError, match="tensorrt has no INT4"):
         place_four_bits(one_layer(weight), {}, "tensorrt")
     for target in ("tensorrt", "openvino-gpu", "onnxruntime-cuda"):
-        with pytest.raises(CapabilityError, match=f"{target} cannot run int4") as caught:
+        with pytest.raises(CapabilityError, match=f"{target} does not support int4") as caught:
             check_available(target, "int4")
         assert caught.value.exit_code == 4
-        assert "another target that has int4: onnxruntime-cpu, openvino-cpu" in caught.value.fix
+        assert "a target that supports int4: onnxruntime-cpu, openvino-cpu" in caught.value.fix
     engine = EngineSpec("openvino-cpu", "int4", "g", ("g",), 1, True, "CPU", (), (), kernels={"fp32": 2})
     with pytest.raises(CapabilityError, match="openvino-cpu did not run the graph in INT4") as caught:
         check_placed(engine, "int4", 2)

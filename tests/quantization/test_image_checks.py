@@ -47,9 +47,9 @@ def test_the_digits_are_what_theirs_is_for(digits):
 def test_images_that_are_nearly_black(numbers):
     """12 of 16 bits, shown as 8."""
     [warning] = checked(photographs(high=16), *numbers).warnings(NAMES)
-    assert "do not look like those that the preprocessing is for: of pixels in 0..1, mean 0.03" in warning
+    assert "do not match the preprocessing: their pixels in 0..1 have mean 0.03" in warning
     assert "deviation 0.02" in warning
-    assert "Check that they are images of this model's kind, and mean and std." in warning
+    assert "Check the images, and mean and std." in warning
 
 
 def test_black_and_white_exchanged():
@@ -57,7 +57,7 @@ def test_black_and_white_exchanged():
     digits = np.where(np.random.default_rng(0).random((10, 28, 28, 1)) < 0.13, 255, 0)
     assert checked(digits, mean, std).warnings(NAMES) == []
     [warning] = checked(255 - digits, mean, std).warnings(NAMES)
-    assert "mean 0.87 and deviation 0.34, but mean 0.13 and std 0.31 were told" in warning
+    assert "mean 0.87 and deviation 0.34, while preprocess has mean 0.13 and std 0.31" in warning
 
 
 def test_images_of_one_colour_are_named():
@@ -65,13 +65,15 @@ def test_images_of_one_colour_are_named():
     for i in (2, 5, 6, 7):
         images[i] = i
     [warning] = checked(images).warnings(NAMES)
-    assert warning == ("4 of 10 calibration images are of one colour and say nothing: 2.png, 5.png, 6.png and 1 more.")
+    assert warning == (
+        "4 of 10 calibration images have a single colour and are useless: 2.png, 5.png, 6.png and 1 more."
+    )
 
 
 def test_images_of_one_colour_alone_are_refused():
-    with pytest.raises(DataError, match="every calibration image is of one colour") as caught:
+    with pytest.raises(DataError, match="every calibration image has a single colour") as caught:
         checked([np.full((8, 8, 3), i) for i in range(3)]).warnings(NAMES)
-    assert caught.value.found == "3 images without any detail"
+    assert caught.value.found == "images of a single colour: 3 of 3"
 
 
 def test_copies_of_an_image_count_once():

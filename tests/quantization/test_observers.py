@@ -289,7 +289,7 @@ def test_a_nan_in_any_batch_is_an_error_that_names_the_node_and_the_image(order)
     with pytest.raises(DataError, match="not finite") as caught:
         observe(root_model(), order, TINY_IMAGE)
     number = next(i for i, each in enumerate(order, 1) if each is DARK)
-    assert caught.value.found == f"NaN out of the node root/Sqrt (Sqrt), on image {number}"
+    assert caught.value.found == f"NaN from the node root/Sqrt (Sqrt), on image {number}"
 
 
 def graph_of(*nodes, **constants):
@@ -311,17 +311,17 @@ MASK = np.array([0, -np.inf, 0], np.float32)
 
 
 @pytest.mark.parametrize(("nodes", "constants", "x", "culprit"), [
-    ([("Log", ["x"], ["y"])], {}, -ONES, "NaN out of the node node0 (Log)"),
-    ([("Exp", ["x"], ["a"]), ("Neg", ["a"], ["y"])], {}, 99 * ONES, "infinity out of the node node0 (Exp)"),
-    ([("Exp", ["x"], ["a"]), ("Sub", ["a", "a"], ["y"])], {}, 99 * ONES, "infinity out of the node node0 (Exp)"),
+    ([("Log", ["x"], ["y"])], {}, -ONES, "NaN from the node node0 (Log)"),
+    ([("Exp", ["x"], ["a"]), ("Neg", ["a"], ["y"])], {}, 99 * ONES, "infinity from the node node0 (Exp)"),
+    ([("Exp", ["x"], ["a"]), ("Sub", ["a", "a"], ["y"])], {}, 99 * ONES, "infinity from the node node0 (Exp)"),
     ([("Mul", ["x", "w"], ["y"])], {"w": ONES[0] * np.nan}, ONES, "NaN in the weights w"),
     # A mask of infinities is meant; that the softmax has nothing left to choose from is not.
     ([("Add", ["x", "mask"], ["a"]), ("Softmax", ["a"], ["b"]), ("Log", ["b"], ["y"])], {"mask": MASK}, ONES,
-     "infinity out of the node node2 (Log)"),
+     "infinity from the node node2 (Log)"),
     ([("Add", ["x", "mask"], ["a"]), ("Softmax", ["a"], ["y"])], {"mask": MASK - np.inf}, ONES,
-     "NaN out of the node node1 (Softmax)"),
+     "NaN from the node node1 (Softmax)"),
     # What lies beside the way to the tensor is not asked.
-    ([("Log", ["x"], ["beside"]), ("Sqrt", ["x"], ["y"])], {}, -ONES, "NaN out of the node node1 (Sqrt)"),
+    ([("Log", ["x"], ["beside"]), ("Sqrt", ["x"], ["y"])], {}, -ONES, "NaN from the node node1 (Sqrt)"),
 ])  # fmt: skip
 def test_the_node_that_makes_a_value_not_finite_is_found(nodes, constants, x, culprit):
     constants = {name: array.astype(np.float32) for name, array in constants.items()}
@@ -331,7 +331,7 @@ def test_the_node_that_makes_a_value_not_finite_is_found(nodes, constants, x, cu
 def test_the_node_is_found_behind_any_number_of_others():
     chain = [("Relu", [f"t{i}"], [f"t{i + 1}"]) for i in range(40)]
     nodes = [("Abs", ["x"], ["t0"]), *chain, ("Neg", ["t40"], ["a"]), ("Sqrt", ["a"], ["b"]), ("Neg", ["b"], ["y"])]
-    assert find_nonfinite(graph_of(*nodes), "y", {"x": ONES}) == "NaN out of the node node42 (Sqrt)"
+    assert find_nonfinite(graph_of(*nodes), "y", {"x": ONES}) == "NaN from the node node42 (Sqrt)"
 
 
 def test_a_graph_that_takes_floats_is_fed_normalised_pixels():

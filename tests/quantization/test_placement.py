@@ -29,7 +29,7 @@ from vitdeploy.spec import PreprocessSpec
 DEPTH = 2
 LINEARS = [f"blocks.{i}.{part}" for i in range(DEPTH) for part in ("attn.qkv", "attn.proj", "mlp.fc1", "mlp.fc2")]
 LAYERS = ["patch_embed.proj", *LINEARS]  # the head has one row: OpenVINO is as fast with it in float
-SMALL = {"head": "so small a layer is as fast in float"}
+SMALL = {"head": "the layer is small and as fast in float"}
 OPENVINO, ORT = "openvino-cpu", "onnxruntime-cpu"
 
 

@@ -18,7 +18,7 @@ def graph_of(*operators):
     *("ConvInteger", "MatMulIntegerToFloat", "DynamicQuantizeMatMul", "MatMulNBits", "QAttention", "QLinearAdd"),
 ])  # fmt: skip
 def test_operators_of_quantization_are_refused(operator):
-    with pytest.raises(GraphError, match=r"model.onnx is quantized already") as caught:
+    with pytest.raises(GraphError, match=r"model.onnx is already quantized") as caught:
         reject_quantized(graph_of("Relu", operator, operator), "model.onnx")
     assert caught.value.found == f"2 {operator}"
 

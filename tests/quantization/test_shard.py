@@ -173,7 +173,7 @@ def test_an_image_that_makes_a_tensor_not_finite_is_named():
         pytest.raises(DataError, match=expected) as caught,
     ):
         observe_shard(probe, pixels, names, [(), (), ()])
-    assert caught.value.found == "NaN out of the node root/Sqrt (Sqrt), on dark.png"
+    assert caught.value.found == "NaN from the node root/Sqrt (Sqrt), on dark.png"
 
 
 @pytest.mark.parametrize("at_once", [1, 2, 9])

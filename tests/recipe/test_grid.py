@@ -97,7 +97,7 @@ def test_paths_start_at_the_folder_of_the_grid(grid, tmp_path):
 
 def test_overrides_of_the_command_line_come_last_but_for_axes(grid):
     assert names(grid(AXES, overrides=["bench.duration=2"]))
-    assert problems(grid, AXES, overrides=["precision=fp32"]) == ["--set precision=fp32: an axis of the grid"]
+    assert problems(grid, AXES, overrides=["precision=fp32"]) == ["--set precision=fp32: this is an axis of the grid"]
 
 
 @settings(max_examples=30, deadline=None)
@@ -181,10 +181,10 @@ def test_the_line_of_a_value():
     ("text", "told"),
     [
         ("axes: {}\n", "$.axes: dictionary should have at least 1 item"),
-        ("axes: {precision: []}\n", "line 4: $.axes.precision: no value; give one"),
-        ("axes: {precision: [int8, int8]}\n", "line 4: $.axes.precision: int8 stands there 2 times"),
-        ("axes:\n  name: [a, b]\n", "line 5: $.axes.name: no axis; the grid names its recipes"),
-        ("axes:\n  data: {a: {path: x}}\n  data.path: [x]\n", "line 6: $.axes.data.path: a part of the axis data"),
+        ("axes: {precision: []}\n", "line 4: $.axes.precision: no value; give at least one"),
+        ("axes: {precision: [int8, int8]}\n", "line 4: $.axes.precision: int8 occurs 2 times"),
+        ("axes:\n  name: [a, b]\n", "line 5: $.axes.name: not allowed as an axis; the grid names its recipes"),
+        ("axes:\n  data: {a: {path: x}}\n  data.path: [x]\n", "line 6: $.axes.data.path: part of the axis data"),
         ("axes:\n  data:\n    - {path: x}\n", "line 6: $.axes.data: a value without a name; write NAME: {path: x}"),
         ("axes:\n  precision:\n    - int8\n    - int7\n", "line 7: $.precision: input should be "),
         ("axes:\n  precison: [int8]\n", "line 5: $.precison: unknown field; did you mean precision?"),
@@ -197,19 +197,19 @@ def test_the_line_of_a_value():
         ),
         (
             AXES + "exclude:\n  - {precission: int8}\n",
-            "line 8: $.exclude[0]: no axis precission; there are precision, targets",
+            "line 8: $.exclude[0]: no axis precission; the axes are precision, targets",
         ),
         (AXES + "exclude:\n  - {precision: int8}\n  - {precision: fp32}\n", "line 8: $.exclude: no recipe is left"),
         (
             AXES + "include:\n  - {precision: int4}\n  - {precision: int4}\n",
-            "line 9: $.include[1]: the same as an entry before it",
+            "line 9: $.include[1]: repeats an earlier entry",
         ),
-        (AXES + "include:\n  - {precision: int8}\n", "line 8: $.include[0]: in the grid already"),
+        (AXES + "include:\n  - {precision: int8}\n", "line 8: $.include[0]: already in the grid"),
         (
             AXES + "include:\n  - {precision: int4, source: {model: x}}\n",
             "a value without a name; give the entry a name",
         ),
-        ("axes:\n  data.path: [a/x, b/x]\n", "have one name, g-x; give their values names"),
+        ("axes:\n  data.path: [a/x, b/x]\n", "have the same name, g-x; give their values names"),
         (f"axes:\n  precision: {{{'a' * 70}: int8}}\n", "is longer than 64 characters"),
         (
             f"axes:\n  data.seed: {list(range(30))}\n  bench.duration: {list(range(1, 31))}\n",
@@ -256,7 +256,7 @@ def test_the_recipes_of_a_grid_as_files_are_those_recipes(grid, tmp_path):
     again = [load_recipe(path) for path in written]
     assert [Path(each.data.path).resolve() for each in again] == [Path(each.data.path) for each in recipes(found)]
     assert [each.precision for each in again] == ["fp32", "int8"] * 2
-    assert "Of grid.yaml" in written[0].read_text()
+    assert "From grid.yaml" in written[0].read_text()
     write_recipes([file], tmp_path / "written")
     (tmp_path / "written" / "mine.txt").write_text("kept")
     with pytest.raises(OutputError):

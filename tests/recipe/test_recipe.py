@@ -187,7 +187,7 @@ def test_a_misspelt_field_is_named_with_the_one_that_was_meant(problems, wrong, 
 )
 def test_a_field_like_no_other_is_named_with_all_that_there_are(problems, line, path):
     [problem] = problems(LEAST + line)
-    assert problem.startswith(f"{path}: unknown field; there are vitdeploy, name, source,")
+    assert problem.startswith(f"{path}: unknown field; known: vitdeploy, name, source,")
 
 
 def test_a_misspelt_target_is_named_with_the_one_that_was_meant(problems):
@@ -305,7 +305,7 @@ def test_merged_tokens_are_given_by_block(load, problems):
     assert recipe.optimize.token_merging == {1: 192, 6: 128}
     assert rewrites_of(recipe.optimize).token_merging == ((1, 192), (6, 128))
     assert problems(EXAMPLE, "optimize.token_merging=192") == [
-        "$.optimize.token_merging: input should be none, or block: tokens that remain, as {1: 192, 6: 128} "
+        "$.optimize.token_merging: input should be none, or block: tokens to keep, such as {1: 192, 6: 128} "
         "(found '192')"
     ]
 
@@ -347,7 +347,9 @@ def test_tensorrt_builds_as_the_recipe_says(load):
 def test_profiles_hold_every_batch_that_is_measured(load, problems):
     native = ("targets=[tensorrt]", "precision=fp16")
     assert load(EXAMPLE, *native).tensorrt.holds(32)
-    assert "no profile of tensorrt.profiles holds bench.batch 64" in problems(EXAMPLE, *native, "bench.batch=[1,64]")[0]
+    assert (
+        "no profile of tensorrt.profiles includes bench.batch 64" in problems(EXAMPLE, *native, "bench.batch=[1,64]")[0]
+    )
     fixed = problems(EXAMPLE, *native, "export.batch=4", "bench.batch=[4]")[0]
     assert "export.batch is fixed to 4, so tensorrt.profiles must be left out" in fixed
     assert load(EXAMPLE, "bench.batch=[1,64]").targets == ("openvino-cpu", "onnxruntime-cpu")  # which do not read it
@@ -441,8 +443,11 @@ def test_several_image_sizes_are_as_many_recipes(load):
 @pytest.mark.parametrize(
     ("sizes", "message"),
     [
-        ("image_size: 32, image_sizes: [32, 64]", "$.source: has both image_size and image_sizes"),
-        ("image_sizes: [32, [32, 32]]", "$.source: image_sizes names a size twice"),
+        (
+            "image_size: 32, image_sizes: [32, 64]",
+            "$.source: has both image_size and image_sizes; leave one of them out",
+        ),
+        ("image_sizes: [32, [32, 32]]", "$.source: image_sizes repeats a size"),
         ("image_sizes: []", "$.source.image_sizes: "),
         ("image_sizes: [32, 0]", "$.source.image_sizes[1]: "),
     ],
@@ -454,7 +459,7 @@ def test_image_sizes_that_make_no_sense_are_refused(problems, sizes, message):
 
 def test_a_source_that_names_nothing_is_refused(problems):
     [problem] = problems(LEAST.replace("{model: m}", "{heads: 3}"))
-    assert problem.startswith("$.source: names neither a model nor a checkpoint")
+    assert problem.startswith("$.source: needs a model or a checkpoint")
 
 
 def test_absolute_paths_and_the_home_folder_stay(load, tmp_path, monkeypatch):
@@ -574,7 +579,7 @@ def test_a_rotation_of_the_residual_stream(load):
 def test_a_recipe_that_was_read_takes_no_overrides():
     recipe = load_recipe(RECIPES[0])
     assert given_recipe(recipe) is recipe
-    with pytest.raises(RecipeError, match=r"overrides precision=fp32: this recipe was read already"):
+    with pytest.raises(RecipeError, match=r"overrides precision=fp32: not possible on a loaded recipe"):
         given_recipe(recipe, ["precision=fp32"])
 
 
@@ -588,7 +593,7 @@ def test_post_processing_is_that_of_the_fields_that_it_has(load, problems):
     ):
         assert load(LEAST, f"postprocess={fields}").postprocess.to_spec() == spec
     told = problems(LEAST, "postprocess={values: metric, resize: bilinear, threshold: 0.2}")
-    assert told == ["$.postprocess.threshold: unknown field; there are values, resize, max_depth"]
+    assert told == ["$.postprocess.threshold: unknown field; known: values, resize, max_depth"]
     told = problems(LEAST, "postprocess={ignore: -1, mask_size: [0, 4]}")
     assert [line.partition(":")[0] for line in told] == ["$.postprocess.mask_size[0]", "$.postprocess.ignore"]
 

@@ -46,13 +46,13 @@ def test_the_releases_of_a_range(text, expected):
 @pytest.mark.parametrize(
     ("text", "message", "found"),
     [
-        ("openvino", "is no range of releases", "no releases are named"),
-        ("openvino==2026..2025", "is no range of releases", "the first release is newer than the last"),
-        ("openvino==2025.2..new", "is no range of releases", "Expected"),
-        ("../openvino", "is no range of releases", "Expected package name"),
-        ("openvino[x]==2025.2", "is no range of releases", "more than a name and releases"),
-        ("torch==2.1..2.2", "releases of torch are not compared", "torch==2.1..2.2"),
-        ("tensorrt==10.3..10.4", "releases of tensorrt are not compared", "tensorrt==10.3..10.4"),
+        ("openvino", "is not a range of releases", "no releases"),
+        ("openvino==2026..2025", "is not a range of releases", "the first release is newer than the last"),
+        ("openvino==2025.2..new", "is not a range of releases", "Expected"),
+        ("../openvino", "is not a range of releases", "Expected package name"),
+        ("openvino[x]==2025.2", "is not a range of releases", "more than a name and releases"),
+        ("torch==2.1..2.2", "cannot compare releases of torch", "torch==2.1..2.2"),
+        ("tensorrt==10.3..10.4", "cannot compare releases of tensorrt", "tensorrt==10.3..10.4"),
     ],
 )
 def test_what_is_no_range(text, message, found):
@@ -110,11 +110,11 @@ def test_a_release_that_answers_right_is_measured_beside_its_own(here, bundle):
     assert release.time.metric == "latency"
     assert 0 < release.time.ratio < 100
     assert found.document.own == {"onnxruntime-cpu-fp32": here}
-    assert found.document.skipped == {"1.18.0": "not for this Python and system", "1.19.0": "no such wheel"}
+    assert found.document.skipped == {"1.18.0": "not available for this Python and system", "1.19.0": "no such wheel"}
     assert found.wrong == ()
     table = found.lines()[1].lines()
     assert table[1].split()[:5] == [here, "ok", "4", "of", "4"]
-    assert "1.19.0 is left out: no such wheel" in found.lines()
+    assert "1.19.0 skipped: no such wheel" in found.lines()
 
 
 def test_a_release_that_answers_wrong_is_said_and_not_measured(here, tmp_path):
@@ -137,12 +137,12 @@ def test_a_release_that_cannot_read_the_engine_is_said(here, bundle, monkeypatch
 
 
 def test_a_range_without_a_release_another_runtime_and_a_bundle_without_golden_answers(here, bundle, tmp_path):
-    with pytest.raises(InputError, match="no release of onnxruntime that installs here is in") as caught:
+    with pytest.raises(InputError, match=r"no release in onnxruntime==1\.18\.0 can be installed here") as caught:
         versions(bundle, "onnxruntime==1.18.0")
-    assert caught.value.found == f"1.19.0 to {here}; elsewhere 1.18.0"
-    with pytest.raises(InputError, match=r"no engine of .* is for openvino") as caught:
+    assert caught.value.found == f"available here: 1.19.0 to {here}; on other systems: 1.18.0"
+    with pytest.raises(InputError, match=r"has no engine for openvino on the CPU") as caught:
         versions(bundle, "openvino==2025.2..2026.4")
-    assert caught.value.expected == "a range of onnxruntime"
+    assert caught.value.expected == "releases of onnxruntime"
     graph = bundle.with_name("bundle-work") / "model.onnx"
     bare = vd.compile(graph, "onnxruntime-cpu", tmp_path / "bare", progress=False)
     with pytest.raises(InputError, match="has no golden answers for onnxruntime-cpu-fp32"):
@@ -188,7 +188,7 @@ def test_an_environment_is_made_once_or_not_at_all(tmp_path, monkeypatch):
     made = environments.of("onnxruntime", Version("1.20.0"))
     before = made.python.lstat().st_mtime_ns
     assert environments.of("onnxruntime", Version("1.20.0")).python.lstat().st_mtime_ns == before
-    with pytest.raises(NotInstalled, match=r"it does not load: ImportError: libgone\.so"):
+    with pytest.raises(NotInstalled, match=r"import fails: ImportError: libgone\.so"):
         environments.of("onnxruntime", Version("1.21.0"))
     with pytest.raises(NotInstalled, match="No matching distribution"):
         environments.of("onnxruntime", Version("1.22.0"))

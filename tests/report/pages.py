@@ -84,7 +84,7 @@ def run_report(names=ENGINES, scenarios=("single", "offline", "sustain:12s")):
         "grid": [14, 14],
         "reader": "last attention, read by the class token",
         "blocks": 12,
-        "left_out": {names[-1]: "1 of its 12 attentions can be read"},
+        "left_out": {names[-1]: "1 of its 12 attention blocks can be read"},
         "examples": [
             {"example": i, "maps": [{**maps[0], "artifact": "original", "shared": None}, *maps]} for i in range(3)
         ],

@@ -20,7 +20,7 @@ ATTENTION = {
     "grid": [14, 12],
     "reader": "last attention, read by the class token",
     "blocks": 12,
-    "left_out": {"onnxruntime-cpu-int8": "1 of its 12 attentions can be read"},
+    "left_out": {"onnxruntime-cpu-int8": "1 of its 12 attention blocks can be read"},
     "examples": [{"example": 0, "maps": MAPS}],
 }
 
@@ -34,18 +34,18 @@ def page(images=("0.png", "0-original.png", "0-engine.png"), **changes):
 def test_maps_are_shown_with_both_answers_and_whose_they_are():
     found = page()
     text = " ".join(found.text.split())
-    for words in ("12 attentions, of 14 × 12 patches", "read by the class token", "cat, 90.0 %", "dog, 50.0 %"):
+    for words in ("12 attention blocks with 14 × 12 patches", "read by the class token", "cat, 90.0 %", "dog, 50.0 %"):
         assert words in text
-    assert "93 % on patches" in text and "98.4 % of it as the original" in text
-    assert "No map of onnxruntime-cpu-int8: 1 of its 12 attentions can be read." in text
-    assert "the graph it was compiled from" in text
+    assert "93 % on patches" in text and "98.4 % overlap with the original" in text
+    assert "No map for onnxruntime-cpu-int8: 1 of its 12 attention blocks can be read." in text
+    assert "graph that it was compiled from" in text
     words = [values["alt"] for tag, values in found.elements if tag == "img"]
     assert words[-2:] == [f"Where {name} looks in example image 1" for name in ("original", ENGINE)]
 
 
 def test_the_original_alone_is_not_said_to_be_of_an_engine():
     text = page(examples=[{"example": 0, "maps": MAPS[:1]}], left_out={}).text
-    assert "Where the model looks" in text and "compiled from" not in text and "No map of" not in text
+    assert "Where the model looks" in text and "compiled from" not in text and "No map for" not in text
 
 
 def test_without_maps_there_is_no_section_and_without_pictures_a_word():

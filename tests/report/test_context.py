@@ -31,7 +31,7 @@ def test_a_page_shows_where_the_time_goes():
     page = page_of({**REPORT, "bench": bench()}, {})
     assert "Where the time goes" in page
     assert "openvino-cpu INT8 500, FP32 100 GFLOP/s; memory 20 GB/s copied by 2 threads" in page
-    assert "compute: 60 % of the GEMM rates" in page
+    assert "compute: 60 % of the peak GEMM rates" in page
     assert "Not measured: rate of openvino-cpu fp16: no &lt;FP16&gt;" in page
     assert page.count('class="time-wide"') == page.count('class="time-narrow"') == 1
     assert "Slowest layers of openvino-cpu-int8" in page
@@ -46,14 +46,15 @@ def test_an_artifact_without_layers_has_no_bar():
 
 def test_a_bar_shows_what_reaches_beyond_the_latency():
     found = section_of(bench(latency=5.0))
-    assert "outside of the layers" not in found.partition("</figure>")[0]
-    assert "layers 8.00 ms of a latency of 5.00 ms; 2.20 GFLOP and at least 6.15 MB" in found
+    assert "outside the layers" not in found.partition("<figcaption>")[0]
+    assert "its layers take 8.00 ms of the latency of 5.00 ms; " in found
+    assert "work per query: 2.20 GFLOP, and at least 6.15 MB" in found
 
 
 def test_layers_beyond_the_slowest_are_counted():
     many = [dataclasses.replace(layer, name=f"{layer.name}{i}") for i in range(4) for layer in LAYERS]
     slowest = section_of(bench(layers=(*many, *many[:3]))).partition("<details")[0]
-    assert slowest.count('class="layer"') == 10 and "And 6 layers more." in slowest
+    assert slowest.count('class="layer"') == 10 and "6 more layers." in slowest
 
 
 def test_without_context_there_is_no_such_part():

@@ -22,16 +22,16 @@ def page(**facts):
 
 def test_types_are_told_with_their_reasons():
     text = Page(page()).text
-    assert "float16: 2.5 % of the products in float32, 1 operation in float32" in text
-    assert "residual stream scaled by 2^-3, exactly" in text
+    assert "float16: 2.5 % of the MACs in float32, 1 operator in float32" in text
+    assert "residual stream scaled by 2^-3 (exact)" in text
     assert "blocks.0.norm" in text and "it reads numbers up to 7e+04" in text
     assert "blocks.1.softmax" in text and "12.5 %" in text
 
 
 def test_nothing_is_said_of_what_is_not_there():
     text = Page(page(type="bf16", residual_exponent=0, float32={}, underflow={}, macs={"half": 1, "float32": 0})).text
-    assert "bfloat16: 0.0 % of the products in float32, 0 operations in float32" in text
-    assert "scaled by" not in text and "Numbers lost to zero" not in text and "Why" not in text
+    assert "bfloat16: 0.0 % of the MACs in float32, 0 operators in float32" in text
+    assert "scaled by" not in text and "underflow to zero" not in text and "Why" not in text
     assert "Types of" not in Page(page_of(REPORT, {})).text
 
 

@@ -68,8 +68,8 @@ def page(weight_bits=8, **facts):
 
 def test_folds_and_float_layers_are_shown_for_plain_int8():
     text = page()
-    assert "Quantization of openvino-cpu-int8: 2 folds, 1 layer in float, weights of 8 bits" in text
-    assert "1 layer in float, weights of 7 bits" in page(weight_bits=7)
+    assert "Quantization of openvino-cpu-int8: 2 folds, 1 layer in float, 8-bit weights" in text
+    assert "1 layer in float, 7-bit weights" in page(weight_bits=7)
     for part in ("channels scaled, exponent 0.5", "4.50×", "1 hidden channels dealt", "worth its time in float"):
         assert part in text
     assert "Layer by layer" not in text
@@ -89,12 +89,12 @@ def test_the_layers_that_cost_most_are_a_table_and_a_plot():
     [
         (True, "The budget is expected to be met."),
         (False, "the budget is not expected to be met."),
-        (None, "a larger share of the time"),
+        (None, "more time than its reduction"),
     ],
 )
 def test_mends_are_shown_with_their_price_and_how_the_search_ended(met, end):
     text = page(sensitivity=SENSITIVITY, mixed={**MIXED, "met": met})
-    assert "3 overrides for 37.5 of the 1,200.0 µs" in text
+    assert "3 overrides, which cost 37.5 of the 1,200.0 µs" in text
     assert "expected agreement 97.00 % before, 99.50 % after" in text
     assert end in text
     for part in ("70 % of its range", "hidden channels scaled", "blocks.0.mlp.fc2: in float", "99.25"):
@@ -102,12 +102,13 @@ def test_mends_are_shown_with_their_price_and_how_the_search_ended(met, end):
 
 
 def test_a_search_that_took_nothing_says_so():
-    assert "0 overrides for 0.0 of the" in page(sensitivity=SENSITIVITY, mixed={**MIXED, "taken": [], "met": True})
+    text = page(sensitivity=SENSITIVITY, mixed={**MIXED, "taken": [], "met": True})
+    assert "0 overrides, which cost 0.0 of the" in text
 
 
 def test_the_page_of_costs_alone_names_the_guilty_layer():
     html = costs_page(SENSITIVITY, "<b>model</b>")
-    assert "blocks.0.mlp.fc2 costs 50 % (20 to 80) of what INT8 loses; others may cost as much." in Page(html).text
+    assert "blocks.0.mlp.fc2 causes 50 % (20 to 80) of the INT8 cost; other layers may cost as much." in Page(html).text
     assert "<b>" not in html
     assert html.count("<svg") == 2
 
@@ -120,11 +121,11 @@ def first_costs(low, high, **rest):
 
 def test_the_headline_of_costs_says_only_what_its_intervals_carry():
     sure = first_costs(0.45, 0.55)
-    assert sure.startswith("blocks.0.mlp.fc2 costs 50 % (90 to 100) of what INT8 loses, more than any other")
-    assert "it reads −1.00 to 216" in sure
-    assert "others may cost as much" in first_costs(0.2, 0.55)
+    assert sure.startswith("blocks.0.mlp.fc2 causes 50 % (90 to 100) of the INT8 cost, more than any other")
+    assert "its input ranges from −1.00 to 216" in sure
+    assert "other layers may cost as much" in first_costs(0.2, 0.55)
     for found in (first_costs(-2.7e-6, 0.4), first_costs(0.1, 0.2, total=0.0)):
-        assert found.startswith("No layer provably costs anything in INT8: the largest cost on 64 calibration images")
+        assert found.startswith("No layer has a proven INT8 cost: the largest one on 64 calibration images")
 
 
 def test_a_page_of_no_layer_says_so():

@@ -23,7 +23,7 @@ def test_a_sweep_that_goes_on_reloads_its_page(seconds, told):
     found = " ".join(page(recipes=rows, running={**RUNNING, "seconds_left": seconds}).split())
     assert '<meta http-equiv="refresh" content="10">' in found and "<script" not in found
     assert "2 of 3 recipes are done" in found and told in found and "Now: make, 3 of 12." in found
-    assert "Not measured yet." in found and "Not begun" in found
+    assert "Not measured yet." in found and "Not started" in found
 
 
 def test_the_page_of_one_that_is_done_stays():
@@ -36,6 +36,6 @@ def test_each_device_has_its_plot():
     other = copy.deepcopy(first) | {"name": "elsewhere", "host": "node-7"}
     other["report"]["environment"]["cpu"] = "Another CPU"
     found = page(recipes=[first, other])
-    titles = [line for line in found.splitlines() if "Agreement with its original and latency" in line]
+    titles = [line for line in found.splitlines() if "Agreement with the original and latency" in line]
     assert sum("Another CPU" in line for line in titles) >= 1 and "Measured on node-7." in found
     assert found.count("Pareto front") >= 1

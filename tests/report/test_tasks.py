@@ -72,10 +72,10 @@ TASKS = {
     "detection": (
         detection,
         "mAP, %",
-        ["AP at IoU 0.50, %", "AP at IoU 0.75, %", "Objects of the original", "IoU of pairs, mean"],
+        ["AP at IoU 0.50, %", "AP at IoU 0.75, %", "Objects of the original", "IoU of matched pairs, mean"],
     ),
-    "panoptic": (panoptic, "PQ, %", ["PQ of things, %", "PQ of stuff, %", "SQ, %", "Pixels as the original, %"]),
-    "sequence": (sequence, "Token accuracy, %", ["Wholly right, %", "Wholly as the original, %", "Tokens compared"]),
+    "panoptic": (panoptic, "PQ, %", ["PQ of things, %", "PQ of stuff, %", "SQ, %", "Pixels equal to the original, %"]),
+    "sequence": (sequence, "Token accuracy, %", ["Entirely right, %", "Identical to the original, %", "Tokens compared"]),
 }
 # What needs labels: with "original" below it.
 JUDGED = {
@@ -84,7 +84,7 @@ JUDGED = {
     "embedding": ["Recall@5, %"],
     "detection": ["AP at IoU 0.50, %", "AP at IoU 0.75, %"],
     "panoptic": ["PQ of things, %", "PQ of stuff, %", "SQ, %"],
-    "sequence": ["Wholly right, %"],
+    "sequence": ["Entirely right, %"],
 }
 
 
@@ -118,7 +118,7 @@ def test_a_page_shows_the_metric_and_the_numbers_of_its_task(task, labelled):
     page = Page(page_of(report, {"0.png": PNG}))
     verify, (_, metric, names) = report["engines"][0]["verify"], TASKS[task]
     assert (metric in page.text) == labelled
-    assert ("There are no labels" in page.text) != labelled
+    assert ("Without labels" in page.text) != labelled
     assert f"Agreement with the original: {verify['agreement_of']}." in page.text
     assert f"{verify['agreement']:.2f}" in page.text
     for name in names:
@@ -165,7 +165,7 @@ def test_a_tick_marks_an_answer_only_where_its_words_are_the_whole_answer(task):
 
 
 def test_an_original_that_finds_nothing_leaves_nothing_to_agree_with():
-    sentence = "agreement says nothing here"
+    sentence = "agreement is meaningless here"
     assert sentence in page_of(report_of("detection", facts=detection(labelled=False, score=0.1)), {})
     assert sentence not in page_of(report_of("detection", labelled=False), {})
 
@@ -174,15 +174,15 @@ def test_the_notes_of_the_source_and_the_rewrites_are_shown():
     text = Page(page_of(without_bench(), {})).text
     assert "weights of the EMA" in text
     assert "412 to 371" in text
-    assert "key bias dropped12 places" in text
+    assert "key bias removed12 places" in text
     assert "GELU" not in text
     report = without_bench()
     report["optimize"] = {"rewrites": {"a": {}, "b": {"new_one": 1}}, "nodes": {"a": [1, 1], "b": [2, 1]}}
     report["optimize"]["difference"] = {"a": 0.0, "b": 0.0}
     report["optimize"]["token_merging"] = {"a": {"tokens": 197, "remaining": {"1": 192, "6": 128}}}
     text = Page(page_of(report, {})).text
-    assert "197 to 192 behind block 1, 128 behind block 6" in text
-    for part in ("Exact rewrites: a", "There was nothing to rewrite.", "Exact rewrites: b", "new one1 place"):
+    assert "197 to 192 after block 1, 128 after block 6" in text
+    for part in ("Exact rewrites: a", "No rewrite applied.", "Exact rewrites: b", "new one1 place"):
         assert part in text
 
 

@@ -32,7 +32,7 @@ def test_moves_are_percents_of_the_median():
 def test_a_contest_is_one_timeline_with_its_processes_and_scenarios():
     plot = plots_of(bench(NAMES))["Timeline"]
     for variant in (plot.wide, plot.narrow):
-        for words in (*NAMES, "process 1", "process 3", "single", "offline", "seconds since the bench began"):
+        for words in (*NAMES, "process 1", "process 3", "single", "offline", "seconds since the start of the bench"):
             assert f">{words}</text>" in variant
     assert "started again" in plot.caption and "mean of all" in plot.caption
 
@@ -60,7 +60,7 @@ def test_a_sustained_run_has_a_timeline_of_its_own_from_its_beginning():
     assert list(found) == ["Timeline", "Timeline of sustain:12s"]
     assert "server:50" in label(found["Timeline"]) and "sustain" not in label(found["Timeline"])
     assert "80.0/s" in label(found["Timeline of sustain:12s"])
-    assert "since the run of the artifact began" in found["Timeline of sustain:12s"].wide
+    assert "since the start of the artifact’s run" in found["Timeline of sustain:12s"].wide
 
 
 def test_a_server_that_answered_nothing_for_a_while_has_a_gap_there():

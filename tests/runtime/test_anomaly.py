@@ -109,5 +109,5 @@ def test_engines_that_round_are_the_same_and_wrong_ones_are_not():
 
 
 def test_a_sigma_below_0_is_no_spec():
-    with pytest.raises(DecodeError, match="sigma -1: expected 0 or more pixels"):
+    with pytest.raises(DecodeError, match="sigma -1: expected >= 0 pixels"):
         decode(AnomalySpec, {"threshold": 1.0, "pixel_threshold": 1.0, "sigma": -1.0})

@@ -109,15 +109,15 @@ def test_a_type_that_numpy_lacks_is_refused(dtype):
 
 @pytest.mark.parametrize("value", [None, object()])
 def test_what_is_no_capsule_is_refused(value):
-    with pytest.raises(TensorError, match="not a DLPack capsule"):
+    with pytest.raises(TensorError, match="not a readable DLPack capsule"):
         dlpack.read(value)
 
 
 def test_an_array_in_host_memory_is_no_input_on_the_device():
-    with pytest.raises(TensorError, match="not in the memory of the GPU") as caught:
+    with pytest.raises(TensorError, match="not in GPU memory") as caught:
         borrow(Owner(sample("float32")), stream=None)
-    assert (caught.value.found, caught.value.expected) == ("DLPack device (1, 0)", "(2, 0)")
-    with pytest.raises(TensorError, match="no array in GPU memory") as caught:
+    assert (caught.value.found, caught.value.expected) == ("DLPack device (1, 0)", "DLPack device (2, 0)")
+    with pytest.raises(TensorError, match="not an array in GPU memory") as caught:
         borrow([1.0], stream=None)
     assert caught.value.found == "list"
 
@@ -138,7 +138,7 @@ def test_memory_that_its_owner_does_not_share_is_refused():
 @pytest.mark.parametrize("asked", [{"copy": True}, {"dl_device": HOST}])
 def test_a_copy_or_another_device_is_refused_as_the_array_standard_says(asked):
     array = DeviceArray.__new__(DeviceArray)  # no memory is asked for
-    with pytest.raises(BufferError, match="shared as it is"):
+    with pytest.raises(BufferError, match="cannot be exported as a copy"):
         array.__dlpack__(stream=None, max_version=(1, 0), **asked)
 
 

@@ -131,7 +131,7 @@ def test_an_example_has_one_row_of_what_is_not_counted():
 
 
 def test_rows_that_do_not_match_are_refused():
-    with flow_runner() as runner, pytest.raises(TensorError, match="different numbers of rows") as caught:
+    with flow_runner() as runner, pytest.raises(TensorError, match="differ in their number of rows") as caught:
         runner.infer({**feeds(), "points": feeds(images=3)["points"]})
     assert caught.value.found == "features 2, points 3"
 
@@ -149,7 +149,7 @@ def test_graphs_that_do_not_fit_are_refused_with_every_misfit():
         "prompt_decoder.features: takes float32[batch, 8], image_encoder.embedding is float32[batch, 4]",
         "text_encoder.tokens: nothing feeds this input",
         "text_encoder.text: the graph has no such input",
-        "output scores: there is no prompt_decoder.scores",
+        "output scores: prompt_decoder.scores does not exist",
     ]
 
 
@@ -171,19 +171,19 @@ def with_second(**changes):
     [
         (lambda flow: flow, []),
         (lambda flow: dataclasses.replace(flow, parts=()), ["the flow has no part"]),
-        (lambda flow: dataclasses.replace(flow, parts=flow.parts[::-1]), ["second.y: first.y is not made before it"]),
-        (lambda flow: dataclasses.replace(flow, parts=flow.parts[:1]), ["second: a graph that the flow does not run"]),
-        (with_second(name="third"), ["third: no such graph", "second: a graph that the flow does not run"]),
-        (with_second(feeds={"y": "first.x"}), ["second.y: there is no first.x"]),
+        (lambda flow: dataclasses.replace(flow, parts=flow.parts[::-1]), ["second.y: first.y comes from a later part"]),
+        (lambda flow: dataclasses.replace(flow, parts=flow.parts[:1]), ["second: not part of the flow"]),
+        (with_second(name="third"), ["third: no such graph", "second: not part of the flow"]),
+        (with_second(feeds={"y": "first.x"}), ["second.y: first.x does not exist"]),
         (with_second(feeds={"y": "x"}), []),
-        (with_second(batch="texts"), ["second.y: first.y has another leading axis, batch for texts"]),
+        (with_second(batch="texts"), ["second.y: first.y has the leading axis batch, expected texts"]),
         (
             with_second(carries={"y": "z"}),
             ["second.y: fed twice", "second.y: takes float32[batch, 4], second.z is int64"],
         ),
         (
             with_second(**{"token": "t"}),
-            ["second.t: the graph has no such input", "second: repeats, and gives no logits"],
+            ["second.t: the graph has no such input", "second: repeats, but has no logits"],
         ),
     ],
 )
@@ -195,6 +195,6 @@ def test_each_misfit_is_named(change, told):
 
 
 def test_nothing_says_how_unknown_graphs_run_together():
-    with pytest.raises(TargetError, match="nothing says how these graphs run together") as caught:
+    with pytest.raises(TargetError, match="unknown combination of graphs") as caught:
         flow_of_graphs({"left": PartTensors((), ()), "right": PartTensors((), ())})
     assert "encoder and decoder_step" in caught.value.expected

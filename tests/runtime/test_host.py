@@ -252,8 +252,8 @@ def test_the_facts_of_x86_and_their_order_are_what_stored_work_is_keyed_by(tmp_p
 @pytest.mark.parametrize(
     ("name", "line"),
     [
-        ("raspberry-pi-5", "works    dot products: INT8 weights are made with 8 bits"),
-        ("raspberry-pi-4b", "missing  dot products: INT8 is right with 8 bits"),
+        ("raspberry-pi-5", "works    dot products: INT8 weights use 8 bits"),
+        ("raspberry-pi-4b", "missing  dot products: INT8 with 8 bits is correct"),
     ],
 )
 def test_the_doctor_names_the_board_and_what_its_cpu_has_for_int8(hosts, name, line):

@@ -58,12 +58,12 @@ def saved(path, value):
         ("a.npy", np.zeros((1, 4, 6), ">f4"), MASK, TensorError, ">f4 [1, 4, 6]"),
         ("a.npy", np.full((1, 4, 6), np.nan, np.float32), MASK, TensorError, "NaN or infinity"),
         ("a.npy", np.array([{}]), SIZE, TensorError, "Python objects"),
-        ("a.png", np.zeros((4, 6), np.uint16), MASK, TensorError, "a PNG of the mode I;16, for float32"),
-        ("a.png", np.zeros((4, 6, 3), np.uint8), MASK, TensorError, "a PNG of the mode RGB, for float32"),
+        ("a.png", np.zeros((4, 6), np.uint16), MASK, TensorError, "a PNG with mode I;16, for float32"),
+        ("a.png", np.zeros((4, 6, 3), np.uint8), MASK, TensorError, "a PNG with mode RGB, for float32"),
         ("a.png", np.zeros((8, 6), np.uint8), MASK, TensorError, "float32 [8, 6]"),
         ("a.png", np.zeros((6, 4), np.uint8), MAP, TensorError, "uint8 [6, 4]"),
         ("a.png", GREY, SEEN, TensorError, "grey pixels"),
-        ("a.png", GREY, SIZE, TensorError, "a PNG of the mode L, for int64"),
+        ("a.png", GREY, SIZE, TensorError, "a PNG with mode L, for int64"),
     ],
 )
 def test_other_files_are_refused(tmp_path, name, value, tensor, error, found):
@@ -83,10 +83,10 @@ def test_what_is_no_file_of_numbers_is_refused(tmp_path):
         (tmp_path / name).write_bytes(content)
         with pytest.raises(error, match=r"a\.(npy|png|txt)"):
             read_input(tmp_path / name, MASK)
-    with pytest.raises(MissingFileError, match="to be the input mask") as missing:
+    with pytest.raises(MissingFileError, match="for the input mask") as missing:
         read_input(tmp_path / "none.npy", MASK)
     assert missing.value.expected == "float32 [1, 4, 6]"
-    with pytest.raises(TensorError, match="the input mask is no numpy array"):
+    with pytest.raises(TensorError, match="the input mask is not a numpy array"):
         read_input([[0.0]], MASK)
 
 
@@ -100,12 +100,12 @@ def test_a_header_that_promises_more_than_the_file_has_takes_no_memory(tmp_path)
 
 
 def test_inputs_that_are_missing_or_too_many_are_named():
-    with pytest.raises(InputError, match="the model takes an image, mask, size") as refused:
+    with pytest.raises(InputError, match="which takes an image, mask, size") as refused:
         read_further({"mask": np.zeros((1, 4, 6), np.float32)}, [MASK, SIZE])
     assert refused.value.found == "an image, mask" and "--input size=FILE" in refused.value.fix
     with pytest.raises(InputError) as refused:
         read_further({"mask": 1}, [])
-    assert refused.value.expected == "an image alone" and refused.value.fix == "leave the others out"
+    assert refused.value.expected == "only an image" and refused.value.fix == "remove the extra inputs"
     assert read_further(None, []) == {}
 
 
@@ -118,7 +118,7 @@ def test_only_what_a_task_has_no_use_for_is_brought_by_images():
 
 def test_the_refusal_names_the_input_and_what_works():
     require_image_alone("a model", (), "a server")
-    with pytest.raises(CapabilityError, match="a server takes models of images alone") as refused:
+    with pytest.raises(CapabilityError, match="a server supports only models whose single") as refused:
         require_image_alone("lanes", (MASK,), "a server")
     assert "mask: float32[batch, 1, 4, 6]" in refused.value.found and "--bind mask=VALUE" in refused.value.fix
 

@@ -73,7 +73,7 @@ def test_a_bug_is_told_with_its_traceback():
 def test_a_crash_of_native_code_is_an_error_that_says_so(number, word):
     with pytest.raises(WorkerError, match="the job died") as caught:
         run(f"print('last words', file=sys.stderr, flush=True)\nos.kill(os.getpid(), {int(number)})")
-    assert f"ended by {word}" in caught.value.found
+    assert f"killed by {word}" in caught.value.found
     assert "last words" in caught.value.found
     assert ("memory" in caught.value.fix) == (number == signal.SIGKILL)
 
@@ -85,7 +85,7 @@ def test_an_end_without_an_answer_is_an_error():
 
 
 def test_an_answer_that_is_none_is_an_error():
-    with pytest.raises(WorkerError, match="no answer") as caught:
+    with pytest.raises(WorkerError, match="invalid answer") as caught:
         run_child((sys.executable, "-c", "print('hello')"), None, "the job", lambda *step: None)
     assert "hello" in caught.value.found
 

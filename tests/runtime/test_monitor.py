@@ -154,7 +154,7 @@ def test_usual_images_are_steady_and_others_are_told_once(bundle):
         assert events[0].kind == "inputs"
         mean, low, high = events[0].statistics["mean.0"]
         assert mean == pytest.approx(63 / 2 / 255, abs=0.01) and mean < low < 0.5 < high
-        assert "these images are unlike those that the engine was calibrated with" in events[0].message
+        assert "the images differ from the calibration images" in events[0].message
         assert events[0].to_dict()["statistics"]["mean.0"] == {"mean": mean, "low": low, "high": high}
         predictor.predict_batch(list(noise(16, 3)))
         assert (monitor.state, len(events)) == ("steady", 1)
@@ -177,7 +177,7 @@ def test_every_so_many_runs_a_golden_input_is_run_and_a_broken_engine_is_told(bu
         predictor.predict_batch(list(noise(10)))
         assert (predictor.monitor.state, predictor.monitor.counts.wrong) == ("fault", 2)
         assert [event.kind for event in events] == ["canary"]
-        assert "it gave a golden answer when it was loaded, and no longer does" in events[0].message
+        assert "a golden answer was correct at loading and no longer is" in events[0].message
         monkeypatch.setattr(
             predictor.runner, "infer", lambda feeds: {k: v * (1 + 1e-6) for k, v in infer(feeds).items()}
         )
@@ -232,7 +232,7 @@ def test_answers_are_the_same_with_a_monitor(bundle):
 
 
 def test_a_bundle_without_a_reference_is_watched_as_far_as_it_can(small_bundle):
-    with pytest.warns(RuntimeWarning, match="does not say what its images are like") as told:
+    with pytest.warns(RuntimeWarning, match="has no monitor reference") as told:
         predictor = load(small_bundle, monitor=True)
     assert told[0].filename == __file__  # of whoever loads it
     with predictor, warnings.catch_warnings():
@@ -250,12 +250,12 @@ def test_a_bundle_without_a_reference_is_watched_as_far_as_it_can(small_bundle):
     ],
 )
 def test_options_that_make_no_sense_are_refused(options):
-    with pytest.raises(InputError, match="no way to watch an engine"):
+    with pytest.raises(InputError, match="invalid Monitor settings"):
         Monitor(**options)
 
 
 def test_what_is_no_monitor_is_refused(bundle):
-    with pytest.raises(InputError, match="monitor says whether"):
+    with pytest.raises(InputError, match="monitor must be"):
         load(bundle, monitor="yes")
 
 
@@ -282,7 +282,7 @@ def test_a_reference_that_is_none_is_refused(bundle, tmp_path, change):
         if entry["path"] == "monitor.json":
             entry.update(bytes=(folder / "monitor.json").stat().st_size, sha256=file_sha256(folder / "monitor.json"))
     (folder / "manifest.json").write_text(json.dumps(manifest))
-    with pytest.raises(ManifestError, match=r"monitor\.json is n"):
+    with pytest.raises(ManifestError, match=r"monitor\.json (is not|does not match)"):
         load(folder, monitor=True)
     load(folder).close()  # who does not ask for it does not read it
 
@@ -294,7 +294,7 @@ def test_a_file_of_that_name_beside_a_graph_must_be_a_reference(bundle, tmp_path
     assert reference_beside(tmp_path, 1) == good.decode()
     for channels, text in ((3, good), (1, b"\xff"), (1, b"{}")):
         file.write_bytes(text)
-        with pytest.raises(ManifestError, match="is no reference of a monitor") as caught:
+        with pytest.raises(ManifestError, match="is not a valid monitor reference") as caught:
             reference_beside(tmp_path, channels)
         assert "vitdeploy quantize" in caught.value.fix
     monkeypatch.setattr("vitdeploy.runtime.monitor_reference.MAX_BYTES", len(good) - 1)

@@ -294,7 +294,7 @@ def test_tampered_labels_are_not_used(own_bundle):
 @pytest.mark.parametrize("count", [1, 9, 11])
 def test_labels_that_do_not_fit_the_classes_are_refused(made, count):
     folder = made(labels=[f"class {i}" for i in range(count)], targets=["onnxruntime-cpu"])
-    with pytest.raises(ManifestError, match="does not fit the engine") as caught:
+    with pytest.raises(ManifestError, match="does not match the classes of the engine") as caught:
         load(folder)
     assert caught.value.found == f"{count} labels"
 

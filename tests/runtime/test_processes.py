@@ -113,7 +113,7 @@ def goes_on():
     try:
         next(answers)
     except ClosedError as error:
-        assert "stream was begun before this process was forked" in error.message, error
+        assert "the stream was started before this process was forked" in error.message, error
 
 for act in (predicts, closes, goes_on):
     child = os.fork()

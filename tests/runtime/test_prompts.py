@@ -48,7 +48,7 @@ def test_images_are_padded_as_transformers_does(size):
 
 
 def test_a_size_that_is_not_padded_to_is_refused():
-    with pytest.raises(ValueError, match="longest-pad pads to it"):
+    with pytest.raises(ValueError, match="must equal resize .* with longest-pad"):
         PreprocessSpec((48, 48), (48, 64), fit="longest-pad")
 
 
@@ -86,25 +86,25 @@ def test_an_input_that_is_cropped_moves_points():
 @pytest.mark.parametrize(
     ("given", "told"),
     [
-        ({}, "no prompt is given"),
+        ({}, "no prompt: points or boxes"),
         ({"points": [(100, 3)]}, "x 100, y 3 in an image of 100x60"),
         ({"points": [(3, -1)]}, "x 3, y -1 in an image of 100x60"),
-        ({"points": [(3, float("nan"))]}, "these are no prompts"),
-        ({"points": [3, 4]}, "these are no prompts"),
-        ({"points": [(1, 2, 3)]}, "these are no prompts"),
-        ({"points": []}, "these are no prompts"),
-        ({"points": "middle"}, "these are no prompts"),
-        ({"points": [["3", "4"]]}, "these are no prompts"),
-        ({"points": [[True, True]]}, "these are no prompts"),
-        ({"points": [[(1, 2)], [(1, 2), (3, 4)]]}, "these are no prompts"),
-        ({"points": [(1, 2)], "labels": [2]}, "no labels of the points"),
-        ({"points": [(1, 2)], "labels": [1, 0]}, "no labels of the points"),
-        ({"points": [(1, 2)], "labels": ["in"]}, "no labels of the points"),
-        ({"boxes": [1, 2, 3, 4], "labels": [1]}, "labels are given, and no points"),
+        ({"points": [(3, float("nan"))]}, "prompts have an unexpected shape or type"),
+        ({"points": [3, 4]}, "prompts have an unexpected shape or type"),
+        ({"points": [(1, 2, 3)]}, "prompts have an unexpected shape or type"),
+        ({"points": []}, "prompts have an unexpected shape or type"),
+        ({"points": "middle"}, "prompts have an unexpected shape or type"),
+        ({"points": [["3", "4"]]}, "prompts have an unexpected shape or type"),
+        ({"points": [[True, True]]}, "prompts have an unexpected shape or type"),
+        ({"points": [[(1, 2)], [(1, 2), (3, 4)]]}, "prompts have an unexpected shape or type"),
+        ({"points": [(1, 2)], "labels": [2]}, "labels do not match the points"),
+        ({"points": [(1, 2)], "labels": [1, 0]}, "labels do not match the points"),
+        ({"points": [(1, 2)], "labels": ["in"]}, "labels do not match the points"),
+        ({"boxes": [1, 2, 3, 4], "labels": [1]}, "labels without points"),
         ({"boxes": [1, 2, 101, 4]}, "1,2,101,4 in an image of 100x60"),
         ({"boxes": [30, 2, 3, 4]}, "30,2,3,4 in an image of 100x60"),
-        ({"boxes": [1, 2, 3]}, "these are no prompts"),
-        ({"points": [(1, 2)], "boxes": [[1, 2, 3, 4], [5, 6, 7, 8]]}, "points of 1 prompts, 2 boxes"),
+        ({"boxes": [1, 2, 3]}, "prompts have an unexpected shape or type"),
+        ({"points": [(1, 2)], "boxes": [[1, 2, 3, 4], [5, 6, 7, 8]]}, "points for 1 prompts, 2 boxes"),
     ],
 )
 def test_what_is_no_prompt_of_the_image_is_refused(given, told):
@@ -163,8 +163,8 @@ def test_an_answer_tells_its_best_mask():
     assert (answer.best, answer.score, answer.box, both[1].box) == (1, 0.75, (3, 2, 7, 5), None)
     assert (both.mask.sum(), both.score, len(both)) == (12, 0.75, 2)
     assert str(both).splitlines() == [
-        "a mask of 25.0 % of the image in 3,2,7,5, IoU 0.75 promised, the best of 2",
-        "a mask of 0.0 % of the image, IoU 0.50 promised",
+        "a mask of 25.0 % of the image in 3,2,7,5, predicted IoU 0.75, the best of 2",
+        "a mask of 0.0 % of the image, predicted IoU 0.50",
     ]
     document = both.to_dict()
     assert (document["width"], document["height"], document["prompts"][0]["area"]) == (8, 6, 12)

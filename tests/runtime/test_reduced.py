@@ -120,5 +120,5 @@ def test_runs_at_once_give_the_same_answers(small_export, tmp_path, digits, targ
 
 @pytest.mark.parametrize("streams", [0, -1, 1.5, "2", None])
 def test_streams_are_a_whole_number_from_one_on(small_bundle, streams):
-    with pytest.raises(InputError, match="streams are runs at once"):
+    with pytest.raises(InputError, match="streams must be a positive integer"):
         load(small_bundle, streams=streams)

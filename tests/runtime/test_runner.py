@@ -96,7 +96,7 @@ def test_other_input_names_are_refused(echo, names):
 
 @pytest.mark.parametrize("dtype", ["float32", "int8", "uint16", "bool", "int64"])
 def test_another_dtype_is_refused(echo, dtype):
-    with pytest.raises(TensorError, match="'image' does not fit") as caught:
+    with pytest.raises(TensorError, match="dtype or shape of input 'image'") as caught:
         echo.infer(feeds(image=np.zeros((2, 4, 4, 3), dtype)))
     assert caught.value.found == f"{dtype} [2, 4, 4, 3]"
     assert caught.value.expected == f"uint8 {[echo.batch, 4, 4, 3]}"
@@ -104,14 +104,14 @@ def test_another_dtype_is_refused(echo, dtype):
 
 @pytest.mark.parametrize("shape", [(4, 4, 3), (2, 3, 4, 4), (2, 4, 4, 1), (2, 4, 4, 3, 1), (), (0, 4, 4, 3)])
 def test_another_shape_and_an_empty_batch_are_refused(echo, shape):
-    with pytest.raises(TensorError, match="does not fit") as caught:
+    with pytest.raises(TensorError, match="wrong dtype or shape") as caught:
         echo.infer(feeds(image=np.zeros(shape, np.uint8)))
     assert str(list(shape)) in caught.value.found
 
 
 def test_numbers_in_the_other_byte_order_are_refused(echo):
     swapped = np.ones(1, np.dtype(np.float32).newbyteorder("S"))
-    with pytest.raises(TensorError, match="'scale' does not fit"):
+    with pytest.raises(TensorError, match="dtype or shape of input 'scale'"):
         echo.infer(feeds(scale=swapped))
 
 
@@ -365,7 +365,7 @@ def broken_graph(path, kind, good):
 @pytest.mark.parametrize("kind", ["empty", "text", "cut"])
 def test_a_broken_graph_is_an_engine_error(runtime, kind, tmp_path, small_export):
     graph = broken_graph(tmp_path / "model.onnx", kind, small_export / "model.onnx")
-    with pytest.raises(EngineError, match="refuses") as caught:
+    with pytest.raises(EngineError, match="cannot load") as caught:
         RUNNERS[runtime](graph, name="broken").load()
     assert caught.value.exit_code == 4
     assert str(graph) in caught.value.message
@@ -452,9 +452,9 @@ def test_a_half_precision_that_this_cpu_lacks_is_told_and_not_replaced(small_exp
         if precision.upper() in has:
             runner.load().close()
             continue
-        with pytest.raises(CapabilityError, match=f"engine was made for a CPU that has {precision}") as refused:
+        with pytest.raises(CapabilityError, match=f"engine needs a CPU with {precision}") as refused:
             runner.load()
-        assert refused.value.found.startswith("OpenVINO computes it in ")
+        assert refused.value.found.startswith("OpenVINO runs it in ")
 
 
 @pytest.mark.parametrize("streams", [1, 2])

@@ -175,7 +175,7 @@ def test_no_sources_give_no_results(ort):
     ],
 )
 def test_what_is_no_array_of_tokens_is_refused(ort, source, found):
-    with pytest.raises(TensorError, match="no array of tokens") as caught:
+    with pytest.raises(TensorError, match="not an array of tokens") as caught:
         ort.decode(source)
     assert caught.value.found == found
 
@@ -188,7 +188,7 @@ def test_a_source_that_is_too_long_is_refused(ort):
 
 @pytest.mark.parametrize("token", [13, -1, 2**40])
 def test_tokens_outside_the_vocabulary_are_refused(ort, token):
-    with pytest.raises(TensorError, match="does not know") as caught:
+    with pytest.raises(TensorError, match="outside the vocabulary") as caught:
         ort.decode(np.array([[3, token]]))
     assert (caught.value.found, caught.value.expected) == (str(token), "0 to 12")
 
@@ -246,5 +246,5 @@ class Caches(Runner):
 def test_a_cache_may_be_empty_and_a_batch_may_not():
     with Caches("caches") as runner:
         assert runner.infer({"past_key_0": np.zeros((2, 4, 0, 8), np.float32)})["past_key_0"].shape == (2, 4, 0, 8)
-        with pytest.raises(TensorError, match="does not fit"):
+        with pytest.raises(TensorError, match="wrong dtype or shape"):
             runner.infer({"past_key_0": np.zeros((0, 4, 3, 8), np.float32)})

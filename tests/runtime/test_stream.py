@@ -98,13 +98,13 @@ def test_a_tensor_that_does_not_fit_is_refused(predictor, images, spoil):
     pixels = np.stack([load_pixels(image, predictor.preprocess) for image in images])
     with pytest.raises(TensorError):
         predictor.predict_tensor(spoil(pixels))
-    with pytest.raises(TensorError, match="sizes of other images"):
+    with pytest.raises(TensorError, match="sizes must have one entry per image"):
         predictor.predict_tensor(pixels, sizes=[(1, 1)])
 
 
 def test_normalised_tensors_are_not_taken_for_pixels(predictor, images):
     pixels = np.stack([load_pixels(image, predictor.preprocess) for image in images])
-    with pytest.raises(TensorError, match="does not fit"):
+    with pytest.raises(TensorError, match="wrong dtype or shape"):
         predictor.predict_tensor(normalise(pixels, predictor.preprocess))
 
 
@@ -129,7 +129,7 @@ def test_the_choice_of_an_engine_is_explained(small_bundle):
     with load(small_bundle) as predictor:
         assert predictor.why == "onnxruntime-cpu-fp32: the bundle's only engine"
     with load(small_bundle, "onnxruntime-cpu") as predictor:
-        assert predictor.why == "onnxruntime-cpu-fp32: asked for onnxruntime-cpu"
+        assert predictor.why == "onnxruntime-cpu-fp32: selected by the target onnxruntime-cpu"
 
 
 def test_an_engine_that_does_not_answer_does_not_work_here(small_bundle, monkeypatch):

@@ -25,7 +25,7 @@ def test_the_machine_that_built_an_engine_runs_it():
 @pytest.mark.parametrize("key", ["tensorrt", "gpu", "compute_capability", "driver", "os"])
 def test_an_engine_of_another_machine_is_refused_with_both_named(key):
     recorded = {**HERE, key: "9.9"}
-    with pytest.raises(EngineError, match="vit was built for another machine") as caught:
+    with pytest.raises(EngineError, match="vit was built for a different machine") as caught:
         refuse_other_device("vit", recorded, HERE, "do this")
     assert caught.value.found == f"{key} 9.9"
     assert caught.value.expected == f"{key} {HERE[key]}"

@@ -43,8 +43,8 @@ def test_an_engine_without_a_record_has_8_bits_where_it_has_int8():
 def test_8_bits_are_warned_of_where_they_saturate():
     [text] = weight_remarks(engine("int8", 8), HASWELL)
     assert text == (
-        "warning: openvino-cpu-int8: weights of 8 bits saturate on this CPU, which has no VNNI: answers may be wrong; "
-        "vitdeploy quantize --no-vnni makes weights of 7"
+        "warning: openvino-cpu-int8: 8-bit weights may saturate on this CPU, which has no VNNI: answers may be wrong; "
+        "vitdeploy quantize --no-vnni makes 7-bit weights"
     )
     assert saturation_warning(8, HASWELL) in text
     assert weight_remarks(engine("int8", 7), HASWELL) == weight_remarks(engine("fp32", None), HASWELL) == []
@@ -52,7 +52,7 @@ def test_8_bits_are_warned_of_where_they_saturate():
 
 def test_7_bits_are_told_of_where_8_would_do():
     [text] = weight_remarks(engine("int8", 7), CASCADE_LAKE)
-    assert text.startswith("note: openvino-cpu-int8 is made for CPUs without VNNI, which this one has")
+    assert text.startswith("note: openvino-cpu-int8 has 7-bit weights for CPUs without VNNI (this CPU has it)")
     assert saturation_warning(7, CASCADE_LAKE) == ""
     assert weight_remarks(engine("int8", 8), CASCADE_LAKE) == weight_remarks(engine("fp32", None), CASCADE_LAKE) == []
 
@@ -61,6 +61,6 @@ def test_7_bits_are_told_of_where_8_would_do():
 def test_7_bits_on_arm_are_not_told_of_vnni_that_no_arm_has(isa):
     [text] = weight_remarks(engine("int8", 7), isa)
     assert text.startswith(
-        "note: openvino-cpu-int8 is made for x86 CPUs without VNNI: weights of 8 bits would be nearer"
+        "note: openvino-cpu-int8 has 7-bit weights for x86 CPUs without VNNI: 8-bit weights would be closer"
     )
     assert weight_remarks(engine("int8", 8), isa) == []

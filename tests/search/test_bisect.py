@@ -251,5 +251,5 @@ def test_answers_of_the_float_graph_that_are_not_finite_are_refused(splice):
     model = mlps()
     broken = copy(model)
     spoil(broken, "blocks.5.fc2.bias", lambda bias: bias * np.nan)
-    with pytest.raises(DataError, match="the float graph's own answers are not finite"):
+    with pytest.raises(DataError, match="the outputs of the float graph are not finite"):
         splice(broken, model, "onnxruntime-cpu")

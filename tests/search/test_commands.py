@@ -42,7 +42,7 @@ def test_sensitivity_names_the_guilty_layer_and_writes_a_page(here, quantize, tm
 
 def test_mixed_leaves_the_guilty_layer_in_float_and_the_engine_says_mixed(here, quantize, table, tmp_path):
     done = here(*quantize, "--precision", "mixed", "--json")
-    assert done.document["float"][PLANTED] == "worth its time in float"
+    assert done.document["float"][PLANTED] == "float is worth its extra time"
     overrides = [each["override"] for each in done.document["mixed"]["taken"]]
     assert next(override["layer"] for override in overrides if override["kind"] == "float") == PLANTED
     assert f"  {PLANTED} in float: +10.0 us" in done.stderr

@@ -179,7 +179,7 @@ def test_a_small_model_has_them_in_fp32(small_export, calibrated, samples, tmp_p
 
 def test_of_unknown_sizes_they_are_in_fp32(small_export, calibrated, samples, monkeypatch, tmp_path):
     def unknown(model, batch):
-        raise GraphError("the size of what a layer reads is not known")
+        raise GraphError("the input size of a layer is unknown")
 
     monkeypatch.setattr(stages, "LEAST_MACS", 0)
     monkeypatch.setattr(stages.costs, "workload_of", unknown)
@@ -200,5 +200,5 @@ def test_a_device_may_lack_bf16_and_may_not_add_it(in_bf16):
     engine, _ = in_bf16
     engine = dataclasses.replace(engine, float_rest="bf16")
     asked = PlacedArtifact("x", TARGET, "int8", 1, (), weight_bits=engine.weight_bits)
-    with pytest.raises(DeviceResultError, match="float operators that were not asked for"):
+    with pytest.raises(DeviceResultError, match="float operators in another precision"):
         check_engine("board", engine, asked)

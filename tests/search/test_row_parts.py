@@ -129,7 +129,7 @@ def test_an_engine_in_parts_keeps_the_placement_and_answers_the_same(placed, tmp
             answers.append(runner.infer({runner.inputs[0].name: pixels}))
     whole, split_engine, more = engines
     assert (whole.row_parts, split_engine.row_parts, more.row_parts) == (None, (16, 1), (24,))
-    assert (more.kernels, more.rows_told) == (whole.kernels, "24 rows in place of one a token")
+    assert (more.kernels, more.rows_told) == (whole.kernels, "padded to 24 rows")
     assert "row_parts" not in encode(whole)
     assert split_engine.kernels["int8"] > whole.kernels["int8"]
     assert (tmp_path / "whole" / "graph.onnx").read_bytes() == (tmp_path / "parts" / "graph.onnx").read_bytes()
@@ -163,11 +163,11 @@ def test_parts_on_the_command_line(text, parts):
 
 
 def test_other_text_is_refused():
-    with pytest.raises(ValueError, match="'half' is not auto, none or rows, such as 192,5 or 200"):
+    with pytest.raises(ValueError, match="'half' is not auto, none or row counts such as 192,5 or 200"):
         parts_of_text("half")
 
 
 def test_parts_are_for_int8_on_openvino(small_export, tmp_path):
     graph = small_export / "model.onnx"
-    with pytest.raises(CapabilityError, match="does not compute the rows of this graph in parts"):
+    with pytest.raises(CapabilityError, match="cannot split the token rows of this graph"):
         vitdeploy.compile(graph, "openvino-cpu", tmp_path / "float", split_rows=(16, 1), progress=False)

@@ -103,7 +103,7 @@ def test_what_is_told_of_a_layer_is_what_was_measured_and_folded():
     )
     told = []
     ours = measure_sensitivity(trials, "openvino-cpu", lambda *each: told.append(each))
-    assert told == [("layers in front of Mod", i, 2) for i in range(3)]
+    assert told == [("layers before Mod", i, 2) for i in range(3)]
     assert ours.impassable == ("Mod",)
     assert (ours.target, ours.images, ours.unit) == ("openvino-cpu", 3, "relative squared error")
     assert (ours.distance, ours.total) == (15.0, 12.0)

@@ -46,7 +46,7 @@ def test_full_batches_run_in_streams_where_those_are_faster(openvino_bundle, mon
     images = np.random.default_rng(0).integers(0, 256, (4, 8, 8, 1), np.uint8)
     with load_engines(openvino_bundle, max_batch=4) as engines, load(openvino_bundle) as predictor:
         assert engines.workers == (2 if kept else 1)
-        assert (", 2 at a time from 8 on" in engines.describe()) == kept
+        assert ("(2 in parallel from 8)" in engines.describe()) == kept
         assert engines.plan(7, 0).alone  # work for one stream and a half
         assert engines.plan(3, 1) is None
         assert (engines.plan(4, 1) is None) == (not kept)
@@ -82,7 +82,7 @@ def test_an_engine_with_a_static_batch_is_padded(static_bundle):
     images = np.random.default_rng(0).integers(0, 256, (2, 8, 8, 1), np.uint8)
     with load_engines(static_bundle, max_batch=8) as engines:
         assert engines.model.max_batch == 3
-        assert engines.describe() == "batches of 3, the engine's own; fewer images are padded"
+        assert engines.describe() == "batches of 3 (fixed in the engine); smaller batches are padded"
         assert (engines.plan(1, 0).images, engines.plan(1, 1)) == (3, None)
         assert np.allclose(engines.plan(2, 0).run(images)["logits"], images.reshape(2, 4, 16).sum(2) / np.float32(255))
 

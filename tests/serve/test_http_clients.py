@@ -238,8 +238,8 @@ def test_base64_in_the_forms_that_clients_send(server, odd_image, form):
     ("text", "told"),
     [
         ("iVBO*w0K", "found: '*' after 4 characters"),
-        ("iVBOR", "found: 5 characters, so some are missing"),
-        ("data:image/svg+xml,<svg/>", "data URL that is not in Base64"),
+        ("iVBOR", "found: 5 characters, which is incomplete"),
+        ("data:image/svg+xml,<svg/>", "data URL without Base64"),
         (7, "found: int"),
     ],
 )

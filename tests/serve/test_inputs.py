@@ -113,7 +113,7 @@ def test_tensors_come_by_their_names(served):
         ([("file", png(PIXELS[0])), ("mask", npy(MASKS[0].astype(np.float64)))], 400, "float64 [1, 8, 8]"),
         ([("file", png(PIXELS[0])), ("mask", npy(np.array([{}])))], 400, "object [1]"),
         ([("file", png(PIXELS[0])), ("mask", npy(MASKS[0])[:-9])], 400, "the input mask cannot be read"),
-        ([("file", png(PIXELS[0])), ("mask", b"none")], 400, "the input mask is no file of it"),
+        ([("file", png(PIXELS[0])), ("mask", b"none")], 400, "the input mask is neither a .npy nor a .png file"),
         ([("file", png(PIXELS[0])), ("mask", png(np.zeros((8, 8), np.uint16)))], 400, "mode I;16"),
     ],
 )
@@ -127,4 +127,4 @@ def test_a_model_of_images_alone_takes_no_other_file(engines):
     grey = png(np.zeros((8, 8), np.uint8))
     with Running(engines) as running:
         status, answer = asked(running, *form(("file", grey), ("mask", grey)))
-    assert status == 400 and "this model takes no inputs" in json.dumps(answer)
+    assert status == 400 and "this model does not accept inputs" in json.dumps(answer)

@@ -64,4 +64,4 @@ def test_drift_is_counted_and_logged_once(tmp_path, told):
     (line,) = [line for line in told if line.get("event")]
     assert (line["event"], line["level"], line["engine"]) == ("monitor inputs", "warning", "onnxruntime-cpu-fp32")
     assert line["statistics"]["mean.0"]["mean"] < line["statistics"]["mean.0"]["low"]
-    assert line["message"].startswith("onnxruntime-cpu-fp32: these images are unlike")
+    assert line["message"].startswith("onnxruntime-cpu-fp32: the images differ from")

@@ -104,7 +104,7 @@ def test_a_port_in_use_is_told(served_bundle):
 def test_an_address_of_another_machine_is_told(served_bundle):
     error = serve(served_bundle, "--host", "192.0.2.1", "--port", 0)
     assert isinstance(error, HostError)
-    assert "cannot listen at 192.0.2.1" in error.message
+    assert "cannot listen on 192.0.2.1" in error.message
     assert isinstance(serve(served_bundle, "--host", "no such host", "--port", 0), HostError)
 
 

@@ -77,7 +77,7 @@ def test_a_predictor_that_is_closed_while_it_is_asked_says_so(bundle):
 
 def test_an_encoder_that_gives_no_numbers_is_told_to_who_watches(bundle, monkeypatch):
     events = []
-    with pytest.warns(RuntimeWarning, match="does not say what its images are like"):
+    with pytest.warns(RuntimeWarning, match="has no monitor reference"):
         predictor = load(bundle, monitor=Monitor(share=float("inf"), on_event=events.append))
     with predictor:
         predictor.embed(picture(100))
@@ -150,7 +150,7 @@ def test_so_many_bytes_are_kept_and_no_more(engines):
         ask(server, picture(3), POINT)
         assert ask(server, None, POINT, image_id=ids[0])[0] == 200
         status, _, answer = ask(server, None, POINT, image_id=ids[1])
-        assert (status, answer) == (404, {"error": f"no image {ids[1]} is kept: send the file again"})
+        assert (status, answer) == (404, {"error": f"image {ids[1]} is not cached: send the file again"})
     with Running(engines, kept=0) as server:
         found = ask(server, picture(1), POINT)[2]
         assert ask(server, None, POINT, image_id=found["image_id"])[0] == 404
@@ -201,22 +201,26 @@ def test_a_client_that_left_takes_its_image_with_it(engines, monkeypatch):
 @pytest.mark.parametrize(
     ("status", "error", "prompts"),
     [
-        (422, "prompts[0]: a point lies outside of the image; found: x 96, y 5 in an image of 96x64; expected: x from 0",
+        (422, "prompts[0]: a point is outside the image; found: x 96, y 5 in an image of 96x64; expected: 0 <= x < 96",
          [{"points": [[96, 5]]}]),
-        (422, "prompts[1]: a point lies outside of the image; found: x -1, y 5", [*POINT, {"points": [[-1, 5]]}]),
-        (422, "prompts[0]: a box does not lie in the image; found: 50,10,20,60", [{"box": [50, 10, 20, 60]}]),
-        (422, 'prompts[0]: these are no prompts; found: [["40", "30"]]', [{"points": [["40", "30"]]}]),
-        (422, "prompts[0]: these are no prompts; found: [[true, true]]", [{"points": [[True, True]]}]),
-        (422, "prompts[0]: these are no prompts; found: [1, 2]; expected: points [n, 2]: x, y", [{"points": [1, 2]}]),
-        (422, "prompts[0]: these are no prompts; found: everything", [{"points": "everything"}]),
-        (422, "prompts[0]: these are no prompts; found: [1, 2]; expected: box [4]", [{"box": [1, 2]}]),
-        (422, "prompts[0]: more than one prompt; found: 2 prompts", [{"points": [[[1, 2]], [[3, 4]]]}]),
-        (422, "prompts[0]: these are no labels of the points; found: [2]", [{"points": [[1, 2]], "labels": [2]}]),
-        (422, "prompts[0]: labels are given, and no points", [{"labels": [1], "box": [1, 2, 3, 4]}]),
-        (422, "prompts[0]: no prompt is given: nothing says which object is meant; expected: points", [{}]),
-        (422, "no prompt is given", []),
-        (422, "a prompt of too many points; found: 4 points; expected: at most 3", [{"points": [[1, 2]] * 4}]),
-        (422, "too many prompts; found: 10000; expected: at most 8 at once, ask for the others by", POINT * 10_000),
+        (422, "prompts[1]: a point is outside the image; found: x -1, y 5", [*POINT, {"points": [[-1, 5]]}]),
+        (422, "prompts[0]: a box is not inside the image; found: 50,10,20,60", [{"box": [50, 10, 20, 60]}]),
+        (422, 'prompts[0]: prompts have an unexpected shape or type; found: [["40", "30"]]',
+         [{"points": [["40", "30"]]}]),
+        (422, "prompts[0]: prompts have an unexpected shape or type; found: [[true, true]]",
+         [{"points": [[True, True]]}]),
+        (422, "prompts[0]: prompts have an unexpected shape or type; found: [1, 2]; expected: points [n, 2]: x, y",
+         [{"points": [1, 2]}]),
+        (422, "prompts[0]: prompts have an unexpected shape or type; found: everything", [{"points": "everything"}]),
+        (422, "prompts[0]: prompts have an unexpected shape or type; found: [1, 2]; expected: box [4]",
+         [{"box": [1, 2]}]),
+        (422, "prompts[0] has more than one prompt; found: 2 prompts", [{"points": [[[1, 2]], [[3, 4]]]}]),
+        (422, "prompts[0]: labels do not match the points; found: [2]", [{"points": [[1, 2]], "labels": [2]}]),
+        (422, "prompts[0]: labels without points", [{"labels": [1], "box": [1, 2, 3, 4]}]),
+        (422, "prompts[0]: no prompt: points or boxes are needed to select an object; expected: points", [{}]),
+        (422, "no prompt: points or boxes are needed", []),
+        (422, "a prompt has too many points; found: 4 points; expected: at most 3", [{"points": [[1, 2]] * 4}]),
+        (422, "too many prompts; found: 10000; expected: at most 8 per request; send the others with", POINT * 10_000),
         (400, "prompts must be a list of objects", {"points": [[1, 2]]}),
         (400, "prompts must be a list of objects", [[1, 2]]),
         (400, "prompts have unknown keys point; expected: points, labels, box", [{"point": [1, 2]}]),
@@ -231,22 +235,22 @@ def test_prompts_that_are_none_are_refused(server, status, error, prompts):
 @pytest.mark.parametrize(
     ("status", "error", "body", "headers"),
     [
-        (422, "no prompt is given: nothing says", form(picture()), FORM),
+        (422, "no prompts: the request does not say", form(picture()), FORM),
         (400, "prompts is not valid JSON", form(picture(), prompts="[{"), FORM),
-        (400, "prompts is given twice", form(picture(), prompts=1).replace(b"--end--", form(None, prompts=2)), FORM),
-        (400, "the form holds no file", form(None, prompts="[]"), FORM),
-        (400, "image_id must be one that an answer had", form(None, prompts="[]", image_id="cat"), FORM),
-        (400, "both an image and an image_id", form(picture(), image_id="sha256:" + 64 * "0"), FORM),
-        (404, "no image sha256:0", form(None, prompts=json.dumps(POINT), image_id="sha256:" + 64 * "0"), FORM),
+        (400, "duplicate field prompts", form(picture(), prompts=1).replace(b"--end--", form(None, prompts=2)), FORM),
+        (400, "the form has no file", form(None, prompts="[]"), FORM),
+        (400, "image_id must be the image_id of an answer", form(None, prompts="[]", image_id="cat"), FORM),
+        (400, "send either an image or an image_id", form(picture(), image_id="sha256:" + 64 * "0"), FORM),
+        (404, "image sha256:0", form(None, prompts=json.dumps(POINT), image_id="sha256:" + 64 * "0"), FORM),
         (400, "masks must be png or rle", form(picture(), prompts="[]", masks="svg"), FORM),
         (400, "multimask must be true or false", form(picture(), prompts="[]", multimask="3"), FORM),
-        (400, "this model takes no texts; found: the task promptable-segmentation; expected: image_id, prompts,",
+        (400, "this model does not accept texts; found: the task promptable-segmentation; expected: image_id, prompts,",
          form(picture(), texts="[]"), FORM),
         (400, "cannot be read as an image", form(b"no image", prompts=json.dumps(POINT)), FORM),
         (400, "unknown fields file", json.dumps({"file": "a"}), JSON),
         (400, "image must be a file in Base64", json.dumps({"image": "\u00e9"}), JSON),
-        (400, "image must be a file in Base64", json.dumps({"image": [1]}), JSON),
-        (400, "the body holds no file", json.dumps({"prompts": []}), JSON),
+        (400, "image must be a string with a file in Base64", json.dumps({"image": [1]}), JSON),
+        (400, "the body has no file", json.dumps({"prompts": []}), JSON),
         (400, "not valid JSON", '{"prompts": [NaN]}', JSON),
     ],
 )  # fmt: skip
@@ -272,9 +276,9 @@ def test_prompts_without_end_are_asked_as_far_as_their_masks_fit(bundle):
             alone = image.masks([[place % 96, place % 64]])[0]
             assert (many[place].masks == alone.masks).all() and many[place].scores == alone.scores
         large = predictor.embed(Image.new("RGB", (4000, 3000)))
-        with pytest.raises(InputError, match="masks of so many prompts do not fit") as caught:
+        with pytest.raises(InputError, match="too many prompts: their masks do not fit") as caught:
             large.masks([[[5, 5]]] * 120)
-        assert (caught.value.found, caught.value.expected) == ("360 masks of 4000x3000 pixels", "at most 357")
+        assert (caught.value.found, caught.value.expected) == ("360 masks of 4000x3000 pixels", "at most 357 masks")
 
 
 def test_tensors_are_asked_as_the_protocol_says(server, engines):
@@ -291,7 +295,7 @@ def test_tensors_are_asked_as_the_protocol_says(server, engines):
     assert (status, [each["shape"] for each in answer["outputs"]]) == (200, [[2, 4, 12, 12], [2, 4]])
     inputs[2] |= {"shape": [1, 4], "data": inputs[2]["data"][:4]}
     status, _, answer = server.ask("POST", "/v2/models/squares/infer", json.dumps({"inputs": inputs}), JSON)
-    assert (status, answer["error"]) == (400, "inputs of different batches: image 2, points 2, labels 1")
+    assert (status, answer["error"]) == (400, "inputs with different batch sizes: image 2, points 2, labels 1")
 
 
 def test_an_engine_of_a_fixed_batch_gives_the_same(tmp_path, server):

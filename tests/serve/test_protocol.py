@@ -119,7 +119,7 @@ def test_metadata_names_every_tensor_with_a_free_batch():
 WRONG = {
     "not valid JSON": (b"{", None),
     "not valid JSON: unexpected character": (b'{"inputs": [NaN]}', None),
-    "no JSON object": (b"[]", None),
+    "is not a JSON object": (b"[]", None),
     "maximum recursion|not valid JSON|inputs must": (b'{"inputs": ' + b"[" * 100_000, None),
     "inputs must be a list": (b'{"inputs": 3}', None),
     "inputs must be a list of": (b"{}", None),
@@ -132,32 +132,34 @@ WRONG = {
     "shape must be a list of positive integers": infer(shape=[True, 2, 2]),
     r"shape \[1, 4\], but the model takes \['n', 2, 2\]": infer(shape=[1, 4]),
     r"shape \[1, 2, 3\]": infer(shape=[1, 2, 3]),
-    "5 images, but one request may have 4": infer(shape=[5, 2, 2]),
+    "5 images, but a request may have at most 4": infer(shape=[5, 2, 2]),
     r"data of shape \[3\]": infer([1, 2, 3]),
     r"data of shape \[2, 1, 2\]": infer([[[1, 2]], [[3, 4]]]),
-    "data is no list": infer("abcd"),
-    "else than UINT8": infer([1, 2, 3, 4.5]),
-    "else than UINT8 ": infer([1, 2, 3, "4"]),
-    "else than UINT8 n": infer([1, 2, 3, None]),
-    "else than UINT8 nu": infer([1, [2], 3, 4]),
-    "else than UINT8 num": infer([1, 2, 3, 10**30]),
-    "else than UINT8 numb": infer([True, False, True, True]),
-    "beyond UINT8, 0 to 255": infer([1, 2, 3, 256]),
-    "beyond UINT8": infer([1, 2, 3, -1]),
-    "3 bytes, but uint8 .* has 4": infer(body=b"abc"),
-    "1 bytes more than the inputs need": infer(body=b"abcde", size=4),
-    "binary_data_size 5, but 4 bytes are there": infer(body=b"abcd", size=5),
+    "data must be a list": infer("abcd"),
+    "only UINT8": infer([1, 2, 3, 4.5]),
+    "only UINT8 ": infer([1, 2, 3, "4"]),
+    "only UINT8 n": infer([1, 2, 3, None]),
+    "only UINT8 nu": infer([1, [2], 3, 4]),
+    "only UINT8 num": infer([1, 2, 3, 10**30]),
+    "only UINT8 numb": infer([True, False, True, True]),
+    "out of range for UINT8, 0 to 255": infer([1, 2, 3, 256]),
+    "out of range for UINT8": infer([1, 2, 3, -1]),
+    "3 bytes, but uint8 .* needs 4": infer(body=b"abc"),
+    "1 extra bytes after the inputs": infer(body=b"abcde", size=4),
+    "binary_data_size 5, but 4 bytes are left": infer(body=b"abcd", size=5),
     "binary_data_size -1": infer(body=b"abcd", size=-1),
     "binary_data_size True": infer(body=b"abcd", size=True),
     "id must be a string": infer(id=3),
     "parameters must be an object": infer(parameters=3),
     "outputs must be": infer(outputs=3),
-    r"outputs \['scores'\], but the model gives \['logits', 'features'\]": infer(outputs=[{"name": "scores"}]),
-    "outputs .*, but the model gives": infer(outputs=[{"name": "logits"}, {"name": "logits"}]),
+    r"outputs \['scores'\], but the model has \['logits', 'features'\]": infer(outputs=[{"name": "scores"}]),
+    "outputs .*, but the model has": infer(outputs=[{"name": "logits"}, {"name": "logits"}]),
     "outputs .*, but": infer(outputs=[{"name": ["logits"]}]),
     "binary_data must be true or false": infer(outputs=[{"name": "logits", "parameters": {"binary_data": 1}}]),
     "binary_data_output must be": infer(parameters={"binary_data_output": "yes"}),
-    "classification is of an extension": infer(outputs=[{"name": "logits", "parameters": {"classification": 2}}]),
+    "classification belongs to an unsupported extension": infer(
+        outputs=[{"name": "logits", "parameters": {"classification": 2}}]
+    ),
 }
 
 
@@ -180,9 +182,9 @@ def test_an_input_has_data_once():
 @pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
 def test_numbers_that_are_none_are_refused(dtype):
     for value in (np.nan, np.inf):
-        with pytest.raises(Refusal, match="NaN, infinity, or a number beyond"):
+        with pytest.raises(Refusal, match="NaN, infinity, or a number out of range"):
             from_binary(np.array([1, value], dtype).tobytes(), dtype, [2], "x")
-    with pytest.raises(Refusal, match="beyond FP16"):
+    with pytest.raises(Refusal, match="out of range for FP16"):
         from_json([1e6], "float16", [1], "x")
     with pytest.raises(Refusal) as refusal:
         to_json(np.array([1, np.nan], dtype), "logits")

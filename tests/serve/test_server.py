@@ -130,7 +130,7 @@ def bomb():
     ("status", "error", "method", "path", "body", "headers"),
     [
         (404, "Not Found", "GET", "/v3", None, {}),
-        (404, "no model cats; there is quarters, version 1", "GET", "/v2/models/cats", None, {}),
+        (404, "no model cats; available: quarters, version 1", "GET", "/v2/models/cats", None, {}),
         (404, "no model cats;", "POST", "/v2/models/cats/infer", "{}", JSON),
         (404, "no model quarters version 2;", "GET", "/v2/models/quarters/versions/2/ready", None, {}),
         (405, "Method Not Allowed", "GET", "/predict", None, {}),
@@ -141,19 +141,19 @@ def bomb():
         (415, "form-urlencoded: expected an image", "POST", "/predict", "a", {"Content-Type": "x-www-form-urlencoded"}),
         (400, "not valid JSON", "POST", INFER, "{", JSON),
         (400, "not valid JSON", "POST", INFER, None, JSON),
-        (400, "'1e3' is no number", "POST", INFER, "{}", {"Inference-Header-Content-Length": "1e3"}),
+        (400, "'1e3' is not a number", "POST", INFER, "{}", {"Inference-Header-Content-Length": "1e3"}),
         (400, "9 images|8, 8, 1", "POST", INFER, message(*[np.zeros((4, 4))] * 9), JSON),
-        (400, "cannot be read as an image; found: bytes of another kind", "POST", "/predict", b"no image", PNG),
+        (400, "cannot be read as an image; found: an unknown format", "POST", "/predict", b"no image", PNG),
         (400, "cannot be read as an image", "POST", "/predict", picture()[1][:60], PNG),
         (400, "too large to decode; found: 9000x9000 pixels", "POST", "/predict", bomb(), PNG),
-        (400, "takes no texts; found: the task classification", "POST", "/predict?texts=[]", picture()[1], PNG),
-        (400, "takes no image_id", "POST", f"/predict?image_id=sha256:{64 * '0'}", None, {}),
-        (400, "the body holds no file", "POST", "/predict", "{}", JSON),
+        (400, "does not accept texts; found: the task classification", "POST", "/predict?texts=[]", picture()[1], PNG),
+        (400, "does not accept image_id", "POST", f"/predict?image_id=sha256:{64 * '0'}", None, {}),
+        (400, "the body has no file", "POST", "/predict", "{}", JSON),
         (400, "top '0'", "POST", "/predict?top=0", picture()[1], PNG),
         (400, "Missing boundary", "POST", "/predict", "a", {"Content-Type": "multipart/form-data"}),
         (
             400,
-            "form holds no file",
+            "form has no file",
             "POST",
             "/predict",
             "--x--\r\n",
@@ -202,8 +202,8 @@ def test_slow_clients_are_sent_away(server):
         assert heard.startswith(b"HTTP/1.1 408 ")
         assert 0.4 <= seconds < 5
     said = [future.result()[0].rpartition(b"\r\n")[2] for future in slow]
-    assert said[:3] == [b'{"error": "no whole request within 0.8 s"}'] * 3
-    assert said[3] == b'{"error":"the body did not come within 0.4 s"}'
+    assert said[:3] == [b'{"error": "no complete request head within 0.8 s"}'] * 3
+    assert said[3] == b'{"error":"the body was not received within 0.4 s"}'
 
 
 def test_a_connection_that_was_used_may_not_dawdle_either(server):
@@ -239,7 +239,7 @@ def test_too_much_at_once_is_told_to_come_later(running, held, log):
         until(lambda: server.service._working == 3)
         status, headers, answer = server.ask("POST", "/predict", picture()[1], PNG)
         assert (status, headers["retry-after"]) == (429, "1")
-        assert answer == {"error": "3 requests are being answered already"}
+        assert answer == {"error": "the server is busy: 3 active requests"}
         counts = server.ask("GET", "/metrics")[2].decode()
         assert "vitdeploy_rejected_total 1.0" in counts
         assert "vitdeploy_working_requests 3.0" in counts
@@ -293,7 +293,7 @@ def test_errors_of_the_server_show_an_id_only(running, held, log, monkeypatch):
     with running(held) as server:
         status, headers, answer = server.ask("POST", INFER, message(picture()[0]), {**JSON, "X-Request-Id": "mine-7"})
     assert status == 500
-    assert answer == {"error": "internal error mine-7: the server's log says more"}
+    assert answer == {"error": "internal error mine-7: see the server's log"}
     assert headers["x-request-id"] == "mine-7"
     entry = next(record for record in log.records if getattr(record, "fields", {}).get("id") == "mine-7")
     assert "/secret/path" in str(entry.exc_info[1])

@@ -53,7 +53,7 @@ def test_maps_of_the_original_and_of_a_placement_are_where_attention_was_planted
 
 def test_what_cannot_be_read_is_told_and_the_rest_is_there(tmp_path):
     facts, maps = looked(tmp_path, planted.classifier(), ours=planted.classifier(), fused=planted.classifier(blocks=1))
-    assert facts["left_out"] == {"fused": "1 of its 2 attentions can be read"}
+    assert facts["left_out"] == {"fused": "1 of its 2 attention blocks can be read"}
     assert sorted(maps) == ["original", "ours"]
 
 

@@ -138,14 +138,14 @@ def test_images_enough_and_of_the_right_kind_are_not_warned_of(tmp_path, graph, 
 
 def test_too_few_images(tmp_path, graph, samples):
     assert warnings(graph, samples[:2], tmp_path / "out") == [
-        "Only 2 calibration images: ranges will be too narrow for others, and weights are rounded to the nearest where "
-        "GPTQ has too few rows. Some 100 images are usual."
+        "Only 2 calibration images: ranges will be too narrow for new data, and weights are rounded to nearest where "
+        "GPTQ has too few rows. Use about 100 images."
     ]
 
 
 def test_one_image_many_times_is_one(tmp_path, graph, samples):
     [warning] = warnings(graph, samples[:1] * 24, tmp_path / "out")
-    assert warning.startswith("Only 1 calibration image, 24 with repetitions: ranges will be too narrow for others")
+    assert warning.startswith("Only 1 calibration image, 24 with repetitions: ranges will be too narrow for new data")
 
 
 def saved(folder, name, pixels):
@@ -166,12 +166,12 @@ def test_an_image_that_does_not_belong_to_the_others_is_named(tmp_path):
     assert warnings(tmp_path / "model.onnx", images, tmp_path / "even") == []
     images.append(saved(tmp_path, "odd.png", 255 * generator.integers(0, 2, (8, 8))))
     [warning] = warnings(tmp_path / "model.onnx", images, tmp_path / "odd")
-    assert warning.startswith(f"{tmp_path.name}/odd.png alone makes many ranges wider, 3.9 times in the median: look ")
+    assert warning.startswith(f"{tmp_path.name}/odd.png alone widens many ranges (median 3.9 times): check ")
 
 
 def test_images_of_one_colour_leave_nothing_behind(tmp_path, graph):
     images = [saved(tmp_path, f"{i}.png", np.full((32, 32), i)) for i in range(9)]
-    with pytest.raises(DataError, match="every calibration image is of one colour"):
+    with pytest.raises(DataError, match="every calibration image has a single colour"):
         warnings(graph, images, tmp_path / "out")
     assert list((tmp_path / "out").iterdir()) == []
 
@@ -189,13 +189,13 @@ def fixed(tmp_path, graph):
 
 def test_a_fixed_batch_that_leaves_a_rest(tmp_path, fixed, samples):
     assert warnings(fixed, samples, tmp_path / "out") == [
-        "4 of 24 calibration images are left out: the graph has the batch 5."
+        "4 of 24 calibration images are left out: the graph's batch is 5."
     ]
     assert read_json(tmp_path / "out" / "calibrate.json")["images"] == 20
 
 
 def test_a_fixed_batch_of_more_images_than_there_are(tmp_path, fixed, samples):
-    with pytest.raises(GraphError, match="the graph has the fixed batch 5") as caught:
+    with pytest.raises(GraphError, match="the graph has a fixed batch size of 5") as caught:
         calibrate(fixed, samples[:4], tmp_path)
     assert (caught.value.found, caught.value.expected) == ("4 calibration images", "at least 5")
 

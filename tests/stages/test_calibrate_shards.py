@@ -198,7 +198,7 @@ def test_an_image_that_changed_meanwhile_is_named(tmp_path, graph, folder):
             yield from super().map(function, items)
 
     executor, store = Changing(), Store(tmp_path / "store")
-    with pytest.raises(DataError, match="is not the image that it was when the calibration began") as caught:
+    with pytest.raises(DataError, match="changed since the calibration began") as caught:
         files_of(graph, samples, tmp_path / "out", Workers(executor, store))
     assert str(executor.changed) in caught.value.message
     assert list((tmp_path / "out").iterdir()) == []
@@ -209,7 +209,7 @@ def test_a_worker_finds_the_graph_of_the_command_or_says_so(tmp_path, graph, sam
     batch = Batch((samples[0],), (shards.file_sha256(samples[0].path),))
     piece = _CalibrationShard(GraphFile.of(graph, None), (batch,))
     away = dataclasses.replace(piece.graph, path=tmp_path / "nowhere" / "model.onnx")
-    with pytest.raises(MissingFileError, match="where a worker calibrates it"):
+    with pytest.raises(MissingFileError, match="a calibration worker finds no graph"):
         observe_piece(dataclasses.replace(piece, graph=away))
     made = Store(tmp_path / "theirs").make(
         Identity("optimize", {}, {}, {}), lambda out: shutil.copyfile(graph, out / "model.onnx")
@@ -218,7 +218,7 @@ def test_a_worker_finds_the_graph_of_the_command_or_says_so(tmp_path, graph, sam
     assert found.keys() == observe_piece(piece).keys()
     (tmp_path / "other.onnx").write_bytes(graph.read_bytes() + b"\x00")
     other = dataclasses.replace(piece.graph, path=tmp_path / "other.onnx")
-    with pytest.raises(DataError, match="is another graph where a worker calibrates it"):
+    with pytest.raises(DataError, match="a calibration worker finds another graph"):
         observe_piece(dataclasses.replace(piece, graph=other))
 
 

@@ -49,7 +49,7 @@ def test_a_float_graph_is_given_with_its_pixels_cast_first(given, small_export, 
 
 
 def test_a_graph_that_tensorrt_would_refuse_is_not_built(given, small_export, tmp_path):
-    with pytest.raises(GraphError, match="TensorRT would refuse") as caught:
+    with pytest.raises(GraphError, match="TensorRT would reject") as caught:
         stage.compile_graph(small_export / "model.onnx", "tensorrt", 1, tmp_path)
     assert caught.value.found.startswith("TRT108 image: uint8 read by Transpose")
     assert not given

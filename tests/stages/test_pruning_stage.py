@@ -71,7 +71,7 @@ def test_the_share_that_goes_is_that_of_the_graph(optimized, found, samples, tmp
 
 
 def test_more_than_can_go_is_refused_with_what_can(optimized, found, samples, tmp_path):
-    with pytest.raises(GraphError, match=r"0\.99 of the products of this graph cannot be pruned") as caught:
+    with pytest.raises(GraphError, match=r"a share of 0\.99 of this graph's MACs cannot be pruned") as caught:
         prune(optimized, found, 0.99, samples, tmp_path)
     most = float(caught.value.expected.removeprefix("optimize.prune up to "))
     prune(optimized, found, most, samples, tmp_path)
@@ -83,16 +83,16 @@ def test_a_graph_with_nothing_to_prune_is_refused(optimized, samples, tmp_path):
     save_graph(model, tmp_path / "model.onnx")
     with pytest.raises(GraphError, match="nothing in this graph can be pruned") as caught:
         find_prunings(tmp_path / "model.onnx", samples, tmp_path)
-    assert caught.value.fix == "leave optimize.prune out"
+    assert caught.value.fix == "omit optimize.prune"
 
 
 def test_a_fixed_batch_of_more_images_than_there_are_is_refused(optimized, samples, tmp_path):
     model = load_graph(optimized)
     model.graph.inputs[0].shape = ir.Shape([48, *list(model.graph.inputs[0].shape)[1:]])
     save_graph(model, tmp_path / "model.onnx")
-    with pytest.raises(GraphError, match="the graph has the fixed batch 48") as caught:
+    with pytest.raises(GraphError, match="the graph has a fixed batch size of 48") as caught:
         input_moments(tmp_path / "model.onnx", samples)
-    assert (caught.value.found, caught.value.expected) == ("32 images for what is to be pruned", "at least 48")
+    assert (caught.value.found, caught.value.expected) == ("32 images for the pruning statistics", "at least 48")
 
 
 def test_activations_that_are_not_finite_are_refused(optimized, samples, tmp_path):
@@ -103,11 +103,11 @@ def test_activations_that_are_not_finite_are_refused(optimized, samples, tmp_pat
     save_graph(model, tmp_path / "model.onnx")
     with pytest.raises(DataError, match="activations are not finite on the calibration images") as caught:
         input_moments(tmp_path / "model.onnx", samples)
-    assert caught.value.found.endswith(", on image 1 or one of the 8 from there")
+    assert caught.value.found.endswith(", on one of 8 images from image 1 on")
 
 
 def test_a_model_of_several_graphs_is_refused():
-    with pytest.raises(CapabilityError, match="only models of images are pruned") as caught:
+    with pytest.raises(CapabilityError, match="pruning does not support this model") as caught:
         check_prune("sequence", None)
     assert caught.value.found == "the task sequence"
 
@@ -125,6 +125,6 @@ def test_a_recipe_makes_its_engines_of_the_pruned_graph(small_checkpoint, digits
     assert facts["share"] >= 0.1
     assert {engine["precision"] for engine in report["engines"]} == {"int8", "fp32"}
     page = (tmp_path / "out" / "report.html").read_text(encoding="utf-8")
-    assert "of the products gone; what stays:" in page
+    assert "of the MACs pruned; remaining:" in page
     reused = {row["step"]: row["reuse"] for row in json.loads(plain.stdout)["plan"]}
     assert reused["optimize"] and reused["export"] and not reused["calibrate"]

@@ -162,7 +162,7 @@ def test_a_graph_of_no_task_is_taken_to_a_bundle_as_numbers(command, images, tmp
     recipe = {"source": source, "data": data(images, "none"), "targets": ["openvino-cpu"]}
     report = run(command, tmp_path / "bundle", recipe)
     assert report["task"] == "tensors"
-    assert any("--task segmentation would read them" in note for note in report["model"]["notes"])
+    assert any("--task segmentation can read them" in note for note in report["model"]["notes"])
     verified = {engine["artifact"]: engine["verify"] for engine in report["engines"]}
     fp32, int8 = (verified[f"openvino-cpu-{precision}"] for precision in ("fp32", "int8"))
     assert (fp32["agreement"], fp32["equal_min"]) == (100.0, 100.0)

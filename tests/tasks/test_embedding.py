@@ -233,10 +233,10 @@ def test_the_digest_is_that_of_the_pairs(tmp_path):
     [
         ([("p0/0.png", "p0/0.png", 1)], "image_a,image_b,same", "pairs an image with itself"),
         ([("p0/0.png", "p0/1.png", 1), ("p0/1.png", "p0/0.png", 0)], "image_a,image_b,same", "contradicts another row"),
-        ([("p0/0.png", "p0/1.png", 0.7)], "image_a,image_b,same", "has no yes or no"),
+        ([("p0/0.png", "p0/1.png", 0.7)], "image_a,image_b,same", "is neither 0 nor 1"),
         ([("p0/0.png", "", 1)], "image_a,image_b,same", "has an empty cell"),
-        ([("x.png", "y.png", 1)], "image_a,image_b,same", "annotates not one image"),
-        ([("p0/0.png", "p0/1.png", 1)], "image,other,distance", "is no table of pairs"),
+        ([("x.png", "y.png", 1)], "image_a,image_b,same", "annotates no image"),
+        ([("p0/0.png", "p0/1.png", 1)], "image,other,distance", "is not a table of pairs"),
     ],
 )  # fmt: skip
 def test_tables_that_are_no_pairs(tmp_path, rows, header, words):
@@ -248,7 +248,7 @@ def test_tables_that_are_no_pairs(tmp_path, rows, header, words):
 def test_pairs_of_images_that_are_not_there_are_left_out_and_counted(tmp_path):
     names = photos(tmp_path / "images", 2)
     found = read_pairs(tmp_path / "images", table(tmp_path / "p.csv", [*all_pairs(names), ("p0/0.png", "gone.png", 1)]))
-    assert any("pairs with an image that is not in the folder, left out: 1" in note for note in found.notes)
+    assert any("pairs with an image that is not in the folder, ignored: 1" in note for note in found.notes)
 
 
 def adapter() -> EmbeddingAdapter:
@@ -297,7 +297,7 @@ def test_answers_that_know_nothing_of_the_labels_are_doubted(tmp_path):
         assert adapter().doubt(answers(known), data, adapter().compare(answers(known), answers(known), data)) is None
         random = noise[: len(names_of)]
         told = adapter().doubt(answers(random), data, adapter().compare(answers(random), answers(random), data))
-        assert told is not None and "are the identities right" in told
+        assert told is not None and "check the identities" in told
         assert adapter().truth_of(data, 0, None)
 
 
@@ -401,7 +401,7 @@ def test_a_gallery_of_another_model_is_refused(predictor, bundles, images, tmp_p
     """The two bundles have graphs of other bytes; two engines of one bundle have one model."""
     predictor.gallery(images / "p0").save(tmp_path / "people.npz")
     with load(bundles / "unit") as other:
-        with pytest.raises(InputError, match="holds the embeddings of another model") as refused:
+        with pytest.raises(InputError, match="was made with another model") as refused:
             other.gallery(tmp_path / "people.npz")
         assert predictor.model[:12] in refused.value.found and "gallery(FOLDER).save" in refused.value.fix
         with pytest.raises(InputError, match="another model"):
@@ -420,7 +420,7 @@ def test_an_extractor_on_the_other_side_needs_its_task():
         return Subject(task, "fp32", Setting(task, spec), True, None, None, artifact=artifact)
 
     assert settings_of(subject("embedding", "engine"), subject("embedding"))[1].task == "embedding"
-    for theirs, fix in ((subject("features"), "--task embedding (task= in Python), if features is a model"),
+    for theirs, fix in ((subject("features"), "if features is a model for it: --task embedding (task= in Python)"),
                         (subject("features", "engine"), "")):  # fmt: skip
         with pytest.raises(InputError, match="the tasks or classes of the two models differ") as refused:
             settings_of(subject("embedding", "engine"), theirs)
@@ -455,19 +455,19 @@ def damaged(folder: Path) -> dict[str, bytes]:
 def test_what_is_no_gallery(predictor, images, tmp_path):
     for name, content in damaged(tmp_path).items():
         (tmp_path / "gallery.npz").write_bytes(content)
-        with pytest.raises(DataError, match="is no gallery") as refused:
+        with pytest.raises(DataError, match="is not a gallery") as refused:
             predictor.gallery(tmp_path / "gallery.npz")
         assert refused.value.found, name
     with pytest.raises(MissingFileError, match="no gallery at"):
         predictor.gallery(tmp_path / "none.npz")
     (tmp_path / "empty").mkdir()
-    with pytest.raises(DataError, match="no small gallery"):
+    with pytest.raises(DataError, match="cannot be used as a gallery"):
         predictor.gallery(tmp_path / "empty")
     (tmp_path / "empty" / "broken.png").write_bytes(b"no image")
     with pytest.raises(ImageError, match=r"broken\.png"):
         predictor.gallery(tmp_path / "empty")
     other = Gallery(("a.png",), np.ones((1, 1), np.float32), predictor.model)
-    with pytest.raises(InputError, match="not of the model"):
+    with pytest.raises(InputError, match="come from different models"):
         predictor.search(images / "p0" / "0.png", other)
 
 
@@ -477,7 +477,7 @@ def test_only_embeddings_are_searched_for(tmp_path):
         classifier("classification", tmp_path / "c.onnx"), "onnxruntime-cpu", None, None, tmp_path / "classes"
     )
     options = Predict(tmp_path / "classes", ["a.png"], gallery=tmp_path)
-    with pytest.raises(InputError, match="searches no gallery"):
+    with pytest.raises(InputError, match="cannot search a gallery"):
         predict(options, lambda tokens: [], Reporter())
 
 
@@ -529,7 +529,7 @@ def test_what_gives_no_vector_is_refused(tmp_path):
         def forward(self, x):
             return x.mean(1, keepdim=True)
 
-    with pytest.raises(CheckpointError, match="no answers of the task that is asked for"):
+    with pytest.raises(CheckpointError, match="cannot be used for the task"):
         vd.model(Maps(), image_size=SIDE, task="embedding")
 
 

@@ -221,11 +221,11 @@ def test_mattes_palettes_bits_and_alpha_channels(tmp_path):
 @pytest.mark.parametrize(
     ("files", "found", "fix"),
     [
-        ({"a": np.resize(np.array([0, 65535], np.uint16), (4, 6))}, "16 bits or more", "as uint8"),
+        ({"a": np.resize(np.array([0, 65535], np.uint16), (4, 6))}, "16 or more bits", "as uint8"),
         ({"a": Image.new("RGB", (6, 4))}, "mode RGB", "convert('L')"),
-        ({"a": grey(0, 1), "b": grey(0, 255)}, "a.png with 0 and 1 alone, others up to 255", "0 to 255"),
+        ({"a": grey(0, 1), "b": grey(0, 255)}, "a.png with only 0 and 1, others up to 255", "0 to 255"),
         ({"a": grey(0, 1, 2)}, "values up to 2", "0 to 255"),
-        ({"a": Image.new("RGBA", (6, 4), (1, 2, 3, 255))}, "an alpha of 255 alone", "one channel"),
+        ({"a": Image.new("RGBA", (6, 4), (1, 2, 3, 255))}, "with alpha 255 everywhere", "one channel"),
         ({"a": np.zeros((5, 6), np.uint8)}, "6x5", ""),
     ],
 )
@@ -265,7 +265,7 @@ def test_a_graph_that_names_its_matte_is_recognised(sigmoid, resize, tmp_path):
     found = import_graph(exported(tmp_path / "m.onnx", "alpha", sigmoid=sigmoid, resize=resize))
     assert found.task == "foreground" and [each.name for each in found.model.graph.outputs] == ["foreground"]
     assert found.postprocess == ForegroundSpec("given" if sigmoid else "sigmoid")
-    assert any("are taken for" in note and "alpha:" in note for note in found.notes)
+    assert any("are assumed to be" in note and "alpha:" in note for note in found.notes)
 
 
 def test_a_graph_that_does_not_is_asked_about(tmp_path):
@@ -280,7 +280,7 @@ def test_a_graph_that_does_not_is_asked_about(tmp_path):
 def test_which_of_several_masks_is_meant_is_never_guessed(names, tmp_path):
     with pytest.raises(GraphError) as refused:
         import_graph(exported(tmp_path / "m.onnx", *names), task="foreground")
-    assert refused.value.message.endswith("gives no answers of the task that is asked for")
+    assert refused.value.message.endswith("cannot be used for the task foreground")
 
 
 class Maps(torch.nn.Module):

@@ -255,7 +255,7 @@ BAD_MANIFESTS = {
     ),
     "another task": ({"heads": [{"name": "a", "task": "depth"}]}, "found 'depth'"),
     "heads in a head": ({"heads": [{"name": "a", "task": "heads", "postprocess": {"heads": []}}]}, "found 'heads'"),
-    "a name of two lines": ({"heads": [{"name": "a\nb", "task": "binary"}]}, "labels of one line"),
+    "a name of two lines": ({"heads": [{"name": "a\nb", "task": "binary"}]}, "labels without line breaks"),
 }
 
 
@@ -268,7 +268,7 @@ def test_a_manifest_of_anybody_is_bounded(name):
 
 
 MISFITS = {
-    "no such output": (HeadSpec("b", "binary"), "there is no output 'b': there are a, v"),
+    "no such output": (HeadSpec("b", "binary"), "no output 'b'; the outputs are a, v"),
     "labels of another count": (HeadSpec("a", "classification", labels=("x",)), "1 labels for a ['batch', 3]"),
     "thresholds of another head": (
         HeadSpec("a", "multi-label", postprocess=MultiLabelSpec((0.5,))),
@@ -276,14 +276,17 @@ MISFITS = {
     ),
     "what another task means": (
         HeadSpec("a", "regression", postprocess=MultiLabelSpec()),
-        "thresholds are of another task than regression",
+        "thresholds do not apply to the task regression",
     ),
     "one number": (HeadSpec("a", "binary"), "which is not one number per image"),
-    "no axis of classes": (HeadSpec("v", "classification"), "v ['batch'] is no output of the task classification"),
-    "a sigmoid": (HeadSpec("a", "classification", ends_in="sigmoid"), "a sigmoid at its end"),
-    "a softmax": (HeadSpec("a", "multi-label", ends_in="softmax"), "a softmax at its end"),
-    "another width": (HeadSpec("a", "embedding", width=5), "of which 5 numbers are expected"),
-    "nobody's": (HeadSpec("a", None), "nothing says what a ['batch', 3] is"),
+    "no axis of classes": (
+        HeadSpec("v", "classification"),
+        "v ['batch'] has the wrong shape for the task classification",
+    ),
+    "a sigmoid": (HeadSpec("a", "classification", ends_in="sigmoid"), "ends in sigmoid"),
+    "a softmax": (HeadSpec("a", "multi-label", ends_in="softmax"), "ends in softmax"),
+    "another width": (HeadSpec("a", "embedding", width=5), "expected 5 numbers per image"),
+    "nobody's": (HeadSpec("a", None), "unknown task for a ['batch', 3]"),
 }
 
 
@@ -389,9 +392,9 @@ def test_outputs_that_say_what_they_are_need_no_recipe(tmp_path):
 @pytest.mark.parametrize("name", [name for name in MODULES if name != "a dictionary"])
 def test_outputs_that_do_not_say_what_they_are_have_to_be_told(name):
     make, names = MODULES[name]
-    with pytest.raises(CheckpointError, match="no answers of the task heads") as refused:
+    with pytest.raises(CheckpointError, match="cannot be used for the task heads") as refused:
         vd.model(make(), preprocess=PREPROCESS, task="heads")
-    assert f"nothing says what {names[1]} ['batch', 1] is" in refused.value.found
+    assert f"unknown task for {names[1]} ['batch', 1]:" in refused.value.found
     assert f"postprocess: {{heads: [{{name: {names[0]}, task: " in refused.value.fix
 
 
@@ -405,10 +408,10 @@ def test_a_recipe_says_what_each_output_is():
     kind, age = model.reference.postprocess.heads
     assert (kind.labels, kind.width, age.postprocess.units, age.width) == (NAMES, 3, ("years",), 1)
     assert not any("taken" in note for note in model.reference.notes)
-    with pytest.raises(CheckpointError, match="the post-processing is not of") as refused:
+    with pytest.raises(CheckpointError, match="the post-processing does not fit") as refused:
         wrong = heads(("kind", "classification"), ("age", "regression"))
         vd.model(InTuple(), preprocess=PREPROCESS, task="heads", postprocess=wrong)
-    assert "there is no output 'kind': there are output_0, output_1, output_2" in refused.value.found
+    assert "no output 'kind'; the outputs are output_0, output_1, output_2" in refused.value.found
 
 
 BAD_RECIPES = {
@@ -467,7 +470,7 @@ def test_an_image_with_an_empty_cell_is_left_out_with_a_note(tmp_path):
     rows = ("a.png,cat,wet,1,31.5,ann", "b.png,,wet,0,4,bob", "c.png,bee,red,1,,ann")
     found = read_heads(*table(tmp_path, *rows), LABELLED)
     assert [sample.path.name for sample in found.samples] == ["a.png"] and found.unannotated == 2
-    assert found.notes == ("2 images have an empty cell for a head (kind, age), and are left out of all",)
+    assert found.notes == ("2 images have an empty cell for a head (kind, age) and are ignored for all heads",)
 
 
 def test_several_numbers_and_labels_have_columns_of_their_own(tmp_path):
@@ -482,21 +485,21 @@ def test_several_numbers_and_labels_have_columns_of_their_own(tmp_path):
 
 
 BAD_TABLES = {
-    "no column": ("image,kind", "a.png,cat", "has no column for the head tags", "name the column as the head"),
+    "no column": ("image,kind", "a.png,cat", "has no column for the head tags", "rename the column to the head's name"),
     "no class": (
         HEADER,
         "a.png,dog,wet,1,3,ann",
         "head kind: the classes of the data",
-        "name its classes as the column",
+        "set its classes to the names in the column",
     ),
     "no label": (
         HEADER,
         "a.png,cat,dry,1,3,ann",
         "head tags: the classes of the data",
-        "name its classes as the column",
+        "set its classes to the names in the column",
     ),
-    "no flag": (HEADER, "a.png,cat,wet,2,3,ann", "the column 'whole' has no yes or no", "correct the cell"),
-    "no number": (HEADER, "a.png,cat,wet,1,old,ann", "the column 'age' has no number", "correct the cell"),
+    "no flag": (HEADER, "a.png,cat,wet,2,3,ann", "the column 'whole' is neither 0 nor 1", "correct the cell"),
+    "no number": (HEADER, "a.png,cat,wet,1,old,ann", "the column 'age' is not a number", "correct the cell"),
     "two rows": (HEADER, "a.png,cat,wet,1,3,ann\na.png,cat,wet,0,3,ann", "two different rows", "remove the wrong row"),
     "empty": (HEADER, "a.png,,wet,1,3,ann", "", ""),
 }
@@ -511,7 +514,7 @@ def test_what_is_no_label_of_a_head_is_refused(name, tmp_path):
 
 
 def test_a_head_of_several_numbers_without_names_has_no_columns(tmp_path):
-    with pytest.raises(DataError, match="not a column for each number") as refused:
+    with pytest.raises(DataError, match="not have a column for each number") as refused:
         read_heads(*table(tmp_path, "a.png,1", header="image,pose"), (HeadSpec("pose", "regression", width=2),))
     assert refused.value.expected == "names of its 2 numbers"
 
@@ -524,9 +527,7 @@ def test_what_makes_a_head_doubtful_is_said_with_its_name(tmp_path):
     places = table(tmp_path, *(f"{k}.png,cat,wet,{k % 2},{k},{k % 3}" for k in range(6)))
     unset = HeadsSpec(LABELLED)
     found = make_adapter(setting(unset)).find(choice(places))
-    assert any(
-        told.startswith("head tags: no image to evaluate on has the label red") for told in found.annotated.warnings
-    )
+    assert any(told.startswith("head tags: no evaluation image has the label red") for told in found.annotated.warnings)
     found = make_adapter(setting(unset)).find(choice(places, "none"))
     assert any(told.startswith("thresholds of tags, whole are 0.5") for told in found.parts.notes)
     assert make_adapter(setting()).find(choice(places, "none")).parts.notes == ()
@@ -651,13 +652,13 @@ def test_a_bundle_whose_heads_are_of_another_model_is_refused(made, tmp_path):
     manifest = json.loads((copy / "manifest.json").read_text())
     manifest["postprocess"]["heads"][1]["postprocess"]["thresholds"] = [0.5] * 5
     (copy / "manifest.json").write_text(json.dumps(manifest))
-    with pytest.raises(ManifestError, match="does not fit its engine") as refused:
+    with pytest.raises(ManifestError, match="does not fit the engine") as refused:
         load(copy)
     assert refused.value.found == "head tags: 5 thresholds for 3 labels"
 
 
 def test_labels_of_one_file_are_not_those_of_every_head(tmp_path):
     (tmp_path / "labels.txt").write_text("a\nb\nc\n")
-    with pytest.raises(CheckpointError, match="have each their own") as refused:
+    with pytest.raises(CheckpointError, match="has its own classes") as refused:
         vd.model(InDict(), preprocess=PREPROCESS, task="heads", labels=tmp_path / "labels.txt")
     assert "labels: [...]" in refused.value.fix

@@ -121,7 +121,7 @@ def test_instances_from_a_graph_to_pictures(command, home, tmp_path):
         assert fp32["reference_value"] == fp32["value"] == pytest.approx(100.0)
         assert fp32["drop_ci95"][0] < -5 and fp32["drop_ci95"][1] > 5  # ten images prove little
         assert int8["agreement"] > 80 and int8["mask_iou_mean"] > 0.9 and fp32["instances"] > 10
-    assert any("read as Mask2Former's are" in note for note in report["model"]["notes"])
+    assert any("read as Mask2Former's" in note for note in report["model"]["notes"])
     assert read_bundle(tmp_path / "bundle").postprocess == HEAD
     assert [panel["title"] for panel in report["examples"][0]["panels"]][::2] == ["original", "label"]
     page = (tmp_path / "bundle" / "report.html").read_text()

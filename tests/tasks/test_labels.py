@@ -79,7 +79,7 @@ def test_a_label_that_no_image_has_is_left_out_of_the_mean():
     truth[:, 3] = False
     found = multi_label_comparison(rows(ours, theirs, truth), max_difference=0.0)
     assert (found.value, found.labelled) == (pytest.approx(alone.value), 3)
-    with pytest.raises(DataError, match="not one image"):
+    with pytest.raises(DataError, match="no image"):
         multi_label_comparison(rows(ours, theirs, np.zeros_like(truth)), max_difference=0.0)
 
 
@@ -225,21 +225,21 @@ def test_copies_of_an_image_in_several_class_folders_give_it_several_labels(pict
     adapter, data = loaded(tmp_path / "folders", "folders")
     assert truth_of(data) == {f"{i}.png": has for i, has in enumerate(WITH) if has}
     assert len(data.calibration) + len(data.evaluation) == 7 and data.copies is None
-    assert any("2 images lie in several class folders" in note for note in data.notes)
+    assert any("2 images are in several class folders" in note for note in data.notes)
     assert adapter.fits(data)
 
 
 def test_a_label_that_no_image_has_is_a_warning(pictures, tmp_path):
     lines = [f"{i}.png,{int(0 in has)},{int(1 in has)},0" for i, has in enumerate(WITH)]
     _, data = loaded(pictures, "columns", written(tmp_path / "labels.csv", "image,cat,dog,red car", lines))
-    assert any("no image to evaluate on has the label red car" in doubt for doubt in data.warnings)
+    assert any("no evaluation image has the label red car" in doubt for doubt in data.warnings)
 
 
 @pytest.mark.parametrize(
     ("header", "cells", "names", "match"),
     [
         ("image,cat,dog", "1,0", LABELS, "no column for some labels"),
-        ("image,cat,dog,red car", "1,0,2", LABELS, "has no yes or no"),
+        ("image,cat,dog,red car", "1,0,2", LABELS, "is neither 0 nor 1"),
         ("image,cat,dog,red car", "1,0,", LABELS, "is empty"),
         ("image,cat,CAT,dog,red car", "1,0,0,0", LABELS, "more than one way"),
         ("image,bird,fish", "1,0", LABELS, "which column is which label"),
@@ -289,7 +289,7 @@ def test_which_folder_means_yes_is_never_guessed(names, two):
 def test_folders_that_say_nothing_are_refused(two, pictures):
     kept = {"names": ("defect",), "count": 1, "adapter": BinaryAdapter}
     shutil.copyfile(two / "defect" / "0.png", two / "good" / "copy.png")
-    with pytest.raises(DataError, match="lies in both class folders"):
+    with pytest.raises(DataError, match="is in both class folders"):
         loaded(two, "folders", **kept)
     (two / "good" / "copy.png").unlink()
     (two / "third").mkdir()
@@ -308,7 +308,7 @@ def test_two_columns_for_one_number_are_refused(pictures, tmp_path):
 
 def test_images_of_one_answer_are_refused(pictures, tmp_path):
     file = written(tmp_path / "labels.csv", "image,bad", [f"{i}.png,0" for i in range(8)])
-    with pytest.raises(DataError, match="all images to evaluate on have the same answer"):
+    with pytest.raises(DataError, match="all evaluation images have the same label"):
         loaded(pictures, "columns", file, names=("bad",), count=1, adapter=BinaryAdapter)
 
 

@@ -124,10 +124,10 @@ def test_texts_of_a_file_may_be_more_than_the_categories(adapter, scenes, tmp_pa
     alone = adapter.load(chosen(scenes, labels="none", annotations=None, texts=file), skip_bad=False, progress=silent)
     assert (len(alone.classes), alone.truth) == (4, None)
     file.write_text("\n".join(TEXTS[:2]))
-    with pytest.raises(DataError, match="texts are not those of the categories") as caught:
+    with pytest.raises(DataError, match="texts do not match the categories") as caught:
         adapter.load(chosen(scenes, texts=file), skip_bad=False, progress=silent)
     assert "a photo of a Foto" in caught.value.found
-    with pytest.raises(DataError, match="says nothing of texts"):
+    with pytest.raises(DataError, match="provides no texts"):
         adapter.load(chosen(scenes, labels="none", annotations=None), skip_bad=False, progress=silent)
 
 
@@ -154,7 +154,9 @@ def test_a_picture_is_searched_for_texts_as_transformers_does(owl, predictor, sc
     assert several[1].size == (32, 50)
 
 
-@pytest.mark.parametrize(("texts", "says"), [([], "at least one text"), ([" "], "blank text"), (None, "none is given")])
+@pytest.mark.parametrize(
+    ("texts", "says"), [([], "at least one text"), ([" "], "must not be blank"), (None, "no texts to compare")]
+)
 def test_without_a_text_nothing_is_searched(predictor, texts, says):
     with pytest.raises(InputError, match=says):
         predictor.predict(np.zeros((32, 32, 3), np.uint8), texts=texts)

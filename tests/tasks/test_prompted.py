@@ -78,7 +78,7 @@ def test_quantize_calibrates_the_decoder_on_given_prompts(exported, scenes, bund
     )
     assert ours.keys() == theirs.keys()
     assert {name.partition("/")[0] for name in ours if ours[name] != theirs[name]} == {"prompt_decoder"}
-    for wrong, told in (("coco", "labels of the kind 'coco' do not fit"), ("prompts", "too few images")):
+    for wrong, told in (("coco", "cannot use labels of kind 'coco'"), ("prompts", "too few images")):
         other = vd.images(scenes / "images", wrong, annotations=scenes / "prompts.json")
         with pytest.raises(DataError, match=told):
             quantize(exported, other, "onnxruntime-cpu", tmp_path / wrong, num_samples=5, progress=False)
@@ -148,7 +148,7 @@ def test_golden_prompts_are_bound(bundles, sam):
     assert count_same(manifest.task, preprocess, spec, *found) == 3
     other = {name: -array for name, array in found[0].items()}
     assert count_same(manifest.task, preprocess, spec, other, found[1]) == 0
-    with pytest.raises(ManifestError, match="no promptable model"):
+    with pytest.raises(ManifestError, match="do not fit a promptable model"):
         bound(manifest.task, ours, {"image": pixels, "points": prompts["points"]}, spec)
 
 
@@ -217,7 +217,7 @@ def test_an_image_is_embedded_once(predictor, scenes, monkeypatch):
     ],
 )
 def test_an_image_without_a_prompt_is_refused(predictor, scenes, ask):
-    with pytest.raises(InputError, match=r"no prompt is given|need a prompt"):
+    with pytest.raises(InputError, match=r"no prompt|needs a prompt"):
         ask(predictor, scenes / "images/evaluation/000000.png")
 
 
@@ -241,7 +241,7 @@ def test_predict_draws_masks_and_prompts(bundles, scenes, shared_store, tmp_path
         for wrong, told in (
             (("--point", "96,5"), "in an image of 96x96"),
             ((), "needs a prompt"),
-            ((*given, "--box", "1,1,20,20"), "several boxes are several"),
+            ((*given, "--box", "1,1,20,20"), "cannot be combined with several boxes"),
             (("--point", "4"), "is not x,y"),
             (("--point", "4,5,2"), "is not x,y"),
             (("--text", "a cat", "--point", "4,5"), "takes no texts"),
@@ -253,9 +253,10 @@ def test_predict_draws_masks_and_prompts(bundles, scenes, shared_store, tmp_path
 def test_what_is_not_done_is_refused(bundles):
     from vitdeploy.embed.source import find_embedded, has_form
 
-    with pytest.raises(CapabilityError, match="does not answer for models of this task") as caught:
+    with pytest.raises(CapabilityError, match="does not support this task") as caught:
         find_embedded(bundles["openvino-cpu"], ["openvino-cpu"], "the C++ program", has_form)
-    assert caught.value.fix == "vitdeploy.runtime.load(BUNDLE) in a Python app, or `vitdeploy serve BUNDLE` for others"
+    fix = "use vitdeploy.runtime.load(BUNDLE) in a Python app, or `vitdeploy serve BUNDLE` for other apps"
+    assert caught.value.fix == fix
 
 
 # --- labelled prompts -------------------------------------------------------------------------------------------------
@@ -280,12 +281,16 @@ def test_scenes_are_read_with_their_masks(scenes):
     ("document", "error", "told"),
     [
         ("not json", DataError, "is not a JSON file"),
-        ([{"file_name": "evaluation/000000.png", "instance": 1}], DataError, "is no prompt"),
-        ([{"file_name": "evaluation/000000.png", "instance": "1", "point": [1, 2]}], DataError, "is no prompt"),
-        ({"annotations": []}, DataError, "is no prompt"),
-        ([{"file_name": "evaluation/000000.png", "instance": 1, "point": [96, 2]}], DataError, "outside of the image"),
-        ([{"file_name": "evaluation/000000.png", "instance": 1, "box": [1, 2]}], DataError, "are no prompts"),
-        ([{"file_name": "other.png", "instance": 1, "point": [1, 2]}], DataError, "annotates not one image"),
+        ([{"file_name": "evaluation/000000.png", "instance": 1}], DataError, "is not a prompt"),
+        ([{"file_name": "evaluation/000000.png", "instance": "1", "point": [1, 2]}], DataError, "is not a prompt"),
+        ({"annotations": []}, DataError, "is not a prompt"),
+        ([{"file_name": "evaluation/000000.png", "instance": 1, "point": [96, 2]}], DataError, "outside the image"),
+        (
+            [{"file_name": "evaluation/000000.png", "instance": 1, "box": [1, 2]}],
+            DataError,
+            "prompts have an unexpected",
+        ),
+        ([{"file_name": "other.png", "instance": 1, "point": [1, 2]}], DataError, "annotates no image"),
     ],
 )
 def test_labels_that_do_not_fit_are_refused(scenes, tmp_path, document, error, told):
@@ -298,7 +303,7 @@ def test_labels_that_do_not_fit_are_refused(scenes, tmp_path, document, error, t
 
 def test_masks_that_are_not_there_are_refused(scenes, tmp_path):
     file = tmp_path / "prompts.json"
-    with pytest.raises(MissingFileError, match="no file of prompts"):
+    with pytest.raises(MissingFileError, match="no prompt file"):
         read_prompted(scenes / "images", file)
     entry = {"file_name": "evaluation/000000.png", "instance": 99, "point": [1, 2]}
     file.write_text(json.dumps([entry]))
@@ -306,9 +311,9 @@ def test_masks_that_are_not_there_are_refused(scenes, tmp_path):
         read_prompted(scenes / "images", file)
     (tmp_path / "masks").symlink_to(scenes / "masks")
     found = read_prompted(scenes / "images", file)
-    with pytest.raises(DataError, match="not one pixel of an instance") as caught:
+    with pytest.raises(DataError, match="no pixel of a prompted instance") as caught:
         next(iter(found.annotations.values())).load()
-    assert caught.value.expected == "pixels of value 99"
+    assert caught.value.expected == "pixels with value 99"
 
 
 def test_shuffled_weights_never_pass(exported, scenes, tmp_path):

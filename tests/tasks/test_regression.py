@@ -165,16 +165,16 @@ def test_columns_are_found_by_name_or_as_the_only_numbers(labelled):
 @pytest.mark.parametrize(
     ("rows", "names", "count", "match", "found"),
     [
-        (("image,age", "a,old", "b,young"), ("age",), 1, "row 1: the column 'age' has no number", "'old'"),
-        (("image,age", "a,31", "b,NaN", "c,4"), (), 1, "row 2: the column 'age' has no number", "'NaN'"),
-        (("image,age", 'a,31', 'b,"1,5"', "c,4"), (), 1, "row 2: the column 'age' has no number", "'1,5'"),
-        (("image,age", "a,old", "b,young"), (), 1, "row 1: the column 'age' has no number", "'old'"),
-        (("image,age,weight", "a,1,2", "b,3,4"), (), 1, "do not tell the labels", "columns of numbers: age, weight"),
-        (("image,age,weight", "a,1,2", "b,3,4"), (), 2, "do not tell the labels", "columns of numbers: age, weight"),
-        (("image,age", "a,1", "b,3"), ("age", "weight"), 2, "do not tell the labels", "columns of numbers: age"),
-        (("image,age", "a,1", "b,3"), (), 2, "do not tell the labels", "columns of numbers: age"),
-        (("image,age", "a,", "b,"), ("age",), 1, "annotates not one image", "empty cells only in age"),
-        (("image,age", "x,1", "y,2"), ("age",), 1, "annotates not one image", "'image' with 'x'"),
+        (("image,age", "a,old", "b,young"), ("age",), 1, "row 1: the column 'age' is not a number", "'old'"),
+        (("image,age", "a,31", "b,NaN", "c,4"), (), 1, "row 2: the column 'age' is not a number", "'NaN'"),
+        (("image,age", 'a,31', 'b,"1,5"', "c,4"), (), 1, "row 2: the column 'age' is not a number", "'1,5'"),
+        (("image,age", "a,old", "b,young"), (), 1, "row 1: the column 'age' is not a number", "'old'"),
+        (("image,age,weight", "a,1,2", "b,3,4"), (), 1, "do not match the numbers", "numeric columns: age, weight"),
+        (("image,age,weight", "a,1,2", "b,3,4"), (), 2, "do not match the numbers", "numeric columns: age, weight"),
+        (("image,age", "a,1", "b,3"), ("age", "weight"), 2, "do not match the numbers", "numeric columns: age"),
+        (("image,age", "a,1", "b,3"), (), 2, "do not match the numbers", "numeric columns: age"),
+        (("image,age", "a,", "b,"), ("age",), 1, "annotates no image", "only empty cells in age"),
+        (("image,age", "x,1", "y,2"), ("age",), 1, "annotates no image", "'image' with 'x'"),
     ],
     ids=["text", "nan", "decimal comma", "only text", "two for one", "two without names", "one is missing",
          "one for two", "empty", "no image"],
@@ -290,5 +290,5 @@ def test_a_config_beside_an_onnx_file_says_that_it_gives_numbers(tmp_path):
     (tmp_path / "config.json").write_text(json.dumps({"problem_type": "regression", "id2label": names}))
     read = vd.model(tmp_path / "model.onnx")
     assert (read.task, read.reference.labels[:2]) == ("regression", ("n0", "n1"))
-    with pytest.raises(VitdeployError, match="no answers of the task that is asked for"):
+    with pytest.raises(VitdeployError, match="cannot be used for the task"):
         vd.model(tmp_path / "model.onnx", task="classification")

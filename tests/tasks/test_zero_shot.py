@@ -102,7 +102,7 @@ def test_both_towers_are_exported_verified_and_benched(made):
     )
     assert {row["graph"] for row in report["export"]["parity"]} == {"image_tower", "text_tower"}
     assert max(row["max_relative_difference"] for row in report["export"]["parity"]) < 1e-4
-    assert report["export"]["tokenizer"].startswith("1000 texts as transformers")
+    assert report["export"]["tokenizer"].startswith("same tokens for 1000 texts as transformers")
     engines = {engine["artifact"]: engine for engine in report["engines"]}
     verified, int8 = engines["onnxruntime-cpu-fp32"]["verify"], engines["onnxruntime-cpu-int8"]
     assert (verified["metric"], verified["n"], verified["agreement"], verified["drop"]) == ("top-1", 60, 100, 0)
@@ -178,7 +178,7 @@ def test_texts_that_are_none_are_refused(floats, pictures):
             with pytest.raises(InputError) as caught:
                 predictor.predict(pictures[0], texts=texts)
             assert found in caught.value.found
-        with pytest.warns(RuntimeWarning, match="a text is cut at 16 tokens: of 'one one .* the model does not read"):
+        with pytest.warns(RuntimeWarning, match="text truncated to 16 tokens: 'one one .* the model does not read"):
             predictor.predict(pictures[0], texts=["one " * 50])
 
 
@@ -202,18 +202,18 @@ def test_the_server_compares_with_the_texts_of_a_request(floats, pictures):
         assert (status, [each["label"] for each in answer["top"]]) == (200, [each["label"] for each in expected["top"]])
         for ours, theirs in zip(answer["top"], expected["top"], strict=True):
             assert ours == pytest.approx(theirs, abs=1e-5)
-        assert "a text is cut at 16 tokens" in ask(["one " * 50, "two"])[2]["warnings"][0]
+        assert "text truncated to 16 tokens" in ask(["one " * 50, "two"])[2]["warnings"][0]
         for wrong, told in (
-            ([], "an image is compared with at least one text; found: no text"),
-            ("cat", "an image is compared with at least one text; found: str"),
-            (["cat", " "], "a blank text says nothing"),
+            ([], "texts must be a list of at least one text; found: no text"),
+            ("cat", "texts must be a list of at least one text; found: str"),
+            (["cat", " "], "a text must not be blank"),
             (["cat"] * 51, "too many texts; found: 51; expected: at most 50"),
-            (["cat", "a" * 4001], "too long a text; found: 4001 characters; expected: at most 4000"),
+            (["cat", "a" * 4001], "a text is too long; found: 4001 characters; expected: at most 4000"),
         ):
             status, _, refused = ask(wrong)
             assert (status, refused["error"].startswith(told)) == (422, True), refused
         status, _, refused = ask(None)
-        assert (status, refused["error"].startswith("an image is compared with texts, and none")) == (422, True)
+        assert (status, refused["error"].startswith("no texts to compare the image with")) == (422, True)
 
 
 def test_a_bundle_of_a_run_knows_its_texts(made, pictures):
@@ -263,11 +263,11 @@ def test_images_without_folders_are_compared_with_given_texts(floats, clip, pict
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        ({"labels": "none"}, "says nothing of texts"),
-        ({"template": "a photo"}, "has no place for a class name"),
-        ({"template": "{name}"}, "has no place for a class name"),
-        ({"texts": ["one", "two"], "template": "{}"}, "the texts are not those of the class folders"),
-        ({"template": "猫 " * 16 + "{}"}, "two texts are one to the model"),
+        ({"labels": "none"}, "provides no texts"),
+        ({"template": "a photo"}, "has no placeholder for a class name"),
+        ({"template": "{name}"}, "has no placeholder for a class name"),
+        ({"texts": ["one", "two"], "template": "{}"}, "the texts do not match the class folders"),
+        ({"template": "猫 " * 16 + "{}"}, "two texts have the same tokens"),
     ],
 )
 def test_texts_that_do_not_fit_the_images_are_refused(made, clip, words, options, says):
@@ -280,9 +280,9 @@ def test_calibration_needs_texts(exported, words, pictures, tmp_path):
     flat = tmp_path / "flat"
     flat.mkdir()
     shutil.copyfile(pictures[0], flat / "one.png")
-    with pytest.raises(DataError, match="says nothing of texts"):
+    with pytest.raises(DataError, match="provides no texts"):
         quantize(exported, flat, SHARED, tmp_path / "a", num_samples=None, progress=False)
-    with pytest.raises(MissingFileError, match="no texts at"):
+    with pytest.raises(MissingFileError, match="no text file at"):
         vd.quantize(exported, vd.images(flat, texts=tmp_path / "none.txt"), SHARED, num_samples=None, progress=False)
     (tmp_path / "empty.txt").write_text("\n \n")
     with pytest.raises(DataError, match="has no text"):
@@ -295,7 +295,7 @@ def test_calibration_needs_texts(exported, words, pictures, tmp_path):
     assert [text.partition(":")[0] for text in made.warnings[:3]] == [
         "Only 1 calibration image",
         "Only 3 calibration texts",
-        "a text is cut at 16 tokens",
+        "text truncated to 16 tokens",
     ]
 
 
@@ -331,7 +331,7 @@ def test_graphs_that_do_not_fit_are_refused_when_the_manifest_is_read(floats, tm
 
 
 def test_a_gpu_is_refused_with_where_it_runs(exported, tmp_path):
-    with pytest.raises(CapabilityError, match="a model of several graphs does not run on tensorrt"):
+    with pytest.raises(CapabilityError, match="tensorrt does not support models with several graphs"):
         compile_bundle(exported / "image_tower.onnx", "tensorrt", None, None, tmp_path)
 
 

@@ -195,9 +195,9 @@ def test_nothing_is_printed(capsys):
 
 
 def test_labels_without_an_object_are_refused():
-    with pytest.raises(DataError, match="no mAP"):
+    with pytest.raises(DataError, match="so mAP is undefined"):
         compare([objects()], [objects()], [labelled()])
-    with pytest.raises(DataError, match="no mAP"):
+    with pytest.raises(DataError, match="so mAP is undefined"):
         compare([objects()], [objects()], [labelled((0, 0, 0, 9, 9), crowd=[0])])
 
 

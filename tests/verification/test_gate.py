@@ -160,7 +160,7 @@ def test_a_measured_value_is_judged_by_its_interval(interval, status):
     assert gate.status == status
     if status == "undecided":
         high = "?" if interval[1] is None else "5.1"
-        told = f"p50 latency 4 [3, {high}] ms, budget 5; undecided: needs a longer bench"
+        told = f"p50 latency 4 [3, {high}] ms, budget 5; undecided: needs a longer benchmark"
         assert gate.reasons == (told,)
 
 
@@ -170,9 +170,9 @@ def test_a_drop_is_judged_by_agreement_where_that_was_settled():
     assert accuracy_gate(agreement_of(640, 640), Budget(max_drop=0.6), "labels").status == "undecided"
     gate = accuracy_gate(agreement_of(630, 640), Budget(max_drop=0.6), "agreement")
     assert gate.status == "undecided"
-    assert gate.reasons[0].startswith("drop as far as agreement bounds it 1.56 points [-2.85, 2.85], budget 0.6")
+    assert gate.reasons[0].startswith("drop bounded by agreement: 1.56 points [-2.85, 2.85], budget 0.6")
     # However many images: as much as 1.56 % of the answers may be wrong ones.
-    assert gate.reasons[0].endswith("undecided: agreement alone cannot show it, labels may")
+    assert gate.reasons[0].endswith("undecided: agreement alone cannot prove it; labels may")
     # Those that changed may all have become right: agreement alone never shows a loss.
     assert accuracy_gate(agreement_of(600, 640), Budget(max_drop=0.6), "agreement", 90.0).status == "undecided"
 
@@ -190,7 +190,7 @@ def test_a_budget_of_the_drop_that_no_labels_decide_takes_no_guard_away(max_drop
     """An engine of other answers fails, whatever its few images prove."""
     gate = accuracy_gate(agreement_of(10, 640), Budget(max_drop=max_drop), "agreement", 95.0)
     assert gate.status == "fail"
-    least = f"at least {min(95, 100 - max_drop):g} where no labels decide"
+    least = f"minimum without labels: {min(95, 100 - max_drop):g}"
     assert gate.reasons[-1].endswith(least)
     # Of detections nothing bounds the drop without labels.
     found = dataclasses.replace(agreement_of(10, 640), agreement_of="objects with the same class and IoU 0.5 or more")

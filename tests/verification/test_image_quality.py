@@ -70,5 +70,5 @@ def test_one_picture_proves_nothing():
 
 
 def test_pictures_of_other_shapes_are_refused():
-    with pytest.raises(ValueError, match="other shapes"):
+    with pytest.raises(ValueError, match="different shapes"):
         compare_pictures([picture(0)], [picture(0, height=25)], None)

@@ -126,7 +126,7 @@ def test_an_image_has_changed_where_a_shown_instance_has_no_partner():
 
 def test_labels_without_an_object_and_lists_of_other_lengths_are_errors():
     empty = [Outlines(SIZE, (), np.zeros(0, np.int64), np.zeros(0, bool))] * IMAGES
-    with pytest.raises(DataError, match="no mAP of masks"):
+    with pytest.raises(DataError, match="so mAP of masks is undefined"):
         compare_instances(OURS, THEIRS, empty, threshold=0.5, max_difference=0.0)
     with pytest.raises(ValueError, match="8 images against 7"):
         compare_instances(OURS, THEIRS[1:], None, threshold=0.5, max_difference=0.0)

@@ -176,7 +176,7 @@ def test_unpaired_log_ratio_is_welchs_interval(options):
 
 @pytest.mark.parametrize(("a", "b"), [([1.0], [2.0, 3.0]), ([], []), ([1.0, 2.0], [1.0])])
 def test_unpaired_log_ratio_needs_two_values_of_each(a, b):
-    with pytest.raises(ValueError, match="two values are needed"):
+    with pytest.raises(ValueError, match="two values are required"):
         unpaired_log_ratio(a, b)
 
 

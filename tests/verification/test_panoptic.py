@@ -224,7 +224,7 @@ def test_maps_are_read_one_at_a_time():
 
 def test_labels_without_a_segment_are_refused():
     cut = drawn([[1, 1]], {1: 0}, crowd=[1])
-    with pytest.raises(DataError, match="no PQ"):
+    with pytest.raises(DataError, match="so PQ is undefined"):
         compare([cut], [cut], [cut])
 
 
@@ -233,9 +233,9 @@ def test_labels_without_a_segment_are_refused():
     [
         ([], [], "no image"),
         ([TRUTH], [TRUTH, TRUTH], "zip"),
-        ([drawn([[1]], {1: 0})], [TRUTH], "1 pixels against one of 8"),
-        ([drawn([[1]], {})], [drawn([[1]], {1: 0})], "of classes"),
-        ([drawn([[1]], {1: 5})], [drawn([[1]], {1: 0})], "of classes"),
+        ([drawn([[1]], {1: 0})], [TRUTH], "1 pixels, labels with 8"),
+        ([drawn([[1]], {})], [drawn([[1]], {1: 0})], "have classes"),
+        ([drawn([[1]], {1: 5})], [drawn([[1]], {1: 0})], "have classes"),
     ],
 )
 def test_maps_that_cannot_be_compared_are_refused(ours, theirs, message):

@@ -34,7 +34,7 @@ def test_what_every_trained_classifier_exceeds(classes, least):
 def test_a_wrong_order_is_told_with_what_another_one_gives(classes, accuracy):
     answers, labels = answered(classes, 640, accuracy, np.roll(np.arange(classes), 1))
     text = doubt_accuracy(answers, labels, classes, None)
-    assert f"chance is {100 / classes:.3g} %: the class order may be wrong; in another one" in text
+    assert f"chance is {100 / classes:.3g} %: the class order may be wrong. In another order" in text
     assert accuracy_in_best_order(answers, labels, classes) == pytest.approx(accuracy, abs=0.02)
 
 
@@ -42,7 +42,7 @@ def test_a_wrong_order_is_told_with_what_another_one_gives(classes, accuracy):
 def test_answers_that_no_order_makes_right_are_asked_about(classes, n):
     answers, labels = answered(classes, n, 1 / classes)
     assert doubt_accuracy(answers, labels, classes, None).endswith(
-        ": is the class order right, and the preprocessing that of the training?"
+        ": check the class order, and whether the preprocessing matches the training"
     )
 
 
@@ -53,7 +53,9 @@ def test_what_a_model_may_have_and_what_few_images_say_is_not_doubted(classes, n
 
 def test_far_below_what_its_own_files_say_is_doubted():
     answers, labels = answered(10, 640, 0.6)
-    assert "and config.json says 92 %: is" in doubt_accuracy(answers, labels, 10, ClaimedAccuracy(92.0, "config.json"))
+    assert "and config.json says 92 %: check" in doubt_accuracy(
+        answers, labels, 10, ClaimedAccuracy(92.0, "config.json")
+    )
     assert doubt_accuracy(answers, labels, 10, ClaimedAccuracy(75.0, "config.json")) is None
 
 
@@ -61,7 +63,7 @@ def test_far_below_what_its_own_files_say_is_doubted():
 def test_a_metric_near_zero_is_doubted(metric, value, doubted):
     text = doubt_value(metric, value)
     assert (text is not None) == doubted
-    assert text is None or text.startswith("the original's mAP is 0.40 %: are these")
+    assert text is None or text.startswith("the original's mAP is 0.40 %: check")
 
 
 CARD = """---

@@ -53,9 +53,9 @@ def test_a_file_of_records_says_all_of_them(tmp_path):
 
 def test_pieces_that_do_not_fit_together_are_refused():
     one = records_of([[1.0]])
-    with pytest.raises(ValueError, match="two images at one place"):
+    with pytest.raises(ValueError, match="two images with the same place"):
         joined([one, one], [np.array([4]), np.array([4])])
-    with pytest.raises(ValueError, match="images with"):
+    with pytest.raises(ValueError, match="images, but"):
         joined([one], [np.array([0, 1])])
     with pytest.raises(ValueError, match="records of"):
         joined([one, one.with_tables(more=table_of([[1.0]]))], [np.array([0]), np.array([1])])

@@ -61,7 +61,7 @@ def test_without_labels_only_agreement_is_known_and_equal_maps_prove_no_more_tha
     assert 80 < found.agreement_ci95[0] < 100
     changes = segmentation_changes([OURS[0], THEIRS[1]], THEIRS[:2])
     assert changes.changed.tolist() == [True, False]
-    with pytest.raises(DataError, match="hold not one pixel with a class") as caught:
+    with pytest.raises(DataError, match="contain no pixel with a class") as caught:
         compared(OURS, THEIRS, np.full_like(TRUTH, -1))
     assert "postprocess.ignore" in caught.value.fix
 
@@ -86,10 +86,10 @@ def test_maps_are_found_by_name_and_read_as_the_processor_says(folders):
     annotation = found.annotations[images / "deep" / "b.png"]
     assert annotation.load(3, 255, False)[0].tolist() == [0, 1, 2, -1]
     assert annotation.load(2, 255, True)[0].tolist() == [-1, 0, 1, -1]
-    with pytest.raises(DataError, match="numbers that are no class") as caught:
+    with pytest.raises(DataError, match="numbers that are not classes") as caught:
         annotation.load(2, 255, False)
-    assert (caught.value.found, caught.value.expected) == ("2", "0 to 1, or 255 for no class")
-    with pytest.raises(DataError, match="numbers that are no class") as caught:
+    assert (caught.value.found, caught.value.expected) == ("2", "0 to 1, or 255 for unlabelled pixels")
+    with pytest.raises(DataError, match="numbers that are not classes") as caught:
         annotation.load(1, 7, True)
     assert caught.value.found == "2, 255"
 
@@ -99,16 +99,16 @@ def test_maps_that_do_not_fit_are_refused(folders):
     file = labels / "deep" / "b.png"
     annotation = read_masks(images, labels).annotations[images / "deep" / "b.png"]
     Image.new("L", (3, 4)).save(file)
-    with pytest.raises(DataError, match="not of the size of its image"):
+    with pytest.raises(DataError, match="does not have the size of its image"):
         annotation.load(3, 255, False)
     Image.new("RGB", (4, 3)).save(file)
-    with pytest.raises(DataError, match="is no map of numbers"):
+    with pytest.raises(DataError, match="is not a map of numbers"):
         annotation.load(3, 255, False)
     file.write_bytes(b"no picture")
     with pytest.raises(ImageError, match="cannot be read"):
         annotation.load(3, 255, False)
     file.unlink()
-    with pytest.raises(DataError, match="annotates not one image"):
+    with pytest.raises(DataError, match="annotates no image"):
         read_masks(images, labels)
-    with pytest.raises(MissingFileError, match="no folder of labels"):
+    with pytest.raises(MissingFileError, match="no label folder"):
         read_masks(images, labels / "absent")

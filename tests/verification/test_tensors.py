@@ -38,7 +38,7 @@ def test_an_image_agrees_where_all_of_its_outputs_do():
     ours = {"map": (MAPS[0], moved(MAPS[1], 20), moved(MAPS[2], 16), MAPS[3]), "best": (*BEST[:3], half)}
     found = compare_tensors(ours, theirs, ["best"])
     assert (found.n, found.metric, found.agreement) == (4, None, 50.0)
-    assert found.agreement_of == f"images whose outputs all have {LEAST_SNR:g} dB of signal to noise"
+    assert found.agreement_of == f"images with a signal-to-noise ratio of {LEAST_SNR:g} dB or more in all outputs"
     numbers, exact = found.outputs
     assert (numbers.name, numbers.equal, exact.name, exact.cosine_min) == ("map", None, "best", None)
     assert numbers.snr_min == pytest.approx(16.0) and exact.equal == 100 * (1 + 1 + 1 + 0.5) / 4
@@ -68,5 +68,5 @@ def test_the_result_says_what_it_holds_and_small_outputs_whole():
 
 
 def test_what_a_task_of_its_own_would_add_is_said():
-    assert last_resort(()).endswith("a task of its own would add answers in words, labels and a metric")
-    assert "--task features or --task depth would read them" in last_resort(("features", "depth"))
+    assert last_resort(()).endswith("a custom task would add readable answers, labels and a metric")
+    assert "--task features or --task depth can read them" in last_resort(("features", "depth"))

@@ -60,7 +60,7 @@ def test_without_labels_there_is_agreement_alone():
 
 
 def test_texts_of_nothing_are_refused():
-    with pytest.raises(DataError, match="not one character") as caught:
+    with pytest.raises(DataError, match="contain no characters") as caught:
         compare_texts(["A"], ["A"], [""], cut=0, max_difference=0)
     assert caught.value.found == "1 empty texts"
     with pytest.raises(ValueError, match="0 texts against 1"):

@@ -62,7 +62,7 @@ def test_what_comes_after_the_first_that_is_not_confirmed_is_not_considered(gate
     assert (found.best, found.confirmed, found.stopped) == (near, (near.name,), unsure.name)
     assert found.remarks[1] == (
         f"openvino-cpu-mixed is not confirmed: {gate.reasons[0]}. "
-        "What is further from the original is not considered: openvino-cpu-int8."
+        "Not considered, as further from the original: openvino-cpu-int8."
     )
 
 
@@ -70,7 +70,7 @@ def test_without_a_budget_what_provably_loses_accuracy_is_not_confirmed():
     near, loses = finalist("fp32", 0.0, 20.0), finalist("int8", 0.1, 10.0, drop=(0.25, 1.0), guarded=True)
     found = choose([near, loses], bench(near, loses))
     assert (found.best, found.gate, found.stopped) == (near, PASS, loses.name)
-    assert found.remarks[1] == "openvino-cpu-int8 is not confirmed: it loses 0.00 points of top-1 [0.25, 1.00]."
+    assert found.remarks[1] == "openvino-cpu-int8 is not confirmed: top-1 drops by 0.00 points [0.25, 1.00]."
 
 
 def test_without_labels_nothing_is_provably_lost():
@@ -102,7 +102,7 @@ def test_where_all_are_too_slow_the_best_found_is_the_fastest_of_the_confirmed()
     near, fast = finalist("fp32", 0.0, 20.0, PASS, slow), finalist("int8", 0.1, 10.0, PASS, slow)
     found = choose([near, fast], bench(near, fast))
     assert (found.best, found.gate) == (fast, slow)
-    assert found.sentence == "Nothing is proven to meet the budget; the best is openvino-cpu-int8."
+    assert found.sentence == "No variant provably meets the budget; the best is openvino-cpu-int8."
 
 
 def test_where_none_is_confirmed_the_best_found_is_the_nearest():
@@ -118,7 +118,7 @@ def test_nothing_is_ruled_out_by_a_time_that_is_not_decided(noisy):
     assert found.best is fast
     assert found.rivals == (() if noisy == "original" else (near,))
     if found.rivals:
-        assert found.remarks[0].startswith("Undecided: whether openvino-cpu-int8 or openvino-cpu-fp32 is fastest")
+        assert found.remarks[0].startswith("Not decided: openvino-cpu-int8 or openvino-cpu-fp32 may be fastest")
     proven = noisy == near.name
     assert (found.grade == "recommended") == proven and found.sentence.endswith("not decided.") != proven
 

@@ -116,7 +116,7 @@ def test_merged_tokens_are_told_from_windows(tmp_path):
     merge_tokens(model, {0: 12})
     error = refused(tmp_path, model)
     assert "over different tokens" in error.message
-    assert error.fix == "explain a bundle made without optimize.token_merging"
+    assert error.fix == "explain a bundle built without optimize.token_merging"
 
 
 def test_a_graph_without_attention_is_refused(tmp_path):
@@ -135,24 +135,24 @@ def test_a_detector_whose_queries_do_not_attend_to_the_image_is_refused(tmp_path
 
 def test_an_image_without_detected_objects_is_refused(tmp_path):
     error = refused(tmp_path, planted.detector(), "detection", threshold=0.999)
-    assert "nothing is detected" in error.message
+    assert "the model detects nothing" in error.message
     assert error.found == "no object with a score above 0.999"
 
 
 def test_a_bundle_of_sequences_is_refused(tmp_path):
     error = refused(tmp_path, planted.classifier(), "sequence")
-    assert error.message.endswith("takes no images, so there is nothing to draw over")
+    assert error.message.endswith("takes no images: explain draws attention maps over an image")
 
 
 def test_a_bundle_whose_graph_is_a_placement_is_refused(tmp_path):
     error = refused(tmp_path, planted.classifier(), precision="int8")
-    assert "holds no float graph" in error.message
+    assert "contains no float graph" in error.message
     assert error.found == "model.onnx placed in int8 for openvino-cpu"
 
 
 @pytest.mark.parametrize(
     ("name", "found"),
-    [("out.jpg", "a name that ends in .jpg"), ("out", "a name without an ending"), ("d.png", "a folder")],
+    [("out.jpg", "the suffix .jpg"), ("out", "a name without a suffix"), ("d.png", "a folder")],
 )
 def test_an_output_that_is_no_png_file_is_refused(tmp_path, name, found):
     (tmp_path / "d.png").mkdir()
@@ -186,7 +186,7 @@ def test_the_command_prints_one_document_and_writes_the_picture_alone(cli, tmp_p
     assert Image.open(tmp_path / facts.path).size == facts.size
     assert set(tmp_path.iterdir()) - before == {tmp_path / "new"}
     assert [path.name for path in (tmp_path / "new").iterdir()] == ["out.png"]
-    assert "4x4 patches after 1 other tokens, 2 heads, 2 attentions" in done.stderr
+    assert "4x4 patches, 1 prefix token, 2 heads, 2 attentions" in done.stderr
 
 
 def test_of_a_real_model_the_weights_that_are_drawn_sum_to_one(small_export, tmp_path, digits):

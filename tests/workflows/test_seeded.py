@@ -43,7 +43,7 @@ def test_a_right_engine_is_compared_once_and_it_is_said(graph):
     made = vd.compile(graph, ONNXRUNTIME, progress=False)
     assert made.document["answers"]["compared"] == 4
     assert 0 <= made.document["answers"]["difference"] <= made.document["answers"]["tolerance"] == 1e-3
-    assert made.text[-1].endswith("ONNX Runtime without optimisation on 4 seeded images (allowed 1e-03)")
+    assert made.text[-1].endswith("unoptimised ONNX Runtime on 4 random images; limit 0.001")
     assert not (made.folder / "golden").exists()
 
 
@@ -51,7 +51,7 @@ def test_a_wrong_engine_is_refused_with_the_layer(graph, tmp_path, nobody_knows)
     pytest.importorskip("openvino")
     with pytest.raises(AnswersError, match="openvino-cpu-fp32 gives wrong answers here") as refused:
         vd.compile(graph, OPENVINO, tmp_path / "bundle", progress=False)
-    assert "of the largest from those of its graph (allowed 1.0e-03); openvino 20" in refused.value.found
+    assert "(relative to the largest) from those of its graph (limit 1.0e-03); openvino 20" in refused.value.found
     assert "the first layer that differs is resize_" in refused.value.found
     assert not (tmp_path / "bundle").exists()
     with pytest.raises(AnswersError):
@@ -61,14 +61,13 @@ def test_a_wrong_engine_is_refused_with_the_layer(graph, tmp_path, nobody_knows)
 def test_what_is_known_and_accepted_is_said_to_be_wrong(graph):
     pytest.importorskip("openvino")
     made = vd.compile(graph, OPENVINO, accept_known_bad=[RESIZE], progress=False)
-    assert made.text[-1].startswith("answers: WRONG, as was accepted: ")
+    assert made.text[-1].startswith("output check: WRONG (accepted): ")
 
 
 def test_without_an_independent_runtime_nothing_is_compared(graph, monkeypatch):
     monkeypatch.setitem(sys.modules, "onnxruntime", None)
     assert (
-        "onnxruntime, which would evaluate the graph, is not installed"
-        in seeded_answers(graph / "model.onnx", OPENVINO).why
+        "onnxruntime, which evaluates the graph, is not installed" in seeded_answers(graph / "model.onnx", OPENVINO).why
     )
 
 
@@ -76,9 +75,9 @@ def test_answers_that_rounding_changes_say_nothing(tmp_path):
     b = Builder()
     x = b.add("Reshape", b.input("x", ["batch", 3, 8, 8]), np.array([-1, 192]))
     graph = kept(b.model(b.add("Sin", b.add("Mul", x, 1e7)), rank=2), tmp_path / "graph")
-    assert "change with the rounding of its input" in seeded_answers(graph / "model.onnx", ONNXRUNTIME).why
+    assert "depend on the rounding of its input" in seeded_answers(graph / "model.onnx", ONNXRUNTIME).why
     made = vd.compile(graph, ONNXRUNTIME, progress=False)
-    assert made.text[-1].startswith("answers: not compared: the graph's own answers change")
+    assert made.text[-1].startswith("output check: skipped: the graph's own outputs depend")
 
 
 def test_a_refused_engine_of_a_bundle_names_the_layer_on_the_command_line(
@@ -96,7 +95,7 @@ def test_a_refused_engine_of_a_bundle_names_the_layer_on_the_command_line(
             assert done.returncode == 4 and "VD4204" in done.stderr
             assert "; the first layer that differs is resize_" in done.stderr
         done = run("predict", changed, "image.png")
-        assert "the graph is not the one that the answers are of" in done.stderr
+        assert "the expected answers come from another graph" in done.stderr
 
 
 def test_a_graph_that_ranks_what_it_finds_is_not_compared(tmp_path):

@@ -92,7 +92,7 @@ def test_the_document_is_that_of_all_images_at_once(images, subjects, monkeypatc
     assert ran == {ORIGINAL: n, ENGINE: n}
     assert found == at_once(monkeypatch, images, ours, theirs, labels, count)
     assert found["n"] == n
-    assert [text.split(" computed for ")[0] for text in notes if "computed" in text] == [ORIGINAL, ENGINE]
+    assert [text.split(": ")[0] for text in notes if "inference" in text] == [ORIGINAL, ENGINE]
     assert any("can prove" in text for text in notes)
 
 
@@ -137,7 +137,7 @@ def test_unreadable_images_are_skipped_and_counted_or_are_the_error(images, subj
 def test_a_folder_without_any_readable_image_is_refused(images, subjects):
     for path in images.rglob("*.png"):
         path.write_bytes(b"no image")
-    with pytest.raises(DataError, match="not one image could be read") as caught:
+    with pytest.raises(DataError, match="no image could be read") as caught:
         verified(images, subjects[1], subjects[0], skip_bad=True)
     assert caught.value.found == f"{IMAGES} unreadable files"
 

@@ -130,5 +130,5 @@ def test_labels_of_another_kind_are_for_files(tmp_path, subjects, contents):
     choice = DataChoice(place / "val-0.tar", "coco", Path("x.json"), 0, "all", 3)
     from vitdeploy.tasks.adapter import check_labels
 
-    with pytest.raises(DataError, match="are for a folder of image files"):
+    with pytest.raises(DataError, match="require a folder of image files"):
         check_labels(choice, ("coco",), "detection")

@@ -122,7 +122,7 @@ def test_a_label_that_changes_meanwhile_is_found(data, sides):
         if text == ENGINE and done:
             Image.new("L", (40, 36), 1).save(data.annotations("segmentation") / "071.png")
 
-    with pytest.raises(DataError, match="images or labels changed while they were evaluated") as caught:
+    with pytest.raises(DataError, match="images or labels changed during the evaluation") as caught:
         verified(data, sides["segmentation"], "segmentation", progress=progress)
     assert "labels/segmentation/071.png" in caught.value.found
     found, ran = verified(data, sides["segmentation"], "segmentation")

@@ -112,14 +112,14 @@ def test_recipes_become_one_table_and_one_that_fails_ends_no_other(tmp_path, sha
         page = (tmp_path / "swept" / "sweep.html").read_text()
         assert 'href="plain/report.html"' in page and "onnxruntime-cpu-fp32" in page and "Failed" in page
         again = here("sweep", *recipes, "-o", "swept", "--json", "--watch")
-        assert again.returncode == 2 and again.stderr.count("finished already, measured") == 2
+        assert again.returncode == 2 and again.stderr.count("already finished, measured") == 2
         plan = here("sweep", *recipes, "-o", "swept", "--json", "--dry-run")
         rows = {row["name"]: row for row in json.loads(plan.stdout)["recipes"]}
         assert plan.returncode == 2 and "missing.safetensors" in rows["broken"]["error"]["message"]
         assert rows["plain"]["finished"] and rows["plain"]["seconds"] is None
         late = here("sweep", recipes[0], "-o", "late", "--minutes", 0.001)
         assert late.returncode == 5 and "not begun: plain" in late.stderr and not (tmp_path / "late" / "plain").exists()
-        assert "Not begun" in (tmp_path / "late" / "sweep.html").read_text()
+        assert "Not started" in (tmp_path / "late" / "sweep.html").read_text()
         # Images that are few prove no 99.99 %.
         assert here("sweep", recipes[2], "-o", "swept", "--jobs", 2, "--no-resume").returncode == 5
         (tmp_path / "swept" / "plain" / "mine.txt").write_text("kept")

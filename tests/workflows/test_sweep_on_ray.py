@@ -87,5 +87,5 @@ def test_a_grid_on_two_nodes_gives_the_bundles_of_one_process(cluster, tmp_path,
     assert len({line.made.pid for line in lines}) > 1
     # The same command again: nothing is made, and nothing is measured.
     _, said = swept(tmp_path / "ray", grid, "--executor", f"ray:{cluster}")
-    assert said.count("finished already, measured") == 2
+    assert said.count("already finished, measured") == 2
     assert list(read_log(tmp_path / "ray" / "store")) == lines

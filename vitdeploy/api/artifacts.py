@@ -1,4 +1,4 @@
-"""What is worked on and what comes of it, as values: models, graphs, bundles. Nothing heavy is imported."""
+"""Models, graphs and bundles as values. Nothing heavy is imported."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, repr=False)
 class Model(Shown):
-    """A model that was read: what it is, and how its images are prepared. `vitdeploy.model` makes one."""
+    """A loaded model and the preprocessing of its images. `vitdeploy.model` makes one."""
 
     reference: ReferenceModel
     overrides: Overrides
@@ -61,12 +61,12 @@ class Model(Shown):
 
 
 def labelled(task: Task) -> str:
-    """What the labels of a task name."""
+    """The noun for the labels of a task."""
     return "points" if task == "keypoints" else "classes"
 
 
 def preprocess_lines(spec: PreprocessSpec | None) -> list[str]:
-    """The preprocessing, in a line."""
+    """One line on the preprocessing."""
     if spec is None:
         return []
     if isinstance(spec.resize, int):
@@ -80,7 +80,7 @@ def preprocess_lines(spec: PreprocessSpec | None) -> list[str]:
 class Graph(Shown):
     """An ONNX graph in a folder of its own: `model.onnx`, or the two graphs of an encoder-decoder.
 
-    `document` is what the command line prints of it with --json.
+    `document` is what the command line prints with --json.
     """
 
     folder: Path
@@ -136,7 +136,7 @@ class Bundle(Shown):
         return self.manifest.engines
 
     def load(self, target: str = "auto", **options: Any) -> Predictor:
-        """A predictor of its first engine that works here, or of the one for `target`; options and errors as
+        """Return a predictor for its first engine that works here, or for `target`; options and errors as
         `vitdeploy.load`."""
         return load(self.folder, target=target, **options)
 
@@ -146,7 +146,7 @@ class Bundle(Shown):
 
 @dataclass(frozen=True)
 class Named:
-    """An artifact by its name, with further options of the command line: `source` is for a model."""
+    """An artifact by name, with further options of the command line: `source` is for a model."""
 
     text: str
     source: Source
@@ -158,12 +158,12 @@ ArtifactLike = Union[Bundle, Graph, Model, Named, str, Path, "nn.Module"]
 
 
 def graph_file(graph: GraphLike) -> Path:
-    """The ONNX file of a graph, of its folder, or itself; errors as `find_graph`."""
+    """The ONNX file of a graph, a graph's folder or a file; errors as `find_graph`."""
     return graph.file if isinstance(graph, Graph) else find_graph(Path(graph))
 
 
 def artifact_name(artifact: ArtifactLike) -> str | None:
-    """The path or name that an artifact goes by; None for a model in memory."""
+    """The path or name of an artifact; None for a model in memory."""
     if isinstance(artifact, Named):
         return artifact.text
     if isinstance(artifact, Bundle | Graph):

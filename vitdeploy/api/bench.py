@@ -1,4 +1,4 @@
-"""Benches: what is run beside what, and what comes of it."""
+"""Benchmarks: the artifacts to compare, and their results."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ if TYPE_CHECKING:
     from vitdeploy.document.comparison import TimeRatio
 
 
-# --- Print a bench for people: one line per artifact, then results other than latency, then the comparisons -----------
+# --- Print a bench: one line per artifact, then results other than latency, then the comparisons ----------------------
 
 
 STAGES = ("decode", "preprocess", "copy_in", "execute", "copy_out", "infer", "postprocess")
 
 
 def bench_lines(found: BenchDocument) -> list[values.Line]:
-    """The tables of a bench, as `pipeline.comparison.bench_subjects` gives it."""
+    """The tables of a bench of `pipeline.comparison.bench_subjects`."""
     results = found.results
     lines: list[values.Line] = [_latencies(results)]
     for row in results:
@@ -48,7 +48,7 @@ def bench_lines(found: BenchDocument) -> list[values.Line]:
             lines.append(f"{row.artifact}: {_stages(row.stages_ms)}")
         if row.parts_ms:
             parts = ", ".join(f"{name} {value:.2f}" for name, value in row.parts_ms.items())
-            lines.append(f"{row.artifact}: graphs in ms: {parts}; all of one query {row.latency_ms.p50:.2f}")
+            lines.append(f"{row.artifact}: graphs in ms: {parts}; whole query {row.latency_ms.p50:.2f}")
     lines += values.context_lines(found.context)
     lines += [f"{ratio.metric} {ratio.a} / {ratio.b}: {_compared(ratio)}" for ratio in found.ratios]
     lines += [f"{artifact}: not decided: {reason}" for artifact, reason in found.undecided.items()]
@@ -56,7 +56,7 @@ def bench_lines(found: BenchDocument) -> list[values.Line]:
 
 
 def ratio_text(ratio: summary.Ratio | TimeRatio, digits: int = 2) -> str:
-    """A ratio with its interval where it is decided, or else what it is at least or at most."""
+    """A ratio with its interval if it is decided, else its bounds."""
     return (
         values.interval(ratio.ratio, ratio.ci95, digits)
         if ratio.decided
@@ -69,19 +69,19 @@ def _compared(ratio: summary.Ratio) -> str:
         return ratio.verdict
     if not ratio.decided:
         return f"{ratio_text(ratio)}: {ratio.verdict} (the machine was not quiet)"
-    beside = f"{ratio.a_ms:.4g} and {ratio.b_ms:.4g} ms a query, side by side"
+    beside = f"{ratio.a_ms:.4g} vs {ratio.b_ms:.4g} ms per query, alternating runs"
     return f"{ratio_text(ratio, 3)}: {ratio.verdict} ({beside})"
 
 
 def claim(percentile: Claim, digits: int = 3) -> str:
-    """A percentile as it may be claimed: ">=" where too few queries were measured for more than that."""
+    """A percentile as text; ">=" if too few queries were measured for an upper bound."""
     if percentile.value is None:
         return "-"
     return f"{'>=' if percentile.at_least else ''}{percentile.value:.{digits}f}"
 
 
 def claims_of(row: summary.Row) -> Sequence[Claim]:
-    """The percentiles of the scenario that a row's latency is of."""
+    """The percentiles of the scenario that gave a row's latency."""
     scenarios = row.scenarios
     return scenarios.get("single", next(iter(scenarios.values()))).percentiles
 
@@ -120,7 +120,7 @@ def _special(scenarios: Mapping[str, summary.ScenarioResult]) -> list[str]:
             )
         if found.bins is not None:
             lines.append(
-                f"{name}: {found.first:.1f} images/s at first, {found.last:.1f} at last ({found.last_over_first:.3f})"
+                f"{name}: first {found.first:.1f} images/s, last {found.last:.1f} ({found.last_over_first:.3f})"
             )
         if found.throttled is not None:
             lines.append(f"{name}: {found.throttled}")
@@ -136,7 +136,7 @@ def _sides(results: Sequence[summary.Row]) -> values.Table:
         values.Column("first ms", 60, least=8),
         values.Column("peak memory", 90),
         values.Column("threads", 30),
-        values.Column("energy an image", 50, left=True),
+        values.Column("energy/image", 50, left=True),
     )
     rows = []
     for row in results:
@@ -159,18 +159,18 @@ def _sides(results: Sequence[summary.Row]) -> values.Table:
 def _stages(stages: summary.StageTimes) -> str:
     parts = ", ".join(f"{name} {value:.2f}" for name in STAGES if (value := getattr(stages, name)) is not None)
     return (
-        f"from a uint8 image of 640x480 to the answer {stages.end_to_end:.2f} ms "
+        f"end to end from a uint8 image of 640x480: {stages.end_to_end:.2f} ms "
         f"(p90 {stages.end_to_end_p90:.2f}); stages in ms: {parts}; copies {stages.copies}"
     )
 
 
-# --- Latency and throughput, measured: one process per artifact, in alternating blocks --------------------------------
+# --- Measure latency and throughput: one process per artifact, in alternating blocks ----------------------------------
 
 
 @dataclass(frozen=True, repr=False)
 class Benchmark(values.Shown):
-    """The measurements of some artifacts in one benchmark run; `document` has everything. `device`: the registered one
-    that measured, "" for this machine."""
+    """The measurements of one benchmark run; `document` has everything. `device`: the registered device that measured,
+    "" for this machine."""
 
     document: BenchDocument
     device: str = ""
@@ -187,8 +187,8 @@ class Benchmark(values.Shown):
 
     @property
     def ratios(self) -> tuple[summary.Ratio, ...]:
-        """Each artifact against the last one, with the 95 % interval; where `decided` is False, the measurement does
-        not say which is faster."""
+        """The ratio of each artifact to the last one, with a 95 % interval; if `decided` is False, the measurement does
+        not show which is faster."""
         return self.document.ratios
 
     def lines(self) -> list[values.Line]:
@@ -241,11 +241,11 @@ def path_or_none(value: str | Path | None) -> Path | None:
     return None if value is None else Path(value)
 
 
-# --- What can be run: every engine of a bundle, a graph, a model; as values or as their names -------------------------
+# --- What can be measured: every engine of a bundle, a graph, a model; as values or names -----------------------------
 
 
 def found_by(finder: Finder, artifact: ArtifactLike) -> list[Subject]:
-    """What can be run of an artifact: every engine of a bundle, a graph, an original."""
+    """The subjects of an artifact: every engine of a bundle, a graph, an original."""
     name = artifact_name(artifact)
     if name is None:
         return [_original(model(artifact))]  # type: ignore[arg-type]
@@ -254,8 +254,7 @@ def found_by(finder: Finder, artifact: ArtifactLike) -> list[Subject]:
 
 
 def _original(read: Model) -> Subject:
-    """A model that was read. Without preprocessing of its own it has only what is usual or assumed: the other side's is
-    then taken."""
+    """The subject of a loaded model. If its preprocessing is only assumed, that of the other side is used."""
 
     from vitdeploy.stages.export import settle_batch  # torch
 
@@ -266,7 +265,7 @@ def _original(read: Model) -> Subject:
 
 
 def _shortened(subject: Subject, artifact: ArtifactLike) -> Subject:
-    """Results that nobody named a folder for are called by what they are, not by a temporary path."""
+    """A subject in a temporary folder is named by its kind, not by the path."""
     if not isinstance(artifact, Bundle | Graph) or not values.is_unnamed(artifact.folder):
         return subject
     return dataclasses.replace(subject, name=subject.name.replace(str(artifact.folder), artifact.folder.name))

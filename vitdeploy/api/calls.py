@@ -1,6 +1,6 @@
-"""Functions of options: what they are called with, and what is checked before anything heavy is imported.
+"""Functions of options: their signatures, and the checks made before anything heavy is imported.
 
-`cli.options.call` checks names, paths and targets before it imports what does the work; `takes` before the work.
+`cli.options.call` checks names, paths and targets before it imports the implementation; `takes` before the work.
 """
 
 import functools
@@ -40,8 +40,8 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 def takes(options: Callable[P, Chosen]) -> Callable[[Callable[[Chosen], R]], Callable[P, R]]:
-    """Lets a function of options be called with their fields: keywords, defaults, ranges and documentation are those of
-    the class. As `of` it has the function itself."""
+    """Let a function of options be called with their fields: keywords, defaults, ranges and documentation come from the
+    class. The attribute `of` is the function itself."""
 
     def decorate(function: Callable[[Chosen], R]) -> Callable[P, R]:
         @functools.wraps(function)
@@ -59,7 +59,7 @@ def takes(options: Callable[P, Chosen]) -> Callable[[Callable[[Chosen], R]], Cal
 def takes_after(
     options: Callable[P, Chosen],
 ) -> Callable[[Callable[[str, Chosen], R]], Callable[Concatenate[str, P], R]]:
-    """The same, for a function that takes `on` before its options."""
+    """`takes` for a function that takes `on` before its options."""
 
     def decorate(function: Callable[[str, Chosen], R]) -> Callable[Concatenate[str, P], R]:
         @functools.wraps(function)
@@ -69,15 +69,15 @@ def takes_after(
             return function(on, chosen)
 
         by_keywords.of = function  # type: ignore[attr-defined]
-        told = documented(cast("type[Options]", options), first="on")(by_keywords)
-        return cast("Callable[Concatenate[str, P], R]", told)
+        described_function = documented(cast("type[Options]", options), first="on")(by_keywords)
+        return cast("Callable[Concatenate[str, P], R]", described_function)
 
     return decorate
 
 
 def documented(options: type[Options], many: str = "", first: str = "") -> Callable[[F], F]:
-    """Gives a function the signature and the documentation of its options. `many`: the field that is `*many` there;
-    `first`: a parameter before them."""
+    """Give a function the signature and the documentation of its options. `many`: the field passed as `*many`; `first`:
+    a parameter before the options."""
 
     def decorate(function: F) -> F:
         kinds = inspect.Parameter
@@ -101,16 +101,16 @@ def documented(options: type[Options], many: str = "", first: str = "") -> Calla
 
 
 def api_text(help: str) -> str:
-    """A text of the command line with the names of options as the API has them."""
+    """A text of the command line with option names replaced by parameter names."""
     return re.sub(r"--([a-z]+(?:-[a-z]+)*)", lambda match: match[1].replace("-", "_"), help)
 
 
-# --- What is checked early --------------------------------------------------------------------------------------------
+# --- Early checks -----------------------------------------------------------------------------------------------------
 
 
 @functools.singledispatch
 def check_early(options: Options) -> None:
-    """What is wrong with a name, a path or a target; errors are those of the function. Nothing heavy is imported."""
+    """Check names, paths and targets; errors are those of the function. Nothing heavy is imported."""
 
 
 @check_early.register
@@ -156,7 +156,7 @@ def _(options: VerifyOn | Bisect) -> None:
 @check_early.register
 def _(options: Bench) -> None:
     if not options.artifacts:
-        raise InputError("there is nothing to measure", expected="at least one artifact")
+        raise InputError("no artifact to measure", found="0 artifacts", expected="at least one artifact")
     if options.target is not None:
         check_engine(options.target)
     for artifact in options.artifacts:
@@ -182,7 +182,7 @@ def _(options: Run | TuneRecipe) -> None:
     _check_folder(options.folder, OUTPUT_NAMES if isinstance(options, Run) else TUNED_NAMES)
     if isinstance(options, Run):
         early.check_recipe(recipe)
-    else:  # every precision is tried
+    else:  # tune tries every precision
         early.check_recipe(recipe.model_copy(update={"precision": "fp32"}), options.targets or None)
 
 
@@ -194,7 +194,7 @@ def _(options: Sweep) -> None:
 
 
 def check_export(name: str | None, options: Any) -> None:
-    """The model of `vitdeploy export`, which may be a recipe's, and where it goes."""
+    """Check the model of `vitdeploy export`, which may be a recipe's, and the output folder."""
     _check_folder(options.folder)
     if options.normal:
         early.check_data(options.normal)
@@ -227,5 +227,10 @@ def _check_images(data: ImagesLike) -> None:
 def require_path(artifact: ArtifactLike) -> str:
     name = artifact_name(artifact)
     if name is None:
-        raise InputError("a model in memory has no graph", expected="a graph or a bundle", fix="export it first")
+        raise InputError(
+            "a model in memory has no graph",
+            found=str(type(artifact).__name__),
+            expected="a graph or a bundle",
+            fix="export it first: vitdeploy.export(...)",
+        )
     return name

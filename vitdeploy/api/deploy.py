@@ -1,4 +1,4 @@
-"""The whole pipeline: a model and images in, a proven bundle out, or the engine to ship of all that can be made."""
+"""The whole pipeline: from a model and images to a verified bundle, or to the best engine that can be built."""
 
 import itertools
 from collections.abc import Mapping, Sequence
@@ -39,15 +39,15 @@ from vitdeploy.verification.gate import guards
 from vitdeploy.workflows import tuning, variants
 
 BOUNDS = ("max_drop", "min_agreement", "max_latency", "max_memory")
-GUARDED = " (the guard of every run whose budget bounds neither drop nor agreement)"
+GUARDED = " (default guard: the budget sets neither max_drop nor min_agreement)"
 
 
 @dataclass(frozen=True, repr=False)
 class Deployment(Shown):
-    """A bundle with its proof; `document` is its report.json.
+    """A verified bundle; `document` is its report.json.
 
-    `status` says whether the budget is met: "pass", "fail", or "undecided" if the images do not prove it; `reasons` has
-    a sentence for each bound that is not met, and `budget` is the budget.
+    `status` is the result of the budget: "pass", "fail", or "undecided" if the images do not prove either; `reasons`
+    has a sentence for each bound that is not met, and `budget` is the budget.
     """
 
     folder: Path
@@ -59,18 +59,18 @@ class Deployment(Shown):
 
     @property
     def bundle(self) -> artifacts.Bundle:
-        """The bundle, which every command and app loads."""
+        """The bundle, for every command and app."""
         return artifacts.Bundle(self.folder)
 
     @property
     def recommended(self) -> str | None:
-        """The name of the engine to ship, "original" where none is better; None if nothing is recommended."""
+        """The name of the engine to ship, "original" if none is better; None without a recommendation."""
         return self.document.verdict.recommended
 
     @property
     def grade(self) -> Grade:
-        """How surely: "recommended", "leading" (the first engine of the bundle is ahead, others may be as fast), or "no
-        ranking" (its engines are in a fixed order); of several image sizes the least sure."""
+        """Certainty of the ranking: "recommended", "leading" (the first engine of the bundle is ahead, others may be as
+        fast), or "no ranking" (engines in a fixed order); for several image sizes, the least certain."""
         order: tuple[Grade, ...] = ("no ranking", "leading", "recommended")
         grades = {each.grade for each in self.document.sizes or ()} or {self.document.verdict.grade}
         return next((each for each in order if each in grades), "no ranking")
@@ -81,7 +81,7 @@ class Deployment(Shown):
         return self.folder / "report.html"
 
     def load(self, target: str = "auto", **options: Any) -> Predictor:
-        """A predictor of the bundle; options and errors as `vitdeploy.load`."""
+        """Return a predictor of the bundle; options and errors as `vitdeploy.load`."""
         return self.bundle.load(target, **options)
 
     def lines(self) -> list[Line]:
@@ -93,7 +93,7 @@ class Deployment(Shown):
 
 @dataclass(frozen=True)
 class PlannedStep:
-    """A step of a run that was not begun, and whether an earlier run has left it."""
+    """A step of a planned run, and whether a result of an earlier run is reused."""
 
     name: str
     reuse: bool
@@ -103,10 +103,10 @@ class PlannedStep:
 def deploy(options: Deploy) -> Deployment:
     """Run the whole pipeline: export, optimize, quantize, compile, verify and measure, into one bundle with its report.
 
-    A budget that is not met, or not provably, is said by the result's `status`; nothing is raised for it.
+    The result's `status` reports a budget that is not met, or not provably; no error is raised for it.
 
     Raises:
-        RecipeError: arguments that do not fit. Errors of the model, the images, the targets and the stages.
+        RecipeError: invalid arguments. Errors of the model, the images, the targets and the stages.
 
     >>> import vitdeploy as vd
     >>> how = {"calibration": 32, "duration": 0.1, "progress": False}
@@ -123,10 +123,10 @@ def deploy(options: Deploy) -> Deployment:
 
 @calls.takes(Run)
 def run(options: Run) -> Deployment:
-    """The whole pipeline of a recipe, as `vitdeploy run` does it.
+    """Run the whole pipeline of a recipe, like `vitdeploy run`.
 
     Raises:
-        RecipeError, MissingFileError: of the recipe. Errors of the model, the images, the targets and the stages.
+        RecipeError, MissingFileError: the recipe is invalid. Errors of the model, images, targets and stages.
     """
     return _run(options)
 
@@ -162,13 +162,13 @@ def plan(
     jobs: int = 0,
     progress: bool | Reporter = True,
 ) -> list[PlannedStep]:
-    """Preview `run`: every input is checked, and nothing is computed. Arguments and errors as in `run`."""
+    """Preview `run`: check every input, compute nothing. Arguments and errors as in `run`."""
     how: Any = {"overrides": overrides, "function": function, "executor": executor, "jobs": jobs, "progress": progress}
     return planned(Run(recipe, skip_bad=skip_bad, **how))
 
 
 def planned(options: Run) -> list[PlannedStep]:
-    """What `run` would do; its folder is checked too, where one is named."""
+    """The steps that `run` would do; a given folder is checked too."""
     calls.check_early(options)
     loaded = given_recipe(options.recipe, options.overrides, options.function)
     workers_of(options.executor, options.jobs)
@@ -185,7 +185,7 @@ def recipe_of(
     precision: Precision,
     bounds: Mapping[str, float | None] = MappingProxyType({}),
 ) -> Recipe:
-    """The recipe of a model and images with these arguments; raises RecipeError if they do not fit."""
+    """The recipe of a model and images with these arguments; raises RecipeError if they are invalid."""
     chosen, targets = images(options.data), options.targets
     place, kind = chosen.place(setting.reference_setting(read.reference))
     fields: dict[str, Any] = {
@@ -217,10 +217,10 @@ def recipe_of(
 
 
 def targets_here(precision: str) -> list[str]:
-    """The targets of the CPU that have a precision and whose runtimes are installed.
+    """The CPU targets that support a precision and whose runtimes are installed.
 
     Raises:
-        CapabilityError: there is none.
+        CapabilityError: no CPU target does.
     """
     found = []
     for row in TARGETS.values():
@@ -232,7 +232,10 @@ def targets_here(precision: str) -> list[str]:
             found.append(row.name)
     if not found:
         raise CapabilityError(
-            f"no target of the CPU runs {precision} here", expected=", ".join(TARGETS), fix="name one: targets=[...]"
+            f"no CPU target runs {precision} on this machine",
+            found="targets=None",
+            expected=f"targets=[...] with some of {', '.join(TARGETS)}",
+            fix="vitdeploy doctor shows what each target needs",
         )
     return found
 
@@ -252,12 +255,12 @@ def _source_fields(read: artifacts.Model) -> dict[str, Any]:
 
 
 def _code_of(read: artifacts.Model) -> str | None:
-    """The name of the model in messages if the recipe cannot name it."""
+    """The name of the model for messages, if the recipe cannot name it."""
     return read.source.function or (read.source.name if read.source.module is not None else None)
 
 
 def own_model(function: str | None, source: artifacts.Model | None) -> tuple[str | None, Path | None]:
-    """The user's own model of a recipe that names none: `function` and `module` of `pipeline.job.prepare`."""
+    """The user's own model for a recipe without one: `function` and `module` of `pipeline.job.prepare`."""
     given = None if source is None else source.source
     return function or (given.function if given else None), given.module if given else None
 
@@ -273,9 +276,9 @@ def _jobs(source: schedule.LoadedRecipe, reporter: Reporter) -> Sequence[Job]:
 
 
 def tell_finished(reporter: Reporter, name: str, step: Step, reused: bool) -> None:
-    """A step that ended; times that were measured earlier are never used without a word."""
+    """Report a finished step; reuse of earlier measurements is always reported."""
     if step.measured and reused:
-        reporter.note(f"{name}: chosen by times that were measured earlier on this device; --no-resume measures again")
+        reporter.note(f"{name}: reused times measured earlier on this device; --no-resume measures again")
     reporter.detail(f"{'reused' if reused else 'made'} {name}")
 
 
@@ -342,13 +345,13 @@ def _table(report: Report) -> Table:
     return Table(columns, tuple(rows))
 
 
-# --- The engine to ship, of all that can be made here -----------------------------------------------------------------
+# --- The best engine that can be built here ---------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, repr=False)
 class Tuned(Shown):
-    """The result of a search; `document` is its tune.json. `status` says whether the best variant is proven to meet the
-    budget, `reasons` why not, and `budget` is the budget."""
+    """The result of a search; `document` is its tune.json. `status` is "pass" if the best variant provably meets the
+    budget; `reasons` has a sentence for each bound that is not met, and `budget` is the budget."""
 
     folder: Path
     document: TuneDocument
@@ -381,10 +384,10 @@ class Tuned(Shown):
 
 @calls.takes(Tune)
 def tune(options: Tune) -> Tuned:
-    """Find the engine to ship: every precision, mixed precision and token merging are tried on this machine.
+    """Find the best engine: try every precision, mixed precision and token merging on this machine.
 
     Raises:
-        RecipeError, InputError: arguments that do not fit. Errors of the model, the images, the targets and the stages.
+        RecipeError, InputError: invalid arguments. Errors of the model, the images, the targets and the stages.
 
     >>> import vitdeploy as vd
     >>> how = {"calibration": 32, "duration": 0.1, "time_budget": 1, "progress": False}
@@ -401,7 +404,7 @@ def tune(options: Tune) -> Tuned:
 
 @calls.takes(TuneRecipe)
 def tune_recipe(options: TuneRecipe) -> Tuned:
-    """Like `tune`, for a recipe, as `vitdeploy tune` does it; errors are those of `vitdeploy.run`."""
+    """`tune` for a recipe, like `vitdeploy tune`; errors are those of `vitdeploy.run`."""
     return _tuned(options)
 
 
@@ -441,7 +444,7 @@ def _variants(document: TuneDocument) -> Table:
         Column("expected agreement", 80),
         Column("ms", 100, least=7),
         Column("size", 40, least=8),
-        Column("on the front", 90, left=True),
+        Column("Pareto front", 90, left=True),
     )
     rows = [
         (

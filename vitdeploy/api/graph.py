@@ -1,4 +1,4 @@
-"""A model exported to ONNX, the exact rewrites of a float graph, and the engine of one."""
+"""Export a model to ONNX, rewrite a float graph exactly, and compile a graph to an engine."""
 
 import dataclasses
 import functools
@@ -39,7 +39,7 @@ from vitdeploy.workflows.seeded import (
 if TYPE_CHECKING:
     from vitdeploy.stages import export as exports
 else:
-    exports = lazy("vitdeploy.stages.export")  # needs PyTorch, and what is measured, compared or sent does not
+    exports = lazy("vitdeploy.stages.export")  # needs PyTorch, which measuring, comparing and sending do not
 
 Expected: TypeAlias = "tuple[Callable[[], Model], exports.Asked, exports.ExportConfig]"
 
@@ -56,17 +56,17 @@ def export(
     """Export a model to ONNX, and compare it with the original at three batch sizes.
 
     Args:
-        source: a `Model`, or what `vitdeploy.model` takes.
-        folder: where the graph is to lie; by default in a temporary folder that lasts as long as this process.
-        opset: of ONNX.
-        batch: a fixed one, "dynamic", or "auto": dynamic, or as an ONNX file has it.
+        source: a `Model`, or any argument of `vitdeploy.model`.
+        folder: folder for the graph. Default: a temporary folder, removed when this process ends.
+        opset: ONNX opset.
+        batch: a fixed batch size, "dynamic", or "auto": dynamic, or the ONNX file's own.
         preprocess_in_graph: the graph takes uint8 images [batch, height, width, channels] and normalises them itself;
-            else float32 [batch, channels, height, width], normalised.
-        progress: shown on standard error or as a bar in a notebook; False for silence.
+            False: it takes normalised float32 [batch, channels, height, width].
+        progress: show progress on standard error, or as a bar in a notebook.
 
     Raises:
         ExportError: the graph is not the same function as the model, or the model cannot be exported.
-        OutputError: `folder` holds something that is not ours to replace. Errors of `vitdeploy.model`.
+        OutputError: `folder` holds files that vitdeploy did not write. Errors of `vitdeploy.model`.
 
     >>> import vitdeploy as vd
     >>> graph = vd.export("vit_w32d2h2_patch8_32", progress=False)
@@ -81,7 +81,7 @@ def export(
 
 
 def export_of(name: str | None, options: ExportOptions, reporter: Reporter) -> Graph:
-    """What `vitdeploy export` makes: of a model, or of what a recipe says of one, at each image size."""
+    """The graph of `vitdeploy export`: of a model, or of a recipe's model, at each image size."""
     batch, progress = options.batch, reporter.progress
     asked = cast("exports.Asked | None", int(batch) if batch is not None and batch.isdecimal() else batch)
     changed: dict[str, Any] = {"opset": int(options.opset)} if options.opset else {}
@@ -108,13 +108,13 @@ def export_of(name: str | None, options: ExportOptions, reporter: Reporter) -> G
 
 
 def export_sizes(expected: Sequence[Expected], home: Path, reporter: Reporter) -> Graph:
-    """One model at several image sizes, each read by a function, into one folder: the first at its top, the others
-    below `sizes`."""
+    """Export one model at several image sizes, each loaded by a function, into one folder: the first at its top, the
+    others below `sizes`."""
 
     found: list[tuple[Model, dict[str, Any]]] = []
     with reporter, filling(home, step.OUTPUT_NAMES) as work:
         for reads, asked, config in expected:
-            reporter.progress("read the model", 0, 1)
+            reporter.progress("load the model", 0, 1)
             read = reads()
             reference, fixed = exports.settle_batch(read.reference, asked)
             for note in reference.notes:
@@ -134,7 +134,7 @@ def export_sizes(expected: Sequence[Expected], home: Path, reporter: Reporter) -
 
 
 def graph_name(name: str) -> str:
-    """The user's name for a model, made fit to name a graph."""
+    """The user's name for a model, turned into a valid graph name."""
     stem = Path(name.partition(":")[2] or name).name
     kept = "".join(c if c.isalnum() or c in "._-" else "_" for c in stem).strip("._-")
     return kept[:64] or "model"
@@ -162,7 +162,7 @@ def _exported_lines(read: Model, facts: Mapping[str, Any]) -> list[str]:
 
 @takes(Optimize)
 def optimize(options: Optimize) -> Graph:
-    """Apply exact rewrites to a float graph, and compare the result with the graph before.
+    """Apply exact rewrites to a float graph, and compare the result with the original graph.
 
     Raises:
         InputError: an unknown rewrite. GraphError, UnsafeGraphError, MissingFileError: the graph is refused.
@@ -199,12 +199,12 @@ def _rewritten_lines(facts: Mapping[str, Any], merging: Sequence[tuple[int, int]
         lines.append(f"{name}: {before} nodes -> {after}; {', '.join(changed) or 'nothing to rewrite'}")
         lines.append(f"{name}: largest difference (max|a-b| / max|b|) {facts['difference'][name]:.1e}")
         constant = [{"unproven": facts.get("unproven", {}).get(name)}]
-        lines += [f"warning: {text}" for text in unproven_told(constant, (f"rewritten {name}", "graph before"))]
+        lines += [f"warning: {text}" for text in unproven_told(constant, (f"rewritten {name}", "original graph"))]
         if merging:
-            steps = [f"{tokens} behind block {block}" for block, tokens in merging]
+            steps = [f"{tokens} after block {block}" for block, tokens in merging]
             lines.append(
-                f"{name}: tokens merged after that, {facts['token_merging'][name]['tokens']} to {', '.join(steps)}; "
-                "not exact: `vitdeploy verify` measures what it costs"
+                f"{name}: then merged {facts['token_merging'][name]['tokens']} tokens to {', '.join(steps)}; "
+                "not exact: measure the accuracy cost with `vitdeploy verify`"
             )
     return lines
 
@@ -216,9 +216,9 @@ def compile(options: Compile) -> Bundle:
     Raises:
         TargetError: the graph was placed for another target, or has a fixed batch.
         KnownBadError: this release of the runtime is known to compute such a graph wrongly.
-        CapabilityError: the target cannot do the precision or the task, or the engine did not run as placed.
-        MissingPackageError, EngineError: of the runtime.
-        GraphError: parts for a graph of other rows.
+        CapabilityError: the target does not support the precision or the task, or the engine did not run as placed.
+        MissingPackageError, EngineError: the runtime is missing or failed.
+        GraphError: `split_rows` does not fit the number of token rows.
 
     >>> import vitdeploy as vd
     >>> graph = vd.export("vit_w32d2h2_patch8_32", progress=False)
@@ -257,13 +257,13 @@ def compile(options: Compile) -> Bundle:
     if known:
         document["known_bad"] = [described(match) for match in known]
     taken = engine.accepted or ()
-    told = [line for each in known for line in match_lines(each, "accepted" if each.entry.id in taken else "")]
-    return Bundle(home, document, (_ran(engine), *told, compared.line))
+    known_lines = [line for each in known for line in match_lines(each, "accepted" if each.entry.id in taken else "")]
+    return Bundle(home, document, (_ran(engine), *known_lines, compared.line))
 
 
 def _ran(engine: EngineSpec) -> str:
-    """What ran, in a line."""
-    hidden = "as the graph is typed (this provider does not show its kernels)"
+    """One line on the kernels that ran."""
+    hidden = "as typed in the graph (this provider does not report its kernels)"
     kernels = ", ".join(f"{count} in {kind}" for kind, count in engine.kernels.items())
     kernels = kernels or (hidden if TARGETS[engine.target].typed else "none")
     form = f"; {engine.form_told}" if engine.form_told else ""

@@ -1,7 +1,7 @@
-"""Images for calibration and evaluation, from wherever they are: a folder, paths, memory, a DataLoader, a Dataset.
+"""Images for calibration and evaluation, from any source: a folder, paths, memory, a DataLoader, a Dataset.
 
-What is in memory becomes lossless files once it is known which model it is for, so that everything behind works on the
-same bytes however the images came.
+Images in memory are written to lossless files once their model is known, so that all later steps read the same bytes,
+whatever the source.
 """
 
 from __future__ import annotations
@@ -28,21 +28,21 @@ if TYPE_CHECKING:
     from vitdeploy.spec import PreprocessSpec
     from vitdeploy.tasks.adapter import Setting
 
-# What the columns of other people's data sets are called.
+# Usual names of the columns of data sets.
 IMAGE_KEYS = ("image", "img", "images", "pixel_values", "x")
 LABEL_KEYS = ("label", "labels", "fine_label", "y", "target")
-# How far pixels may be from whole numbers once the normalisation is undone: float32 keeps them within 1e-4.
+# Maximum distance of de-normalised pixels from whole numbers; float32 keeps them within 1e-4.
 ROUNDING = 0.02
-FASTEST = 1  # of zlib's levels: the files are read once or twice
+FASTEST = 1  # zlib level: the files are read only once or twice
 
 
 @dataclass(frozen=True)
 class Images:
     """Images for calibration and evaluation; `vitdeploy.images` makes one.
 
-    `path` is a folder (or an .npz of tokens) whose labels are of that `kind`, None for images in memory. Of those,
-    `rows` gives an image and its class (an index, a name, or None) each, and `names` are the class names by index.
-    `texts` and `template` are for models that take texts, `inputs` for those that take more than an image.
+    `path` is a folder (or an .npz of tokens) with labels of that `kind`; None for images in memory. Their `rows` are
+    pairs of an image and its class (an index, a name, or None), and `names` are the class names by index. `texts` and
+    `template` are for models that take texts, `inputs` for models that take more than an image.
     """
 
     path: Path | None
@@ -56,12 +56,12 @@ class Images:
     _placed: dict[Any, tuple[Path, LabelKind]] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def place(self, setting: Setting) -> tuple[Path, LabelKind]:
-        """The folder to read, and where its labels come from. What is in memory is written there, for a model that
-        reads its images so.
+        """Return the folder to read and the kind of its labels. Images in memory are first written there, as the model
+        of `setting` reads them.
 
         Raises:
-            DataError: no image; images that are no such thing, of another preprocessing than the model's, or whose
-                classes the model does not have.
+            DataError: no images; values that are not images, images normalised differently from the model's
+                preprocessing, or classes that the model does not have.
         """
         if self.path is not None:
             from vitdeploy.tasks.images import labels_in
@@ -76,12 +76,16 @@ class Images:
         folder, rows = unnamed_folder("images"), iter(self.rows)
         first = next(rows, None)
         if first is None:
-            raise DataError("there are no images", found="nothing to iterate over", expected="at least one image")
+            raise DataError("the source has no images", found="0 images", expected="at least one image")
         classes = None if first[1] is None else _ClassFolders(self.names, setting)
         count = 0
         for count, (image, label) in enumerate(itertools.chain([first], rows), 1):
             if (label is None) != (classes is None):
-                raise DataError("some images have a label and some have none", found=f"image {count}", expected="all")
+                raise DataError(
+                    "only some of the images have a label",
+                    found=f"image {count} differs from image 1",
+                    expected="labels for all images or for none",
+                )
             home = folder if classes is None or label is None else folder / classes.name(label)
             _write(image, home, count, setting.images)
         if classes is not None:
@@ -101,27 +105,25 @@ def images(
     texts: str | Path | Sequence[str] | None = None,
     template: str | None = None,
 ) -> Images:
-    """Images for calibration and evaluation, from wherever they are.
+    """Describe images for calibration and evaluation, from any source.
 
     Args:
-        source: a folder, WebDataset tars, Parquet files, a saved data set of `datasets` or a file that lists URIs, each
-            by its path (docs/recipes.md); a list of paths, PIL images, or uint8 arrays [height, width, channels]; a
-            `torch.utils.data.DataLoader`, or a data set of torchvision or of Hugging Face's datasets. What a DataLoader
-            gives as floats must be images as the model takes them: resized, cropped and normalised as its preprocessing
-            says, which is checked.
-        labels: of a folder, where they come from: "folders", "none", "yolo", "coco", "panoptic", "masks", "depth",
-            "texts", "mvtec", "columns", "pairs" (default: class folders, or the labels that tars, tables and lists
-            bring, where there are any). Of a list, a class for each image: the model's index, or its name. A data set
-            brings its own.
-        annotations: YOLO's folder of label files, COCO's JSON file, the folder of maps, the JSON list of texts, or the
-            table of columns or of pairs.
-        inputs: for a model that takes more than the image, the folder with NAME/STEM.npy or .png for each, by the name
-            of the input and the path of the image below `source`.
-        texts: for a model of two towers, what images are compared with: a list, or a file with one text a line.
-        template: makes the name of a class folder a text, with {} for the name; without it "a photo of a {}.".
+        source: the path of a folder, WebDataset tars, Parquet files, a saved Hugging Face data set or a file that lists
+            URIs (docs/recipes.md); a list of paths, PIL images, or uint8 arrays [height, width, channels]; a
+            `torch.utils.data.DataLoader`, or a torchvision or Hugging Face data set. Float tensors from a DataLoader
+            must be resized, cropped and normalised as the model's preprocessing does it; this is checked.
+        labels: for a folder, the source of its labels: "folders", "none", "yolo", "coco", "panoptic", "masks", "depth",
+            "texts", "mvtec", "columns", "pairs" (default: class folders, or the labels in tars, tables and lists). For
+            a list, the class of each image: the model's index, or its name. A data set has its own labels.
+        annotations: the folder of YOLO label files, the COCO JSON file, the folder of maps, the JSON list of texts, or
+            the table of columns or of pairs.
+        inputs: for a model that takes more than the image, the folder with NAME/STEM.npy or .png for each: NAME is the
+            name of the input, STEM the path of the image below `source`.
+        texts: for an image-text model, the texts to compare images with: a list, or a file with one text per line.
+        template: turns the name of a class folder into a text, with {} for the name. Default: "a photo of a {}.".
 
     Raises:
-        DataError: labels that do not fit, or nothing that images could come from.
+        DataError: labels that do not fit the images, or an invalid source.
 
     >>> import vitdeploy as vd
     >>> import numpy as np
@@ -138,17 +140,21 @@ def images(
     if isinstance(source, str | Path):
         if labels is not None and not isinstance(labels, str):
             raise DataError(
-                "a folder has its labels in it", found="a list of labels", expected="a kind, such as 'folders'"
+                "labels of a folder must be a kind", found="a list of labels", expected="a kind, such as 'folders'"
             )
         return Images(Path(source), labels, Path(annotations) if annotations else None)  # type: ignore[arg-type]
     if isinstance(labels, str):
         raise DataError(
-            f"labels={labels!r} is for a folder", found=runner.type_name(source), expected="a class for each image"
+            f"labels={labels!r} needs a folder", found=runner.type_name(source), expected="a class for each image"
         )
     if labels is not None:
         items = list(source)
         if len(items) != len(labels):
-            raise DataError("each image wants a label", found=f"{len(items)} images, {len(labels)} labels")
+            raise DataError(
+                "labels and images differ in number",
+                found=f"{len(items)} images, {len(labels)} labels",
+                expected="one label for each image",
+            )
         return Images(None, rows=list(zip(items, labels, strict=True)))
     return Images(None, rows=_Rows(source), names=_names_of(source))
 
@@ -157,14 +163,18 @@ def _text_file(texts: str | Path | Sequence[str] | None) -> Path | None:
     if texts is None or isinstance(texts, str | Path):
         return None if texts is None else Path(texts)
     if not texts or any("\n" in text for text in texts):
-        raise DataError("these are not texts of one line each", found=f"{len(texts)} texts", expected="at least one")
+        raise DataError(
+            "texts must be a list of single-line texts",
+            found=f"{len(texts)} texts" if all("\n" not in text for text in texts) else "a text with a line break",
+            expected="at least one text, each on one line",
+        )
     file = unnamed_folder("texts") / "texts.txt"
     file.write_text("".join(f"{text}\n" for text in texts), encoding="utf-8")
     return file
 
 
 class _Rows:
-    """The rows of an iterable: it is iterated again each time if the source allows it."""
+    """The rows of an iterable; iterated anew each time if the source allows it."""
 
     def __init__(self, source: Any) -> None:
         self.source = source
@@ -187,10 +197,10 @@ def _split(item: Any) -> tuple[Any, Any]:
         image = next((item[key] for key in IMAGE_KEYS if key in item), None)
         if image is None:
             raise DataError(
-                "the data set has no column of images by a known name",
+                "the data set has no image column with a known name",
                 found=", ".join(map(str, item)),
                 expected=", ".join(IMAGE_KEYS),
-                fix="rename the column, or give a list of images and a list of labels",
+                fix="rename the column, or pass a list of images and a list of labels",
             )
         return image, next((item[key] for key in LABEL_KEYS if key in item), None)
     if isinstance(item, tuple | list) and len(item) == 2:
@@ -206,16 +216,16 @@ def _scalar(label: Any) -> int | str | None:
     value = np.asarray(label.numpy(force=True) if hasattr(label, "numpy") else label)
     if value.ndim or not np.issubdtype(value.dtype, np.integer):
         raise DataError(
-            "a label is no class",
+            "a label is not a class",
             found=runner.type_name(label),
             expected="the index of a class, or its name",
-            fix="labels=[...]",
+            fix="pass the class of each image: labels=[...]",
         )
     return int(value)
 
 
 def _names_of(source: Any) -> tuple[str, ...]:
-    """The class names that a data set knows, () for none."""
+    """The class names of a data set; () if it has none."""
     while hasattr(source, "dataset"):  # a DataLoader, a Subset
         source = source.dataset
     features = getattr(source, "features", None)
@@ -227,8 +237,8 @@ def _names_of(source: Any) -> tuple[str, ...]:
 
 
 class _ClassFolders:
-    """The folder of each class: named as the data's class where the model has labels to find it among, else by its
-    number, which is then the model's."""
+    """The folder of each class: named like the class of the data if the model has labels to match it with, else by its
+    number, which is then the model's index."""
 
     def __init__(self, names: tuple[str, ...], setting: Setting) -> None:
         self._names = names if setting.labels else ()
@@ -242,20 +252,22 @@ class _ClassFolders:
             name = label if isinstance(label, str) else self._names[label] if label < len(self._names) else ""
             if not name or name.startswith(".") or "/" in name or "\\" in name:
                 raise DataError(
-                    f"the class {label!r} has no name that a folder can have",
+                    f"the name of class {label!r} cannot be a folder name",
                     found=repr(name),
-                    expected="a name without / or \\ that does not begin with a point",
-                    fix="give the model's index of each image's class: images(..., labels=[...])",
+                    expected="a name without / or \\ that does not begin with a dot",
+                    fix="pass the model's class index of each image: images(..., labels=[...])",
                 )
             return name
         if not 0 <= label < self._count:
-            raise DataError(f"class {label} of the data is none of the model's", expected=f"0 to {self._count - 1}")
-        if any(number_of(name) is not None for name in self._labels):  # or a number would be taken for such a name
+            raise DataError(
+                "a label is not a class index of the model", found=str(label), expected=f"0 to {self._count - 1}"
+            )
+        if any(number_of(name) is not None for name in self._labels):  # else a number would be read as such a name
             return self.name(self._labels[label])
         return self._number(label)
 
     def complete(self, folder: Path) -> None:
-        """Folders that stand for classes by their number are there for all of them."""
+        """Make sure that folders named by class number exist for all classes."""
         if not self._by_name:
             for index in range(self._count):
                 (folder / self._number(index)).mkdir(exist_ok=True)
@@ -265,11 +277,11 @@ class _ClassFolders:
 
 
 def _write(image: Any, home: Path, number: int, spec: PreprocessSpec) -> None:
-    """One image as a file that is read as the same pixels; a path is linked to."""
+    """Write an image as a file with the same pixels; a path becomes a link."""
     home.mkdir(parents=True, exist_ok=True)
     if isinstance(image, str | Path):
         path = Path(image).resolve()
-        ending = path.suffix if path.suffix.lower() in preprocess.SUFFIXES else ".png"  # what it is its bytes say
+        ending = path.suffix if path.suffix.lower() in preprocess.SUFFIXES else ".png"  # the bytes determine the format
         (home / f"{number:07}{ending}").symlink_to(path)
         return
     _opened(image, number, spec).save(home / f"{number:07}.png", compress_level=FASTEST)
@@ -286,14 +298,14 @@ def _opened(image: Any, number: int, spec: PreprocessSpec) -> Image.Image:
 
 
 def _from_input(array: npt.NDArray[Any], number: int, spec: PreprocessSpec) -> Image.Image:
-    """The image that becomes this input of the model, float [channels, height, width], by its own preprocessing."""
+    """The image that the model's preprocessing turns into this input, float [channels, height, width]."""
     from PIL import Image
 
     expected = (spec.channels, *spec.crop)
-    fix = "give images before their preprocessing (PIL images or uint8), or correct the model's preprocess"
+    fix = "pass images before preprocessing (PIL images or uint8), or correct the model's preprocess"
     if not np.issubdtype(array.dtype, np.floating) or array.shape != expected:
         raise DataError(
-            f"image {number} is no input of the model",
+            f"image {number} does not have the type and shape of the model's input",
             found=f"{array.dtype} {list(array.shape)}",
             expected=f"float32 {list(expected)}, or an image: uint8, a PIL image, a path",
             fix=fix,
@@ -304,8 +316,8 @@ def _from_input(array: npt.NDArray[Any], number: int, spec: PreprocessSpec) -> I
     whole = np.rint(pixels)
     if not np.isfinite(pixels).all() or np.abs(pixels - whole).max() > ROUNDING or whole.min() < 0 or whole.max() > 255:
         raise DataError(
-            f"image {number} is not normalised as the model's preprocessing says, or was changed as floats",
-            found=f"numbers from {array.min():.4g} to {array.max():.4g}",
+            f"image {number} is not normalised like the model's input, or its float values were changed",
+            found=f"values from {array.min():.4g} to {array.max():.4g}",
             expected=f"(pixels / 255 - mean) / std, with mean {list(spec.mean)} and std {list(spec.std)}",
             fix=fix,
         )
@@ -313,7 +325,7 @@ def _from_input(array: npt.NDArray[Any], number: int, spec: PreprocessSpec) -> I
     canvas = _canvas(crop, spec)
     if not np.array_equal(preprocess.resize_and_crop(canvas, spec), crop):
         raise DataError(
-            f"no image becomes image {number} by the model's preprocessing",
+            f"image {number} cannot be the result of the model's preprocessing",
             found=f"resize {spec.resize}, crop {list(spec.crop)}",
             expected="a resize that is at least as large as the crop",
             fix=fix,
@@ -323,7 +335,7 @@ def _from_input(array: npt.NDArray[Any], number: int, spec: PreprocessSpec) -> I
 
 
 def _canvas(crop: npt.NDArray[np.uint8], spec: PreprocessSpec) -> Image.Image:
-    """An image of the size that is resized to, so that resizing leaves it as it is, with the crop where it is cut."""
+    """An image of the preprocessing's resize size, which resizing leaves unchanged, with `crop` at its position."""
     from PIL import Image
 
     height, width = (max(spec.resize, *spec.crop),) * 2 if isinstance(spec.resize, int) else spec.resize

@@ -1,4 +1,4 @@
-"""What is in a graph or a bundle, and on this machine; bundles as files. Light, but for `selftest`."""
+"""Describe graphs, bundles and this machine; pack and check bundles. Light imports, except for `selftest`."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ if TYPE_CHECKING:
 
 
 def inspect(path: Path) -> tuple[dict[str, Any], list[str]]:
-    """The document and its lines for people; every digest of a bundle is checked. Errors of reading propagate."""
+    """The document and its printed lines; every digest of a bundle is checked. Errors of reading propagate."""
     return _bundle(path) if is_bundle(path) else _graph(path)
 
 
@@ -118,13 +118,13 @@ def _graph(path: Path) -> tuple[dict[str, Any], list[str]]:
 
 
 def _known_bad(graphs: Mapping[str, Path]) -> tuple[dict[str, Any], list[str]]:
-    """The entries of the table of runtimes known to be wrong that graphs show, on any runtime: by graph, and as lines.
-    A device install has no package that reads graphs; then a line says so."""
+    """The entries of the known-bad runtime table that match the graphs, for any runtime: by graph, and as lines. A
+    device install has no package that reads graphs; then a line says so."""
     try:
         from vitdeploy.graph.io.admit import admit_graph
         from vitdeploy.known_bad.find import described, match_lines, matches, releases
     except ModuleNotFoundError as error:
-        return {}, [f"graphs are not compared with runtimes known to be wrong: {error.name} is not installed here"]
+        return {}, [f"known-bad runtimes were not checked: {error.name} is not installed here"]
     document, lines = {}, []
     here = {name for entries in (known_bad() or {}).values() for name in entries}
     for name, file in graphs.items():
@@ -133,17 +133,15 @@ def _known_bad(graphs: Mapping[str, Path]) -> tuple[dict[str, Any], list[str]]:
         concern = [match for match in found if match.entry.id in here]
         others = [f"{match.entry.id} ({releases(match.entry)})" for match in found if match.entry.id not in here]
         if concern:
-            lines.append(f"graph {name}: runtimes here that are known to compute it wrongly:")
+            lines.append(f"graph {name}: runtimes installed here that are known to compute it wrongly:")
             lines += [f"  {line}" for match in concern for line in match_lines(match)]
         if others:
-            lines.append(
-                f"graph {name}: right here; known to be wrong on other releases and devices: {', '.join(others)}"
-            )
+            lines.append(f"graph {name}: no known problem here; known to be wrong elsewhere: {', '.join(others)}")
     return document, lines
 
 
 def _over(tokens: list[int | None]) -> str:
-    """The numbers of consecutive attentions over equally many tokens; token merging reduces the tokens."""
+    """The counts of consecutive attentions over the same number of tokens; token merging reduces the tokens."""
     runs = [(size, len(list(run))) for size, run in itertools.groupby(tokens)]
     return ", ".join(f"{count} over {'any number of' if size is None else size} tokens" for size, count in runs)
 
@@ -158,7 +156,7 @@ def _resize(spec: PreprocessSpec) -> str:
 
 
 TARGET = "tensorrt"
-# Nodes that are named for one rule; all are in the JSON document.
+# Nodes named per rule; the JSON document has all.
 SHOWN_NODES = 4
 
 
@@ -166,15 +164,15 @@ def lint_graphs(path: Path, target: str, version: str | None) -> tuple[dict[str,
     """(document, lines, findings of all graphs) for a graph, a folder of graphs or a bundle, whose digests are checked.
 
     Raises:
-        TargetError: a target or version whose rules are not known. Errors of reading propagate.
+        TargetError: a target or version without known rules. Errors of reading propagate.
     """
     check_target(target)
     if target != TARGET:
         raise TargetError(
-            f"what {target} takes of a graph is not known without asking it",
+            f"vitdeploy has no static rules for {target}; only compiling shows whether it takes a graph",
             found=f"--target {target}",
             expected=f"--target {TARGET}",
-            fix=f"this asks it: {shlex.join(['vitdeploy', 'compile', str(path), '--target', target, '-o', 'DIR'])}",
+            fix=f"compile it: {shlex.join(['vitdeploy', 'compile', str(path), '--target', target, '-o', 'DIR'])}",
         )
 
     from vitdeploy.graph.io.admit import admit_graph
@@ -190,17 +188,17 @@ def lint_graphs(path: Path, target: str, version: str | None) -> tuple[dict[str,
         findings.sort(key=lambda finding: SEVERITIES.index(finding.severity))
         number = counts(findings)
         graphs[name] = {"file": str(file), "counts": number, "findings": encode(findings)}
-        told = ", ".join(
+        summary = ", ".join(
             f"{count} {severity}s" if count != 1 else f"1 {severity}" for severity, count in number.items()
         )
-        lines += [f"{file} for TensorRT {', '.join(versions)}: {told}", *_finding_lines(findings, versions)]
+        lines += [f"{file} for TensorRT {', '.join(versions)}: {summary}", *_finding_lines(findings, versions)]
         every += findings
-    lines.append("judged by what is documented of TensorRT; none was asked")
+    lines.append("checked against the TensorRT documentation; TensorRT itself was not run")
     return {"path": str(path), "target": target, "versions": list(versions), "graphs": graphs}, lines, every
 
 
 def _graphs(path: Path) -> dict[str, Path]:
-    """The graphs that TensorRT would be given: those placed for it in a bundle, or else the float graphs."""
+    """The graphs that TensorRT would build: those placed for it in a bundle, or else the float graphs."""
     if not is_bundle(path):
         file = find_graph(path)
         return (graphs_in(path) if path.is_dir() else {}) or {"model": file}
@@ -213,7 +211,7 @@ def _graphs(path: Path) -> dict[str, Path]:
 
 
 def _finding_lines(findings: Sequence[LintFinding], versions: Sequence[str]) -> list[str]:
-    """One paragraph for each rule and fix: what was found at which nodes, what is expected, the fix."""
+    """One paragraph per rule and fix: the finding at each node, the expected value, the fix."""
     groups: dict[tuple[str, ...], list[LintFinding]] = {}
     for finding in findings:
         key = (finding.rule, finding.severity, finding.expected, finding.fix, *finding.versions)
@@ -224,12 +222,12 @@ def _finding_lines(findings: Sequence[LintFinding], versions: Sequence[str]) -> 
         rest = [f"and {len(group) - SHOWN_NODES} more"] if len(group) > SHOWN_NODES else []
         found = [*(f"{finding.node}: {finding.found}" for finding in group[:SHOWN_NODES]), *rest]
         lines.append(f"{rule}  {severity}{where}")
-        lines += [f"        {'found:' if not index else '':<8}{text}" for index, text in enumerate(found)]
-        lines += [f"        expected: {expected}", f"        fix:    {fix}"]
+        lines += [f"        {'found:' if not index else '':<10}{text}" for index, text in enumerate(found)]
+        lines += [f"        expected: {expected}", f"        fix:      {fix}"]
     return lines
 
 
-# --- List what is installed here, which targets work, and what to install for the others ------------------------------
+# --- Installed packages, working targets, and what the others need ----------------------------------------------------
 
 
 PACKAGES = {
@@ -251,11 +249,11 @@ PACKAGES = {
 }
 
 
-NOT_COMPARED = "missing  packaging: releases are not compared with those known to be wrong"
+NOT_COMPARED = "missing  packaging: known-bad runtime releases are not checked"
 
 
 def diagnose() -> tuple[dict[str, Any], list[str]]:
-    """The machine, its packages and every target: the document, and its lines for people."""
+    """The machine, its packages and every target: the document, and its printed lines."""
     host, known = describe_host(), known_bad()
     packages = {name: _version(name) for names in PACKAGES.values() for name in names}
     targets = {name: probe_target(name) for name in TARGETS}
@@ -263,7 +261,7 @@ def diagnose() -> tuple[dict[str, Any], list[str]]:
     advice, advised = wing("devices.advice").of_this_machine(host) if has_wing("devices") else ([], [])
     lines = _host_lines(host)
     for name, found in targets.items():
-        # A target whose device is not there is no fault of this machine.
+        # A target without its device is not a fault of this machine.
         state = "works" if found.works else "missing" if found.fix else "absent"
         lines.append(f"{state:<7}  {name:<20} {found.detail}")
         if found.fix:
@@ -285,7 +283,7 @@ def diagnose() -> tuple[dict[str, Any], list[str]]:
 
 
 def measure_layers(target: str | None, progress: Progress) -> tuple[dict[str, Any], list[str]]:
-    """Measure what layers cost on this CPU, on one target or on all that are installed and have tables; see
+    """Measure the cost of layers on this CPU, for one target or for all installed targets with cost tables; see
     `search.costs`."""
     from vitdeploy.search import costs
 
@@ -293,20 +291,20 @@ def measure_layers(target: str | None, progress: Progress) -> tuple[dict[str, An
     check_target(targets[0])
     tables = {name: costs.measure_costs(name, progress) for name in targets if target or probe_target(name).works}
     lines = [f"{name}: {table}" for name, table in tables.items()]
-    return {"costs": encode(tables)}, [*lines, "builds on this machine choose by these from now on"]
+    return {"costs": encode(tables)}, [*lines, "builds on this machine use these costs from now on"]
 
 
 def _host_lines(host: dict[str, str]) -> list[str]:
-    """What this machine is, and what its CPU has for INT8."""
+    """The lines on this machine and the INT8 instructions of its CPU."""
     cores = f"{host['cores']} cores" + (f" (a quota of {host['quota']})" if "quota" in host else "")
     words = [*name_host(host), cores, host["isa"], host["system"], f"Python {host['python']}"]
     caches = f"caches: {host['caches']}" if "caches" in host else ""
-    emulated = "nothing is timed in an emulator; compile and verify work" if "emulated" in host else ""
+    emulated = "emulator detected: compile and verify work, benchmarks do not" if "emulated" in host else ""
     return [", ".join(words), *(line for line in (caches, emulated, int8_instructions(host["isa"])) if line)]
 
 
 def diagnose_target(target: str) -> tuple[dict[str, Any], list[str]]:
-    """Everything that one target needs, one line a thing, with its fix; `works` of the document says whether all is
+    """Everything that one target needs, one line each, with its fix; the document's `works` tells whether it is all
     here.
 
     Raises:
@@ -323,8 +321,8 @@ def diagnose_target(target: str) -> tuple[dict[str, Any], list[str]]:
 
 
 def known_bad(targets: Iterable[str] | None = None) -> dict[str, dict[str, str]] | None:
-    """By target that is installed here, the entries on its release in the table of runtimes known to be wrong: by id,
-    what vitdeploy does about it. None where no package that reads version ranges is installed.
+    """By installed target, the entries of the known-bad runtime table for its release: by id, what vitdeploy does about
+    it. None without the package that reads version ranges.
 
     Raises:
         KnownBadTableError: the table cannot be read.
@@ -332,7 +330,7 @@ def known_bad(targets: Iterable[str] | None = None) -> dict[str, dict[str, str]]
     try:
         from vitdeploy.known_bad.entries import DONE
         from vitdeploy.known_bad.platform import entries_for, platform_here
-    except ModuleNotFoundError:  # packaging, which a device install need not have
+    except ModuleNotFoundError:  # packaging, which a device install may lack
         return None
 
     found = {}
@@ -345,11 +343,11 @@ def known_bad(targets: Iterable[str] | None = None) -> dict[str, dict[str, str]]
 
 
 def known_lines(known: Mapping[str, str]) -> list[str]:
-    """One line on a target, none without entries."""
+    """One line on a target; [] without entries."""
     if not known:
         return []
     listed = ", ".join(f"{name} ({done})" for name, done in known.items())
-    return [f"         known to be wrong on some graphs, which `vitdeploy inspect` finds: {listed}"]
+    return [f"         known to be wrong on some graphs (`vitdeploy inspect GRAPH` finds them): {listed}"]
 
 
 def _version(package: str) -> str | None:
@@ -359,39 +357,44 @@ def _version(package: str) -> str | None:
         return None
 
 
-# --- A bundle as one file: packed, unpacked and checked, each as a document and its lines for people ------------------
+# --- A bundle as one file: packed, unpacked and checked, each as a document and its printed lines ---------------------
 
 
-Told = tuple[dict[str, Any], list[str]]
+Outcome = tuple[dict[str, Any], list[str]]
 
 
-def pack(bundle: Path, output: Path, progress: Progress) -> Told:
-    """Make one file of a bundle's folder; a packed bundle that is there is replaced.
+def pack(bundle: Path, output: Path, progress: Progress) -> Outcome:
+    """Pack a bundle's folder into one file; an existing packed bundle is replaced.
 
     Raises:
-        OutputError: the file would lie in the bundle, or another file is there. Errors of `pack_bundle` propagate.
+        OutputError: the file would be inside the bundle, or replace another file. Errors of `pack_bundle` propagate.
     """
     if bundle.resolve() in output.resolve().parents:
-        raise OutputError(f"{output} would lie in the bundle that it is made of", fix="choose another -o")
+        raise OutputError(
+            f"{output} is inside the bundle to pack",
+            found=str(output),
+            expected=f"a file outside of {bundle}",
+            fix="choose another -o",
+        )
     with replacing_file(output, is_packed) as file:
         packed = pack_bundle(bundle, file, _megabytes(progress))
     left_out = unlisted_files(bundle, packed.manifest)
-    lines = [*_lines(output, packed), *_told("left out, as the manifest does not list them", left_out)]
+    lines = [*_lines(output, packed), *_named("left out (not listed in the manifest)", left_out)]
     return {**_document(output, packed), "left_out": left_out}, lines
 
 
-def pack_slim(bundle: Path, target: str, output: Path, key: Path | None, progress: Progress) -> Told:
-    """Make one file of what a device needs to run a bundle on one target; `key` signs it.
+def pack_slim(bundle: Path, target: str, output: Path, key: Path | None, progress: Progress) -> Outcome:
+    """Pack only what a device needs to run a bundle on one target into one file; `key` signs it.
 
     Raises:
-        SignatureError: the bundle is signed, and there is no key: its signature covers the whole bundle.
+        SignatureError: the bundle is signed, and `key` is None: the signature covers only the whole bundle.
         Errors of `pack`, `slim_bundle` and `sign_bundle` propagate.
     """
     if key is None and (bundle / SIGNATURE_FILE).exists():
         raise SignatureError(
-            f"the signature of {bundle} covers the whole bundle, not a slim one",
-            found="a signed bundle, and no key",
-            expected="the private key that signs the slim bundle",
+            f"the signature of {bundle} covers only the whole bundle, not a slim one",
+            found="a signed bundle without --key",
+            expected="the private key to sign the slim bundle",
             fix="add --key KEY.pem, or pack the whole bundle",
         )
     rebuilt = RUNTIME[target].engine_is_code if target in TARGETS else False
@@ -404,20 +407,20 @@ def pack_slim(bundle: Path, target: str, output: Path, key: Path | None, progres
         document, lines = pack(folder, output, progress)
     bytes_left_out = sum((bundle / name).stat().st_size for name in left_out)
     left = f"left out: {_files(len(left_out))}, {human_bytes(bytes_left_out)}"
-    return {**document, "left_out": left_out}, [*lines, *_told(left, left_out)]
+    return {**document, "left_out": left_out}, [*lines, *_named(left, left_out)]
 
 
-def unpack(file: Path, output: Path, expect: str | None, trust: Path | None, progress: Progress) -> Told:
-    """Make the folder of a packed bundle; arguments and errors as `bundle.unpack.unpack`."""
+def unpack(file: Path, output: Path, expect: str | None, trust: Path | None, progress: Progress) -> Outcome:
+    """Unpack a bundle into a folder; arguments and errors as `bundle.pack.unpack`."""
 
     packed = unpack_file(file, output, expect_digest=expect, trust=trust, progress=_megabytes(progress))
     document = {**_document(file, packed), "folder": str(output), "signed_by": str(trust) if trust else None}
     return document, [*_lines(file, packed), _signature(packed.signed, trust)]
 
 
-def check(bundle: Path, expect: str | None, trust: Path | None, progress: Progress) -> Told:
-    """Check that a bundle, folder or packed, is unchanged: every digest; with `expect` also its own SHA-256 in hex, and
-    with `trust` who signed it. Errors of `read_packed`, `verify_files` and `signed_by` propagate."""
+def check(bundle: Path, expect: str | None, trust: Path | None, progress: Progress) -> Outcome:
+    """Check that a bundle, folder or packed, is unchanged: every digest; with `expect` also the SHA-256 of its manifest
+    in hex, and with `trust` its signer. Errors of `read_packed`, `verify_files` and `signed_by` propagate."""
     document, lines = (_verify_file if bundle.is_file() else _verify_folder)(bundle, expect, trust, progress)
     return {**document, "signed_by": str(trust) if trust else None}, lines
 
@@ -441,7 +444,7 @@ def _verify_folder(
 
     files = open_checked(folder, expect_digest=expect)
     manifest, digest = files.manifest, files.digest
-    progress("check", 0, 1)
+    progress("check digests", 0, 1)
     files.require()
     signed_by(folder, trust)
     signed, unlisted = (folder / SIGNATURE_FILE).is_file(), unlisted_files(folder, manifest)
@@ -450,18 +453,18 @@ def _verify_folder(
         f"{folder}: bundle {manifest.name}, {_files(len(manifest.files))}, all digests match",
         f"its {MANIFEST_FILE}: sha256:{digest}",
         _signature(signed, trust),
-        *_told("not of the bundle, as the manifest does not list them", unlisted),
+        *_named("not part of the bundle (not listed in the manifest)", unlisted),
     ]
     return {**document, "signed": signed, "unlisted": unlisted}, lines
 
 
 def _megabytes(progress: Progress) -> Progress:
-    """Report progress in megabytes: bytes are too small a unit for a bar."""
+    """Report progress in megabytes instead of bytes."""
 
-    def told(text: str, done: int, total: int) -> None:
+    def in_megabytes(text: str, done: int, total: int) -> None:
         progress(f"{text}, MB", done // 1_000_000, total // 1_000_000)
 
-    return told
+    return in_megabytes
 
 
 def _document(file: Path, packed: Packed) -> dict[str, Any]:
@@ -489,8 +492,8 @@ def _files(count: int) -> str:
     return f"{count} file" + ("" if count == 1 else "s")
 
 
-def _told(what: str, names: list[str]) -> list[str]:
-    """A line that names files, if there are any."""
+def _named(what: str, names: list[str]) -> list[str]:
+    """A line that names files; [] without files."""
     shown = ", ".join(map(ascii, names[:5])) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
     return [f"{what}: {shown}"] if names else []
 
@@ -498,14 +501,14 @@ def _told(what: str, names: list[str]) -> list[str]:
 def _signature(signed: bool, trust: Path | None) -> str:
     if trust is not None:
         return f"signed by {trust}"
-    return "signed, by whom was not checked: name a key with --trust" if signed else "not signed"
+    return "signed, but the signer was not checked: name a key with --trust" if signed else "not signed"
 
 
-# --- Every engine of a bundle against its golden answers, on this machine ---------------------------------------------
+# --- Compare every engine of a bundle with its golden answers, on this machine ----------------------------------------
 
 
 def check_bundle(folder: Path, trust: Path | None) -> tuple[list[dict[str, Any]], list[str], bool]:
-    """The result for each engine, its lines for people, and whether all that run here give the golden answers.
+    """The result for each engine, its printed lines, and whether all engines that run here give the golden answers.
 
     Raises:
         HostError: no engine runs here. Errors of reading the bundle propagate.
@@ -516,7 +519,10 @@ def check_bundle(folder: Path, trust: Path | None) -> tuple[list[dict[str, Any]]
     documents = [_check(folder, manifest, engine, trust) for engine in manifest.engines]
     if all(each["ok"] is None for each in documents):
         raise HostError(
-            f"no engine of {folder} runs here", found="; ".join(each["error"] for each in documents) or "no engine"
+            f"no engine of {folder} runs here",
+            found="; ".join(each["error"] for each in documents) or "no engine",
+            expected="an engine for this machine",
+            fix="vitdeploy doctor lists what each target needs",
         )
     return documents, [_line(each) for each in documents], all(each["ok"] is not False for each in documents)
 
@@ -537,22 +543,22 @@ def _line(found: dict[str, Any]) -> str:
         return f"golden {found['engine']}: does not run here: {found['error']}"
     right = found["difference"] <= found["tolerance"] and found["same"] >= found["least_same"]
     verdict = "ok" if found["ok"] else f"PROVES NOTHING ({found['proves_nothing']})" if right else "DIFFERS"
-    failed = "; it failed its budget when the bundle was made" if found["gate"] == "fail" else ""
+    failed = "; its budget failed when the bundle was built" if found["gate"] == "fail" else ""
     return (
-        f"golden {found['engine']}: {verdict}, {found['same']} of {found['inputs']} answers are the original's "
-        f"(at least {found['least_same']} must be), largest difference {found['difference']:.1e} of the largest output "
-        f"from when the bundle was made (allowed {found['tolerance']:.1e}){failed}"
+        f"golden {found['engine']}: {verdict}, {found['same']} of {found['inputs']} answers match the original "
+        f"(minimum {found['least_same']}), maximum difference from the recorded outputs {found['difference']:.1e} "
+        f"(relative, limit {found['tolerance']:.1e}){failed}"
     )
 
 
-# --- One target proven on this machine, and one folder to send back ---------------------------------------------------
+# --- Self-test of one target on this machine, into one folder to send back --------------------------------------------
 
 
 def selftest(target: str, folder: Path, duration: float, progress: Progress) -> tuple[SelftestDocument, list[str]]:
-    """Build, verify and bench engines of built-in models; the report is in `folder`. A step that fails is recorded.
+    """Build, verify and bench engines of built-in models; write the report to `folder`. A failed step is recorded.
 
     Args:
-        duration: seconds an artifact and scenario of the bench.
+        duration: seconds per artifact and scenario of the bench.
 
     Raises:
         TargetError: an unknown target. OutputError: `folder` holds something else.

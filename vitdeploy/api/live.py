@@ -1,6 +1,6 @@
-"""Progress on a terminal: one line that lives for each phase at work; a phase that has ended leaves one line behind.
+"""Progress on a terminal: one live line for each running phase; a finished phase leaves one line behind.
 
-Rich draws it, twice a second at most, whatever the work says: that is some hundred bytes a second.
+Rich redraws it at most twice a second, however often work is reported: some hundred bytes per second.
 """
 
 import threading
@@ -21,7 +21,7 @@ BAR_FROM = 80
 
 @dataclass
 class _Phase:
-    """A step of the work. `owner` is the thread that tells of it: its next phase ends this one."""
+    """A step of the work. `owner` is the thread that reports it: its next phase ends this one."""
 
     text: str
     owner: int
@@ -31,7 +31,7 @@ class _Phase:
     total: int = 1
     changed: float = 0.0
 
-    def told(self, done: int, total: int, now: float) -> None:
+    def update(self, done: int, total: int, now: float) -> None:
         if (done, total) != (self.done, self.total):
             self.done, self.total, self.changed = done, total, now
 
@@ -40,7 +40,7 @@ class _Phase:
         return self.done >= self.total
 
     def state(self, now: float) -> str:
-        """ "12/48  7 s, 20 s left"; what is finished has neither more time nor any left."""
+        """ "12/48  7 s, 20 s left"; a finished phase has a fixed time and nothing left."""
         if self.complete:
             return f"{_count(self)}{spell(self.changed - self.began)}"
         left = ""
@@ -50,7 +50,7 @@ class _Phase:
         return f"{_count(self)}{spell(now - self.began)}{left}"
 
     def last_line(self, now: float) -> str:
-        """A phase that another took over from before its count was full has its time only."""
+        """The last line; a phase that ended before its count was full has only its time."""
         return f"{self.text}  " + (self.state(now) if self.complete else spell(now - self.began))
 
 
@@ -73,7 +73,7 @@ class Live:
         self._bars.start()
 
     def update(self, text: str, done: int, total: int) -> None:
-        """Show `done` of `total` units of the phase `text`, which ends the phase that this thread reported before."""
+        """Show `done` of `total` units of the phase `text`; a new phase ends the previous one of this thread."""
         with self._lock:
             now, owner = self._clock(), threading.get_ident()
             phase = self._phases.get(owner)
@@ -81,10 +81,10 @@ class Live:
                 self._end(owner, now)
                 phase = _Phase(text, owner, now, self._bars.add_task(text, total=None), changed=now)
                 self._phases[owner] = phase
-            phase.told(done, total, now)
+            phase.update(done, total, now)
 
     def stop(self) -> None:
-        """Stop; running tasks also leave their lines."""
+        """Stop; running phases also leave their lines."""
         with self._lock:
             for owner in list(self._phases):
                 self._end(owner, self._clock())
@@ -122,7 +122,7 @@ class _State(ProgressColumn):
 
 
 def spell(seconds: float) -> str:
-    """Seconds as people read them: "7 s", "3 min 05 s", "2 h 10 min"."""
+    """Seconds as text: "7 s", "3 min 05 s", "2 h 10 min"."""
     whole = round(seconds)
     if whole < 60:
         return f"{whole} s"

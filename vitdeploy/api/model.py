@@ -34,30 +34,30 @@ def model(
     normal: str | Path | None = None,
     bind: Mapping[str, float | Sequence[float] | str | Path | npt.NDArray[Any]] | None = None,
 ) -> artifacts.Model:
-    """Read a model and describe it.
+    """Load a model and describe it.
 
     Args:
         source: a built-in name such as "vit_tiny_patch16_224", "timm:NAME", "hf:FOLDER_OR_REPOSITORY", an .onnx file or
-            the folder of one, or a `torch.nn.Module` in memory, which is copied. None with a checkpoint alone: its keys
+            its folder, or a `torch.nn.Module` in memory, which is copied. None with only a checkpoint: its keys
             then determine the architecture.
-        checkpoint: .safetensors, .pt or .pth with plain weights, or JAX's .npz.
-        image_size: other than the checkpoint's: one side, or (height, width).
-        heads: number of attention heads, if no config file gives it.
-        text_features: a .npy of float32 [classes, width]: zero-shot classification with a CLIP or SigLIP tower.
+        checkpoint: .safetensors, .pt or .pth with plain weights, or JAX .npz.
+        image_size: one side, or (height, width). Default: the checkpoint's.
+        heads: number of attention heads. Default: from the config file.
+        text_features: a .npy of float32 [classes, width], for zero-shot classification with CLIP or SigLIP.
         function: "package.module:function", which returns the module.
-        preprocess: how its images are prepared, overriding its files.
-        postprocess: what a detector's outputs mean, likewise.
+        preprocess: the preprocessing of its images, overriding the model's files.
+        postprocess: the meaning of a detector's outputs, overriding the model's files.
         labels: class names in the order of the outputs, or a file with one per line.
-        task: what the outputs are to be taken for, where they do not say it.
-        normal: a folder of images of good parts, or MVTec AD's folder of them, for the task "anomaly": the model's
-            patch tokens are compared with theirs.
-        bind: a value for each further input of an ONNX file, or of a module of yours: a number, numbers, an array, or a
-            .npy or .npz file, which becomes a constant; or "input", which each image brings, of a module of yours with
-            its type and sizes: "input:float32:1x64x64".
+        task: the task, if the outputs do not identify it.
+        normal: for the task "anomaly", a folder of images of good parts, or a folder of MVTec AD: the model's patch
+            tokens are compared with theirs.
+        bind: a value for each further input of an ONNX file or of your own module: a number, numbers, an array, or a
+            .npy or .npz file, which becomes a constant; or "input" if each image brings its own value, for your own
+            module with type and shape: "input:float32:1x64x64".
 
     Raises:
-        UnknownModelError, MissingFileError, CheckpointError, PickleError, UserCodeError, InputError: what is wrong with
-            it, and how to fix it.
+        UnknownModelError, MissingFileError, CheckpointError, PickleError, UserCodeError, InputError: the model cannot
+            be loaded; the message says why, and how to fix it.
 
     >>> import vitdeploy as vd
     >>> vd.model("vit_w32d2h2_patch8_32").preprocess.crop
@@ -83,14 +83,14 @@ def model(
         )
     else:
         given = _in_memory(source, (checkpoint, heads, text_features, function), preprocess, size, task)
-        later = task == "anomaly" or task_read_by(task) is not None  # it is made of what the module gives
+        later = task == "anomaly" or task_read_by(task) is not None  # derived from the module's outputs
         given = dataclasses.replace(given, normal=_path(normal), task=task if later else None)
         given = dataclasses.replace(given, bind=bindings(_written(bind or {})))
     return read_model(given, Overrides(preprocess, postprocess, label_file))
 
 
 def read_model(source: Source, overrides: Overrides, progress: Progress = silent) -> artifacts.Model:
-    """The model of a source, with overrides of its files, fitted where it has normal images; errors as in `model`."""
+    """Load the model of a source, with overrides of its files; fit it to its normal images. Errors as in `model`."""
 
     return artifacts.Model(find_reference_model(setting.fitted(source, overrides, progress), overrides), overrides)
 
@@ -105,26 +105,27 @@ def _in_memory(
 
     if any(value is not None for value in useless):
         raise InputError(
-            "a module in memory has its own weights",
-            found="checkpoint, heads, text_features or function beside it",
+            "a module in memory takes no further source arguments",
+            found="checkpoint, heads, text_features or function",
+            expected="only the module",
             fix="leave them out",
         )
     if not hasattr(module, "state_dict"):
         raise InputError(
-            "this is no model",
+            "source is not a model",
             found=type_name(module),
             expected="a name, a path, or a torch.nn.Module",
-            fix="vitdeploy export list shows the built-in names",
+            fix="list the built-in names: vitdeploy export list",
         )
     from vitdeploy.models.external.module import save_module
 
-    told = None if task == "anomaly" else task_read_by(task) or task  # anomalies: of whatever tokens it has
-    file = save_module(module, values.unnamed_folder("model"), preprocess=preprocess, image_size=size, task=told)
+    saved_task = None if task == "anomaly" else task_read_by(task) or task  # anomaly works on any tokens
+    file = save_module(module, values.unnamed_folder("model"), preprocess=preprocess, image_size=size, task=saved_task)
     return Source(module=file)
 
 
 def _written(bind: Mapping[str, Any]) -> dict[str, Any]:
-    """The same values, with arrays and tensors as files of this process."""
+    """The values, with arrays and tensors written to temporary files."""
     arrays = {name: value for name, value in bind.items() if hasattr(value, "__array__")}
     if not arrays:
         return dict(bind)
@@ -139,7 +140,11 @@ def _label_file(labels: str | Path | Sequence[str] | None) -> Path | None:
     if labels is None or isinstance(labels, str | Path):
         return _path(labels)
     if any("\n" in label for label in labels):
-        raise InputError("a class name goes over several lines", found=repr(next(x for x in labels if "\n" in x)))
+        raise InputError(
+            "a class name contains a line break",
+            found=repr(next(x for x in labels if "\n" in x)),
+            expected="class names on one line",
+        )
     file = values.unnamed_folder("labels") / "labels.txt"
     file.write_text("".join(f"{label}\n" for label in labels), encoding="utf-8")
     return file

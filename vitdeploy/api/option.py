@@ -1,8 +1,8 @@
 """What an option is: a field of a frozen dataclass, with its type, default, range and help.
 
-The API function takes the fields as keyword arguments (`calls.takes`), the command line makes its options of them
-(`cli.options.command_of`), and both get from here the documentation, the range, and the checks of options that go
-together. Nothing heavy is imported, and nothing of the command line.
+The API function takes the fields as keyword arguments (`calls.takes`), and the command line makes its options from them
+(`cli.options.command_of`). Both use the documentation, the ranges, and the checks of combined options. Nothing heavy is
+imported, and nothing of the command line.
 """
 
 import dataclasses
@@ -19,14 +19,14 @@ Chosen = TypeVar("Chosen", bound="Options")
 
 @dataclass(frozen=True)
 class Option:
-    """What a field says of itself beside its name, type and default.
+    """The description of a field, besides its name, type and default.
 
-    `help`: its text; without it the command line has no such option. `doc`: of the API, where that needs another text.
-    `flag`: where it is not made of the name; "--x/--no-x" for both sides of a bool. `kind`: how the command line reads
-    it, a row of `cli.options.KINDS`; by default the type says it. `complete`: what a shell offers, a row of
-    `cli.complete.COMPLETE`. `above`: `min` itself is not allowed. `required`: by the command line, although the API has
-    a default. `default`: the text of the default on the command line. `place`: an argument without a flag, which may
-    be "one", "many" or "optional".
+    `help`: the help text; without it the command line has no such option. `doc`: the text for the API, if it differs.
+    `flag`: the flag, if it is not derived from the name; "--x/--no-x" for both sides of a bool. `kind`: the parser of
+    the command line, a row of `cli.options.KINDS`; by default derived from the type. `complete`: the shell completion,
+    a row of `cli.complete.COMPLETE`. `above`: `min` itself is not allowed. `required`: required by the command line,
+    although the API has a default. `default`: the text of the default on the command line. `place`: an argument without
+    a flag: "one", "many" or "optional".
     """
 
     help: str = ""
@@ -55,25 +55,25 @@ class Option:
 
 
 def option(default: T, about: str | Option, /, **more: Any) -> T:
-    """A field with a default; its text, or an option that others have too, with what differs."""
-    said = Option(about, **more) if isinstance(about, str) else dataclasses.replace(about, **more)
-    return field(default=default, metadata={"option": said})
+    """Return a field with a default; `about` is its help text or a shared option, `more` the differences from it."""
+    described_by = Option(about, **more) if isinstance(about, str) else dataclasses.replace(about, **more)
+    return field(default=default, metadata={"option": described_by})
 
 
 def required(about: str | Option = "", /, **more: Any) -> dict[str, Option]:
-    """The same for a field without a default: `field(metadata=required(...))`."""
+    """`option` for a field without a default: `field(metadata=required(...))`."""
     return {"option": Option(about, **more) if isinstance(about, str) else dataclasses.replace(about, **more)}
 
 
 class OptionError(InputError):
-    """Options out of their range, or that do not go together. `text` has their names as <name>."""
+    """Options that are out of range or cannot be combined. `text` has their names as <name>."""
 
     def __init__(self, text: str) -> None:
         super().__init__(re.sub(r"<(\w+)>", r"\1", text).rstrip("."))
         self.text = text
 
     def worded(self, name: Callable[[str], str]) -> str:
-        """The text with the names as they are called elsewhere."""
+        """The text with each <name> replaced by `name(...)`."""
         return re.sub(r"<(\w+)>", lambda match: name(match[1]), self.text)
 
 
@@ -86,23 +86,23 @@ class Options:
             value = getattr(self, each.name)
             number = isinstance(value, int | float) and not isinstance(value, bool)
             if number and value != each.default and not about.allows(value):
-                self.refuse(f"<{each.name}> is {value}, and must be {about.range()}.")
+                self.refuse(f"<{each.name}> is {value}; it must be {about.range()}.")
         self.check()
 
     def check(self) -> None:
-        """What must hold of several options together."""
+        """Check combinations of options."""
 
     def refuse(self, text: str) -> None:
         raise OptionError(text)
 
     def passed_on(self, to: type[Chosen], **changes: Any) -> Chosen:
-        """The options of another function: those of the same names, and `changes`."""
+        """The options of another function: the fields with the same names, and `changes`."""
         names = {each.name for each in dataclasses.fields(self)} - {*changes}
         same = {each.name: getattr(self, each.name) for each in dataclasses.fields(to) if each.name in names}
         return to(**same, **changes)
 
 
 def described(options: type[Options]) -> Iterator[tuple[dataclasses.Field[Any], Option]]:
-    """The fields in their order, with what each says of itself."""
+    """The fields in their order, each with its description."""
     for each in dataclasses.fields(options):
         yield each, each.metadata.get("option", Option())

@@ -1,4 +1,4 @@
-"""Every option, once: a field of the dataclass of what has it (`api.option` says what that is).
+"""Every option, once: a field of the dataclass of its function or command (see `api.option`).
 
 Annotations are evaluated: no future import.
 """
@@ -21,53 +21,53 @@ if TYPE_CHECKING:
     from vitdeploy.models.source import Source
     from vitdeploy.recipe.recipe import Recipe
 
-# --- Options that several have ----------------------------------------------------------------------------------------
+# --- Options shared by several functions ------------------------------------------------------------------------------
 
-GRAPH = "of `export` or `quantize`, its folder, or an ONNX file."
+GRAPH = "a graph from `export` or `quantize`, its folder, or an ONNX file."
 IMAGES = "images, as `vitdeploy.images` takes them, best with labels."
-RECIPE = Option(doc="a YAML file, or a recipe that was read.", kind="path", place="one")
-PROGRESS = Option(doc="shown on standard error or as a bar in a notebook; False for silence.")
-SKIP_BAD = Option("Go on without unreadable images, and count them.")
-SEED = Option("Choice of the images.", min=0, max=2**32 - 1)
+RECIPE = Option(doc="a YAML file, or a loaded recipe.", kind="path", place="one")
+PROGRESS = Option(doc="show progress on standard error, or as a bar in a notebook.")
+SKIP_BAD = Option("Skip unreadable images and count them.")
+SEED = Option("Seed for the choice of images.", min=0, max=2**32 - 1)
 RESUME = Option("Reuse finished stages of earlier runs.", flag="--resume/--no-resume")
-JOBS = Option(
-    "How many pieces of that at a time, by processes without --executor. Default: one for each core or CPU.", min=1
-)
+JOBS = Option("Number of parallel workers (local processes without --executor). Default: one per core or CPU.", min=1)
 EXECUTOR = Option(doc="as for `vitdeploy.deploy`.", metavar="processes|ray[:HOST:PORT]")
-BY_EXECUTOR = "by processes of this machine, or on a Ray cluster."
+BY_EXECUTOR = "in local processes or on a Ray cluster."
 TRUST = Option(
-    "Take bundles only if signed by this public key or certificate (PEM), as `vitdeploy bundle sign` does.",
+    "Accept only bundles signed with this public key or certificate (PEM); see `vitdeploy bundle sign`.",
     kind="path",
     metavar="FILE",
 )
 EXPECT_DIGEST = Option(
-    "Refuse any other bundle: the SHA-256 of its manifest.json, as `vitdeploy bundle verify` prints it.",
+    "Accept only the bundle whose manifest.json has this SHA-256; `vitdeploy bundle verify` prints it.",
     kind="digest",
     metavar="sha256:HEX",
 )
 ACCEPT_KNOWN_BAD = Option(
-    "Compile although this entry of the table of runtimes known to be wrong is about the graph.", metavar="ID"
+    "Compile even if this entry of the known-bad runtime table matches the graph. Repeatable.", metavar="ID"
 )
 ON = Option(
-    "Run there: names or labels of `vitdeploy devices list`, or local.", complete="devices", metavar="DEVICE[,DEVICE]"
+    "Run on these devices: names or labels from `vitdeploy devices list`, or local.",
+    complete="devices",
+    metavar="DEVICE[,DEVICE]",
 )
-MADE_FOR = Option("As `vitdeploy doctor` lists them: openvino-cpu, tensorrt ...", complete="targets")
+MADE_FOR = Option("Target, such as openvino-cpu or tensorrt; `vitdeploy doctor` lists all.", complete="targets")
 WHICH_ENGINE = Option(
-    "Which engine of a bundle, by target or name, or what a graph is compiled for.", complete="targets"
+    "Engine of a bundle, by target or name, or the target to compile a graph for.", complete="targets"
 )
-FIRST_ENGINE = Option("Which engine, by target or name; auto takes the first that works here.", complete="targets")
-DURATION = Option("Seconds an artifact and scenario of the bench.", min=0, above=True, max=3600)
+FIRST_ENGINE = Option("Engine to use, by target or name; auto: the first that works here.", complete="targets")
+DURATION = Option("Benchmark time in seconds per artifact and scenario.", min=0, above=True, max=3600)
 TRACKERS = Option(
-    "Send to mlflow[:URI], wandb[:[ENTITY/]PROJECT] or bencher:FILE, once for each result.",
+    "Send each result to mlflow[:URI], wandb[:[ENTITY/]PROJECT] or bencher:FILE. Repeatable.",
     flag="--report-to",
     metavar="TRACKER",
 )
 OWN_MODEL = Option(
-    "Your own torch.nn.Module, in a recipe that names no model.", flag="--model", metavar="PACKAGE.MODULE:FUNCTION"
+    "Your own torch.nn.Module, for a recipe that names no model.", flag="--model", metavar="PACKAGE.MODULE:FUNCTION"
 )
-OVERRIDES = Option("Override a field of the recipe.", flag="--set", metavar="A.B=VALUE")
+OVERRIDES = Option("Override a field of the recipe. Repeatable.", flag="--set", metavar="A.B=VALUE")
 OUTPUT = Option(
-    doc="of the result; by default a temporary one that lasts as long as this process.",
+    doc="folder for the result. Default: a temporary folder, removed when this process ends.",
     flag="-o --output",
     kind="path",
     required=True,
@@ -76,37 +76,37 @@ OUTPUT = Option(
 
 @dataclass(frozen=True)
 class Labelled(Options):
-    """Where the labels of the images of --data are."""
+    """The location of the labels of the --data images."""
 
     labels: LabelKind | None = option(
-        None, "Where labels come from. Default: class folders, or what tars, tables and lists bring."
+        None, "Source of the labels. Default: class folders, or the labels in tars, tables and lists."
     )
     annotations: Path | None = option(
         None,
-        "YOLO's folder, COCO's JSON file, the folder of maps, the JSON list of texts or prompts, or a table.",
+        "Annotations: YOLO folder, COCO JSON file, folder of maps, JSON list of texts or prompts, or a table.",
     )
     inputs: Path | None = option(
-        None, "For models that take more than an image: the folder with NAME/STEM.npy or .png for each.", metavar="DIR"
+        None, "Folder with further model inputs: NAME/STEM.npy or .png for each image.", metavar="DIR"
     )
 
 
 @dataclass(frozen=True)
 class Described(Labelled):
-    """The same, and texts for models that compare images with them."""
+    """`Labelled`, and texts for models that compare images with them."""
 
-    texts: Path | None = option(None, "For models that take texts: a file, one a line.")
+    texts: Path | None = option(None, "File of texts, one per line, for models that take texts.")
     template: str | None = option(
-        None, "What makes a class folder's name a text, as 'a photo of a {}.'.", metavar="TEXT"
+        None, "Template that turns a class folder's name into a text, such as 'a photo of a {}.'.", metavar="TEXT"
     )
 
 
 @dataclass(frozen=True)
 class Recorded(Options):
-    """What else becomes of a result."""
+    """Where a result is recorded."""
 
-    history: str | None = option(  # not a path: a URI is none
+    history: str | None = option(  # not a path: it may be a URI
         None,
-        "Add the result to this history, as one new file; `vitdeploy history` reads it.",
+        "Add the result to this history as one new file; `vitdeploy history` reads it.",
         metavar="DIR-or-URI",
     )
     trackers: Sequence[str] = option((), TRACKERS)
@@ -114,7 +114,7 @@ class Recorded(Options):
 
 @dataclass(frozen=True)
 class RecordedBundle(Recorded):
-    report_bundle: bool = option(False, "Send the bundle too, with --report-to.")
+    report_bundle: bool = option(False, "Also send the bundle to the trackers of --report-to.")
 
 
 @dataclass(frozen=True)
@@ -124,7 +124,7 @@ class Pinned(Options):
 
 @dataclass(frozen=True)
 class There(Options):
-    """Where a command runs instead of here, and which bundle it takes alone."""
+    """The devices that a command runs on, and the only bundle that it accepts."""
 
     on: str | None = option(None, ON)
     expect_digest: str | None = option(None, EXPECT_DIGEST)
@@ -132,21 +132,21 @@ class There(Options):
 
 @dataclass(frozen=True)
 class SourceOptions(Options):
-    """What the command line says of a model beside its name: keywords of `vitdeploy.model`."""
+    """The command-line options that describe a model, besides its name: keywords of `vitdeploy.model`."""
 
-    checkpoint: Path | None = option(None, "Weights: .safetensors, .pt/.pth with plain weights, or JAX's .npz.")
+    checkpoint: Path | None = option(None, "Weights: .safetensors, .pt/.pth with plain weights, or JAX .npz.")
     image_size: tuple[int, int] | None = option(
-        None, "Other than the checkpoint's: 384, or 256x320 (HxW).", kind="size"
+        None, "Image size: 384, or 256x320 (HxW). Default: the checkpoint's.", kind="size"
     )
-    heads: int | None = option(None, "Attention heads, where no config file says it.", min=1)
-    text_features: Path | None = option(None, "Zero-shot: .npy, float32 [classes, width].")
+    heads: int | None = option(None, "Number of attention heads. Default: from the config file.", min=1)
+    text_features: Path | None = option(None, "Text features for zero-shot models: .npy, float32 [classes, width].")
     function: str | None = option(None, "Your own torch.nn.Module.", flag="--model", metavar="PACKAGE.MODULE:FUNCTION")
-    task: Task | None = option(None, "What the outputs are to be taken for, where they do not say it.")
-    normal: Path | None = option(None, "Images of good parts, or MVTec AD's folder of them: for --task anomaly.")
+    task: Task | None = option(None, "Task of the model, if its outputs do not identify it.")
+    normal: Path | None = option(None, "For --task anomaly: images of good parts, or a folder of MVTec AD.")
     bind: Sequence[str] = option(
         (),
-        "A further input of an .onnx file, or of your own module, becomes a constant: a number, numbers with commas, a "
-        ".npy or .npz; input: each image brings its own.",
+        "Bind a further input of an .onnx file or of your own module to a constant: a number, comma-separated numbers, "
+        "a .npy or .npz file; NAME=input: each image brings its own value.",
         metavar="NAME=VALUE",
     )
 
@@ -170,21 +170,21 @@ REWRITES = (
 
 @dataclass(frozen=True)
 class ExportOptions(SourceOptions):
-    """Of `vitdeploy export`, which exports what a recipe says too."""
+    """The options of `vitdeploy export`, which can also export the model of a recipe."""
 
     image_size: Sequence[tuple[int, int]] = option(  # type: ignore[assignment]
         (),
-        "Other than the checkpoint's: 384, or 256x320 (HxW). Each one given makes a graph of its own.",
+        "Image size: 384, or 256x320 (HxW). Repeat for one graph per size. Default: the checkpoint's.",
         kind="size",
     )
     source: Sequence[str] = option((), "", place="many", complete="models")
     folder: Path | None = option(None, OUTPUT, help="Folder for model.onnx.", required=False)
-    labels: Path | None = option(None, "Class names, one a line.")
-    opset: Literal["18", "19", "20"] | None = option(None, "Default: 20, or the recipe's.")
+    labels: Path | None = option(None, "File of class names, one per line.")
+    opset: Literal["18", "19", "20"] | None = option(None, "ONNX opset. Default: the recipe's, else 20.")
     batch: str | None = option(
-        None, "A fixed batch, or dynamic. Default: an ONNX file's own, the recipe's, else dynamic."
+        None, "Batch size: a number, or dynamic. Default: the ONNX file's or the recipe's, else dynamic."
     )
-    no_preprocess: bool = option(False, "Take normalised float NCHW instead of uint8 NHWC images.")
+    no_preprocess: bool = option(False, "Omit preprocessing: the graph takes normalised float NCHW, not uint8 NHWC.")
 
 
 @dataclass(frozen=True)
@@ -192,20 +192,20 @@ class Optimize(Options):
     graph: "GraphLike" = field(metadata=required(doc=GRAPH, kind="path", place="one"))
     folder: str | Path | None = option(None, OUTPUT, help="Folder for the rewritten graph.")
     _: KW_ONLY
-    without: Sequence[str] = option((), f"Leave out: {', '.join(REWRITES)}.", kind="rewrite", metavar="REWRITE")
-    qkv: Literal["keep", "merged", "separate"] = option("keep", "Query, key and value as one linear or three.")
-    rotate_residual: bool = option(False, "Rotate the channels of the residual stream. Exact.")
+    without: Sequence[str] = option((), f"Rewrite to skip: {', '.join(REWRITES)}.", kind="rewrite", metavar="REWRITE")
+    qkv: Literal["keep", "merged", "separate"] = option("keep", "Compute query, key and value in one linear or three.")
+    rotate_residual: bool = option(False, "Rotate the channels of the residual stream (exact).")
     merge_tokens: Mapping[int, int] | None = option(
         None,
-        "Merge similar tokens behind a block's attention until TOKENS are left. Not exact. Repeatable.",
-        doc="by block, how many tokens remain behind its attention; not exact.",
+        "Merge similar tokens after this block's attention until TOKENS are left (not exact). Repeatable.",
+        doc="by block, the number of tokens to keep after its attention; not exact.",
         kind="merging",
         metavar="BLOCK:TOKENS",
     )
     image_size: tuple[int, int] | None = option(
         None,
-        "Where the graph leaves it open: 384, or 256x320 (HxW).",
-        doc="(height, width), where the file leaves it open.",
+        "Image size for a graph with an open size: 384, or 256x320 (HxW).",
+        doc="(height, width), for a file with an open image size.",
         kind="size",
     )
     progress: "bool | Reporter" = option(True, PROGRESS)
@@ -219,8 +219,8 @@ class Optimize(Options):
 class Quantize(Options):
     graph: "GraphLike" = field(
         metadata=required(
-            doc="from `export` or `optimize`, its folder, or an ONNX file of a float image model. What such a file "
-            "does not contain, such as mean and std, is assumed and reported.",
+            doc="a graph from `export` or `optimize`, its folder, or an ONNX file of a float image model. Facts that "
+            "such a file does not contain, such as mean and std, are assumed and reported.",
             kind="path",
             place="one",
         )
@@ -228,8 +228,8 @@ class Quantize(Options):
     data: "ImagesLike" = field(
         metadata=required(
             "Calibration images, or an .npz of tokens.",
-            doc="calibration images, as `vitdeploy.images` takes them; of an encoder-decoder an .npz of tokens. Labels "
-            "are used where they say more than the image: prompts, and the boxes of objects with key points.",
+            doc="calibration images, as `vitdeploy.images` takes them, or for an encoder-decoder an .npz of tokens. "
+            "Labels are used only as prompts, and as the boxes of objects with key points.",
             kind="path",
         )
     )
@@ -238,42 +238,42 @@ class Quantize(Options):
     _: KW_ONLY
     precision: Literal["int8", "mixed", "int4", "fp16", "bf16", "fp8"] = option(
         "int8",
-        "mixed leaves in float what costs more answers than it saves time; int4 is of weights alone; the last three "
-        "are for NVIDIA GPUs.",
+        "Precision. mixed keeps layers in float that cost more accuracy than they save time; int4 applies to weights "
+        "only; fp16, bf16 and fp8 are for NVIDIA GPUs.",
     )
-    num_samples: int | None = option(128, "Calibration images.", doc="of the images, by `seed`; None: all.", min=1)
+    num_samples: int | None = option(128, "Number of calibration images.", doc="how many images; None: all.", min=1)
     vnni: bool | None = option(
-        None, "Whether the device's CPU has VNNI. Default: as this machine's.", flag="--vnni/--no-vnni"
+        None, "Whether the device's CPU has VNNI. Default: as this machine.", flag="--vnni/--no-vnni"
     )
     ignore: Sequence[str] = option(
         (),
-        "Leave this layer (or pattern with *) in float.",
-        doc='names or patterns of layers to leave in float; of a model of several graphs as "graph/layer".',
+        "Keep this layer (or pattern with *) in float. Repeatable.",
+        doc='names or patterns of layers to keep in float; "graph/layer" for a model of several graphs.',
         metavar="LAYER",
     )
     float_parts: Sequence[str] = option(
-        (), "Leave this graph of a model of several in float.", flag="--float-part", metavar="GRAPH"
+        (), "Keep this graph of a model of several in float. Repeatable.", flag="--float-part", metavar="GRAPH"
     )
     high_precision: float = option(
         5.0,
-        "What layers out of plain INT8 may add to the latency, by a table of costs; 0: none.",
-        doc='for "int8" on a CPU, percent of the latency that layers out of plain INT8 may add where they bring the '
-        "answers nearer to the float graph's, by a table of costs; 0: none.",
+        "For int8 on a CPU: latency that layers kept in higher precision may add, by a table of costs; 0: none.",
+        doc='for "int8" on a CPU: percent of latency that layers kept in higher precision may add if they bring the '
+        "answers closer to the float graph's, by a table of costs; 0: none.",
         min=0,
         max=100,
         metavar="PERCENT",
     )
-    sensitivity: bool = option(False, "Say what each layer costs: sensitivity.json and .html.")
-    min_agreement: float | None = option(None, "For mixed: percent of the answers that are to stay.", min=0, max=100)
+    sensitivity: bool = option(False, "Measure the accuracy cost of each layer; write sensitivity.json and .html.")
+    min_agreement: float | None = option(None, "For mixed: percent of answers to keep.", min=0, max=100)
     seed: int = option(0, SEED)
     skip_bad: bool = option(False, SKIP_BAD)
     image_size: tuple[int, int] | None = option(
         None,
-        "Where a bare .onnx file leaves it open: 384, or 256x320 (HxW).",
-        doc="(height, width), where the file leaves it open.",
+        "Image size for a bare .onnx file with an open size: 384, or 256x320 (HxW).",
+        doc="(height, width), for a file with an open image size.",
         kind="size",
     )
-    executor: str | None = option(None, EXECUTOR, help=f"Where many calibration images are observed: {BY_EXECUTOR}")
+    executor: str | None = option(None, EXECUTOR, help=f"Process large calibration sets {BY_EXECUTOR}")
     jobs: int = option(0, JOBS)
     progress: "bool | Reporter" = option(True, PROGRESS)
 
@@ -282,35 +282,35 @@ class Quantize(Options):
             self.refuse("<min_agreement> needs <precision> mixed.")
         of_int8 = self.vnni is not None or self.sensitivity
         if self.precision == "int4" and of_int8:
-            self.refuse("<vnni> and <sensitivity> are of INT8, not of <precision> int4.")
+            self.refuse("<vnni> and <sensitivity> apply to INT8, not to <precision> int4.")
         if TARGETS[self.target].typed and of_int8:
-            self.refuse(f"<vnni> and <sensitivity> are for the targets of the CPU, not for {self.target}.")
+            self.refuse(f"<vnni> and <sensitivity> apply to CPU targets, not to {self.target}.")
 
 
 @dataclass(frozen=True)
 class Build(Options):
-    """How TensorRT builds: the options of a recipe's section `tensorrt`."""
+    """TensorRT build options: those of the recipe section `tensorrt`."""
 
     profiles: Sequence[tuple[int, int, int]] = option(
         (),
-        "tensorrt: batches to build for; as often as needed. Default: just --batch, and 1 to 8 or more.",
+        "tensorrt: batch sizes to build for. Repeatable. Default: only --batch, and 1 to 8 or more.",
         flag="--profile",
         kind="profile",
         metavar="MIN,OPT,MAX",
     )
     workspace: int | None = option(
         None,
-        "tensorrt: the most device memory that kernels may work in. Default: what is free.",
+        "tensorrt: maximum workspace memory on the device. Default: all free memory.",
         min=1,
         metavar="MIB",
     )
     builder_optimization_level: int | None = option(
-        None, "tensorrt: 0 builds fastest, 5 searches longest. Default: 3.", min=0, max=5
+        None, "tensorrt: optimization level; 0 builds fastest, 5 searches longest. Default: 3.", min=0, max=5
     )
     hardware_compatibility_level: Literal["none", "same-compute-capability", "ampere+"] | None = option(
-        None, "tensorrt: the GPUs that the engine may run on beside this one. Default: none."
+        None, "tensorrt: other GPUs that the engine may run on. Default: none."
     )
-    version_compatible: bool | None = option(None, "tensorrt: the engine also runs on later releases of TensorRT.")
+    version_compatible: bool | None = option(None, "tensorrt: build an engine that later TensorRT releases can run.")
 
 
 @dataclass(frozen=True)
@@ -319,16 +319,16 @@ class Compile(Options):
     target: str = field(metadata=required(MADE_FOR))
     folder: str | Path | None = option(None, OUTPUT, help="Folder for the engine.")
     _: KW_ONLY
-    batch: int | None = option(None, "The batch to compile at. Default: the graph's own, or 1.", min=1, max=MAX_BATCH)
+    batch: int | None = option(None, "Batch size to compile for. Default: the graph's, or 1.", min=1, max=MAX_BATCH)
     precision: Literal["fp32", "fp16", "bf16"] | None = option(
-        None, "For a float graph. Default: fp32, or what the graph was placed for."
+        None, "Precision for a float graph. Default: fp32, or the one the graph was prepared for."
     )
-    build: "BuildOptions | None" = option(None, "", doc="how TensorRT builds.")
+    build: "BuildOptions | None" = option(None, "", doc="TensorRT build options.")
     accept_known_bad: Sequence[str] = option((), ACCEPT_KNOWN_BAD)
     split_rows: Literal["auto", "none"] | Sequence[int] = option(
         "auto",
-        "How INT8 on openvino-cpu computes the rows of its tokens: in parts, such as 192,5, or more, such as 200; "
-        "auto: by what layers cost on this CPU.",
+        "Token rows of INT8 on openvino-cpu: split, such as 192,5, or padded, such as 200; auto: chosen by the "
+        "measured cost on this CPU.",
         kind="rows",
         metavar="auto|none|A,B",
     )
@@ -336,7 +336,7 @@ class Compile(Options):
     progress: "bool | Reporter" = option(True, PROGRESS)
 
 
-# --- What is measured and judged --------------------------------------------------------------------------------------
+# --- Verification and benchmarks --------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -355,13 +355,13 @@ class VerifyOn(Options):
             complete="models",
         )
     )
-    data: "ImagesLike" = field(metadata=required("Images, best with labels; or an .npz.", doc=IMAGES, kind="path"))
+    data: "ImagesLike" = field(metadata=required("Images, ideally with labels, or an .npz.", doc=IMAGES, kind="path"))
     _: KW_ONLY
     target: str | None = option(None, WHICH_ENGINE)
-    num_samples: int | None = option(None, "Evaluate on this many images. Default: all.", min=1)
+    num_samples: int | None = option(None, "Number of evaluation images. Default: all.", min=1)
     seed: int = option(0, SEED)
-    max_drop: float | None = option(None, "Gate: points of top-1 that may be lost.", min=0)
-    min_agreement: float | None = option(None, "Gate: percent of equal answers.", min=0, max=100)
+    max_drop: float | None = option(None, "Gate: maximum drop of top-1 accuracy, in points.", min=0)
+    min_agreement: float | None = option(None, "Gate: minimum percent of equal answers.", min=0, max=100)
     skip_bad: bool = option(False, SKIP_BAD)
     accept_known_bad: Sequence[str] = option((), ACCEPT_KNOWN_BAD)
     trust: str | Path | None = option(None, TRUST)
@@ -371,18 +371,17 @@ class VerifyOn(Options):
 @dataclass(frozen=True)
 class Verify(VerifyOn):
     _: KW_ONLY
-    emulate: bool = option(False, "Evaluate a graph typed for a GPU here, with its types' storage.")
+    emulate: bool = option(False, "Emulate the storage types of a graph typed for a GPU, and evaluate it here.")
     executor: str | None = option(
         None,
         EXECUTOR,
-        help=f"Where images are evaluated, in shards: {BY_EXECUTOR}",
-        doc='where shards are evaluated: by "processes" of this machine, on a cluster of "ray" on it, or '
-        '"ray:HOST:PORT". None: by processes for more than one job, else in this process, which has others that decode '
-        "for it.",
+        help=f"Evaluate images in shards {BY_EXECUTOR}",
+        doc='where shards are evaluated: "processes" on this machine, "ray" (a cluster on this machine) or '
+        '"ray:HOST:PORT". None: processes for more than one job, else this process, with worker processes that decode.',
     )
     jobs: int = option(
         0,
-        "How many shards at a time, by processes without --executor. Default: one for each core or CPU.",
+        "Number of shards evaluated in parallel (local processes without --executor). Default: one per core or CPU.",
         min=1,
     )
 
@@ -394,7 +393,7 @@ class Bisect(Options):
     data: "ImagesLike"
     _: KW_ONLY
     target: str | None = option(None, WHICH_ENGINE)
-    num_samples: int | None = option(None, "", doc="of the calibration images; None: 32.", min=1)
+    num_samples: int | None = option(None, "", doc="number of calibration images; None: 32.", min=1)
     seed: int = option(0, SEED)
     skip_bad: bool = option(False, SKIP_BAD)
     progress: "bool | Reporter" = option(True, PROGRESS)
@@ -404,7 +403,7 @@ class Bisect(Options):
 class Bench(Options):
     artifacts: "Sequence[ArtifactLike]" = field(
         metadata=required(
-            doc="bundles (with all their engines), graphs, and models, as values, paths or names.",
+            doc="bundles (with all their engines), graphs and models, as values, paths or names.",
             complete="models",
             place="many",
         )
@@ -413,23 +412,23 @@ class Bench(Options):
     target: str | None = option(None, WHICH_ENGINE)
     scenarios: Sequence[str] = option(
         ("single", "offline"),
-        "single, offline, server:QPS (Poisson arrivals), sustain:TIME such as sustain:10m.",
+        "Scenarios: single, offline, server:QPS (Poisson arrivals), sustain:TIME such as sustain:10m.",
         flag="--scenario",
         kind="scenarios",
         default="single,offline",
     )
-    batch: Sequence[int] = option((1, 8), "Batch of all scenarios, batch of offline.", kind="batches", default="1,8")
+    batch: Sequence[int] = option((1, 8), "Batch sizes: all scenarios, offline.", kind="batches", default="1,8")
     duration: float = option(
         10.0,
         DURATION,
-        help="Seconds an artifact and scenario (at least 12 rounds of half a second); up to three times that while the "
-        "interval of a ratio reaches further than 3 %.",
+        help="Seconds per artifact and scenario (at least 12 rounds of half a second); extended up to three times "
+        "while the interval of a ratio is wider than 3 %.",
     )
-    warmup: float = option(0.5, "Least seconds of warm-up in each process; it goes on until latency is steady.", min=0)
+    warmup: float = option(0.5, "Minimum warm-up in each process, in seconds; it lasts until latency is steady.", min=0)
     percentiles: Sequence[float] = option(
-        (50.0, 90.0, 99.0), "Percentiles of latency.", kind="percentiles", default="50,90,99"
+        (50.0, 90.0, 99.0), "Latency percentiles to report.", kind="percentiles", default="50,90,99"
     )
-    threads: int = option(0, "0: each runtime's own choice.", min=0)
+    threads: int = option(0, "Engine threads; 0: runtime default.", min=0)
     accept_known_bad: Sequence[str] = option((), ACCEPT_KNOWN_BAD)
     trust: str | Path | None = option(None, TRUST)
     progress: "bool | Reporter" = option(True, PROGRESS)
@@ -455,27 +454,27 @@ class Compare(Options):
     baseline: "Bundle | str | Path" = field(
         metadata=required(doc="a `Bundle`, the path of one, or of a report.json.", kind="path", place="one")
     )
-    candidate: "Bundle | str | Path" = field(metadata=required(doc="likewise.", kind="path", place="one"))
+    candidate: "Bundle | str | Path" = field(metadata=required(doc="as `baseline`.", kind="path", place="one"))
     data: "ImagesLike | None" = option(
-        None, "Images, best with labels, that both bundles answer.", doc=IMAGES, kind="path"
+        None, "Images to run both bundles on, ideally with labels.", doc=IMAGES, kind="path"
     )
     folder: str | Path | None = option(
         None,
         OUTPUT,
-        help="Write compare.json and compare.html here.",
-        doc="where compare.json and compare.html are written; None writes neither.",
+        help="Folder for compare.json and compare.html.",
+        doc="folder for compare.json and compare.html; None: neither is written.",
         required=False,
     )
     _: KW_ONLY
-    max_drop: float | None = option(None, "Gate: points of accuracy that may be lost.", min=0)
-    max_slowdown: float | None = option(None, "Gate: percent by which latency and time per image may grow.", min=0)
-    target: str | None = option(None, "Compare the engines of this target only.", complete="targets")
-    duration: float = option(10.0, DURATION, help="Seconds an engine and scenario of the bench.")
+    max_drop: float | None = option(None, "Gate: maximum drop of accuracy, in points.", min=0)
+    max_slowdown: float | None = option(None, "Gate: maximum growth of latency and time per image, in percent.", min=0)
+    target: str | None = option(None, "Compare only the engines of this target.", complete="targets")
+    duration: float = option(10.0, DURATION, help="Benchmark time in seconds per engine and scenario.")
     bench: bool = option(
-        True, "Compare answers alone.", doc="measure times; without it answers alone are compared.", flag="--no-bench"
+        True, "Compare answers only.", doc="measure times; False: compare answers only.", flag="--no-bench"
     )
     skip_bad: bool = option(False, SKIP_BAD)
-    junit: str | Path | None = option(None, "Write the checks as JUnit's XML to this file.", kind="file")
+    junit: str | Path | None = option(None, "Write the checks to this file as JUnit XML.", kind="file")
     trust: str | Path | None = option(None, TRUST)
     progress: "bool | Reporter" = option(True, PROGRESS)
 
@@ -484,19 +483,19 @@ class Compare(Options):
 class VersionsOptions(Options):
     bundle: "Bundle | str | Path" = field(
         metadata=required(
-            doc="a `Bundle` or its folder; it needs golden answers, which a bundle of `run` has.",
+            doc="a `Bundle` or its folder, with golden answers (`run` makes such a bundle).",
             kind="path",
             place="one",
         )
     )
     runtime: str = field(
         metadata=required(
-            "openvino==2025.2..2026.4, or a requirement such as 'onnxruntime>=1.20,<1.32'.", metavar="RELEASES"
+            "Releases: openvino==2025.2..2026.4, or a requirement such as 'onnxruntime>=1.20,<1.32'.",
         )
     )
     _: KW_ONLY
-    rebuild: bool = option(False, "Compile the engine's graph with each release. Default: load the engine.")
-    duration: float = option(3.0, DURATION, help="Seconds in which each release is measured.")
+    rebuild: bool = option(False, "Compile the engine's graph with each release, instead of loading the engine.")
+    duration: float = option(3.0, DURATION, help="Benchmark time in seconds per release.")
     progress: "bool | Reporter" = option(True, PROGRESS)
 
 
@@ -505,43 +504,43 @@ class VersionsOptions(Options):
 
 @dataclass(frozen=True)
 class OfModel(Options):
-    """What a model and images are made into, without a recipe: its fields, which the recipe checks."""
+    """A deployment of a model and images without a recipe: the fields of a recipe, which checks them."""
 
-    source: "ModelLike" = field(metadata=required(doc="a `Model`, or what `vitdeploy.model` takes."))
+    source: "ModelLike" = field(metadata=required(doc="a `Model`, or any argument of `vitdeploy.model`."))
     data: "ImagesLike" = field(
-        metadata=required(doc="images, as `vitdeploy.images` takes them: some calibrate, the others are judged on.")
+        metadata=required(doc="images, as `vitdeploy.images` takes them; split into calibration and evaluation images.")
     )
     folder: str | Path | None = option(None, OUTPUT)
     _: KW_ONLY
     targets: Sequence[str] | None = option(
-        None, "", doc='such as ["openvino-cpu"]; None: all of the CPU whose runtimes are installed.'
+        None, "", doc='such as ["openvino-cpu"]; None: all CPU targets whose runtimes are installed.'
     )
-    max_drop: float | None = option(None, "", doc="points of top-1 (or the task's metric) that may be lost at most.")
-    min_agreement: float | None = option(None, "", doc="percent of the original's answers, at least.")
-    max_latency: float | None = option(None, "", doc="milliseconds, p50 of a single stream.")
+    max_drop: float | None = option(None, "", doc="maximum drop of top-1 (or the task's metric), in points.")
+    min_agreement: float | None = option(None, "", doc="minimum percent of answers equal to the original's.")
+    max_latency: float | None = option(None, "", doc="maximum latency in milliseconds (p50, single stream).")
     max_memory: int | None = option(
-        None, "", doc="bytes, the largest resident set of a process that has loaded the engine and answered once."
+        None, "", doc="maximum resident set, in bytes, of a process that has loaded the engine and answered once."
     )
     calibration: int | Literal["auto"] = option(
-        "auto", "", doc='how many images calibrate; "auto": 128, or a quarter of fewer than 512.'
+        "auto", "", doc='number of calibration images; "auto": 128, or a quarter if there are fewer than 512.'
     )
-    evaluation: int | Literal["all"] = option("all", "", doc="how many of the others are judged on.")
-    duration: float = option(10.0, "", doc="seconds of measurement for each artifact and scenario.")
-    seed: int = option(0, "", doc="of the choice of images.")
-    name: str | None = option(None, "", doc="of the bundle; by default the model's.")
+    evaluation: int | Literal["all"] = option("all", "", doc="number of evaluation images, from the rest.")
+    duration: float = option(10.0, "", doc="benchmark time in seconds per artifact and scenario.")
+    seed: int = option(0, "", doc="seed for the choice of images.")
+    name: str | None = option(None, "", doc="name of the bundle. Default: the model's.")
     settings: Mapping[str, Any] | None = option(
-        None, "", doc='further fields, as a recipe has them: {"optimize": {"qkv": "merged"}}.'
+        None, "", doc='further recipe fields, such as {"optimize": {"qkv": "merged"}}.'
     )
     resume: bool = option(True, RESUME)
     skip_bad: bool = option(False, SKIP_BAD)
     executor: str | None = option(
         None,
         "",
-        doc='where stages or variants are made, and many calibration images are observed: by "processes" of this '
-        'machine, on a cluster of "ray" on it, or "ray:HOST:PORT"; None: in this process. The result is the same. What '
-        "is measured is measured here.",
+        doc='where stages, variants and large calibration sets are processed: "processes" on this machine, "ray" (a '
+        'cluster on this machine) or "ray:HOST:PORT"; None: this process. The result is the same. Measurements always '
+        "run here.",
     )
-    jobs: int = option(0, "", doc="how many of these at a time; 0: one for each core, or for each CPU of the cluster.")
+    jobs: int = option(0, "", doc="number of parallel workers; 0: one per core, or per CPU of the cluster.")
     progress: "bool | Reporter" = option(True, PROGRESS)
 
 
@@ -549,28 +548,28 @@ class OfModel(Options):
 class Deploy(OfModel):
     _: KW_ONLY
     precision: Precision = option("int8", "", doc='"fp32", "fp16", "bf16", "int8", "mixed", "int4" or "fp8".')
-    max_size: int | None = option(None, "", doc="bytes of the engine's files.")
+    max_size: int | None = option(None, "", doc="maximum size of the engine's files, in bytes.")
 
 
 @dataclass(frozen=True)
 class Tune(OfModel):
     _: KW_ONLY
-    time_budget: float | None = option(None, "", doc="seconds; nothing new is begun after half of them.")
+    time_budget: float | None = option(None, "", doc="time limit in seconds; no new variant starts after half of it.")
 
 
 @dataclass(frozen=True)
 class Run(Options):
     recipe: "Recipe | str | Path" = field(metadata=required(RECIPE))
     folder: str | Path | None = option(
-        None, OUTPUT, help="The bundle's folder. Default: out/<recipe's name>", required=False
+        None, OUTPUT, help="Folder for the bundle. Default: out/<recipe's name>.", required=False
     )
     _: KW_ONLY
     function: str | None = option(None, OWN_MODEL)
     overrides: Sequence[str] = option((), OVERRIDES)
-    source: "Model | None" = option(None, "", doc="a model in memory, in a recipe that names none.")
+    source: "Model | None" = option(None, "", doc="a model in memory, for a recipe that names no model.")
     resume: bool = option(True, RESUME)
     skip_bad: bool = option(False, SKIP_BAD)
-    executor: str | None = option(None, EXECUTOR, help=f"Where stages are made, up to what is measured: {BY_EXECUTOR}")
+    executor: str | None = option(None, EXECUTOR, help=f"Run stages without measurements {BY_EXECUTOR}")
     jobs: int = option(0, JOBS)
     progress: "bool | Reporter" = option(True, PROGRESS)
 
@@ -579,69 +578,66 @@ class Run(Options):
 class TuneRecipe(Options):
     recipe: "Recipe | str | Path" = field(metadata=required(RECIPE))
     folder: str | Path | None = option(
-        None, OUTPUT, help="Folder for the result. Default: out/<recipe's name>-tuned", required=False
+        None, OUTPUT, help="Folder for the result. Default: out/<recipe's name>-tuned.", required=False
     )
     _: KW_ONLY
-    targets: Sequence[str] = option(
-        (), "Search for this target alone; may be repeated.", flag="--target", complete="targets"
-    )
+    targets: Sequence[str] = option((), "Search only this target. Repeatable.", flag="--target", complete="targets")
     budget: Mapping[str, float | None] | None = option(None, "", doc="bounds that override those of the recipe.")
     time_budget: float | None = option(
         None,
-        "90s, 20m, 1h: begin nothing new after half of it; waiting for other measurements does not count.",
-        doc="seconds; nothing new is begun after half of them.",
+        "Time limit, such as 20m; no new variant starts after half of it. Waiting for other benchmarks is not counted.",
+        doc="time limit in seconds; no new variant starts after half of it.",
         kind="duration",
     )
     function: str | None = option(None, OWN_MODEL)
     overrides: Sequence[str] = option((), OVERRIDES)
-    source: "Model | None" = option(None, "", doc="a model in memory, in a recipe that names none.")
+    source: "Model | None" = option(None, "", doc="a model in memory, for a recipe that names no model.")
     resume: bool = option(True, RESUME)
     skip_bad: bool = option(False, SKIP_BAD)
-    executor: str | None = option(
-        None, EXECUTOR, help=f"Where variants are made, up to what is measured: {BY_EXECUTOR}"
-    )
+    executor: str | None = option(None, EXECUTOR, help=f"Build variants (without measurements) {BY_EXECUTOR}")
     jobs: int = option(0, JOBS)
     progress: "bool | Reporter" = option(True, PROGRESS)
 
 
 @dataclass(frozen=True)
 class BudgetOptions(Options):
-    """The budget of `vitdeploy tune`, as far as it is not the recipe's."""
+    """The budget of `vitdeploy tune`: bounds that override the recipe's."""
 
-    max_drop: float | None = option(None, "Points of accuracy that may be lost at most.", min=0)
-    min_agreement: float | None = option(None, "Percent of the original's answers, at least.", min=0, max=100)
-    max_latency: float | None = option(None, "Milliseconds, p50 of a single stream.", min=0, above=True)
-    max_memory: int | None = option(None, "Bytes, peak of a process that loads it and answers.", min=1)
+    max_drop: float | None = option(None, "Maximum drop of accuracy, in points.", min=0)
+    min_agreement: float | None = option(None, "Minimum percent of answers equal to the original's.", min=0, max=100)
+    max_latency: float | None = option(None, "Maximum latency in ms (p50, single stream).", min=0, above=True)
+    max_memory: int | None = option(None, "Maximum peak memory, in bytes, of a process running the engine.", min=1)
 
 
 @dataclass(frozen=True)
 class Sweep(Options):
     recipes: Sequence[str | Path] = field(
-        metadata=required(doc="their files; that of a grid is all its recipes.", kind="path", place="many")
+        metadata=required(doc="recipe files; a grid file stands for all its recipes.", kind="path", place="many")
     )
     folder: str | Path | None = option(
         None,
         OUTPUT,
-        help=" ",
-        doc="where the bundles, sweep.json and sweep.html are written; None: a folder that goes when Python ends.",
+        help="Folder for the bundles, sweep.json and sweep.html.",
+        doc="folder for the bundles, sweep.json and sweep.html. Default: a temporary folder, removed when this process "
+        "ends.",
         default="out/sweep",
     )
     _: KW_ONLY
     function: str | None = option(None, OWN_MODEL)
     overrides: Sequence[str] = option((), OVERRIDES, help="Override a field of every recipe.")
-    jobs: int = option(1, "How many recipes are made at the same time. What is measured always runs alone.", min=1)
+    jobs: int = option(1, "Number of recipes processed in parallel. Measurements always run alone.", min=1)
     executor: str | None = option(
         None,
         EXECUTOR,
-        help="Where they are made: on this machine, or on a Ray cluster; --jobs limits how many at a time.",
-        doc='where they are made: "processes" of this machine, a cluster of "ray" on it, or "ray:HOST:PORT". With Ray, '
-        "`jobs` above 1 is a limit; else it has as many tasks at once as CPUs. Nodes with the resource "
-        '"vitdeploy_device" also measure, each one recipe at a time and nothing else.',
+        help="Process recipes on this machine or on a Ray cluster; --jobs limits the number of parallel tasks.",
+        doc='where recipes are processed: "processes" on this machine, "ray" (a cluster on this machine) or '
+        '"ray:HOST:PORT". With Ray, `jobs` above 1 limits the parallel tasks; by default one per CPU. Nodes with the '
+        'resource "vitdeploy_device" also measure: one recipe at once, and no other work.',
     )
     resume: bool = option(
-        True, RESUME, help="Keep the bundles of OUTPUT that an earlier sweep has finished, with their measurements."
+        True, RESUME, help="Keep the bundles (with measurements) that an earlier sweep finished in OUTPUT."
     )
-    minutes: float | None = option(None, "Begin no recipe that would end after so many.", min=0, above=True)
-    watch: bool = option(False, "Write sweep.html from the beginning, as a page that reloads itself.")
+    minutes: float | None = option(None, "Time limit: start no recipe that would end after it.", min=0, above=True)
+    watch: bool = option(False, "Write sweep.html from the start, as a page that reloads itself.")
     skip_bad: bool = option(False, SKIP_BAD)
     progress: "bool | Reporter" = option(True, PROGRESS)

@@ -1,4 +1,4 @@
-"""Answers of a bundle to many inputs, some possibly unreadable; needs only numpy, Pillow and one runtime.
+"""Run a bundle on many inputs, some possibly unreadable; needs only numpy, Pillow and one runtime.
 
 Annotations of options are evaluated: no future import.
 """
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Input:
-    """One image, or one file of tokens, by the name that its answer has. `content`: of standard input."""
+    """One image or one file of tokens. `name` also names the answer; `content`: the bytes read from standard input."""
 
     name: str
     content: bytes | None = None
@@ -45,45 +45,45 @@ Failures = list[tuple[Input, InputError]]
 
 @dataclass(frozen=True)
 class Predict(Options):
-    """A box is left, top, right, bottom in pixels of an image. A point is x, y in pixels, and whether it is inside of
-    the object that is meant; all of them are one prompt."""
+    """A box is (left, top, right, bottom) in pixels of an image. A point is (x, y) in pixels, and whether it is inside
+    the object; all points together are one prompt."""
 
     bundle: Path = field(metadata=required(place="one"))
     inputs: Sequence[str] = field(metadata=required(place="many", kind="input"))
     target: str = option("auto", FIRST_ENGINE)
-    top: int = option(3, "How many classes, or images of --gallery, to show.", min=1)
-    texts: Sequence[str] = option((), "Compare the images with this text; as often as needed.", flag="--text")
-    beams: int | None = option(None, "Beams of a search for texts; 1: the likeliest token at each step.")
-    prompt: str | None = option(None, "What a text begins with, such as the task of a Donut.")
+    top: int = option(3, "Number of classes, or of images of --gallery, to show.", min=1)
+    texts: Sequence[str] = option((), "Text to compare the images with. Repeatable.", flag="--text")
+    beams: int | None = option(None, "Beams of a text search; 1: greedy. Default: the bundle's.")
+    prompt: str | None = option(None, "Start of the text, such as the task prompt of a Donut model.")
     beside: Sequence[str] = option(
         (),
-        "What a model takes beside the image, a .npy or .png; of several images the same.",
+        "Further model input, a .npy or .png file; the same for all images. Repeatable.",
         flag="--input",
         metavar="NAME=FILE",
     )
     boxes: Sequence[tuple[float, float, float, float]] = option(
         (),
-        "Key points of what is in this box of each image (pixels), or the mask of the object in it.",
+        "Box in pixels: find the key points or the mask of the object in it. Repeatable.",
         flag="--box",
         kind="box",
         metavar="L,T,R,B",
     )
     points: Sequence[tuple[float, float, bool]] = option(
         (),
-        "The mask of the object at this point (pixels); 0: it is not part of the object. All points mean one object.",
+        "Point (pixels) of the object to segment; 0: outside of it. All points describe one object. Repeatable.",
         flag="--point",
         kind="point",
         metavar="X,Y[,0|1]",
     )
     gallery: Path | None = option(
         None,
-        "The images of this folder, or of a saved gallery, that are most like each, as embeddings say.",
+        "Find the most similar images (by embedding) in this folder or saved gallery.",
         kind="path",
         metavar="DIR-or-FILE",
     )
     draw: Path | None = option(
         None,
-        "Write a picture of each answer there: boxes, segments, classes, depth or masks.",
+        "Folder for a picture of each answer: boxes, segments, classes, depth or masks.",
         kind="folder",
         metavar="DIR",
     )
@@ -93,8 +93,8 @@ class Predict(Options):
 
 @dataclass(frozen=True)
 class Predicted:
-    """The result for each input: JSON values and lines in `answered`, errors in `failed`. `why`: the reason for this
-    engine."""
+    """The result for each input: JSON values and lines in `answered`, errors in `failed`. `why`: the reason for the
+    choice of the engine."""
 
     engine: str
     why: str
@@ -103,13 +103,12 @@ class Predicted:
 
 
 def predict(options: Predict, find: Callable[[bool], Sequence[Input]], reporter: Reporter) -> Predicted:
-    """Answer all inputs that can be read. `find`: the inputs, by whether the bundle takes token files, not images.
+    """Answer all readable inputs. `find(tokens)` returns the inputs: token files if `tokens`, else images.
 
     Raises:
-        CapabilityError: `draw` for a task whose answers are no pictures.
-        InputError: texts, points, beams, a prompt, inputs or a gallery for a bundle that takes none, or not those that
-            it takes; of promptable segmentation nothing that says which object is meant, or points and several boxes; a
-            gallery of another model.
+        CapabilityError: `draw` for a task whose answers cannot be drawn.
+        InputError: texts, points, beams, a prompt, inputs or a gallery that the bundle does not take; promptable
+            segmentation without a prompt, or with points and several boxes; a gallery of another model.
         Errors of `find`, and of reading and loading the bundle, as `runtime.load`.
     """
     bundle, texts, searched = options.bundle, options.texts, (options.beams, options.prompt) != (None, None)
@@ -127,9 +126,9 @@ def predict(options: Predict, find: Callable[[bool], Sequence[Input]], reporter:
         flag = "--beams" if options.beams is not None else "--prompt"
         raise InputError(f"{bundle} writes no texts", found=f"the task {task}", fix=f"leave {flag} out")
     if options.beside and takes != "images":
-        raise InputError(f"{bundle} takes no such input", found=f"the task {task}", fix="leave --input out")
+        raise InputError(f"{bundle} takes no further inputs", found=f"the task {task}", fix="leave --input out")
     if options.gallery is not None and task != "embedding":
-        raise InputError(f"{bundle} searches no gallery", found=f"the task {task}", fix="leave --gallery out")
+        raise InputError(f"{bundle} cannot search a gallery", found=f"the task {task}", fix="leave --gallery out")
     inputs = find(takes == "tokens")
     loaded: Any = load_sequence if takes == "tokens" else load
     with (
@@ -159,15 +158,16 @@ def _require_one_object(options: Predict) -> None:
     points, boxes = options.points, options.boxes
     if not points and not boxes:
         raise InputError(
-            "promptable segmentation needs a prompt: nothing says which object is meant",
+            "promptable segmentation needs a prompt",
+            found="no point and no box",
             expected="--point x,y or --box left,top,right,bottom, in pixels of the image",
         )
     if points and len(boxes) > 1:
         raise InputError(
-            "all points together are one prompt, and several boxes are several",
+            "points cannot be combined with several boxes: all points describe one object",
             found=f"{len(points)} points and {len(boxes)} boxes",
-            expected="points with at most one box, or boxes alone",
-            fix="ask for each object by itself",
+            expected="points with at most one box, or only boxes",
+            fix="run one command per object",
         )
 
 
@@ -185,8 +185,8 @@ def _require_drawing(task: "Task") -> None:
 def _drawn(
     folder: Path | None, task: "Task", given: Input, result: "Result | Sequence[Result]", taken: set[str]
 ) -> dict[str, list[str]]:
-    """Write the pictures of one answer, or of all for boxes of an image, under the name of the input, or the next free
-    one; gives their paths, and nothing without a folder."""
+    """Write the pictures of one answer, or of the answers for all boxes of an image, under the name of the input or the
+    next free one. Return their paths; {} without a folder."""
     if folder is None:
         return {}
     folder.mkdir(parents=True, exist_ok=True)
@@ -232,7 +232,7 @@ def _each(
     progress: Progress = silent,
     errors: tuple[type[InputError], ...] = (InputError,),
 ) -> tuple[Answers, Failures]:
-    """The answers of inputs one after the other, and the errors of those that cannot be read."""
+    """Answer the inputs one by one; return the answers, and the errors of unreadable inputs."""
     answered: Answers = []
     failed: Failures = []
     for done, given in enumerate(inputs, start=1):
@@ -278,7 +278,7 @@ def _answer_prompts(
 def _answer_with(
     predictor: "Predictor", inputs: Sequence[Input], options: Predict, progress: Progress
 ) -> tuple[Answers, Failures]:
-    """The answers of a model that takes more than the image, which is the same beside each of them."""
+    """Answer with a model that takes more than the image; the further inputs are the same for every image."""
     brought, taken = dict(map(_named, options.beside)), set[str]()
     beside = read_further(brought, predictor.inputs)
 
@@ -293,7 +293,7 @@ def _answer_with(
 def _named(text: str) -> tuple[str, str]:
     name, _, file = text.partition("=")
     if not name or not file:
-        raise InputError(f"{text!r} names no input", found=text, expected="NAME=FILE, a .npy or .png")
+        raise InputError("--input has an invalid value", found=text, expected="NAME=FILE, a .npy or .png")
     return name, file
 
 
@@ -313,7 +313,7 @@ def _search(
 def _read(
     predictor: "TextPredictor", inputs: Sequence[Input], options: Predict, progress: Progress
 ) -> tuple[Answers, Failures]:
-    """Texts, of another search than the bundle's own."""
+    """Write texts with the beams or the prompt of the options."""
 
     def answer(given: Input) -> tuple[list[dict[str, Any]], list[str]]:
         text = predictor.predict(given.image, beams=options.beams, prompt=options.prompt)

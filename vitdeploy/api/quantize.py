@@ -1,4 +1,4 @@
-"""A float graph in 8 bits or half precision, as one target takes it."""
+"""Quantize a float graph to 8 bits, INT4 weights or half precision for one target."""
 
 import tempfile
 from collections import Counter
@@ -41,16 +41,16 @@ from vitdeploy.tasks.registry import make_adapter
 if TYPE_CHECKING:
     from vitdeploy.stages import export
 else:
-    export = lazy("vitdeploy.stages.export")  # needs PyTorch, and what is measured, compared or sent does not
+    export = lazy("vitdeploy.stages.export")  # needs PyTorch, which measuring, comparing and sending do not
 
 LISTED_LAYERS = 8
 
 
 @dataclass(frozen=True, repr=False)
 class QuantizedGraph(artifacts.Graph):
-    """A graph that was placed for one target. `int8` names the layers in 8 bits, `dynamic` those of them whose
-    activations the runtime quantizes, `int4` those with weights of 4, `float` those left in float, with the reason;
-    `warnings` are about the calibration images and this machine."""
+    """A graph quantized for one target. `int8` names the layers in 8 bits, `dynamic` those whose activations the
+    runtime quantizes, `int4` those with 4-bit weights, `float` those kept in float, with the reason; `warnings` concern
+    the calibration images and this machine."""
 
     int8: tuple[str, ...] = ()
     float: Mapping[str, str] = field(default_factory=dict)
@@ -65,7 +65,7 @@ class QuantizedGraph(artifacts.Graph):
 
 @dataclass(frozen=True)
 class _Made:
-    """Results besides the files. `bits`: of the weights."""
+    """Results besides the files. `bits`: bits per weight."""
 
     bits: WeightBits
     placed: dict[str, Any]
@@ -80,8 +80,8 @@ def quantize(options: Quantize) -> QuantizedGraph:
     """Convert a float graph to INT8, INT4 weights, FP8 or half precision for one target, with calibration images.
 
     Raises:
-        TargetError, CapabilityError, MissingPackageError: of the target. DataError, ImageError: of the images.
-        InputError: arguments that contradict each other. GraphError: the graph is refused.
+        TargetError, CapabilityError, MissingPackageError: the target is unknown or unusable here. DataError,
+            ImageError: the images are unusable. InputError: conflicting arguments. GraphError: the graph is refused.
 
     >>> import numpy as np
     >>> import vitdeploy as vd
@@ -95,7 +95,12 @@ def quantize(options: Quantize) -> QuantizedGraph:
     given, chosen = artifacts.graph_file(options.graph), images(options.data)
     home, reporter = values.home_of(options.folder, "quantized", step.OUTPUT_NAMES), values.reporting(options.progress)
     if options.image_size is not None and step.is_ours(given):
-        raise InputError(f"{given} has its image size already", fix="leave the image size out")
+        raise InputError(
+            f"{given} already has a fixed image size",
+            found="an image size",
+            expected="an .onnx file with an open size",
+            fix="leave the image size out",
+        )
     bits = 8 if typed else weight_bits(options.vnni)
     with tempfile.TemporaryDirectory(prefix="vitdeploy-") as scratch, reporter:
         file = given
@@ -114,7 +119,7 @@ def quantize(options: Quantize) -> QuantizedGraph:
             found = adapter.calibration(choice, skip_bad=options.skip_bad, progress=reporter.progress)
             drive = adapter.drive(found)
             if drive is None or flow_of(metadata.task) is None:
-                workers = workers_of(options.executor, options.jobs)  # makes a store: behind what may be wrong
+                workers = workers_of(options.executor, options.jobs)  # makes a store: only after the checks
                 made = _make(options, bits, file, metadata.name, found, drive, work, reporter, workers)
             else:
                 made = _make_parts(options, bits, file.parent, drive, work, reporter)
@@ -123,8 +128,8 @@ def quantize(options: Quantize) -> QuantizedGraph:
 
 
 def _write_beside(folder: Path, samples: Sequence[Sample], adapter: TaskAdapter, work: Path) -> None:
-    """What lies beside the graph in `folder`; and what the calibration images are like, for the bundle that is made
-    of it (`runtime.monitor_reference`)."""
+    """Write the files that belong to the graph in `folder`, and the statistics of the calibration images for the later
+    bundle (`runtime.monitor_reference`)."""
     step.copy_labels(folder, work)
     if (
         isinstance(adapter, ImageAdapter)
@@ -135,11 +140,11 @@ def _write_beside(folder: Path, samples: Sequence[Sample], adapter: TaskAdapter,
 
 
 def _choice(chosen: Images, adapter: TaskAdapter, options: Quantize, reporter: values.Reporter) -> DataChoice:
-    """The calibration images, with their annotations where the model is calibrated on these too."""
+    """The calibration images, with annotations if the model is calibrated on these too."""
     place, labels = chosen.place(adapter.setting)
     annotations = chosen.annotations
     if annotations is not None and adapter.calibrated_on is None:
-        reporter.note(f"a model for {adapter.setting.task} is calibrated on images alone: annotations are not read")
+        reporter.note(f"annotations ignored: calibration for {adapter.setting.task} uses only images")
         annotations = None
     if annotations is not None and chosen.kind is None and adapter.calibrated_on is not None:
         labels = adapter.calibrated_on
@@ -158,7 +163,7 @@ def _make(
     reporter: values.Reporter,
     workers: Workers,
 ) -> _Made:
-    """Calibrate, search and place; the files lie in `work`. `drive`: runs a graph that takes more than images."""
+    """Calibrate, search and place into the folder `work`. `drive`: runs a graph that takes more than images."""
     samples = found.samples
     target, precision, ignore = options.target, options.precision, tuple(options.ignore)
     typed = TARGETS[target].typed
@@ -198,20 +203,21 @@ def _make(
 def _check_search(task: str, sensitivity: bool) -> None:
     if sensitivity and flow_of(task):
         raise CapabilityError(
-            "what each layer costs is not measured of a model of several graphs",
-            found=f"sensitivity, for the task {task}",
-            fix="leave sensitivity out; ignore and float_parts leave layers or graphs in float",
+            "sensitivity is not available for a model of several graphs",
+            found=f"the task {task}",
+            expected="a model of one graph",
+            fix="leave sensitivity out; ignore and float_parts keep layers or graphs in float",
         )
 
 
 def _require_shown(options: Quantize, name: str, further: Sequence[TensorSpec]) -> None:
-    """Raise CapabilityError where what is asked shows images to the graph, and cannot show what they bring."""
-    asked = {
+    """Raise CapabilityError for an option that runs the graph on images but cannot supply its further inputs."""
+    requested = {
         f"precision {options.precision}": options.precision == "mixed"
         or (TARGETS[options.target].typed and options.precision == "int8"),
         "sensitivity": options.sensitivity,
     }
-    for what, expected in asked.items():
+    for what, expected in requested.items():
         if expected:
             require_image_alone(name, further, what)
 
@@ -219,7 +225,7 @@ def _require_shown(options: Quantize, name: str, further: Sequence[TensorSpec]) 
 def _make_parts(
     options: Quantize, bits: WeightBits, folder: Path, drive: Drive, work: Path, reporter: values.Reporter
 ) -> _Made:
-    """Calibrate all graphs of a model at once, and place each; the files lie in `work`."""
+    """Calibrate all graphs of a model at once, and place each into the folder `work`."""
     graphs = step.graphs_in(folder)
     calibrated = calibrate_parts(graphs, drive, work, reporter.progress)
     ignore, in_float = tuple(options.ignore), tuple(options.float_parts)
@@ -283,54 +289,58 @@ def _lines(options: Quantize, made: _Made, warnings: Sequence[str], skipped: Seq
     counts = f"{len(placed['int8']) + len(dynamic)} layers in {kind} for {options.target}"
     if options.precision == "int4":
         sizes = " or ".join(str(size) for size in sorted(set(placed["group"].values())))
-        groups = f", a scale for {sizes} inputs" if sizes else ""
+        groups = f", one scale per {sizes} inputs" if sizes else ""
         tables = f"; embeddings in INT8: {', '.join(placed['embeddings'])}" if placed["embeddings"] else ""
         counts = f"{len(placed['int4'])} layers with INT4 weights{groups}, for {options.target}{tables}"
     lines = [f"{counts}, {len(placed['float'])} in float, {images_used}"]
     if typed:
         lines = [*([counts] if placed["int8"] else []), *_half_lines(placed["half"]), images_used]
     if made.bits < 8 and options.precision != "int4":
-        lines.append(f"weights of {made.bits} bits, for CPUs without VNNI")
+        lines.append(f"weights have {made.bits} bits, for CPUs without VNNI")
     lines += [f"  activations quantized at run time: {name} ({reason})" for name, reason in dynamic.items()]
     lines += [f"  float: {name} ({reason})" for name, reason in placed["float"].items()]
-    lines += [f"layers out of plain INT8: {made.high.why}"] if made.high is not None else []
+    lines += [f"layers in higher precision: {made.high.why}"] if made.high is not None else []
     lines += _cost_lines(made.costs) if made.costs is not None else []
     lines += _override_lines(made.mixed) if made.mixed is not None else []
     lines += [f"warning: {text}" for text in warnings]
     if skipped:
-        lines.append(f"skipped {len(skipped)} unreadable images: {', '.join(skipped[:3])}")
+        names = f"{', '.join(skipped[:3])}{', ...' if len(skipped) > 3 else ''}"
+        lines.append(f"skipped {len(skipped)} unreadable image{'' if len(skipped) == 1 else 's'}: {names}")
     return lines
 
 
 def _half_lines(found: dict[str, Any]) -> list[str]:
-    """Lines on what is in half precision, and what is not."""
+    """Lines on the operations in half precision and in float32."""
     total, left = sum(found["macs"].values()), found["macs"]["float32"]
     reasons = Counter(found["float32"].values())
-    lines = [f"{found['type']} typed in the graph, {100 * left / max(total, 1):.1f} % of the products in float32"]
+    lines = [f"{found['type']} typed in the graph, {100 * left / max(total, 1):.1f} % of the MACs in float32"]
     if found["residual_exponent"]:
-        lines.append(f"the residual stream is scaled by 2^-{found['residual_exponent']}, which is exact")
+        lines.append(f"residual stream scaled by 2^-{found['residual_exponent']} (exact)")
     lines += [f"  float32: {count} operations ({reason})" for reason, count in reasons.most_common(LISTED_LAYERS)]
     for name, share in list(found["underflow"].items())[:1]:
         count = len(found["underflow"])
-        lines.append(f"underflow: {count} tensors lose over 1 % of their numbers to zero, most {name} ({share:.0%})")
+        lines.append(
+            f"underflow: more than 1 % of the values become zero in {count} tensor{'' if count == 1 else 's'}, "
+            f"most in {name} ({share:.0%})"
+        )
     return lines
 
 
 def _cost_lines(found: Sensitivity) -> list[str]:
-    """The layers that cost most."""
+    """The layers with the highest accuracy cost."""
     worst = found.layers[:LISTED_LAYERS]
     width = max((len(each.cost.name) for each in worst), default=0)
     lines = [f"all in INT8: {found.distance:.3g} ({found.unit}) from the float graph, on {found.images} images"]
     if found.impassable:
-        lines.append(f"layers measured one at a time: those in front of {', '.join(found.impassable)}")
+        lines.append(f"layers measured one by one: those before {', '.join(found.impassable)}")
     for each in worst:
-        reads = f"reads {each.low:.3g} to {each.high:.3g}, half of its channels within {each.median:.3g}"
+        reads = f"input {each.low:.3g} to {each.high:.3g}, half of its channels within {each.median:.3g}"
         lines.append(f"  {each.cost.name:<{width}}  {100 * each.cost.share:5.1f} %  {reads}")
     return lines
 
 
 def _override_lines(found: Mixed) -> list[str]:
-    """The precision overrides, and where they led."""
+    """The precision overrides and their result."""
     lines = [f"{len(found.taken)} precision overrides; INT8 saves {found.saved_us:.0f} us in all layers"]
     lines += [f"  {each.override}: {each.override.price_us:+.1f} us" for each in found.taken]
     for name, reached in (("int8", found.int8), ("mixed", found.reached)):
@@ -338,5 +348,5 @@ def _override_lines(found: Mixed) -> list[str]:
         words = f", expected agreement {expected.agreement:.2f} %" if expected is not None else ""
         lines.append(f"  {name}: distance {reached.distance:.3g}{words}")
     if found.met is False:
-        lines.append("no further override helps: the expected agreement is not expected to be met")
+        lines.append("no further override helps: the expected agreement stays below the requested minimum")
     return lines

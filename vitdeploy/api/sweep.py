@@ -25,7 +25,7 @@ from vitdeploy.workflows.executors import executor_of
 from vitdeploy.workflows.sweep import Entry, RecipeSweep
 from vitdeploy.workflows.sweep import plan_sweep as plan_entries
 
-# --- Many recipes, and one table of what came of them -----------------------------------------------------------------
+# --- Many recipes, and one table of their results ---------------------------------------------------------------------
 
 
 @dataclass(frozen=True, repr=False)
@@ -52,30 +52,31 @@ class Swept(Shown):
 
     @property
     def not_begun(self) -> tuple[str, ...]:
-        """The names of the recipes that there was no time for."""
+        """The names of the recipes that were not started within the time limit."""
         return tuple(row.name for row in self.document.recipes if row.not_begun is not None)
 
     def lines(self) -> list[Line]:
         lines: list[Line] = [_table(self.document)]
         if (stages := self.document.stages) is not None:
-            asked = f"for {stages.asked} that the recipes asked for"
-            lines.append(f"stages made ahead: {stages.made} of {stages.distinct}, {asked}")
+            shared = f"{stages.distinct} distinct of {stages.asked} in all recipes"
+            lines.append(f"stages run in advance: {stages.made} ({shared})")
         if self.not_begun:
             count = f"{len(self.not_begun)} of {len(self.document.recipes)} recipes"
-            lines.append(f"not begun: {count}: {', '.join(self.not_begun)}")
+            lines.append(f"not started: {count}: {', '.join(self.not_begun)}")
         return lines
 
 
 @takes(Sweep)
 def sweep(options: Sweep) -> Swept:
-    """Run many recipes, one after the other, so that each is measured alone. One that fails does not end the others:
-    its error is in the result.
+    """Run many recipes one by one, so that each is measured alone. A failed recipe does not stop the others: its error
+    is in the result.
 
-    Called again, it goes on: a recipe whose bundle is done is kept as it is, others are run.
+    A second call continues: finished bundles are kept, the other recipes are run.
 
     Raises:
-        MissingFileError, RecipeError: of a recipe or grid. InputError: two have one name, or no executor that is known.
-        OutputError: the folder of a bundle holds something else. WorkerError, MissingPackageError: of the executor.
+        MissingFileError, RecipeError: a recipe or grid is invalid. InputError: two recipes have the same name, or the
+            executor is unknown. OutputError: the folder of a bundle holds something else. WorkerError,
+            MissingPackageError: the executor failed or is not installed.
 
     >>> import vitdeploy as vd
     >>> found = vd.sweep([RECIPE], progress=False)
@@ -96,7 +97,7 @@ def sweep(options: Sweep) -> Swept:
     reporter = reporting(options.progress)
     with reporter:
         if options.watch:
-            reporter.note(f"the page {home / 'sweep.html'} shows how far it is")
+            reporter.note(f"live progress: {home / 'sweep.html'}")
         document = RecipeSweep(
             entries,
             home,
@@ -114,7 +115,7 @@ def sweep(options: Sweep) -> Swept:
 
 
 def _entries(options: Sweep) -> list[Entry]:
-    """The recipes of files and grids, checked."""
+    """The checked recipes of files and grids."""
     listed, store = grid.list_recipes(options.recipes, options.overrides, options.function), store_folder().absolute()
     return [
         Entry(each.recipe, store, options.skip_bad, options.function, file=each.file, choices=each.choices)
@@ -129,7 +130,7 @@ def _home(folder: str | Path | None) -> Path:
 def write_recipes(
     recipes: Sequence[str | Path], folder: str | Path, *, overrides: Sequence[str] = (), function: str | None = None
 ) -> list[Path]:
-    """Write the recipes of grids to `folder`, each as a file `vitdeploy run` takes; nothing is run. Returns the files.
+    """Write the recipes of grids to `folder`, each as a file for `vitdeploy run`; run nothing. Return the files.
 
     Other arguments and errors as in `sweep`.
 
@@ -138,7 +139,7 @@ def write_recipes(
     """
     home = Path(folder)
     texts = {
-        f"{each.recipe.name}.yaml": load.recipe_text(each.recipe, home, f"Of {each.file.name}, by vitdeploy sweep.")
+        f"{each.recipe.name}.yaml": load.recipe_text(each.recipe, home, f"From {each.file.name}, by vitdeploy sweep.")
         for each in grid.list_recipes(recipes, overrides, function)
     }
     with replacing(home, tuple(texts)) as work:
@@ -167,7 +168,7 @@ def _table(document: SweepDocument) -> Table:
     for row in document.recipes:
         report = row.report
         if report is None:
-            rows.append((row.name, f"failed: {row.error.message}" if row.error else f"not begun: {row.not_begun}"))
+            rows.append((row.name, f"failed: {row.error.message}" if row.error else f"not started: {row.not_begun}"))
             continue
         name = report.verdict.stands_for_all or ""
         engine, bench = report.engine(name), report.bench.row(name) if report.bench else None
@@ -175,7 +176,7 @@ def _table(document: SweepDocument) -> Table:
         rows.append(
             (
                 row.name,
-                name if report.verdict.recommended else f"{name}, not decided",
+                name if report.verdict.recommended else f"{name} (not decided)",
                 "" if value is None else f"{value:.2f}",
                 f"{engine.verify.agreement:.2f}" if engine else "",
                 f"{bench.latency_ms.p50:.2f}" if bench else "",
@@ -186,7 +187,7 @@ def _table(document: SweepDocument) -> Table:
     return Table(columns, tuple(rows))
 
 
-# --- What a sweep would do, and what that costs -----------------------------------------------------------------------
+# --- The plan of a sweep, and its cost --------------------------------------------------------------------------------
 
 
 UNKNOWN = "unknown"
@@ -194,8 +195,8 @@ UNKNOWN = "unknown"
 
 @dataclass(frozen=True, repr=False)
 class SweepPlan(Shown):
-    """The recipes and stages of a sweep before it is run. `cost_per_hour`: of all machines, in any currency; None: not
-    known."""
+    """The recipes and stages of a planned sweep. `cost_per_hour`: for all machines together, in any currency; None:
+    unknown."""
 
     document: SweepPlanDocument
     cost_per_hour: float | None = None
@@ -218,8 +219,8 @@ class SweepPlan(Shown):
         if not seconds:
             return []
         least = "at least " if total.unknown else ""
-        cost = f", for {seconds / 3600 * self.cost_per_hour:.2f} at the least" if self.cost_per_hour is not None else ""
-        return [f"one after the other: {least}{spelt(seconds)}{cost}"]
+        cost = f", cost at least {seconds / 3600 * self.cost_per_hour:.2f}" if self.cost_per_hour is not None else ""
+        return [f"total time, run sequentially: {least}{spelt(seconds)}{cost}"]
 
 
 def plan_sweep(
@@ -234,11 +235,11 @@ def plan_sweep(
     cost_per_hour: float | None = None,
     progress: bool | Reporter = True,
 ) -> SweepPlan:
-    """Preview `sweep`: every input is checked, and nothing is made. Arguments and errors as there; a recipe that would
-    fail is in the plan with its error.
+    """Preview `sweep`: check every input, run nothing. Arguments and errors as in `sweep`; a recipe that would fail is
+    in the plan with its error.
 
-    Seconds and bytes of stages are those that such stages had before on this kind of machine; with Ray, on any whose
-    stages are in this store. What nothing is known of is unknown.
+    The seconds and bytes of stages are estimated from earlier stages of this store on this kind of machine (with Ray,
+    on any machine). Stages without earlier results are unknown.
 
     >>> import vitdeploy as vd
     >>> found = vd.plan_sweep([RECIPE], progress=False)
@@ -250,7 +251,7 @@ def plan_sweep(
 
 
 def planned(options: Sweep, cost_per_hour: float | None) -> SweepPlan:
-    """What `sweep` would do."""
+    """The plan of `sweep`."""
     executor_of(options.executor, 1)
     anywhere, reporter = (options.executor or "").startswith("ray"), reporting(options.progress)
     with reporter:
@@ -266,13 +267,13 @@ def planned(options: Sweep, cost_per_hour: float | None) -> SweepPlan:
 
 
 def _sweep_plan_table(stages: Sequence[PlannedStage]) -> Table:
-    """A row for all stages of one name."""
+    """One row for all stages with the same name."""
     columns = (
         Column("stage"),
         Column("for recipes", 60),
         Column("distinct", 50),
-        Column("there", 80),
-        Column("to make", 100),
+        Column("stored", 80),
+        Column("to run", 100),
         Column("seconds each", 70),
         Column("seconds", 90),
         Column("MB", 65),
@@ -307,7 +308,7 @@ def _span(found: Sequence[Estimate]) -> str:
 
 
 def _sum(found: Sequence[Estimate], count: int, unit: float) -> str:
-    """The medians together, in a unit; "+ unknown" where some are."""
+    """The sum of the medians, in a unit; "+ unknown" if some are missing."""
     if not count:
         return ""
     total = f"{sum(each.median for each in found) / unit:.1f}"
@@ -316,24 +317,22 @@ def _sum(found: Sequence[Estimate], count: int, unit: float) -> str:
 
 def _of_stages(document: SweepPlanDocument) -> str:
     total = document.total
-    said = f"stages: {total.asked} asked for, {total.distinct} distinct, {total.there} there, {total.to_make} to make"
+    line = f"stages: {total.asked} in total, {total.distinct} distinct, {total.there} stored, {total.to_make} to run"
     if total.seconds is not None and total.bytes is not None:
         least, most = spelt(total.seconds.least), spelt(total.seconds.most)
         span = f" ({least} to {most})" if least != most else ""
-        said += f": about {spelt(total.seconds.median)}{span} and {total.bytes.median / 1e6:.1f} MB"
+        line += f": about {spelt(total.seconds.median)}{span} and {total.bytes.median / 1e6:.1f} MB"
     if total.unknown:
         names = {stage.name for stage in document.stages if not stage.there and not stage.seen}
         rest = " more" if total.unknown < total.to_make else ""
-        said += (
-            f"; {UNKNOWN} for {total.unknown}{rest}: this store has seen none like them ({', '.join(sorted(names))})"
-        )
-    return said
+        line += f"; {UNKNOWN} for {total.unknown}{rest}: no similar stage in this store ({', '.join(sorted(names))})"
+    return line
 
 
 def _of_recipes(document: SweepPlanDocument) -> str:
     count = len(document.recipes)
     done, failing = sum(each.finished for each in document.recipes), sum(bool(each.error) for each in document.recipes)
-    said = f"recipes: {count}, {done} finished already, {count - done - failing} to measure"
+    line = f"recipes: {count}, {done} already finished, {count - done - failing} to measure"
     if count - done - failing:
-        said += f", {ExpectedTime(document.total.measuring, document.total.measuring_most)}"
-    return said
+        line += f", {ExpectedTime(document.total.measuring, document.total.measuring_most)}"
+    return line

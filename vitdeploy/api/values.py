@@ -1,4 +1,4 @@
-"""Values that the API returns, as notebooks and terminals show them."""
+"""Values that the API returns, and their display in notebooks and terminals."""
 
 from __future__ import annotations
 
@@ -28,16 +28,15 @@ if TYPE_CHECKING:
     from vitdeploy.verification.comparison import Control
 
 
-# --- Bundles whose manifests must have a SHA-256 that somebody was told of --------------------------------------------
+# --- Bundles pinned by the SHA-256 of their manifest ------------------------------------------------------------------
 
 
 def require_pinned(expect_digest: str | None, named: Iterable[str | Path]) -> None:
-    """Check that the bundle among `named`, which is one, has this manifest, and every file that it lists. None: nothing
-    is asked.
+    """Check that the only bundle among `named` has this manifest, and every file that it lists. None: no check.
 
     Raises:
-        InputError: none of them is a bundle, or several are.
-        DigestError: another manifest, or a file that is not the recorded one.
+        InputError: no bundle, or several.
+        DigestError: another manifest, or a file that differs from its recorded digest.
     """
     if expect_digest is None:
         return
@@ -47,21 +46,21 @@ def require_pinned(expect_digest: str | None, named: Iterable[str | Path]) -> No
     bundles = [Path(each) for each in named if is_bundle(Path(each))]
     if len(bundles) != 1:
         raise InputError(
-            "a digest pins the manifest of one bundle",
+            "--expect-digest needs exactly one bundle",
             found=", ".join(map(str, bundles)) or "no bundle",
             expected="one bundle's folder",
-            fix="vitdeploy bundle verify BUNDLE --expect-digest pins one bundle after the other" if bundles else "",
+            fix="check each bundle on its own: vitdeploy bundle verify BUNDLE --expect-digest ..." if bundles else "",
         )
     open_checked(bundles[0], "all", expect_digest)
 
 
 # --- Format values: tables that fit the terminal, numbers and sizes ---------------------------------------------------
-# On a narrow terminal, columns are dropped in a defined order, and a note names them.
+# On a narrow terminal, columns are dropped in a fixed order, and a note names them.
 
 
 @dataclass(frozen=True)
 class Column:
-    """`keep`: the least goes first where the terminal is narrow; the first column stays. Numbers stand at the right."""
+    """`keep`: on a narrow terminal the lowest is dropped first; the first column stays. Numbers are right-aligned."""
 
     name: str
     keep: int = 0
@@ -71,19 +70,19 @@ class Column:
 
 @dataclass(frozen=True)
 class Table:
-    """Rows of cells, one per column; a shorter row is a subject with a remark: "failed: ..."."""
+    """Rows of cells, one per column; a shorter row is a subject and a remark: "failed: ..."."""
 
     columns: tuple[Column, ...]
     rows: tuple[tuple[str, ...], ...]
 
     def lines(self, width: int | None = None) -> list[str]:
-        """The table in at most `width` columns of characters; None: as wide as it is."""
+        """The table in at most `width` characters; None: unlimited."""
         every = range(len(self.columns))
         shown = list(every)
         while width is not None and self._wide(shown) > width and len(shown) > 1:
             shown.remove(min(shown[1:], key=lambda index: (self.columns[index].keep, -index)))
         for index in sorted(set(every) - set(shown), key=lambda index: -self.columns[index].keep):
-            if width is not None and self._wide(sorted([*shown, index])) <= width:  # a wide one made room
+            if width is not None and self._wide(sorted([*shown, index])) <= width:  # a dropped wide one left room
                 shown = sorted([*shown, index])
         dropped = [self.columns[index].name for index in every if index not in shown]
         lines = [line for row in self._all() for line in self._row(row, shown, width)]
@@ -109,7 +108,7 @@ class Table:
     def _widths(self, shown: Sequence[int]) -> list[int]:
         full = [row for row in self._all() if len(row) == len(self.columns)]
         widths = [max(self.columns[index].least, *(len(row[index]) for row in full)) for index in shown]
-        if self.columns[shown[-1]].left:  # nothing stands behind it
+        if self.columns[shown[-1]].left:  # no column follows
             widths[-1] = max(len(row[shown[-1]]) for row in full)
         return widths
 
@@ -131,7 +130,7 @@ Line = str | Table
 
 
 def printed(lines: Sequence[Line], width: int | None) -> list[str]:
-    """Lines of text: tables and long texts in `width` columns, where there is such a bound."""
+    """Lines of text; tables and long texts fit in `width` characters (None: unlimited)."""
     found: list[str] = []
     for line in lines:
         found += line.lines(width) if isinstance(line, Table) else wrapped(line, width)
@@ -139,7 +138,7 @@ def printed(lines: Sequence[Line], width: int | None) -> list[str]:
 
 
 def wrapped(text: str, width: int | None) -> list[str]:
-    """The lines of a text, the long ones broken between words, and what follows indented; paths stay whole."""
+    """The lines of a text; long ones are broken between words and continue indented. Paths stay whole."""
     found = []
     for line in text.split("\n"):
         if width is None or len(line) <= width:
@@ -167,12 +166,12 @@ def human_bytes(count: float) -> str:
 
 
 def unrelated(control: Control | None) -> str:
-    """What stands behind an agreement: that of answers to other images."""
+    """The suffix of an agreement: the agreement on unrelated images (a control)."""
     return "" if control is None else f", unrelated {control.agreement:.2f} %"
 
 
 def interval(value: float, bounds: Sequence[float] | None, digits: int = 2) -> str:
-    """A value with its interval, where there is one."""
+    """A value with its interval, if it has one."""
     if bounds is None:
         return f"{value:.{digits}f}"
     low, high = bounds
@@ -186,14 +185,14 @@ STYLE = "overflow-x:auto;font-variant-numeric:tabular-nums"
 
 
 class Shown(ABC):
-    """A value with lines of text and tables, and perhaps plots."""
+    """A value with lines of text, tables and optional plots."""
 
     @abstractmethod
     def lines(self) -> Sequence[Line]:
-        """The result as lines for people."""
+        """The result as printed lines."""
 
     def plots(self) -> Sequence[str]:
-        """SVG elements that stand below the lines in a notebook."""
+        """SVG elements shown below the lines in a notebook."""
         return ()
 
     def __str__(self) -> str:
@@ -206,7 +205,7 @@ class Shown(ABC):
         return f'<div style="{STYLE}">{"".join([*parts, *self.plots()])}</div>'
 
 
-# --- Folders for results: without a name given, a temporary one that is removed when Python ends ----------------------
+# --- Folders for results: a temporary one, removed when Python ends, unless a name is given ---------------------------
 
 
 @functools.cache
@@ -215,7 +214,7 @@ def _session() -> tempfile.TemporaryDirectory[str]:
 
 
 def unnamed_folder(name: str) -> Path:
-    """A new empty folder, which lasts as long as this process."""
+    """A new empty folder, removed when this process ends."""
     return Path(tempfile.mkdtemp(prefix=f"{name}-", dir=_session().name))
 
 
@@ -225,7 +224,7 @@ def is_unnamed(folder: Path) -> bool:
 
 
 def home_of(folder: str | Path | None, name: str, names: tuple[str, ...]) -> Path:
-    """The folder of a result: the requested one, or a new one.
+    """Return the folder of a result: the requested one, or a new one.
 
     Raises:
         OutputError: it holds something other than `names`.
@@ -237,19 +236,19 @@ def home_of(folder: str | Path | None, name: str, names: tuple[str, ...]) -> Pat
 
 @contextlib.contextmanager
 def filling(home: Path, names: tuple[str, ...]) -> Iterator[Path]:
-    """The folder to write a result to, which becomes `home` when all is there: interrupted work leaves nothing."""
+    """A folder to write a result to, renamed to `home` once it is complete: interrupted work leaves nothing."""
     with replacing(home, names) as work:
         yield work
 
 
-# --- Progress in a notebook: a bar for each phase at work, drawn by the browser; phases that ended leave nothing ------
+# --- Progress in a notebook: a bar for each running phase, drawn by the browser; finished phases disappear ------------
 
 
 SECONDS_BETWEEN = 0.2
 
 
 class Bars:
-    """The progress bars of one call; thread-safe. A thread's next phase ends the one before."""
+    """The progress bars of one call; thread-safe. A new phase of a thread ends its previous one."""
 
     def __init__(self) -> None:
         self._phases: dict[int, tuple[str, int, int]] = {}
@@ -258,7 +257,7 @@ class Bars:
         self._lock = threading.Lock()
 
     def start(self) -> None:
-        from IPython.display import HTML, display  # which is there where there is a kernel
+        from IPython.display import HTML, display  # installed wherever a kernel runs
 
         self._handle = display(HTML(""), display_id=True)
 
@@ -292,22 +291,22 @@ def _bar(text: str, done: int, total: int) -> str:
 
 
 class _Display(Protocol):
-    """Where phases of the work are shown as they move."""
+    """A live display of the phases of the work."""
 
     def start(self) -> None: ...
     def update(self, text: str, done: int, total: int) -> None: ...
     def stop(self) -> None: ...
 
 
-# After so many seconds without a line, where lines are all that is shown, one says that the work goes on.
+# Seconds without output after which line-based progress prints a sign of life.
 SILENCE = 30.0
 
 
 class Reporter:
     """Progress and notes of one call, on standard error. A context manager around the work.
 
-    On a terminal, a phase of the work is one line that lives (rich, where it is installed), in a notebook a bar;
-    elsewhere it is one line, when it begins, and one more after each half minute in which nothing else is said.
+    On a terminal with rich, each phase is one live line; in a notebook, a bar; elsewhere, one line when it starts, and
+    one more after each half minute without output.
     """
 
     def __init__(self, *, verbose: int = 0, quiet: bool = False) -> None:
@@ -342,7 +341,7 @@ class Reporter:
             self._print(text)
 
     def detail(self, text: str) -> None:
-        """A line for those who want to know more."""
+        """Show a line if output is verbose."""
         if self.verbose:
             self.note(text)
 
@@ -368,7 +367,7 @@ class Reporter:
         print(visible(text), file=sys.stderr, flush=True)
 
     def _beat(self) -> None:
-        """Lines for long silences, until the work ends."""
+        """Print a line after each long silence, until the work ends."""
         while not self._ended.wait(max(0.1, self._said + SILENCE - time.monotonic())):
             now = time.monotonic()
             if now < self._said + SILENCE:
@@ -376,13 +375,13 @@ class Reporter:
             with self._lock:
                 (text, done, total), since = self._phase, self._since
             if text:
-                self._print(f"{text}: {now - since:.0f} s so far{f', {done} of {total}' if total > 1 else ''}")
+                self._print(f"{text}: {now - since:.0f} s elapsed{f', {done} of {total}' if total > 1 else ''}")
             else:
                 self._said = now
 
 
 def reporting(progress: bool | Reporter) -> Reporter:
-    """The reporter of a call: as it is given, or a new one, which is quiet for False."""
+    """The reporter of a call: the given one, or a new one (quiet for False)."""
     return progress if isinstance(progress, Reporter) else Reporter(quiet=not progress)
 
 
@@ -404,7 +403,7 @@ def in_notebook() -> bool:
     return shell is not None and hasattr(shell, "kernel")
 
 
-# --- Print the context of a bench's latencies for people: the machine in a line, then each artifact in a few ----------
+# --- Print the context of a bench's latencies: one line on the machine, a few on each artifact ------------------------
 
 
 SHOWN_LAYERS = 5
@@ -412,9 +411,9 @@ LONGEST_NAME = 70
 
 
 def context_lines(context: ContextFacts | None) -> list[str]:
-    """The lines of the `context` of a bench; None if it was too short for one."""
+    """The lines on the `context` of a bench; None: the bench was too short to measure it."""
     if context is None:
-        return ["context: not measured by a bench of less than a second"]
+        return ["context: not measured (the benchmark was shorter than one second)"]
     lines = [f"machine: {context.machine}"] if context.machine else []
     lines += [f"not measured: {each.what}: {each.why}" for each in context.left_out]
     for artifact in context.artifacts:
@@ -427,23 +426,23 @@ def _artifact(found: ArtifactContext) -> list[str]:
     lines = [] if found.line is None else [found.line]
     work, time = found.work, found.time
     if work is not None:
-        images = "an image" if work.batch == 1 else f"{work.batch} images"
+        images = "image" if work.batch == 1 else f"{work.batch} images"
         lines.append(
-            f"{_giga(sum(work.flops.values()))} GFLOP and at least {human_bytes(work.bytes)} {images} "
+            f"{_giga(sum(work.flops.values()))} GFLOP and at least {human_bytes(work.bytes)} per {images} "
             f"(weights {human_bytes(work.weight_bytes)})"
         )
     elif time is not None:
-        lines.append(f"work unknown: {found.work_unknown}")
+        lines.append(f"FLOPs unknown: {found.work_unknown}")
     if time is not None:
         over = 100 * (time.layers_ms / time.latency_ms - 1)
-        reason = f" (+{over:.0f} %: the profiler, or another moment)" if over >= 1 else ""
+        reason = f" (+{over:.0f} %: profiler overhead, or a different moment)" if over >= 1 else ""
         precisions = ", ".join(f"{name.upper()} {ms:.2f}" for name, ms in time.by_precision_ms.items())
         lines.append(f"layers {time.layers_ms:.2f} of {time.latency_ms:.2f} ms{reason}: {precisions}")
     return lines
 
 
 def _groups(groups: Sequence[LayerGroup]) -> list[str]:
-    """The layers that take most of the time; the same layer of all blocks is one line."""
+    """The layers that take most of the time; one line for the same layer of all blocks."""
     return [
         f"  {each.ms:>8.2f} ms {100 * each.share:>3.0f} %  {each.precision.upper():<5}"
         f"{'' if each.count == 1 else str(each.count) + ' x ':>6}{_short(each.name)} ({_short(each.kind)})"
@@ -459,11 +458,11 @@ def _giga(value: float) -> str:
     return f"{value / 1e9:.3g}"
 
 
-# --- Plots of the report in a notebook, which has none of its page's colours ------------------------------------------
+# --- Plots of the report in a notebook, which lacks the colours of the report's page ----------------------------------
 
 
 def latency_plots(bench: Bench | None) -> list[str]:
-    """The latency distribution per artifact, as an SVG element; nothing without a bench."""
+    """The latency distribution per artifact, as an SVG element; [] without a bench."""
     if bench is None:
         return []
     from vitdeploy.report.latency import latency_plot
@@ -474,7 +473,7 @@ def latency_plots(bench: Bench | None) -> list[str]:
 
 
 def coloured(svg: str) -> str:
-    """An SVG element of the report with the colours that its page would give it."""
+    """An SVG element of the report with the colours of its page."""
     from vitdeploy.report.figures import VARIABLES
 
     for colour, variable in VARIABLES.items():

@@ -1,4 +1,4 @@
-"""Does an artifact still give the original's answers? What has a candidate lost and gained against a baseline?"""
+"""Compare an artifact's answers with the original's, and a candidate with a baseline."""
 
 import contextlib
 from collections.abc import Mapping
@@ -35,14 +35,14 @@ from vitdeploy.workflows.subjects import emulation_offered, opened
 
 @dataclass(frozen=True, repr=False)
 class Verification(values.Shown):
-    """An artifact against its original on the same samples; `found` has everything, with the gate."""
+    """An artifact compared with its original on the same samples; `found` has all results and the gate."""
 
     found: report.VerifyDocument
     noun: str = "image"
 
     @property
     def status(self) -> GateStatus:
-        """ "pass", "fail" or "undecided" of the budget; "none" without one."""
+        """The result of the budget: "pass", "fail" or "undecided"; "none" without one."""
         return self.found.gate.status
 
     @property
@@ -52,12 +52,12 @@ class Verification(values.Shown):
 
     @property
     def agreement(self) -> float:
-        """Percent of the samples with the original's answer."""
+        """Percent of the samples on which the answer equals the original's."""
         return self.found.verified.agreement
 
     @property
     def drop(self) -> float | None:
-        """Points of the metric that are lost; None without labels."""
+        """Drop of the metric in points; None without labels."""
         return self.found.verified.drop
 
     def document(self) -> dict[str, object]:
@@ -79,7 +79,7 @@ class Verification(values.Shown):
         lines += [f"head        {name}: {_head(each)}" for name, each in verified.by_head.items()]
         distance = [f"KL {verified.kl:.2e} nats"] if isinstance(verified, Agreement) else []
         if isinstance(verified, Agreement | features.FeatureComparison):
-            distance.append(f"cosine {verified.cosine_mean:.6f} (least {verified.cosine_min:.6f})")
+            distance.append(f"cosine {verified.cosine_mean:.6f} (minimum {verified.cosine_min:.6f})")
         lines += [
             f"distance    {'; '.join([*distance, 'largest difference ' + format(verified.max_difference, '.1e')])}",
             f"diagnosis   {verified.diagnosis}",
@@ -94,7 +94,7 @@ class Verification(values.Shown):
 
 
 def _head(facts: Comparison) -> str:
-    """One of several heads, in a line."""
+    """One line on one of several heads."""
     agreement = f"agreement {values.interval(facts.agreement, facts.agreement_ci95)} %{values.unrelated(facts.control)}"
     if facts.metric is None:
         return agreement
@@ -103,7 +103,7 @@ def _head(facts: Comparison) -> str:
 
 
 def _output(facts: tensors.OutputFacts) -> str:
-    """One output of no known task, in a line."""
+    """One line on one output without a known task."""
     if facts.equal is not None:
         return f"{facts.name}: {facts.equal:.2f} % of the elements are equal"
     noise = "no error" if facts.snr is None else f"signal to noise {facts.snr:.1f} dB"
@@ -112,7 +112,7 @@ def _output(facts: tensors.OutputFacts) -> str:
 
 @dataclass(frozen=True, repr=False)
 class Bisection(values.Shown):
-    """Where the error of an engine enters, and what fixes it; `document` has every part and layer that was tested.
+    """Where the error of an engine enters, and its fix; `document` has every tested part and layer.
 
     `fix` is the command that fixes it, "" without one.
     """
@@ -127,11 +127,12 @@ class Bisection(values.Shown):
 
 @calls.takes(Verify)
 def verify(options: Verify) -> Verification:
-    """Compare an artifact with the original on the same images. A bound that is not met is reported, not raised.
+    """Compare an artifact with the original on the same images. An unmet bound is reported, not raised.
 
     Raises:
-        InputError: the two are for other tasks or classes, or no executor that is known. DataError, ImageError: of the
-            images. WorkerError, MissingPackageError: of the executor. Errors of engines.
+        InputError: the two have different tasks or classes, or the executor is unknown. DataError, ImageError: the
+            images are unusable. WorkerError, MissingPackageError: the executor failed or is not installed. Errors of
+            engines.
 
     >>> import numpy as np
     >>> import vitdeploy as vd
@@ -164,8 +165,8 @@ def verify(options: Verify) -> Verification:
 
 @calls.takes(Bisect)
 def bisect(options: Bisect) -> Bisection:
-    """Find which part and which layer, its input or its weight, makes an engine's answers differ from those of its
-    float graph, on calibration images. Both are graphs or bundles; arguments and errors as of `verify`."""
+    """Find the part and the layer (its input or its weight) that makes an engine's answers differ from its float
+    graph's, on calibration images. Both are graphs or bundles; arguments and errors as for `verify`."""
     name, original = calls.require_path(options.artifact), calls.require_path(options.against)
     chosen, reporter = images(options.data), values.reporting(options.progress)
     place = chosen.path
@@ -196,7 +197,7 @@ def noun_of(chosen: Images) -> str:
     return "sequence" if chosen.path is not None and chosen.path.suffix == ".npz" else "image"
 
 
-# --- What a candidate has lost and gained against a baseline ----------------------------------------------------------
+# --- Compare a candidate with a baseline ------------------------------------------------------------------------------
 
 
 OUTPUT_FILES = ("compare.json", "compare.html")
@@ -204,18 +205,18 @@ OUTPUT_FILES = ("compare.json", "compare.html")
 
 @dataclass(frozen=True, repr=False)
 class Compared(values.Shown):
-    """A candidate against a baseline, engine by engine; `document` is the compare.json."""
+    """A candidate compared with a baseline, engine by engine; `document` is the compare.json."""
 
     document: comparison.ComparisonDocument
 
     @property
     def status(self) -> GateStatus:
-        """ "pass", "fail" or "undecided" of the limits; "none" without one."""
+        """The result of the limits: "pass", "fail" or "undecided"; "none" without limits."""
         return self.document.gate.status
 
     @property
     def reasons(self) -> tuple[str, ...]:
-        """A sentence for each limit that is not kept, or not provably."""
+        """A sentence for each limit that is exceeded, or not provably kept."""
         return self.document.gate.reasons
 
     def lines(self) -> list[values.Line]:
@@ -226,11 +227,11 @@ class Compared(values.Shown):
 
 @calls.takes(Compare)
 def compare(options: Compare) -> Compared:
-    """Compare two bundles, which are run here, or two reports, which are read. What is not kept is said, not raised.
+    """Compare two bundles (run here) or two reports (read). An exceeded limit is reported, not raised.
 
     Raises:
         MissingFileError: an argument is neither a bundle nor a report. TargetError: the two have no engine in common.
-        InputError: images for reports, which answer none. DataError, ImageError: of the images. OutputError: `folder`
+        InputError: images given for reports. DataError, ImageError: the images are unusable. OutputError: `folder`
             holds something else. Errors of engines.
 
     >>> import vitdeploy as vd
@@ -267,8 +268,8 @@ def compare(options: Compare) -> Compared:
 
 
 def _choice(chosen: Images, baseline: Path) -> adapter.DataChoice:
-    """All of the images; those in memory are written as the baseline takes them."""
-    setting = adapter.Setting("classification", None)  # which images that are files are not asked for
+    """All images; images in memory are written in the form that the baseline reads."""
+    setting = adapter.Setting("classification", None)  # not used for images in files
     if chosen.path is None:
         manifest, labels = open_bundle(baseline)
         setting = engine_setting(baseline, manifest, manifest.engines[0], labels)
@@ -279,14 +280,14 @@ def _lines(engine: comparison.PairFacts) -> list[str]:
     """One pair of engines."""
     lines, accuracy = [engine.engine], engine.accuracy
     if engine.same_engine:
-        lines.append("  the same files, so the same answers and the same times")
+        lines.append("  identical files: same answers and same times")
     elif accuracy is not None and accuracy.how == "same files":
-        lines.append("  the same files, so the same answers")
+        lines.append("  identical files: same answers")
     elif accuracy is not None:
         lines += _accuracy_lines(accuracy)
     for ratio in engine.ratios:
-        said = f"{bench.ratio_text(ratio, 3)}: {ratio.difference if ratio.decided else ratio.reason}"
-        lines.append(f"  {ratio.metric:<11} candidate / baseline {said}")
+        change = f"{bench.ratio_text(ratio, 3)}: {ratio.difference if ratio.decided else ratio.reason}"
+        lines.append(f"  {ratio.metric:<11} candidate / baseline {change}")
     if engine.flags:
         lines.append(f"  flags       {' '.join(engine.flags)}")
     for check in engine.checks:

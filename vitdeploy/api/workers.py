@@ -1,4 +1,4 @@
-"""Who does the work that may be shared out, as a user names them."""
+"""The workers for work that may be distributed, by the user's names."""
 
 import dataclasses
 
@@ -10,7 +10,7 @@ from vitdeploy.workflows.executors import RayCluster, executor_of
 
 
 def executor_for(executor: str | None, jobs: int) -> Executor | None:
-    """`executor`, `jobs`: as of `vitdeploy.deploy`. Raises InputError: nothing runs work under this name."""
+    """Return an executor by name; `executor` and `jobs` as in `vitdeploy.deploy`. Raises InputError: unknown name."""
     chosen = executor_of(executor, jobs or (usable_cores() if executor == "processes" else 1))
     if jobs and isinstance(chosen, RayCluster):
         return dataclasses.replace(chosen, at_a_time=jobs)
@@ -18,6 +18,6 @@ def executor_for(executor: str | None, jobs: int) -> Executor | None:
 
 
 def workers_of(executor: str | None, jobs: int, *, resume: bool = True) -> Workers:
-    """The same; the pieces of a stage are kept in this user's store, if it can be written."""
+    """Like `executor_for`; the pieces of a stage are kept in this user's store, if it is writable."""
     chosen, store = executor_for(executor, jobs), default_store()
     return Workers(chosen, store if scratch_folder() == store.root else None, resume)

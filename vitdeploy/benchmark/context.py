@@ -1,4 +1,4 @@
-"""What a bench is of: machine and back end."""
+"""The context of a bench (peak rates and profiles), and the interface of a back end that provides it."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -17,8 +17,8 @@ LONGEST_NAME, MOST_FUSED = 200, 32
 
 @dataclass(frozen=True)
 class RateFacts:
-    """The best rate of matrix products: operations a second, a multiplication and an addition each, by products of
-    `rows` x `width` x `width`; `kernel` is the runtime's own name of what computed it."""
+    """The best rate of matrix products of `rows` x `width` x `width`, in operations per second (multiplications and
+    additions); `kernel` is the runtime's name of the kernel."""
 
     target: str
     precision: str
@@ -56,8 +56,9 @@ class Layer:
 class Profile:
     """The layers of one artifact in execution order, over several runs of `batch` images.
 
-    `latency_ms`: the median of whole queries at the same time; on a machine whose speed varies it may be far from that
-    of the benchmark run. `per_layer_ms`: the profiler's overhead per layer, if it is visible; no time includes it.
+    `latency_ms`: the median of whole queries at the same time; if the machine's speed varies, it may differ much from
+    that of the benchmark run. `per_layer_ms`: the profiler's overhead per layer, if known; it is subtracted from all
+    times.
     """
 
     artifact: str
@@ -70,7 +71,7 @@ class Profile:
 
 @dataclass(frozen=True)
 class LeftOut:
-    """What could not be measured, and why: the "memory", the "rate" of a target and precision, or the "profile" of an
+    """A measurement that failed, and why: the "memory", the "rate" of a target and precision, or the "profile" of an
     artifact."""
 
     what: Literal["memory", "rate", "profile"]
@@ -83,7 +84,7 @@ class LeftOut:
 
 @dataclass(frozen=True)
 class Context:
-    """All that was measured after a benchmark run, on the same machine with the same number of threads."""
+    """The measurements after a benchmark run, on the same machine with the same number of threads."""
 
     rates: tuple[RateFacts, ...]
     memory: Memory | None
@@ -91,7 +92,7 @@ class Context:
     left_out: tuple[LeftOut, ...]
 
 
-# --- What a back end provides for `bench` beyond running engines, and the table of back ends --------------------------
+# --- The interface of a back end for `bench`, besides running engines, and the table of back ends ---------------------
 
 
 Query = Callable[[], object]
@@ -99,8 +100,8 @@ Query = Callable[[], object]
 
 @dataclass(frozen=True)
 class ProfileRequest:
-    """The engine whose layers to time: the file that the runtime loads, the engine, its name in the report, and about
-    how many seconds to spend."""
+    """An engine whose layers to time: the file that the runtime loads, the engine, its name in the report, and the
+    approximate time to spend in seconds."""
 
     file: Path
     engine: EngineSpec
@@ -116,15 +117,15 @@ class BenchBackend:
 
     profile: times the layers of an engine over a few dozen runs.
     products: takes the rows and width of a few matrix products, the precision and the number of threads; returns a
-        query of them and the runtime's name for the kernel. Raises CapabilityError if it cannot compute in that
-        precision.
+        function that computes them, and the runtime's name of the kernel. Raises CapabilityError if it cannot compute
+        in that precision.
     """
 
     profile: Callable[[ProfileRequest], Profile]
     products: Callable[[int, int, str, int], tuple[Query, str]]
 
 
-# A back end that is missing here is still measured, but without its layers and its best rates.
+# A back end that is missing here is measured without its layers and peak rates.
 BENCH = BackendTable(
     "benchmark",
     BenchBackend,

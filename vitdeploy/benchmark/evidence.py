@@ -1,4 +1,4 @@
-"""What rounds show: quiet ones, paired ratios, and what remains unknown."""
+"""Evidence from rounds: quiet blocks, paired ratios, intervals and flags."""
 
 import dataclasses
 import math
@@ -12,25 +12,25 @@ import numpy as np
 from vitdeploy.benchmark import results
 from vitdeploy.benchmark.protocol import Protocol, parse_scenario
 
-# --- Which blocks were measured while nobody else used the machine, and while it did not throttle ---------------------
+# --- Quiet blocks: no other process used the machine, and it did not throttle -----------------------------------------
 # The kernel's accounting of the load and of the clock decides, never a latency: dropping slow blocks would make every
 # artifact look faster, and the one that varies most the fastest. Blocks of two compared artifacts count if both are
 # quiet.
 
 
-# The share of a block that others may use: of all its CPUs' time, or of the time of one thread that waits for them.
+# The share of a block that other processes may use: of all its CPUs' time, or of one thread's time that it waits.
 TAKEN_SHARE = 0.05
 SUSPENDED_SECONDS = 0.05
 # The share of the requested rounds that must be quiet.
 QUIET_SHARE = 0.5
-# If the kernel reports no other processes: the share of an artifact's usual CPU time that a block needs.
+# If the kernel does not report other processes: the share of an artifact's usual CPU time that a block needs.
 STARVED_SHARE = 0.85
 
 
 @dataclass(frozen=True)
 class Unrest:
-    """What others used of one block, as shares: `others` and `stolen` of its CPUs' time; `waited` of the block, during
-    which one of its threads was ready while another process had its CPU."""
+    """The disturbance of one block, as shares: `others` (other processes) and `stolen` (other virtual machines) of its
+    CPUs' time; `waited`: the share of the block in which a thread was ready while another process had its CPU."""
 
     others: float
     stolen: float
@@ -43,11 +43,11 @@ class Unrest:
 
 
 def unrest(machine: results.BlockMachine, seconds: float, cpus: int) -> Unrest:
-    """What others used of a block of `seconds`; 0 for what the kernel does not report."""
+    """The disturbance of a block of `seconds`; 0 for what the kernel does not report."""
     others = beyond_noise(machine.other_seconds or 0.0, cpus)
-    # Threads of one process that are more than its CPUs wait for each other: of a wait, only what others ran explains.
+    # More threads than CPUs wait for each other, so a wait counts only up to the time of other processes.
     waited = min(machine.waited_seconds or 0.0, others)
-    # While both together have no more than half of the CPUs, each has a core of its own, even where a core is two CPUs.
+    # If both together use at most half of the CPUs, each has its own core, even if a core has two CPUs.
     if machine.own_seconds + others <= 0.5 * cpus * seconds:
         others = 0.0
     whole = cpus * seconds
@@ -60,8 +60,8 @@ def unrest(machine: results.BlockMachine, seconds: float, cpus: int) -> Unrest:
 
 
 def left_over(rounds: Sequence[results.Round]) -> float:
-    """The mean share of these blocks for which a thread waited while others ran. Below the limit it disturbs no block,
-    but it may slow one artifact more than another: by about as much if all threads wait for the slowest."""
+    """The mean share of these blocks in which a thread waited while other processes ran. Below the limit it disturbs no
+    block, but it may slow one artifact more than another, by up to this share if all threads wait for the slowest."""
     shares = [0.0]
     for block in rounds:
         if block.machine is not None and block.machine.other_seconds is not None:
@@ -71,20 +71,20 @@ def left_over(rounds: Sequence[results.Round]) -> float:
 
 
 def beyond_noise(seconds: float, cpus: int) -> float:
-    """CPU seconds of others beyond possible rounding: the kernel counts whole ticks of each CPU."""
+    """CPU seconds of other processes beyond possible rounding: the kernel counts whole ticks of each CPU."""
     ticks_per_second = os.sysconf("SC_CLK_TCK") if hasattr(os, "sysconf") else 100
     return max(0.0, seconds - 1.5 * math.sqrt(cpus) / ticks_per_second)
 
 
 def quiet(rounds: Sequence[results.Round], cpus: int) -> list[bool]:
-    """For each block of one artifact and scenario, whether nobody else is known to have disturbed it, and the machine
-    is not known to have throttled."""
+    """For each block of one artifact and scenario, whether no disturbance by other processes and no throttling is
+    known."""
     slowed = results.reasons(rounds)
     return [alone and not slow for alone, slow in zip(undisturbed(rounds, cpus), slowed, strict=True)]
 
 
 def undisturbed(rounds: Sequence[results.Round], cpus: int) -> list[bool]:
-    """For each block of one artifact and scenario, whether nobody else is known to have disturbed it."""
+    """For each block of one artifact and scenario, whether no disturbance by other processes is known."""
     shares = [None if block.machine is None else block.machine.own_seconds / block.seconds for block in rounds]
     usual = sorted(share for share in shares if share is not None)
     least = STARVED_SHARE * usual[(3 * len(usual)) // 4] if usual else 0.0
@@ -97,12 +97,12 @@ def _is_quiet(block: results.Round, cpus: int, share: float | None, least: float
         return True
     if unrest(machine, block.seconds, max(1, cpus)).disturbs:
         return False
-    # A process with a steady load uses as much CPU time in every block, unless somebody else takes it.
+    # A process with a steady load uses the same CPU time in every block, unless another process takes it.
     return machine.other_seconds is not None or share is None or share >= least
 
 
 def awake(every: Sequence[Sequence[results.Round]]) -> list[int]:
-    """The rounds, by number, in which the machine never slept; all if there is none."""
+    """The rounds, by number, in which the machine never slept; all rounds if it slept in each."""
     slept = [
         any(block.machine is not None and block.machine.suspended_seconds > SUSPENDED_SECONDS for block in each)
         for each in zip(*every, strict=True)
@@ -111,7 +111,7 @@ def awake(every: Sequence[Sequence[results.Round]]) -> list[int]:
 
 
 def undelayed(block: results.Round, cpus: int) -> float:
-    """The seconds of a block, at least, in which no thread was ready without a CPU: then all ran as they do alone."""
+    """A lower bound of the seconds of a block in which no ready thread lacked a CPU, so that all ran undisturbed."""
     machine = block.machine
     if machine is None:
         return block.seconds
@@ -127,7 +127,7 @@ def quiet_together(entries: Sequence[results.Measurements], scenario: str) -> li
 
 
 def in_common(entries: Sequence[results.Measurements]) -> list[results.Measurements]:
-    """These artifacts with the rounds that all were measured in: one that is beaten leaves a run before the others."""
+    """These artifacts, limited to the rounds that all of them have: slower ones may leave a run early."""
     counts = {name: min(len(entry.rounds[name]) for entry in entries) for name in entries[0].rounds}
     return [
         dataclasses.replace(entry, rounds={name: entry.rounds[name][:count] for name, count in counts.items()})
@@ -136,8 +136,8 @@ def in_common(entries: Sequence[results.Measurements]) -> list[results.Measureme
 
 
 def enough(protocol: Protocol, numbers: Sequence[int], rounds: Sequence[results.Round]) -> bool:
-    """Whether these rounds can stand for all: at least half of the requested ones, from two processes or more if there
-    were several."""
+    """Whether these rounds are representative: at least half of the requested rounds, and from at least two processes
+    if there were several."""
     expected = QUIET_SHARE * min(protocol.rounds, len(rounds))
     processes = {rounds[number].process for number in numbers}
     several = min(2, len({block.process for block in rounds}))
@@ -145,9 +145,8 @@ def enough(protocol: Protocol, numbers: Sequence[int], rounds: Sequence[results.
 
 
 def usable(protocol: Protocol, entry: results.Measurements, scenario: str) -> list[results.Round]:
-    """The blocks that an artifact's own numbers come from: the quiet ones, or all if these are too few. A scenario that
-    is
-    one long run is kept whole: its queue, or its heat, depends on everything before."""
+    """The blocks for an artifact's own numbers: the quiet ones, or all if these are too few. A scenario with one long
+    run is kept whole: its queue, or its heat, depends on everything before."""
     return together(protocol, [entry], scenario)[0]
 
 
@@ -163,20 +162,20 @@ def together(protocol: Protocol, entries: Sequence[results.Measurements], scenar
 
 
 # --- The ratio of two artifacts ---------------------------------------------------------------------------------------
-# from the rounds that both were measured in; numpy only, so that it runs on devices. too.
+# From the rounds that both were measured in; numpy only, so that it also runs on devices.
 
 
 # The share of paired values that is trimmed on either side of the mean.
 TRIMMED = 0.2
-# Two processes of one artifact differ for as long as they live, by where their memory lies: the log of their latency
-# ratio has a standard deviation that a few processes estimate poorly. The estimate is shrunk towards this one, which
-# counts as that many more processes. It was 0.8 % on the machine where it was measured; with 2 %, intervals still cover
-# if it is 2.5 % (docs/performance.md, "The protocol").
+# Processes of one artifact differ because of their memory layout: the log of their latency ratio has a standard
+# deviation that a few processes estimate poorly. The estimate is shrunk towards this spread, which counts as this many
+# additional processes. It was 0.8 % on the machine where it was measured; with 2 %, intervals still cover if it is
+# 2.5 % (docs/performance.md, "The protocol").
 PROCESS_SPREAD, PROCESS_FREEDOM = 0.02, 3
 # The upper bound of the autocorrelation of neighbouring blocks: a few rounds cannot show more.
 MOST_ALIKE = 0.8
-# How far the interval of a narrow ratio reaches to either side: with 3 %, a ratio of 1.05 is found 9 times in 10. A
-# ratio far from 1 is as clear with more, an eighth of its logarithm.
+# The largest reach of a narrow ratio's interval to either side: with 3 %, a ratio of 1.05 is found 9 times in 10. A
+# ratio far from 1 may have a wider interval, an eighth of its logarithm.
 NARROW_REACH, FAR_SHARE = 0.03, 1 / 8
 # Student's t for 95 %, two-sided, by its degrees of freedom from 1 on.
 QUANTILES = (
@@ -189,9 +188,9 @@ QUANTILES = (
 class PairedRatio:
     """A ratio's natural logarithm, its standard error, and the degrees of freedom of Student's t for its interval.
 
-    `spread` is the standard deviation of the paired values' log ratios, disturbed ones clipped. `between`: the part of
-    the error that is due to differences between processes. `bias`: how far the logarithm may be off in addition,
-    however often it is measured.
+    `spread` is the standard deviation of the paired values' log ratios, with outliers clipped. `between`: the part of
+    the error that is due to differences between processes. `bias`: a possible systematic error of the logarithm, which
+    more measurements do not reduce.
     """
 
     log: float
@@ -203,12 +202,12 @@ class PairedRatio:
 
     @property
     def reach(self) -> float:
-        """How far the 95 % interval of the logarithm reaches to either side."""
+        """The reach of the logarithm's 95 % interval to either side."""
         return quantile(self.freedom) * self.error + self.bias
 
     @property
     def interval(self) -> tuple[float, float, float]:
-        """The ratio itself, and the lower and upper end of its 95 % interval."""
+        """The ratio, and the lower and upper end of its 95 % interval."""
         ratio, wider = math.exp(self.log), math.exp(self.reach)
         return ratio, ratio / wider, ratio * wider
 
@@ -216,10 +215,10 @@ class PairedRatio:
     def narrow(self) -> bool:
         """Whether the ratio is precise enough to stop measuring.
 
-        This rule depends on the error and hardly on the ratio, so the interval keeps its coverage (Chow
-        and Robbins 1965, "On the asymptotic theory of fixed-width sequential confidence intervals for the mean", Annals
-        of Mathematical Statistics 36:457-462). Measuring until a ratio differs from 1 would find differences that do
-        not exist.
+        This rule depends on the error and hardly on the ratio, so the interval keeps its coverage (Chow and Robbins
+        1965, "On the asymptotic theory of fixed-width sequential confidence intervals for the mean", Annals of
+        Mathematical Statistics 36:457-462). Measuring until a ratio differs from 1 would find differences that do not
+        exist.
         """
         return self.reach <= max(NARROW_REACH, FAR_SHARE * abs(self.log))
 
@@ -231,7 +230,7 @@ def quantile(freedom: int) -> float:
 
 def ratio_of_rounds(a: Sequence[results.Round], b: Sequence[results.Round]) -> PairedRatio:
     """The latency of `a` over that of `b`, from the median queries of paired rounds: the mean and error of `clustered`,
-    with a bias for what others used during these rounds.
+    with a bias for the activity of other processes during these rounds.
 
     Raises:
         ValueError: as `log_quotients`.
@@ -254,7 +253,7 @@ def medians_of(rounds: Sequence[results.Round]) -> list[float]:
 
 
 def clustered(logs: results.Values, processes: Sequence[int]) -> PairedRatio:
-    """The 20 % trimmed mean of values that were measured in several processes, with an error that accounts for these.
+    """The 20 % trimmed mean of values from several processes, with an error that accounts for the processes.
 
     Rounds of one process share its deviation, and neighbours may be correlated: treated as independent, the rounds
     understate the error. So it is a cluster-robust error (Liang and Zeger 1986, "Longitudinal data analysis using
@@ -287,7 +286,7 @@ def clustered(logs: results.Values, processes: Sequence[int]) -> PairedRatio:
 
 
 def _trimmed(logs: results.Values) -> tuple[results.Values, results.Values]:
-    """The sorted values that are kept, and each value's influence on their mean (times the number of values)."""
+    """The sorted values after trimming, and each value's influence on their mean (times the number of values)."""
     ordered = np.sort(logs)
     cut = int(TRIMMED * logs.size)
     kept = ordered[cut : logs.size - cut]
@@ -313,10 +312,10 @@ def log_quotients(a: Sequence[float], b: Sequence[float]) -> results.Values:
         ValueError: fewer than two pairs, different lengths, or a value that is not positive and finite.
     """
     if len(a) != len(b) or len(a) < 2:
-        raise ValueError(f"at least two pairs are needed, found {len(a)} and {len(b)} values")
+        raise ValueError(f"expected at least two pairs of values, found {len(a)} and {len(b)} values")
     values = np.asarray([a, b], np.float64)
     if not (np.isfinite(values).all() and (values > 0).all()):
-        raise ValueError("all values must be positive and finite")
+        raise ValueError("expected positive and finite values")
     return np.asarray(np.log(values[0]) - np.log(values[1]))
 
 
@@ -332,8 +331,8 @@ def percentile_interval(rounds: Sequence[results.Round], percent: float) -> Inte
 
     Its ends are two of the latencies, by rank, from the error of the share of queries below the percentile, with blocks
     as clusters (Woodruff 1952, "Confidence intervals for medians and other position measures", Journal of the American
-    Statistical Association 47:635-646). It is widened by the differences between processes, which all blocks of one
-    share.
+    Statistical Association 47:635-646). It is widened by the differences between processes, which all blocks of a
+    process share.
     """
     filled = [block for block in rounds if block.latencies_ms.size]
     blocks = [block.latencies_ms for block in filled]
@@ -355,7 +354,7 @@ def percentile_interval(rounds: Sequence[results.Round], percent: float) -> Inte
 
 
 def throughput_interval(rounds: Sequence[results.Round], throughput: float) -> Interval:
-    """The interval of images per second around that of all rounds together; computed like that of a ratio."""
+    """The interval around `throughput`, in images per second; computed like that of a ratio."""
     filled = [block for block in rounds if block.latencies_ms.size]
     if len(filled) < 2:
         return None, None
@@ -364,17 +363,17 @@ def throughput_interval(rounds: Sequence[results.Round], throughput: float) -> I
     return throughput / wider, throughput * wider
 
 
-# --- Why a latency or a throughput cannot be relied on; a flagged one passes no gate ----------------------------------
+# --- Flags: why a latency or a throughput is unreliable; a flagged one passes no gate ---------------------------------
 # An imprecise number has a wide interval and gets no flag. A flag marks a number whose interval may not contain the
-# true value, or one that measured something other than its name says. Ratios are judged separately (`decided`): much
-# that affects both artifacts cancels out in them.
+# true value, or that measures something other than its name says. Ratios are judged separately (`decided`): most
+# effects on both artifacts cancel out in them.
 
 
-# How far the interval of the median query of a block may reach to either side.
+# The largest reach to either side of the interval of a block's median query.
 UNSTABLE = 0.1
-# How much a clock, or the throughput, may slow down.
+# The allowed slowdown of a clock, or of the throughput.
 THROTTLED = 0.05
-# A server that is busy for this share of the time has no steady latency: its queue only grows.
+# A server that is busy for this share of the time has no steady latency: its queue grows.
 OVERLOADED = 0.98
 # The least number of rounds with a first and a last quarter.
 QUARTERS = 4
@@ -383,7 +382,7 @@ QUARTERS = 4
 def flags(
     bench_run: results.BenchRun, entry: results.Measurements, scenario: str, percents: Sequence[float]
 ) -> list[str]:
-    """The flags of one candidate, whose latency is that of `scenario`; docs/measuring.md says what each means."""
+    """The flags of one candidate with the latency of `scenario`; docs/measuring.md explains each flag."""
     rounds = usable(bench_run.protocol, entry, scenario)
     used = [block for name in entry.rounds for block in usable(bench_run.protocol, entry, name)]
     every = [block for blocks in entry.rounds.values() for block in blocks]
@@ -404,7 +403,7 @@ def flags(
 
 
 def falls_back(entry: results.Measurements) -> bool:
-    """Whether it ran on another provider than when it was built."""
+    """Whether an artifact ran on another provider than when it was built."""
     return bool(entry.made_for) and entry.provider != entry.made_for
 
 
@@ -413,7 +412,7 @@ def _slept(block: results.Round) -> bool:
 
 
 def taken_by_others(entry: results.Measurements, rounds: Sequence[results.Round]) -> float | None:
-    """The share of its CPUs' time that other processes and other virtual machines used; None if unknown."""
+    """The share of the CPUs' time that other processes and virtual machines used; None if unknown."""
     seconds, taken = 0.0, 0.0
     for block in rounds:
         machine = block.machine
@@ -425,8 +424,8 @@ def taken_by_others(entry: results.Measurements, rounds: Sequence[results.Round]
 
 
 def first_and_last(rounds: Sequence[results.Round], seconds: float = 60.0) -> tuple[float, float]:
-    """Images per second in the first minute of a sustained run, and in the last; of a short one in its first and last
-    third."""
+    """Images per second in the first and in the last minute of a sustained run, or in its first and last third if it is
+    short."""
     count = max(1, min(round(seconds), len(rounds) // 3))
     return images_per_second(rounds[:count]), images_per_second(rounds[-count:])
 
@@ -444,8 +443,8 @@ def _unstable(rounds: Sequence[results.Round]) -> bool:
 
 
 def _contended(bench_run: results.BenchRun, entry: results.Measurements) -> bool:
-    """Whether so many blocks were disturbed that the quiet ones cannot stand for all; for a scenario that is one long
-    run, whose blocks all count, whether others used more than the allowed share."""
+    """Whether too few blocks were undisturbed; for a scenario with one long run, whose blocks all count, whether other
+    processes used more than the allowed share."""
     for name, rounds in entry.rounds.items():
         if parse_scenario(name).spread:
             if not enough(bench_run.protocol, _numbers(undisturbed(rounds, len(entry.affinity))), rounds):
@@ -456,8 +455,8 @@ def _contended(bench_run: results.BenchRun, entry: results.Measurements) -> bool
 
 
 def _mostly_throttled(bench_run: results.BenchRun, name: str, rounds: Sequence[results.Round]) -> bool:
-    """Whether the machine throttled in so many blocks that the others cannot stand for all; for a scenario that is one
-    long run, in any."""
+    """Whether too few blocks were free of throttling; for a scenario with one long run, whether any block was
+    throttled."""
     spread = parse_scenario(name).spread
     slowed = results.reasons(rounds, loaded=spread)
     if not spread:
@@ -470,7 +469,7 @@ def _numbers(holds: Sequence[bool]) -> list[int]:
 
 
 def load_disturbs(bench_run: results.BenchRun, entry: results.Measurements) -> bool:
-    """Whether the load at the start was above the number of CPUs, if the system does not report who uses them."""
+    """Whether the load at the start exceeded the number of CPUs, if the system does not report their users."""
     every = [block for blocks in entry.rounds.values() for block in blocks]
     unknown = taken_by_others(entry, every) is None
     return unknown and bench_run.load_average is not None and bench_run.load_average > bench_run.cpus + 0.5

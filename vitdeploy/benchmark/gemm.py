@@ -1,4 +1,4 @@
-"""Rates and times below an engine: products, layers, stages of a prediction."""
+"""Rates and times of parts of an engine: matrix products, layers, stages of a prediction, memory copies."""
 
 import io
 import re
@@ -21,7 +21,7 @@ from vitdeploy.runtime.runner import Array, Runner
 from vitdeploy.spec import EngineSpec, PreprocessSpec, postprocess_of
 from vitdeploy.spec import decode as decode_spec
 
-# --- The peak rate at which a runtime multiplies matrices here: the reference for a model's own rate ------------------
+# --- The peak rate of a runtime's matrix products on this machine: the reference for a model's own rate ---------------
 # It times a few layers in sequence, each a product of [rows, width] and a constant [width, width], so that weights are
 # packed and outputs quantized as in a network. The fastest of a few shapes counts: a rate that this machine reaches in
 # this runtime, not one from a data sheet.
@@ -39,14 +39,14 @@ def best_rate(target: str, precision: str, threads: int, seconds: float) -> cont
 
     Raises:
         CapabilityError: no probe for this target, or its kernels do not support this precision here.
-        MissingPackageError, EngineError: of the runtime.
+        MissingPackageError, EngineError: errors of the runtime.
     """
     backend = context.BENCH.find(target)
     if backend is None:
-        raise CapabilityError(f"the rates of {target} are not measured", expected="a target on a CPU")
+        raise CapabilityError(f"no rate probe for {target}", expected="a target on a CPU")
     found = []
     for rows, width in SHAPES:
-        # One after the other: the threads of an idle session spin, and take cores from the next one.
+        # Sequentially: the threads of an idle session spin, and take cores from the next one.
         query, kernel = backend.products(rows, width, precision, threads)
         flops = 2 * LAYERS * rows * width * width / _median_seconds(query, seconds / len(SHAPES))
         found.append(context.RateFacts(target, precision, flops, rows, width, kernel))
@@ -82,17 +82,17 @@ def weight_scale(width: int) -> float:
 def check_precision(ran: list[str], precision: str, kernels: list[str]) -> None:
     if ran != [precision] * LAYERS:
         raise CapabilityError(
-            f"the probe did not run in {precision}",
+            f"the rate probe did not run in {precision}",
             found=", ".join(kernels),
             expected=f"{LAYERS} products in {precision}",
         )
 
 
-# --- Where the time of an artifact goes: its layers, as the runtime's own profiler times them -------------------------
+# --- The layers of an artifact, timed by the runtime's own profiler ---------------------------------------------------
 
 
 LEAST_LAYER_RUNS, MOST_RUNS = 5, 50
-# What the runtimes append to the name of a node that they fuse into another or change the layout of.
+# Suffixes that runtimes append to the names of nodes that they fuse or whose layout they change.
 ADDED = re.compile(r"(/\w+Fusion|_nchwc|/WithoutBiases)+$")
 
 
@@ -104,16 +104,16 @@ def profile(folder: Path, engine: EngineSpec, name: str, batch: int, threads: in
         VitdeployError: the runtime's own errors.
     """
     if engine.parts:
-        raise CapabilityError("an encoder-decoder's graphs run many times a query: its layers are not timed")
+        raise CapabilityError("no layer profile for an encoder-decoder: its graphs run many times per query")
     backend = context.BENCH.find(engine.target)
     if backend is None:
-        raise CapabilityError(f"the layers of {engine.target} are not timed", expected="a target on a CPU")
+        raise CapabilityError(f"no layer profile for {engine.target}", expected="a target on a CPU")
     return backend.profile(context.ProfileRequest(folder / engine.files[0], engine, name, batch, threads, seconds))
 
 
 def repeat(query: Callable[[], object], seconds: float, after: Callable[[], object] = lambda: None) -> list[float]:
-    """Run for about `seconds`, at least LEAST_RUNS and at most MOST_RUNS times; returns the milliseconds of each run,
-    without what follows it."""
+    """Run `query` for about `seconds`, at least LEAST_LAYER_RUNS and at most MOST_RUNS times; returns the milliseconds
+    of each run, without those of `after`."""
     begun, found = time.perf_counter(), list[float]()
     while len(found) < LEAST_LAYER_RUNS or (len(found) < MOST_RUNS and time.perf_counter() - begun < seconds):
         start = time.perf_counter()
@@ -136,7 +136,7 @@ def _short(name: str) -> str:
     return ADDED.sub("", name)[: context.LONGEST_NAME]
 
 
-# --- Where the time between an image and its answer goes: the Predictor's path, stage by stage, and as a whole --------
+# --- The stages between an image and its answer, one by one and as a whole --------------------------------------------
 
 
 # A typical size of web photos and camera frames.
@@ -149,7 +149,7 @@ T = TypeVar("T")
 class ImageStages:
     """A photo of 640x480 pixels through a loaded runner.
 
-    `request` has "task", "preprocess", "postprocess" and "labels" as a manifest has them.
+    `request` has "task", "preprocess", "postprocess" and "labels", as in a manifest.
     """
 
     def __init__(self, runner: Runner, request: Mapping[str, Any]) -> None:
@@ -220,9 +220,9 @@ def example_photo(channels: int) -> bytes:
     return buffer.getvalue()
 
 
-# --- The rate at which memory is copied here, by as many threads as a benchmark run uses ------------------------------
-# It copies between two arrays well beyond the last-level cache; each thread has its part. It counts bytes read and
-# bytes written as STREAM does (McCalpin 1995), without what a cache reads before it writes.
+# --- The rate of memory copies, with as many threads as a benchmark run uses ------------------------------------------
+# It copies between two arrays that are much larger than the last-level cache; each thread copies a part. It counts
+# bytes read and written, as STREAM does (McCalpin 1995), without the cache's reads before writes.
 
 
 # An array is this many times the last-level cache; if that is unknown, it has LEAST_BYTES.
@@ -245,7 +245,7 @@ def copy_rate(threads: int, seconds: float, root: Path = machine.ROOT) -> contex
     free = int(match[1]) * 1024 if match else None
     if free is not None and 2 * size > MEMORY_SHARE * free:
         raise CapabilityError(
-            "too little memory is free for two arrays beyond the cache",
+            "too little free memory to measure the copy rate",
             found=f"{free:,} bytes",
             expected=f"{round(2 * size / MEMORY_SHARE):,} bytes",
         )

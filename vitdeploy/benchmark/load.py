@@ -1,4 +1,4 @@
-"""Load of a machine, and waiting for its end."""
+"""Query loads, and waiting for a quiet machine."""
 
 import random
 import time
@@ -10,11 +10,11 @@ from pathlib import Path
 from vitdeploy.benchmark import machine as probes
 from vitdeploy.benchmark.evidence import TAKEN_SHARE, beyond_noise
 
-# --- How a runner is queried ------------------------------------------------------------------------------------------
-# back to back, or by Poisson arrivals that do not wait for answers. Clocks are monotonic.
+# --- Loads of queries -------------------------------------------------------------------------------------------------
+# Back to back, or with Poisson arrivals that do not wait for answers. Clocks are monotonic.
 
 
-# A timer may wake up this late: the rest of the wait spins.
+# Timers may be late by this much, so the last part of a wait spins.
 SPIN_NS = 200_000
 
 Query = Callable[[], object]
@@ -22,8 +22,8 @@ Query = Callable[[], object]
 
 @dataclass(frozen=True)
 class Load:
-    """The result of a block: the latency of each answered query, the seconds of the block, and those with a query
-    running.
+    """The result of a block: the latency of each answered query, the seconds of the block, and the seconds with a
+    running query.
 
     `waiting_ns`: the ages of the queries that had arrived but not started.
     """
@@ -35,7 +35,7 @@ class Load:
 
 
 def back_to_back(query: Query, seconds: float, least: int) -> Load:
-    """Query for at least `seconds` and `least` queries, the next one when the previous one is answered."""
+    """Send queries for at least `seconds` and at least `least` times, each one when the previous one is answered."""
     latencies: list[int] = []
     start = end = time.perf_counter_ns()
     while end - start < seconds * 1e9 or len(latencies) < least:
@@ -67,7 +67,7 @@ class PoissonLoad:
         return self._arrivals
 
     def block(self, query: Query, seconds: float) -> Load:
-        """Answer what arrives within the next `seconds` of the run; a query that has started is finished."""
+        """Answer the queries that arrive within the next `seconds` of the run; a started query is finished."""
         offset, first, latencies, busy = time.perf_counter_ns() - self._now, self._now, [], 0
         deadline = first + int(seconds * 1e9)
         while (now := time.perf_counter_ns() - offset) < deadline:
@@ -86,7 +86,7 @@ class PoissonLoad:
 
 
 def _wait_until(moment: int) -> None:
-    """Sleep, and for the last part spin, until the monotonic clock says `moment`."""
+    """Sleep, and spin for the last part, until the monotonic clock reaches `moment`."""
     left = moment - time.perf_counter_ns()
     if left > SPIN_NS:
         time.sleep((left - SPIN_NS) / 1e9)
@@ -94,10 +94,10 @@ def _wait_until(moment: int) -> None:
         pass
 
 
-# --- Waiting until nobody else uses the machine, within a time limit --------------------------------------------------
+# --- Waiting for a quiet machine, within a time limit -----------------------------------------------------------------
 
 
-# How long the machine is watched before it counts as quiet: a few dozen of the kernel's ticks.
+# The machine is watched this long before it counts as quiet: a few dozen kernel ticks.
 WATCH_SECONDS = 0.3
 NAMED_PROCESSES = 2
 
@@ -106,8 +106,8 @@ Times = Mapping[int, tuple[str, float]]
 
 @dataclass(frozen=True)
 class Others:
-    """Other activity while the machine was watched: how many `cpus` it kept busy, and the `names` of the busiest
-    processes."""
+    """Activity of other processes while the machine was watched: the number of busy `cpus`, and the `names` of the
+    busiest processes."""
 
     cpus: float
     of: int
@@ -119,11 +119,11 @@ class Others:
 
     def __str__(self) -> str:
         by = f" ({', '.join(self.names)})" if self.names else ""
-        return f"others use {self.cpus:.1f} of {self.of} CPUs{by}"
+        return f"other processes use {self.cpus:.1f} of {self.of} CPUs{by}"
 
 
 class Patience:
-    """The total seconds that a benchmark run may wait. `tell` is called with what it waits for."""
+    """A limit on the total seconds that a benchmark run waits. `tell` is called with the reason."""
 
     def __init__(self, seconds: float, tell: Callable[[str], None], root: Path = probes.ROOT) -> None:
         self._left, self._tell, self._root = seconds, tell, root
@@ -131,7 +131,7 @@ class Patience:
         self._watches = seconds >= WATCH_SECONDS
 
     def wait(self) -> bool:
-        """Wait until the machine is quiet, within the limit; returns whether it is quiet, or cannot be watched."""
+        """Wait within the limit for a quiet machine; returns whether it is quiet or cannot be watched."""
         if not self._watches:
             return True
         while True:
@@ -141,13 +141,13 @@ class Patience:
             if self._left < WATCH_SECONDS:
                 return False
             if not self._told:
-                self._tell(f"{others}: waits for a quiet machine, at most {self._left:.0f} s")
+                self._tell(f"{others}; waiting up to {self._left:.0f} s for a quiet machine")
                 self._told = True
             self._left -= WATCH_SECONDS
 
 
 def watched(root: Path = probes.ROOT, seconds: float = WATCH_SECONDS) -> Others | None:
-    """Other activity on the CPUs of this process, which idles meanwhile; None if the system does not report it."""
+    """Activity of other processes on the CPUs of this idle process; None if the system does not report it."""
     cpus = probes.affinity()
     earlier, begun, own = probes.process_seconds(root), time.monotonic(), time.process_time()
     before = probes.cpu_times(cpus, root)
@@ -164,7 +164,7 @@ def watched(root: Path = probes.ROOT, seconds: float = WATCH_SECONDS) -> Others 
 
 
 def _busiest(before: Times, after: Times, seconds: float) -> tuple[str, ...]:
-    """The name, process number and CPU share of the busiest processes."""
+    """The name, PID and CPU share of the busiest processes."""
     shares = {pid: (used - before.get(pid, ("", 0.0))[1]) / seconds for pid, (_, used) in after.items()}
     order = sorted((pid for pid in shares if shares[pid] > TAKEN_SHARE), key=lambda pid: -shares[pid])[:NAMED_PROCESSES]
     return tuple(f"{probes.printable(after[pid][0])} {pid}: {100 * shares[pid]:.0f} %" for pid in order)

@@ -1,4 +1,4 @@
-"""What the machine says of itself: load, throttling, and whose turn it is."""
+"""Probes of the machine: load, clocks, throttling, energy, and the lock for measurements."""
 
 import contextlib
 import os
@@ -20,13 +20,11 @@ from vitdeploy.extensions import lazy
 if TYPE_CHECKING:
     import fcntl
 else:
-    fcntl = lazy("fcntl")  # there is none on Windows
+    fcntl = lazy("fcntl")  # missing on Windows
 
-# --- What the machine did while a block was measured ------------------------------------------------------------------
-# clocks, temperature, other processes, waiting, suspension, memory.
-#
-# Everything is read from the kernel's files under `root`, "/" except in tests; what is missing or not permitted is
-# None. Sources: Linux, Documentation/filesystems/proc.rst (stat, status, cpuinfo),
+# --- Clocks, temperature, other processes, waiting, suspension and memory during a block ------------------------------
+# Everything is read from the kernel's files under `root`, "/" except in tests; missing or forbidden values are None.
+# Sources: Linux, Documentation/filesystems/proc.rst (stat, status, cpuinfo),
 # Documentation/admin-guide/pm/cpufreq.rst (kHz), Documentation/ABI/testing/sysfs-class-thermal and
 # Documentation/hwmon/sysfs-interface.rst (millidegrees), arch/x86 thermal_throttle (counts),
 # Documentation/scheduler/sched-stats.rst (ns), Documentation/accounting/psi.rst (us).
@@ -37,7 +35,8 @@ ROOT = Path("/")
 
 @dataclass(frozen=True)
 class CpuTimes:
-    """Seconds since boot that the CPUs of this process's affinity were busy, and that the hypervisor gave to others."""
+    """Seconds since boot in which the CPUs of this process were busy, and in which the hypervisor gave them to other
+    virtual machines."""
 
     busy: float
     stolen: float
@@ -51,14 +50,14 @@ def affinity() -> list[int]:
 
 
 def cpu_times(cpus: Sequence[int], root: Path = ROOT) -> CpuTimes | None:
-    """The times of `cpus` together. Fields of /proc/stat: user, nice, system, idle, iowait, irq, softirq, steal."""
+    """The total times of `cpus`. Fields of /proc/stat: user, nice, system, idle, iowait, irq, softirq, steal."""
     text = read_text(root / "proc/stat")
     expected, found = {f"cpu{cpu}" for cpu in cpus}, []
     for line in (text or "").splitlines():
         name, *fields = line.split()
         if name in expected and len(fields) >= 8:
             found.append([int(field) for field in fields[:8]])
-    # A sandbox may report all zeros, which mean nothing: a CPU is always busy or idle.
+    # A sandbox may report zeros only, which are invalid: a CPU is always busy or idle.
     if len(found) < len(expected) or not all(any(times) for times in found):
         return None
     tick = os.sysconf("SC_CLK_TCK")
@@ -67,10 +66,9 @@ def cpu_times(cpus: Sequence[int], root: Path = ROOT) -> CpuTimes | None:
 
 
 def run_delays(root: Path = ROOT) -> dict[str, float]:
-    """The seconds so far that each thread of this process was ready to run but waited for a CPU, by thread number. If
-    the
-    kernel does not report that, one entry: those in which some thread of its control group waited. Empty if it reports
-    neither."""
+    """The seconds so far in which each thread of this process was ready but waited for a CPU, by thread ID. If the
+    kernel does not report that, one entry: the seconds in which any thread of the control group waited. Empty if it
+    reports neither."""
     found = {}
     for file in root.glob("proc/self/task/*/schedstat"):
         fields = (read_text(file) or "").split()
@@ -83,7 +81,7 @@ def run_delays(root: Path = ROOT) -> dict[str, float]:
 
 
 def _pressed_seconds(root: Path) -> float | None:
-    """The waiting seconds from the pressure file of this process's control group, or else of the whole machine."""
+    """The waiting seconds from the pressure file of this process's control group, or of the whole machine."""
     group = re.search(r"^0::/?(.*)$", read_text(root / "proc/self/cgroup") or "", re.MULTILINE)
     files = [root / "sys/fs/cgroup" / group[1] / "cpu.pressure"] if group and group[1] else []
     for file in (*files, root / "proc/pressure/cpu"):
@@ -94,14 +92,14 @@ def _pressed_seconds(root: Path) -> float | None:
 
 
 def longest_wait(before: Mapping[str, float], after: Mapping[str, float]) -> float | None:
-    """The longest wait of a thread between two readings of `run_delays`, in seconds; None if unknown. The slowest of
-    the threads that compute a query together decides."""
+    """The longest wait of a thread between two readings of `run_delays`, in seconds; None if unknown. The threads of a
+    query wait for the slowest one."""
     waits = [seconds - before.get(thread, 0.0) for thread, seconds in after.items()]
     return max(0.0, *waits) if waits else None
 
 
 def process_seconds(root: Path = ROOT) -> dict[int, tuple[str, float]]:
-    """The name and the CPU seconds so far of every visible process."""
+    """The name and the CPU seconds so far of every visible process, by PID."""
     found = {}
     for file in root.glob("proc/[0-9]*/stat"):
         head, _, tail = (read_text(file) or "").rpartition(")")
@@ -113,7 +111,7 @@ def process_seconds(root: Path = ROOT) -> dict[int, tuple[str, float]]:
 
 
 def clock_mhz(cpus: Sequence[int], root: Path = ROOT) -> float | None:
-    """The fastest clock of `cpus`: that of a busy CPU, not of an idle one."""
+    """The fastest clock of `cpus` in MHz, which is that of a busy CPU; None if unknown."""
     files = (root / f"sys/devices/system/cpu/cpu{cpu}/cpufreq/scaling_cur_freq" for cpu in cpus)
     clocks = [value / 1e3 for value in map(read_number, files) if value is not None]
     if not clocks:
@@ -130,14 +128,14 @@ def temperature(root: Path = ROOT) -> float | None:
 
 
 def throttle_count(root: Path = ROOT) -> int | None:
-    """How often the CPUs were slowed down by heat since boot."""
+    """The number of thermal throttle events of the CPUs since boot."""
     files = root.glob("sys/devices/system/cpu/cpu*/thermal_throttle/*_throttle_count")
     counts = [int(value) for value in map(read_number, files) if value is not None]
     return sum(counts) if counts else None
 
 
 def suspended_seconds() -> float:
-    """How long the machine has slept since boot; 0 if the system has no such clock."""
+    """The seconds that the machine has slept since boot; 0 if the system has no such clock."""
     if not hasattr(time, "CLOCK_BOOTTIME"):
         return 0.0
     return time.clock_gettime(time.CLOCK_BOOTTIME) - time.clock_gettime(time.CLOCK_MONOTONIC)
@@ -150,7 +148,7 @@ def peak_memory(root: Path = ROOT) -> int | None:
 
 
 def thread_count(root: Path = ROOT) -> int | None:
-    """How many threads this process has."""
+    """The number of threads of this process."""
     match = re.search(r"^Threads:\s*(\d+)$", read_text(root / "proc/self/status") or "", re.MULTILINE)
     return int(match[1]) if match else None
 
@@ -173,25 +171,25 @@ def read_number(path: Path) -> float | None:
         return None
 
 
-# --- One measurement per machine at a time, across users: two at once would disturb each other ------------------------
-# The lock is the kernel's (flock) on an empty file in the machine's temporary folder, so it is released when its
-# process ends, for whatever reason. The kernel also reports the owner: nothing is written that another user could
-# forge. Without such a lock (Windows), or if the file cannot be opened, there is no waiting; other activity shows in
-# the load. Who waits has a lock of one byte of a second file, the next one after those of all who wait: the order of
+# --- The machine lock: one measurement at once, across users ----------------------------------------------------------
+# The lock is a kernel lock (flock) on an empty file in the machine's temporary folder, so it is released when its
+# process ends for any reason. The kernel also reports the owner, so that no file contents can be forged by another
+# user. Without such a lock (Windows), or if the file cannot be opened, processes do not wait; other activity shows in
+# the load. Each waiting process locks one byte of a second file, after the bytes of all earlier ones: the order of
 # arrival.
 
 
 LOCK_NAME, QUEUE_NAME = "vitdeploy-device.lock", "vitdeploy-device.queue"
 LOOK_SECONDS = 0.25
-# A lock that is free for so many looks is taken although others came before: they may be stopped.
+# After this many looks at a free lock, a process takes it before earlier ones, which may be stopped.
 PATIENT_LOOKS = 8
 LONGEST_COMMAND = 100
 
 
 class _MachineLock:
-    """The lock as this process sees it. It is reentrant for the thread that holds it: a bench contains others.
+    """The lock in this process. It is reentrant for the thread that holds it, because a bench may contain others.
 
-    `waited`: seconds that this process has waited for it so far; `max_wait`: how many it may at most, None for any.
+    `waited`: the seconds that this process has waited for it so far; `max_wait`: their limit, None for no limit.
     """
 
     def __init__(self) -> None:
@@ -201,7 +199,7 @@ class _MachineLock:
         self._descriptor: int | None = None
 
     def take(self) -> bool:
-        """Try to take the lock; returns whether this thread holds it now. Release it once for each take."""
+        """Try to take the lock; returns whether this thread holds it now. Release it once per successful call."""
         if not self._threads.acquire(blocking=False):
             return False
         if not self._depth:
@@ -215,7 +213,7 @@ class _MachineLock:
     def give_back(self) -> None:
         self._depth -= 1
         if not self._depth and self._descriptor is not None:
-            # A process forked meanwhile has the file open too: closing it here would not be enough.
+            # Closing alone would not unlock it: a forked process may have the file open too.
             fcntl.flock(self._descriptor, fcntl.LOCK_UN)
             os.close(self._descriptor)
             self._descriptor = None
@@ -227,11 +225,11 @@ MACHINE = _MachineLock()
 
 @contextlib.contextmanager
 def machine_lock(waits_for: Callable[[str], None]) -> Iterator[None]:
-    """Wait until nothing else measures on this machine, and hold the lock. `waits_for` is called once with each process
-    waited for: which it is, since when it runs, and how many others wait before this one.
+    """Wait until no other process measures on this machine, and hold the lock. `waits_for` is called once per awaited
+    process, with its description, its start time, and the number of processes that wait before this one.
 
     Raises:
-        CapabilityError: this process has waited for longer than `MACHINE.max_wait`.
+        CapabilityError: this process has waited longer than `MACHINE.max_wait`.
     """
     if (_queue() and holder() is None) or not MACHINE.take():
         with _ticket() as count_before:
@@ -252,16 +250,16 @@ def _wait(waits_for: Callable[[str], None], count_before: Callable[[], int]) -> 
             return
         text = described(pid) + _started(pid)
         if before:
-            text += f"; {before} other{'s wait' if before > 1 else ' waits'} before this command"
+            text += f"; {before} more command{'s wait' if before > 1 else ' waits'} before this one"
         if text != reported:
             reported = text
             waits_for(text)
         if MACHINE.max_wait is not None and MACHINE.waited >= MACHINE.max_wait:
             raise CapabilityError(
-                "another measurement uses this machine",
+                "another vitdeploy benchmark is running on this machine",
                 found=f"{text}; waited {MACHINE.waited:.0f} s",
-                expected=f"the machine alone within --max-wait {MACHINE.max_wait:g} s",
-                fix="wait for it to end, or allow a longer --max-wait",
+                expected=f"its end within --max-wait {MACHINE.max_wait:g} s",
+                fix="run the command again when it has ended, or with a longer --max-wait",
             )
         time.sleep(LOOK_SECONDS)
         MACHINE.waited += time.monotonic() - begun
@@ -269,7 +267,7 @@ def _wait(waits_for: Callable[[str], None], count_before: Callable[[], int]) -> 
 
 @contextlib.contextmanager
 def _ticket() -> Iterator[Callable[[], int]]:
-    """A place in the queue; yields a function that counts those before it, 0 where the kernel shows none."""
+    """A place in the queue; yields a function that counts the places before it, 0 if the kernel shows none."""
     descriptor = open_lock(lock_file().with_name(QUEUE_NAME)) if os.name == "posix" else None
     if descriptor is None:
         yield lambda: 0
@@ -284,7 +282,7 @@ def _ticket() -> Iterator[Callable[[], int]]:
 
 
 def _queue(root: Path = ROOT) -> list[tuple[int, int]]:
-    """Who waits for the lock, in the order of arrival: the number of the place, and the process."""
+    """The processes that wait for the lock, in the order of arrival: the number of the place, and the PID."""
     try:
         inode = lock_file().with_name(QUEUE_NAME).stat().st_ino
     except OSError:
@@ -295,7 +293,7 @@ def _queue(root: Path = ROOT) -> list[tuple[int, int]]:
 
 
 def _started(pid: int | None, root: Path = ROOT) -> str:
-    """Since when a process runs, as ", since 14:03:22"; "" if that is not known."""
+    """The start time of a process, as ", since 14:03:22"; "" if unknown."""
     fields = (read_text(root / f"proc/{pid}/stat") or "").rpartition(")")[2].split()
     uptime = (read_text(root / "proc/uptime") or "").split()
     if pid is None or len(fields) < 20 or not uptime:
@@ -309,7 +307,7 @@ def lock_file() -> Path:
 
 
 def _locked() -> tuple[bool, int | None]:
-    """Whether the lock is ours, and the descriptor that holds it; None if there is nothing to lock."""
+    """Whether this process has the lock, and its descriptor; (True, None) if the system has no such lock."""
     descriptor = open_lock(lock_file()) if os.name == "posix" else None
     if descriptor is None:
         return True, None
@@ -318,15 +316,15 @@ def _locked() -> tuple[bool, int | None]:
     except BlockingIOError:
         os.close(descriptor)
         return False, None
-    except OSError:  # a file system without such locks: no other holder is ever visible, so there is no waiting
+    except OSError:  # a file system without such locks: other holders are invisible, so waiting is impossible
         os.close(descriptor)
         return True, None
     return True, descriptor
 
 
 def open_lock(path: Path) -> int | None:
-    """Open a lock file, creating it if missing. Others may have put something else in its place: links are not
-    followed, and a pipe does not block."""
+    """Open a lock file, creating it if missing. Another user may have replaced it, so links are not followed, and a
+    pipe does not block."""
     flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK
     descriptor = None
     # Another user's file in a sticky folder may be opened, but not with O_CREAT (fs.protected_regular).
@@ -347,7 +345,7 @@ def open_lock(path: Path) -> int | None:
 
 
 def holder(root: Path = ROOT) -> int | None:
-    """The process that holds the lock, if the kernel shows it to this one."""
+    """The PID of the process that holds the lock, if the kernel shows it."""
     try:
         inode = lock_file().stat().st_ino
     except OSError:
@@ -358,11 +356,11 @@ def holder(root: Path = ROOT) -> int | None:
 
 
 def described(pid: int | None, root: Path = ROOT) -> str:
-    """A process in words: its number and command."""
+    """A process in words: its PID and command."""
     if pid is None:
-        return "another process that measures"
+        return "another process"
     if pid == os.getpid():
-        return "another thread of this process that measures"
+        return "another thread of this process"
     command = printable((read_text(root / f"proc/{pid}/cmdline") or "").replace("\0", " ").strip())
     if len(command) > LONGEST_COMMAND:
         command = command[: LONGEST_COMMAND - 3] + "..."
@@ -370,7 +368,7 @@ def described(pid: int | None, root: Path = ROOT) -> str:
 
 
 def _is_ancestors(pid: int | None, root: Path = ROOT) -> bool:
-    """Whether the lock's holder started this process, and so waits for it."""
+    """Whether the lock's holder is an ancestor of this process, and so waits for it."""
     if pid is None:
         return False
     own = os.getppid()
@@ -380,25 +378,23 @@ def _is_ancestors(pid: int | None, root: Path = ROOT) -> bool:
     return own == pid
 
 
-# --- Whether the machine slows itself down: for heat, for want of power, or because its clock was limited -------------
-# `Throttle` finds once what a machine has of these sources, and reads only those:
+# --- Throttling: because of heat, lack of power, or a limited clock ---------------------------------------------------
+# `Throttle` finds the sources of a machine once, and reads only those:
 #
-# - Raspberry Pi: the bits of `get_throttled`, from the firmware's file where the kernel has it, else by `vcgencmd`.
-#   Bits
-#   0-3 are of now, bits 16-19 say that the same has occurred since boot. Source: Raspberry Pi documentation,
-#   "vcgencmd",
-#   get_throttled; the file: its kernel's drivers/firmware/raspberrypi.c (hexadecimal without a prefix).
+# - Raspberry Pi: the bits of `get_throttled`, from the firmware's file if the kernel has it, otherwise by `vcgencmd`.
+#   Bits 0-3 are current, bits 16-19 mean that the same has occurred since boot. Source: Raspberry Pi documentation,
+#   "vcgencmd", get_throttled; the file: its kernel's drivers/firmware/raspberrypi.c (hexadecimal without a prefix).
 # - Cooling devices that slow something down (not fans), with a state above 0: Linux,
-#   Documentation/driver-api/thermal/sysfs-api.rst. Jetsons have "cpu-throttle-alert" and its like among them.
-# - Counts of heat on x86 (arch/x86 thermal_throttle), and of over-current and under-voltage on a Jetson:
-#   oc*_event_cnt of
-#   the hwmon device soctherm_oc (NVIDIA Jetson Linux Developer Guide, "Platform Power and Performance").
+#   Documentation/driver-api/thermal/sysfs-api.rst. Jetsons have "cpu-throttle-alert" and similar devices.
+# - Counts of thermal events on x86 (arch/x86 thermal_throttle), and of over-current and under-voltage on a Jetson:
+#   oc*_event_cnt of the hwmon device soctherm_oc (NVIDIA Jetson Linux Developer Guide, "Platform Power and
+#   Performance").
 # - The upper limit of the CPUs' clocks (Linux, Documentation/admin-guide/pm/cpufreq.rst, scaling_max_freq).
 #
 # Everything is read from the kernel's files under `root`, "/" except in tests.
 
 
-# By bit of now; 16 higher is the bit that says that it has occurred since boot.
+# By current bit; the bit 16 higher means that it has occurred since boot.
 FIRMWARE = {
     0: "under-voltage",
     1: "the firmware capped the CPU's clock",
@@ -413,8 +409,8 @@ FIRMWARE_FILES = (
     "sys/devices/platform/*firmware/get_throttled",
 )
 COOLING = "sys/class/thermal/cooling_device[0-9]*"
-# Types of cooling devices that take speed: "cpufreq-cpu0", "thermal-cpufreq-0", "devfreq-17000000.gpu", "Processor"
-# (ACPI), "cpu-throttle-alert". "pwm-fan" and "hot-surface-alert" take none.
+# Types of cooling devices that reduce speed: "cpufreq-cpu0", "thermal-cpufreq-0", "devfreq-17000000.gpu", "Processor"
+# (ACPI), "cpu-throttle-alert". "pwm-fan" and "hot-surface-alert" do not.
 TAKES_SPEED = re.compile(r"cpufreq|devfreq|throttle|^Processor$|powerclamp")
 COUNTERS = {
     "heat": "sys/devices/system/cpu/cpu*/thermal_throttle/*_throttle_count",
@@ -425,8 +421,8 @@ PROGRAM_SECONDS = 2.0
 
 @dataclass(frozen=True)
 class Reading:
-    """One moment. `bits` of get_throttled, `cooling` the states of cooling devices by their type (the highest, where
-    several have one), `counts` of events since boot; empty for what the machine has not."""
+    """One reading. `bits` of get_throttled, `cooling`: the states of cooling devices by type (the highest if several
+    have the same type), `counts` of events since boot; empty for missing sources."""
 
     bits: int | None = None
     cooling: dict[str, int] = field(default_factory=dict)
@@ -434,10 +430,10 @@ class Reading:
 
 
 class Throttle:
-    """The sources of this machine, found once. Reading costs nothing where there is none.
+    """The throttling sources of this machine, found once. Without sources, reading costs nothing.
 
     Args:
-        program: vcgencmd; None to look for it, as a machine without the firmware's file may have it.
+        program: the path of vcgencmd; None to search for it.
     """
 
     def __init__(self, root: Path = ROOT, program: str | None = None) -> None:
@@ -451,7 +447,7 @@ class Throttle:
 
     @property
     def sources(self) -> list[str]:
-        """What is read, in words; none where nothing is."""
+        """The names of the sources; empty without any."""
         firmware = ["get_throttled"] if self._file or self._program else []
         return [
             *firmware,
@@ -479,22 +475,22 @@ class Throttle:
 
     @staticmethod
     def _working(program: str) -> str:
-        """The program, if it answers: it needs a device file that only the group `video` may read."""
+        """The program if it answers, otherwise "": it needs a device file that only the group `video` may read."""
         return (
             program if program and firmware_bits(program_output((program, "get_throttled"), PROGRAM_SECONDS))[0] else ""
         )
 
 
 def firmware_bits(text: str | None) -> tuple[bool, int | None]:
-    """Whether a text is the answer to get_throttled, and its bits: "throttled=0x50005" of vcgencmd, "50005" of the
+    """Whether a text is an answer to get_throttled, and its bits: "throttled=0x50005" from vcgencmd, "50005" from the
     file."""
     match = re.fullmatch(r"(?:throttled=)?(?:0x)?([0-9a-fA-F]{1,8})", (text or "").strip())
     return (True, int(match[1], 16)) if match else (False, None)
 
 
 def slowed_between(before: Reading, after: Reading) -> tuple[str, ...]:
-    """Why the machine was slower between two readings, none where it was not: what either of them shows, and what
-    occurred in between."""
+    """The reasons for throttling between two readings: states in either reading, and events in between; empty without
+    throttling."""
     bits = (before.bits or 0, after.bits or 0)
     found = []
     for bit, text in FIRMWARE.items():
@@ -509,8 +505,8 @@ def slowed_between(before: Reading, after: Reading) -> tuple[str, ...]:
 
 
 def clock_limit_mhz(cpus: Sequence[int], root: Path = ROOT) -> float | None:
-    """The highest clock that any of `cpus` may have now; None where the kernel shows none. Heat lowers it, and so does
-    another power mode."""
+    """The highest clock that any of `cpus` is currently allowed, in MHz; None if unknown. Heat or another power mode
+    lowers it."""
     files = (root / f"sys/devices/system/cpu/cpu{cpu}/cpufreq/scaling_max_freq" for cpu in cpus)
     return max((value / 1e3 for value in map(read_number, files) if value is not None), default=None)
 
@@ -520,7 +516,8 @@ def _files(root: Path, patterns: Sequence[str]) -> list[Path]:
 
 
 def program_output(command: Sequence[str], seconds: float, *, failing: bool = False) -> str:
-    """What a program writes; "" where it is not there, or takes longer, or fails and is not to be `failing`."""
+    """The standard output of a program; "" if it is missing, takes longer than `seconds`, or fails (unless
+    `failing`)."""
     program = shutil.which(command[0], path=f"{os.environ.get('PATH', '')}:/usr/sbin")
     if program is None:
         return ""
@@ -532,11 +529,11 @@ def program_output(command: Sequence[str], seconds: float, *, failing: bool = Fa
     return done.stdout
 
 
-# --- Energy, if the machine measures it; never 0 if it does not -------------------------------------------------------
+# --- Energy, if the machine measures it; otherwise None, never 0 ------------------------------------------------------
 # Counters of CPU packages (RAPL, through powercap) are read before and after a block. Boards such as NVIDIA's Jetson
 # have sensors of instantaneous power instead (INA chips, through hwmon), which are read right after the block's last
-# query; the largest counts, since the rail at the board's input feeds the others. Both include everything that runs
-# there, and idle power; neither sees the power supply. An engine on a GPU is charged only with what the GPU uses
+# query; the largest counts, because the rail at the board's input feeds the others. Both include everything that runs
+# there, and idle power, but not the losses of the power supply. For an engine on a GPU, only the GPU's energy counts
 # (`runtime.nvidia.GpuEnergy`, which is read in the same way).
 #
 # Sources: Linux, Documentation/power/powercap/powercap.rst (energy_uj, max_energy_range_uj; microjoules, for root only
@@ -551,7 +548,8 @@ POWER, CURRENT = "sys/class/hwmon/hwmon*/power*_input", "sys/class/hwmon/hwmon*/
 
 
 class EnergyMeter:
-    """The CPU, or the board. `source` is "RAPL" or "power sensor", or says why there is none."""
+    """The energy meter of the CPU, or of the board. `source` is "RAPL" or "power sensor", or the reason why it is
+    missing."""
 
     def __init__(self, root: Path = ROOT) -> None:
         packages = [path / "energy_uj" for path in sorted(root.glob(PACKAGES)) if path.name.count(":") == 1]

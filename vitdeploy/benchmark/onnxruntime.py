@@ -26,10 +26,10 @@ IDLE_NODES = 16
 
 
 def profile(request: context.ProfileRequest) -> context.Profile:
-    """The layers from a session's profile. The latency is that of a session without profiling, which doubles it.
+    """The layers from a session's profile. The latency comes from a session without profiling, which doubles it.
 
-    The profiler's overhead is subtracted from each node: that of a node that does nothing, or, if the layers then still
-    exceed the latency, as much as makes them fit. It is about the same for every node: most of it is writing text.
+    The profiler's overhead, measured on an idle node, is subtracted from each node; if the layers then still exceed the
+    latency, so much that they fit. It is about the same for every node, because most of it is writing text.
     """
     file, batch, threads = request.file, request.batch, request.threads
     with tempfile.TemporaryDirectory(prefix="vitdeploy-") as folder:
@@ -74,7 +74,7 @@ def _layer(events: Sequence[ort.Event], milliseconds: float, taken: float) -> co
 
 
 def products(rows: int, width: int, precision: str, threads: int) -> tuple[context.Query, str]:
-    """A query, and the kernel of its products as a profiled run shows it."""
+    """A function that computes the products, and their kernel according to a profiled run."""
     generator, weights = np.random.default_rng(gemm.SEED), gemm.seeded_weights(width, precision)
     constants = {f"weight{i}": weight for i, weight in enumerate(weights)}
     names = ["x", *(f"y{i}" for i in range(gemm.LAYERS))]
@@ -90,7 +90,7 @@ def products(rows: int, width: int, precision: str, threads: int) -> tuple[conte
         x = generator.standard_normal((rows, width), dtype=np.float32)
         nodes = [Node("MatMul", (names[i], f"weight{i}"), y) for i, y in enumerate(names[1:])]
     else:
-        raise CapabilityError(f"ONNX Runtime has no {precision} on a CPU", expected="fp32, int8")
+        raise CapabilityError(f"no {precision} probe for ONNX Runtime on a CPU", expected="fp32, int8")
     graph, feeds = onnx_model(nodes, {"x": x}, names[-1], constants), {"x": x}
     with tempfile.TemporaryDirectory(prefix="vitdeploy-") as folder:
         events = ort.run_profiled(ort.open_session(graph, threads=threads, profile=Path(folder) / "profile"), feeds)
@@ -105,14 +105,14 @@ def products(rows: int, width: int, precision: str, threads: int) -> tuple[conte
 BACKEND = context.BenchBackend(profile, products)
 
 
-# --- An ONNX file of a few nodes, as bytes: devices have no onnx package, and a probe needs a graph -------------------
-# It covers only what the probes need of the format: messages of varints and length-delimited fields (Protocol Buffers,
-# "Encoding"), with the field numbers of onnx/onnx.proto3. The tests read it with the onnx package.
+# --- A writer of small ONNX files for probes: devices have no onnx package --------------------------------------------
+# It covers only what the probes need: messages of varints and length-delimited fields (Protocol Buffers, "Encoding"),
+# with the field numbers of onnx/onnx.proto3. The tests read its files with the onnx package.
 
 
 # TensorProto.DataType.
 TYPES = {"float32": 1, "uint8": 2, "int8": 3}
-# Every ONNX Runtime from 1.14 on reads it and supports the opset.
+# ONNX Runtime supports both from 1.14 on.
 IR_VERSION, OPSET = 8, 17
 
 
@@ -170,7 +170,7 @@ def _number(field: int, value: int) -> bytes:
 
 
 def _varint(value: int) -> bytes:
-    """Seven bits a byte, the lowest first; the high bit says that more follow."""
+    """A varint: seven bits per byte, the lowest first; the high bit marks that more bytes follow."""
     found = bytearray()
     while value > 127:
         found.append(value & 127 | 128)

@@ -1,4 +1,4 @@
-"""The parent's side of one measuring process: starts it, queries it, ends it, and reports why it died."""
+"""The parent's side of a measuring process: starts, queries and ends it, and reports why it died."""
 
 import contextlib
 import json
@@ -18,7 +18,7 @@ EXIT_SECONDS = 3.0
 
 
 class WorkerProcess:
-    """A running worker. `stderr_file` is where its standard error goes; its tail becomes part of errors."""
+    """A running worker. Its standard error goes to `stderr_file`, whose tail becomes part of errors."""
 
     def __init__(self, artifact: str, argv: tuple[str, ...], stderr_file: Path) -> None:
         """Start the process.
@@ -59,13 +59,13 @@ class WorkerProcess:
 
         Raises:
             WorkerError: it died, did not answer in time, or its answer is not a JSON object.
-            VitdeployError: the error that it reports, as the class with its code.
+            VitdeployError: the error that it reports, in the class of its code.
         """
         try:
             self._commands.write(json.dumps(command) + "\n")
             self._commands.flush()
             line = self._lines.get(timeout=timeout)
-        except OSError:  # nobody reads the pipe any more
+        except OSError:  # the worker closed the pipe
             line = None
         except queue.Empty:
             raise self._failure(f"did not answer within {timeout:g} s", "no answer") from None
@@ -79,7 +79,7 @@ class WorkerProcess:
         except ValueError:
             answer = None
         if not isinstance(answer, dict):
-            raise self._failure("answered something else than a JSON object", repr(line[:200]))
+            raise self._failure("did not answer with a JSON object", repr(line[:200]))
         if "error" in answer:
             raise self._reported(answer["error"])
         return answer
@@ -105,19 +105,19 @@ class WorkerProcess:
         self._process.terminate()
 
     def reap(self, timeout: float) -> None:
-        """Wait at most `timeout` seconds until the process is gone, then kill it; close the pipes."""
+        """Wait at most `timeout` seconds for the process to end, otherwise kill it; close the pipes."""
         try:
             self._process.wait(timeout=timeout)
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
-        with contextlib.suppress(OSError):  # what was not flushed yet cannot reach a dead process
+        with contextlib.suppress(OSError):  # unflushed data cannot reach a dead process
             self._commands.close()
         self._reader.join(timeout=EXIT_SECONDS)
 
 
 def end_all(workers: Sequence[WorkerProcess]) -> None:
-    """End all workers, even busy ones: terminate them, and kill those still alive after a few seconds."""
+    """End all workers, even busy ones: terminate them, and kill those that are still alive after a few seconds."""
     for worker in workers:
         worker.terminate()
     deadline = time.monotonic() + EXIT_SECONDS

@@ -1,4 +1,4 @@
-"""How a benchmark run is run: its scenarios, rounds, blocks and processes, as plain data."""
+"""The protocol of a benchmark run: its scenarios, rounds, blocks and processes, as plain data."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0}
 LONGEST_SECONDS, MOST_QPS = 24 * 3600.0, 1e6
 # The block of "sustain".
 BIN_SECONDS = 1.0
-# ONNX Runtime's idle threads spin for some 30 ms after their last query, also while another process measures.
+# ONNX Runtime's idle threads spin for about 30 ms after their last query, even while another process measures.
 SETTLE_SECONDS = 0.1
 # A warm-up may take this many times `warmup`.
 WARMUP_LIMIT = 3
 STAGE_ROUNDS = 4
-# Rounds in which somebody else ran are repeated, up to this many times the duration.
+# Disturbed rounds are repeated, up to this many times the duration.
 SPARE = 2.0
 DESCRIBING_ROUNDS = 4
 
 
 @dataclass(frozen=True)
 class Scenario:
-    """One way to query, as MLPerf names them. `value`: queries a second ("server"), seconds ("sustain"), else 0."""
+    """A scenario, as named by MLPerf. `value`: queries per second ("server"), seconds ("sustain"), otherwise 0."""
 
     kind: Kind
     value: float = 0.0
@@ -42,7 +42,7 @@ def parse_scenario(text: str) -> Scenario:
     """The scenario of a text such as "single", "server:50" or "sustain:10m" (s, m, h; seconds without a unit).
 
     Raises:
-        ValueError: no such scenario, or a number out of bounds.
+        ValueError: an unknown scenario, or a number out of range.
     """
     if text == "single":
         return Scenario("single")
@@ -54,26 +54,26 @@ def parse_scenario(text: str) -> Scenario:
     number = float(match[2])
     if match[1] == "server":
         if not 0 < number <= MOST_QPS:
-            raise ValueError(f"scenario {text!r}: expected a rate above 0, at most {MOST_QPS:,.0f} queries a second")
+            raise ValueError(f"scenario {text!r}: expected 0 to {MOST_QPS:,.0f} queries per second")
         return Scenario("server", number)
     seconds = number * UNITS[match[3] or "s"]
     if not 3 <= seconds <= LONGEST_SECONDS:
-        raise ValueError(f"scenario {text!r}: expected between 3 seconds and 24 hours")
+        raise ValueError(f"scenario {text!r}: expected 3 seconds to 24 hours")
     return Scenario("sustain", seconds)
 
 
 @dataclass(frozen=True)
 class Protocol:
-    """How a benchmark run is run. All durations are in seconds.
+    """The protocol of a benchmark run. All durations are in seconds.
 
-    `scenarios`: see `parse_scenario`. `batch`: the last is for "offline", the first for all others. `duration` is per
-    artifact and scenario, measured in blocks of `block_seconds`, in at least `min_rounds` rounds, in `processes` fresh
-    processes of each artifact one after the other. `warmup` is the minimum per process and batch; it continues until
-    block medians are steady within 2 %, at most three times as long. `threads` 0 is each runtime's own choice.
-    `timeout` is the longest that a worker may take for one answer. If a requested ratio is not narrow after all rounds
-    (see `PairedRatio.narrow`), its scenario is measured again in new processes, for at most `max_extension` times the
-    duration. Rounds in which somebody else used the machine are repeated within the same bound, or within twice the
-    duration if `max_extension` is less.
+    `scenarios`: see `parse_scenario`. `batch`: the last size is for "offline", the first for all other scenarios.
+    `duration` is per artifact and scenario, measured in blocks of `block_seconds`, in at least `min_rounds` rounds, in
+    `processes` consecutive processes of each artifact. `warmup` is the minimum per process and batch; it continues
+    until block medians are steady within 2 %, at most three times as long. `threads` 0 is each runtime's own choice.
+    `timeout` is the longest time that a worker may take for one answer. If a requested ratio is not narrow after all
+    rounds (see `PairedRatio.narrow`), its scenario is measured again in new processes, for at most `max_extension`
+    times the duration. Disturbed rounds are repeated within the same limit, or within twice the duration if
+    `max_extension` is less.
     """
 
     scenarios: tuple[str, ...] = ("single", "offline")
@@ -89,9 +89,9 @@ class Protocol:
 
     def __post_init__(self) -> None:
         if not self.scenarios or len(set(self.scenarios)) < len(self.scenarios):
-            raise ValueError(f"scenarios {self.scenarios}: expected at least one, each once")
+            raise ValueError(f"scenarios {self.scenarios}: expected one or more distinct scenarios")
         if not self.batch or min(self.batch) < 1:
-            raise ValueError(f"batch {self.batch}: expected at least one size, each at least 1")
+            raise ValueError(f"batch {self.batch}: expected one or more sizes, each at least 1")
         if self.processes < 1:
             raise ValueError(f"processes {self.processes}: expected at least 1")
         for text in self.scenarios:
@@ -99,18 +99,18 @@ class Protocol:
 
     @classmethod
     def of_singles(cls, block_seconds: float, warmup: float, rounds: int = min_rounds, batch: int = 1) -> Protocol:
-        """Latency only, in a number of rounds of short blocks, in one process per artifact: for searches, which compare
-        many engines."""
+        """A protocol for searches over many engines: latency only, in rounds of short blocks, in one process per
+        artifact."""
         duration = rounds * block_seconds
         return cls(("single",), (batch,), duration, block_seconds, rounds, warmup, processes=1, max_extension=1)
 
     @property
     def rounds(self) -> int:
-        # 9 blocks of 0.05 s are 0.45 s, which are 9.000000000000002 of them.
+        # Rounded, because 0.45 s / 0.05 s is 9.000000000000002.
         return max(self.min_rounds, math.ceil(round(self.duration / self.block_seconds, 6)))
 
     def blocks(self, scenario: str) -> int:
-        """How many blocks of a scenario an artifact is measured in: the rounds, or the bins of "sustain"."""
+        """The number of blocks per artifact in a scenario: the rounds, or the bins of "sustain"."""
         parsed = parse_scenario(scenario)
         return round(parsed.value / BIN_SECONDS) if parsed.kind == "sustain" else self.rounds
 
@@ -121,30 +121,29 @@ class Protocol:
 
     @property
     def most_rounds(self) -> int:
-        """How many rounds of a scenario may be measured, including disturbed ones and those added to narrow a ratio."""
+        """The limit on the rounds of a scenario, including disturbed ones and those added to narrow a ratio."""
         return max(self.rounds, int(max(self.max_extension, SPARE) * self.duration / self.block_seconds))
 
     @property
     def starts(self) -> int:
-        """How many processes of each artifact are started for all rounds: two if no rounds are spread, for the second
-        load."""
+        """The number of processes of each artifact for all rounds; two if no rounds are spread, for the second load."""
         spread = any(parse_scenario(text).spread for text in self.scenarios)
         return min(self.processes, self.rounds if spread else 2)
 
     def rounds_of(self, process: int) -> int:
-        """How many of the rounds a process measures (processes count from 0); 0 if there are fewer rounds. Each
-        `starts` processes measure all rounds once more."""
+        """The number of rounds in a process (counted from 0); it may be 0 if there are few rounds. Every `starts`
+        processes measure all rounds once."""
         place = process % self.starts
         return self.rounds // self.processes + (place < self.rounds % self.processes)
 
     def rounds_in(self, scenario: str, process: int) -> int:
-        """As `rounds_of`, of a run that ends as soon as its times decide: other scenarios get a few rounds, which
-        describe an artifact and compare nothing."""
+        """As `rounds_of`, for a run that ends when its times decide: scenarios other than the deciding one get only a
+        few rounds, which describe an artifact but compare nothing."""
         return min(self.rounds_of(process), self.rounds if scenario == self.deciding_scenario else DESCRIBING_ROUNDS)
 
     def spare_of(self, process: int) -> int:
-        """How many rounds may have been measured once the process is done: each of the first processes may take its
-        share of the maximum."""
+        """The limit on the rounds up to the end of a process: each of the first processes may take its share of the
+        maximum."""
         return self.most_rounds * min(self.starts, process + 1) // self.starts
 
     def batch_of(self, scenario: str) -> int:
@@ -161,5 +160,5 @@ class Protocol:
         return next((name for name in ("single", "offline") if name in self.scenarios), self.scenarios[0])
 
     def batches(self, scenarios: Sequence[str]) -> list[int]:
-        """The batch sizes that the scenarios need, each once."""
+        """The distinct batch sizes of the scenarios."""
         return list(dict.fromkeys(map(self.batch_of, scenarios)))

@@ -1,4 +1,4 @@
-"""What a bench finds: latencies and rates with their quantiles, the protocol and the machine that they are of."""
+"""The results of a bench: latencies with their percentiles, the protocol, and the state of the machine."""
 
 import bisect
 import math
@@ -21,16 +21,16 @@ Values = npt.NDArray[np.float64]
 
 @dataclass(frozen=True)
 class BlockMachine:
-    """What the machine did during one block; None for what it does not report.
+    """The state of the machine during one block; None for what it does not report.
 
     own_seconds, other_seconds, stolen_seconds: CPU time of the measuring process, of all others on the CPUs that it may
         use, and of other virtual machines.
     joules: see `energy`. mhz, celsius: the fastest of these CPUs and the hottest sensor, right after the block.
     throttles: how often CPUs were slowed down by heat since boot. suspended_seconds: how long the machine slept.
-    waited_seconds: the longest that one of its threads was ready to run without a CPU.
-    throttled: why the machine was slower, see `throttling`; empty if it says of nothing. limit_mhz: the highest clock
-        that any of these CPUs was allowed, right after the block. quota_seconds: how long the quota of a control group
-        kept its threads from running.
+    waited_seconds: the longest time that one of its threads was ready to run without a CPU.
+    throttled: why the machine was slower; empty if it reports nothing. limit_mhz: the highest clock that any of these
+        CPUs was allowed, right after the block. quota_seconds: how long the quota of a control group kept its threads
+        from running.
     """
 
     own_seconds: float
@@ -51,9 +51,9 @@ class BlockMachine:
 class Round:
     """One block of queries of `batch` images: the latency of each query in ms, and the seconds of the whole block.
 
-    process: the number of the process, from 0. busy_seconds: those with a query running. waiting_ms: the ages of the
-    queries that had arrived but not started at the end of the block ("server"). begun_seconds: when the block was
-    requested, since the benchmark run began.
+    process: the number of the process, from 0. busy_seconds: the seconds with a running query. waiting_ms: the ages of
+    the queries that had arrived but not started at the end of the block ("server"). begun_seconds: when the block was
+    requested, since the start of the benchmark run.
     """
 
     batch: int
@@ -75,10 +75,10 @@ class Measurements:
     """The measurements of one candidate; `rounds` has one list per scenario.
 
     `load_seconds` (from the request to a loaded runner, with the import of the runtime), `first_inference_ms` and
-    `peak_memory_bytes` (of the whole process, which had answered once) are those of the first batch size in the first
+    `peak_memory_bytes` (of the whole process after its first answer) are those of the first batch size in the first
     process; `warm_load_seconds` is the load in the second process, None without one. `affinity`: the CPUs that it could
-    use. `energy`: the source of the joules, or why there are none. `stages_ms`: empty if it takes no images;
-    `parts_ms`: of each graph of one query, empty if there is one.
+    use. `energy`: the source of the joules, or why they are missing. `stages_ms`: empty if it takes no images;
+    `parts_ms`: the times of each graph of one query, empty for a single graph.
     """
 
     artifact: str
@@ -103,7 +103,7 @@ class Measurements:
 class BenchRun:
     """The measurements of all candidates, in their order; `load_average` is the machine's at the start (1 minute).
 
-    `context` is what they are compared with, if it was measured after them.
+    `context`: peak rates and profiles, if they were measured afterwards.
     """
 
     protocol: Protocol
@@ -113,11 +113,11 @@ class BenchRun:
     context: Context | None = None
 
 
-# --- Percentiles of latency, and what a given number of queries allows to claim about them ----------------------------
-# A percentile is the nearest-rank one, a measured latency. What a number of queries says about the percentile of all
-# future queries follows from the binomial distribution: of n queries, the number above the true percentile p is
-# binomial with probability 1 - p. MLPerf's early stopping uses it with confidence 0.99 and tolerance 0 (MLCommons,
-# inference_rules.adoc, appendix "Early Stopping Criterion"; loadgen/early_stopping.cc).
+# --- Percentiles of latency, and the claims about them that a number of queries supports ------------------------------
+# A percentile is the nearest-rank one, a measured latency. Claims about the percentile of all future queries follow
+# from the binomial distribution: of n queries, the number above the true percentile p is binomial with probability
+# 1 - p. MLPerf's early stopping uses it with confidence 0.99 and tolerance 0 (MLCommons, inference_rules.adoc, appendix
+# "Early Stopping Criterion"; loadgen/early_stopping.cc).
 
 
 CONFIDENCE = 0.99
@@ -127,10 +127,10 @@ DEFAULT = (50.0, 90.0, 99.0)
 
 @dataclass(frozen=True)
 class Claim:
-    """One percentile of `queries` latencies, in their unit, as it may be claimed, with its 95 % interval.
+    """The claim about one percentile of `queries` latencies, in their unit, with its 95 % interval.
 
     value: the nearest-rank percentile. With fewer than `needed` queries it is instead the largest latency that the
-        true percentile reaches with 99 % confidence, and `at_least` is true; None if there is none.
+        true percentile reaches with 99 % confidence, and `at_least` is true; None without such a latency.
     upper: MLPerf's early-stopping estimate, which the true percentile does not exceed with 99 % confidence; None with
         fewer than `needed` queries.
     """
@@ -162,7 +162,7 @@ def _percentile(ordered: Values, percent: float) -> Claim:
 
 def nearest_rank(values: Values, percent: float) -> float:
     """The ceil(percent / 100 * n)-th smallest of n values, at least one."""
-    # As an exact fraction of the decimal: 99.9 % of 1,000 are 999, not 999.0000000000001.
+    # An exact fraction: 99.9 % of 1,000 is 999, not 999.0000000000001.
     rank = max(1, math.ceil(Fraction(str(percent)) * values.size / 100))
     return float(np.sort(values)[rank - 1])
 
@@ -181,8 +181,8 @@ def queries_needed(percent: float) -> int:
 
 
 def over_latency(count: int, percent: float) -> int:
-    """How many of `count` queries may lie above the early-stopping estimate or be it: the largest t with
-    P(Binomial(count, 1 - p) <= t) <= 0.01. 0 where `count` is less than `queries_needed`."""
+    """How many of `count` queries may reach or exceed the early-stopping estimate: the largest t with
+    P(Binomial(count, 1 - p) <= t) <= 0.01. 0 if `count` is less than `queries_needed`."""
     reached = np.flatnonzero(_distribution(count, 1 - percent / 100) <= 1 - CONFIDENCE)
     return int(reached[-1]) if reached.size else 0
 
@@ -206,23 +206,23 @@ def _distribution(count: int, probability: float) -> Values:
     return found
 
 
-# --- Which blocks were measured while the machine slowed itself down, by what its kernel and firmware say of it -------
-# Such a block is not one of a slow moment to be averaged: a board that is too hot, or has too little power, is another
-# machine. It is left out like a block in which others computed; never by its latency.
+# --- Blocks in which the machine throttled, according to its kernel and firmware --------------------------------------
+# Such blocks are not averaged: a board that is too hot, or has too little power, is another machine. They are left out
+# like blocks in which other processes ran; the latency never decides.
 
 
-# How far a clock after a block may be below the usual one of its artifact, which is the upper quartile: steps of turbo
-# clocks under one load are smaller.
+# The allowed drop of a clock after a block below the artifact's usual clock (the upper quartile); steps of turbo clocks
+# under one load are smaller.
 CLOCK_FELL = 0.15
-# How far the limit of the clocks may be below the highest of these blocks: a kernel rounds it.
+# The allowed drop of the clock limit below the highest one; the kernel rounds it.
 LIMIT_FELL = 0.01
 MOST_REASONS = 3
 
 
 @dataclass(frozen=True)
 class Throttled:
-    """How many blocks of a scenario were measured while the machine throttled, `of` how many; whether they are left
-    out; the reasons, the most frequent first."""
+    """The number of `blocks`, `of` all blocks of a scenario, in which the machine throttled; whether they are left out;
+    the reasons, the most frequent first."""
 
     blocks: int
     of: int
@@ -247,16 +247,16 @@ def reasons(rounds: Sequence[Round], *, loaded: bool = True) -> list[tuple[str, 
     return [
         (
             *(block.machine.throttled if block.machine else ()),
-            *(["the limit of the clock fell"] if limit is not None and limit < (1 - LIMIT_FELL) * highest else []),
-            *(["the clock fell"] if clock is not None and clock < (1 - CLOCK_FELL) * usual else []),
+            *(["the clock limit dropped"] if limit is not None and limit < (1 - LIMIT_FELL) * highest else []),
+            *(["the clock dropped"] if clock is not None and clock < (1 - CLOCK_FELL) * usual else []),
         )
         for block, limit, clock in zip(rounds, limits, clocks, strict=True)
     ]
 
 
 def throttled(rounds: Sequence[Round], spread: bool) -> Throttled | None:
-    """What is reported of these blocks, None where none was throttled. `spread`: they are of a scenario whose rounds
-    may be spread over processes; `left_out` is for the caller to say."""
+    """The report on throttled blocks; None if no block was throttled. `spread`: the rounds of their scenario may be
+    spread over processes; the caller sets `left_out`."""
     found = [each for each in reasons(rounds, loaded=spread) if each]
     if not found:
         return None

@@ -1,4 +1,4 @@
-"""A bench run: processes in turns, block by block."""
+"""A benchmark run: processes measured in turns, block by block."""
 
 import dataclasses
 import os
@@ -40,8 +40,8 @@ ENGINE_WORKER = module_argv("vitdeploy.benchmark.worker")
 class BenchCandidate:
     """One artifact and how its worker is started.
 
-    `request` is what the worker's runner is made from; "threads" (from the protocol) and "batch" are added to it.
-    `provider` is what it ran on when it was built; empty if unknown.
+    `request` describes the worker's runner; "threads" (from the protocol) and "batch" are added to it. `provider` is
+    the provider that it ran on when it was built; empty if unknown.
     """
 
     artifact: str
@@ -53,7 +53,7 @@ class BenchCandidate:
 
     @property
     def has_stages(self) -> bool:
-        """Whether one query has stages or parts whose times are measured: of an image, or of several graphs."""
+        """Whether one query has timed stages (from an image to its answer) or parts (several graphs)."""
         return "images" in self.request or bool(self.request.get("engine", {}).get("parts"))
 
 
@@ -85,7 +85,7 @@ def engine_candidate(
 
 
 STEADY_SPREAD = 0.02
-# Once the wait limit is reached, rounds are repeated only if others leave at least this share of them undisturbed.
+# After the wait limit, rounds are repeated only if at least this share of them is undisturbed.
 HOPEFUL_SHARE = 0.2
 
 Pairs = Sequence[tuple[str, str]]
@@ -98,9 +98,9 @@ def no_progress(text: str, done: int, total: int) -> None:
 class _Meter:
     """Measures process by process, and counts the blocks for the progress.
 
-    Rounds in which others used the machine are repeated, so that each of the `pairs` of artifacts (all together,
-    without any) has its rounds. `progress(text, done, total)` is called with each block, and with a total of 1 while
-    waiting.
+    Rounds in which other processes used the machine are repeated, so that each of the `pairs` of artifacts (or all
+    artifacts together, without pairs) has enough rounds. `progress(text, done, total)` is called with each block, and
+    with a total of 1 while waiting.
     """
 
     def __init__(
@@ -114,20 +114,20 @@ class _Meter:
         self._patience = load.Patience(protocol.duration, lambda text: progress(text, 0, 1))
 
     def expect(self, scenarios: Sequence[str], process: int | None = None, count: int | None = None) -> None:
-        """Add all rounds of these scenarios to the expected total, once more if they were measured before; of one
-        process only if it is named, and of the `count` artifacts that are left."""
+        """Add all rounds of these scenarios to the expected total, again if they were measured before. `process`: only
+        the rounds of this process; `count`: the number of remaining artifacts."""
         self._count = count or self._count
         spread = [name for name in scenarios if parse_scenario(name).spread]
         of_one = {name: self._protocol.rounds_in(name, process) for name in spread} if process is not None else {}
         self._total += self._count * sum(of_one.get(name, self._protocol.blocks(name)) for name in scenarios)
 
     def wait(self) -> bool:
-        """Wait for a quiet machine within the limit; returns whether it is quiet."""
+        """Wait for a quiet machine within the time limit; returns whether it is quiet."""
         self._quiet = self._patience.wait()
         return self._quiet
 
     def rounds(self, scenario: str) -> int:
-        """How many rounds of a scenario were measured so far, in all processes."""
+        """The number of rounds of a scenario so far, in all processes."""
         return self._measured.get(scenario, 0)
 
     def measure(
@@ -166,7 +166,7 @@ class _Meter:
     def _rounds_of(
         self, entries: Sequence[Measurements], workers: Sequence[WorkerProcess], name: str, process: int
     ) -> None:
-        """The rounds of one process, and as many more as others disturbed."""
+        """Measure the rounds of one process, and repeat disturbed ones."""
         expected = self._protocol.rounds_in(name, process) if self._looks else self._protocol.rounds_of(process)
         for _ in range(expected):
             number = self.rounds(name) + 1
@@ -174,7 +174,7 @@ class _Meter:
         if self._looks and name != self._protocol.deciding_scenario:
             return
         while self._disturbed(entries, name, expected) and self.rounds(name) < self._protocol.spare_of(process):
-            # A machine that throttles gets no cooler while it goes on measuring.
+            # A throttling machine does not cool down while it continues to measure.
             may_become_quiet = self.wait() and not mostly_slowed(entries, name)
             if not may_become_quiet and self._share_of_quiet(entries, name) < HOPEFUL_SHARE:
                 break
@@ -219,7 +219,7 @@ class _Meter:
             self._tell(f"{entries[index].artifact}: {name}, round {number} of {of}")
 
     def _sustain(self, entries: Sequence[Measurements], workers: Sequence[WorkerProcess], name: str) -> None:
-        """One artifact after the other, without a pause: heat has no time to leave."""
+        """Measure one artifact after the other without a pause, so that the machine heats up."""
         bins = self._protocol.blocks(name)
         for entry, worker in zip(entries, workers, strict=True):
             for number in range(bins):
@@ -276,8 +276,8 @@ def _load(candidate: BenchCandidate, worker: WorkerProcess, protocol: Protocol) 
 
 
 def _warm_up(worker: WorkerProcess, batch: int, protocol: Protocol, *, steady: bool) -> None:
-    """Run blocks for at least the warm-up time; if `steady`, until the latest median is near that of the previous ones.
-    Beside others it never is."""
+    """Run blocks for at least the warm-up time; if `steady`, until the latest median is close to the previous ones
+    (which never happens on a busy machine)."""
     medians: list[float] = []
     seconds = 0.0
     while seconds < WARMUP_LIMIT * protocol.warmup:
@@ -300,7 +300,7 @@ def _measure_stages(
     workers: Sequence[WorkerProcess],
     protocol: Protocol,
 ) -> None:
-    """The stages of those that take images, and the parts of those of several graphs, also in turns."""
+    """Measure the stages of candidates that take images, and the parts of those with several graphs, also in turns."""
     for number in range(STAGE_ROUNDS):
         for index in running_order(len(workers), number):
             if candidates[index].has_stages:
@@ -319,8 +319,8 @@ def _ask_block(worker: WorkerProcess, command: dict[str, Any], protocol: Protoco
 def running_order(count: int, number: int) -> list[int]:
     """The order of `count` candidates in round `number`: rows of a Williams design.
 
-    Over `count` rounds (twice that for an odd count) each candidate runs equally often in each position, and right
-    after each other one. With a plain rotation it would follow the same one in almost every round.
+    Over `count` rounds (twice as many for an odd count) each candidate runs equally often in each position and directly
+    after each other candidate. With a plain rotation, it would follow the same one in almost every round.
     """
     zigzag = [(index + 1) // 2 if index % 2 else -index // 2 for index in range(count)]
     order = [(place + number) % count for place in zigzag]
@@ -328,12 +328,13 @@ def running_order(count: int, number: int) -> list[int]:
 
 
 # --- A benchmark run --------------------------------------------------------------------------------------------------
-# every artifact in processes of its own, measured in turns, so that drift of the machine affects all.
+# Every artifact has its own processes and is measured in turns with the others, so that drift of the machine affects
+# all.
 #
-# It measures wall time from host memory to host memory, `Runner.infer` as apps call it. Scenarios, as MLPerf names
-# them: "single" sends the next query when the previous one is done (latency), "offline" sends batches back to back
-# (throughput), "server" has queries arrive at random, at a given rate. "sustain" is "single" for long enough to show
-# heat.
+# It measures wall time from host memory to host memory, `Runner.infer` as apps call it. Scenarios, as named by MLPerf:
+# "single" sends the next query when the previous one is done (latency), "offline" sends batches back to back
+# (throughput), "server" lets queries arrive at random at a given rate. "sustain" is "single" for long enough to show
+# the effect of heat.
 
 
 def run_benchmark(
@@ -346,24 +347,23 @@ def run_benchmark(
 ) -> BenchRun:
     """Measure all candidates against each other.
 
-    Two processes of one artifact differ a little for as long as they live, by where their memory lies. So the rounds
-    are spread over several processes of each, started in a different order each time. A scenario in which the ratio of
-    one of the `pairs` of artifacts is still not narrow is measured again: see `Protocol`. `still_open` names the
-    artifacts, of the run so far, that further rounds can say something of: the next process measures only these, and
-    the run ends where there are none. Scenarios other than the deciding one are then measured in the first process
-    only.
+    Processes of one artifact differ slightly because of their memory layout. So the rounds are spread over several
+    processes of each artifact, started in a different order each time. A scenario in which the ratio of one of the
+    `pairs` of artifacts is not yet narrow is measured again: see `Protocol`. `still_open` returns the artifacts that
+    need further rounds, given the run so far: the next process measures only these, and the run ends if the result is
+    empty. Scenarios other than the deciding one are then measured in the first process only.
 
-    No other vitdeploy process measures on this machine meanwhile. The run waits while others use the machine, at most
-    as long as one scenario takes. Rounds in which somebody did use it are repeated.
+    No other vitdeploy process measures on this machine at the same time. The run waits while other processes use the
+    machine, at most as long as one scenario takes. Disturbed rounds are repeated.
 
     `progress(text, done, total)` is called when a warm-up starts and after each measured block; a total of 1 means that
-    the run waits, and the text says for what.
+    the run waits, for the reason in the text.
 
     Raises:
-        ValueError: no candidate, or two of the same name.
+        ValueError: no candidates, or two with the same name.
         CapabilityError: this process runs in an emulator.
         WorkerError: a measuring process cannot be started, dies or does not answer.
-        VitdeployError: what a worker reports, such as an EngineError for a graph that the runtime refuses.
+        VitdeployError: an error of a worker, such as an EngineError for a graph that the runtime refuses.
     """
     names = [candidate.artifact for candidate in candidates]
     if not names or len(set(names)) < len(names):
@@ -400,25 +400,25 @@ def run_benchmark(
 
 @contextmanager
 def alone(progress: Progress) -> Iterator[None]:
-    """Make sure that no other vitdeploy process measures on this machine; while one does, wait, and report it to
-    `progress` with a total of 1.
+    """Make sure that no other vitdeploy process measures on this machine: wait for it, and report that to `progress`
+    with a total of 1.
 
     Raises:
         CapabilityError: this process runs in an emulator.
     """
     require_real_times()
-    with machine.machine_lock(lambda other: progress(f"waits for another measurement on this machine: {other}", 0, 1)):
+    with machine.machine_lock(lambda other: progress(f"waiting for another vitdeploy benchmark: {other}", 0, 1)):
         yield
 
 
 def against_last(names: Sequence[str]) -> list[tuple[str, str]]:
-    """Pairs of each artifact with the last, as artifacts named in a row are compared."""
+    """Pairs of each artifact with the last one, which a list of artifacts is compared with."""
     return [(name, names[-1]) for name in names[:-1]]
 
 
 @contextmanager
 def started(argv: Mapping[str, tuple[str, ...]]) -> Iterator[list[WorkerProcess]]:
-    """Start a measuring process for each name; all are ended on exit, whatever they do.
+    """Start a measuring process for each name; leaving the context ends all of them, even busy ones.
 
     Raises:
         WorkerError: the operating system cannot start one.
@@ -439,8 +439,8 @@ def measure_candidates(
     protocol: Protocol,
     progress: Progress | None = None,
 ) -> BenchRun:
-    """As `run_benchmark`, in running processes, one for each candidate. They may serve several runs in a row; each run
-    discards what they loaded for the last one."""
+    """As `run_benchmark`, in running processes, one for each candidate. The processes may serve several runs; each run
+    replaces the runners of the previous one."""
     single = dataclasses.replace(protocol, processes=1)
     tell = progress or no_progress
     with alone(tell):
@@ -452,7 +452,7 @@ def measure_candidates(
 
 
 def _load_average() -> float | None:
-    """The machine's load average over one minute, where the system has one."""
+    """The machine's load average over one minute; None if the system does not report it."""
     try:
         return os.getloadavg()[0]
     except (AttributeError, OSError):
@@ -460,7 +460,7 @@ def _load_average() -> float | None:
 
 
 def _unsettled(entries: Sequence[Measurements], protocol: Protocol, pairs: Pairs, meter: _Meter) -> list[str]:
-    """The scenarios in which some pair's ratio is not narrow yet, and that may be measured again."""
+    """The scenarios that may be measured again and in which a pair's ratio is not yet narrow."""
     named = {entry.artifact: entry for entry in entries}
     return [
         name
@@ -472,7 +472,7 @@ def _unsettled(entries: Sequence[Measurements], protocol: Protocol, pairs: Pairs
 
 
 def _joined(before: Sequence[Measurements], now: Sequence[Measurements]) -> list[Measurements]:
-    """The entries with the measurements of one more process of each that was measured again."""
+    """The entries, extended by the measurements of one more process."""
     if not before:
         return list(now)
     named = {entry.artifact: entry for entry in now}
@@ -487,19 +487,19 @@ def _continued(old: Measurements, new: Measurements) -> Measurements:
     )
 
 
-# --- Estimates how long a benchmark run will take, before it begins ---------------------------------------------------
+# --- The expected time of a benchmark run -----------------------------------------------------------------------------
 
 
-# Seconds to start a process, import a runtime and load a model of usual size; an original in PyTorch takes longer.
+# Seconds to start a process, import a runtime and load a typical model; an original in PyTorch takes longer.
 LOAD_SECONDS, ORIGINAL_LOAD_SECONDS = 1.5, 5.0
-# Seconds of one process of a survey: one for the memory, each rate and each profile.
+# Seconds of one survey process; the memory, each rate and each profile have one.
 SURVEY_SECONDS = 2.0
 
 
 @dataclass(frozen=True)
 class ExpectedTime:
-    """Seconds: on a quiet machine whose ratios are clear at once, and at most. Slow answers and large models add to
-    both."""
+    """Expected seconds on a quiet machine with immediately clear ratios, and at most. Slow answers and large models add
+    to both."""
 
     seconds: float
     most: float
@@ -508,14 +508,14 @@ class ExpectedTime:
         least, most = spelt(self.seconds), spelt(self.most)
         if least == most:
             return f"about {least}"
-        return f"about {least}; up to {most} where others use the machine or a ratio is not clear"
+        return f"about {least}; up to {most} if the machine is busy or a result is unclear"
 
 
 def expected(
     candidates: Sequence[BenchCandidate], protocol: Protocol, *, context: bool = False, looks: bool = False
 ) -> ExpectedTime:
-    """How long a bench of these takes; with `context`, including what is measured after it; with `looks`, of one that
-    may end with its first process."""
+    """The expected time of a bench of these candidates. `context`: include the survey after it; `looks`: the bench may
+    end after its first process."""
     count = len(candidates)
     rounds = {name: protocol.rounds_in(name, 0) if looks else protocol.blocks(name) for name in protocol.scenarios}
     least = {name: rounds[name] if parse_scenario(name).spread else protocol.blocks(name) for name in rounds}
@@ -542,7 +542,7 @@ def _block_seconds(protocol: Protocol, scenario: str, blocks: int) -> float:
 
 
 def spelt(seconds: float) -> str:
-    """Such as "40 s", "3 min" or "1 h 10 min"."""
+    """A duration in words, such as "40 s", "3 min" or "1 h 10 min"."""
     if seconds < 100:
         return f"{max(1.0, seconds):.0f} s"
     minutes = round(seconds / 60)

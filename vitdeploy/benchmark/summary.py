@@ -1,4 +1,4 @@
-"""What a bench decides: rows, ratios, order, tails."""
+"""The results of a bench as numbers: rows per artifact, and decided or undecided ratios."""
 
 from __future__ import annotations
 
@@ -49,13 +49,12 @@ from vitdeploy.benchmark.results import (
 )
 from vitdeploy.spec import SPARSE
 
-# --- What a bench reports about one artifact --------------------------------------------------------------------------
-# percentiles and the claims they allow, throughput, flags, loading, energy.
+# --- The report of a bench on one artifact: percentiles with claims, throughput, flags, loading, energy ---------------
 
 
 Metric = Literal["latency", "throughput"]
 UNKNOWN: Interval = (None, None)
-# Seconds of waiting for a quota in a second, from which on it is reported.
+# From this many seconds per second on, waiting for a quota is reported.
 LEAST_WAIT = 0.01
 
 
@@ -71,7 +70,7 @@ class Latency:
 
 @dataclass(frozen=True)
 class LatencyIntervals:
-    """95 % intervals in milliseconds; None for a bound that the measurement does not give."""
+    """95 % intervals in milliseconds; None for an unknown bound."""
 
     p50: Interval = UNKNOWN
     p90: Interval = UNKNOWN
@@ -80,7 +79,7 @@ class LatencyIntervals:
 
 @dataclass(frozen=True)
 class BatchSizes:
-    """Images per query: of the scenario behind the latency, and of the one behind the throughput."""
+    """Images per query in the scenarios of the latency (`single`) and of the throughput (`offline`)."""
 
     single: int
     offline: int
@@ -88,9 +87,9 @@ class BatchSizes:
 
 @dataclass(frozen=True)
 class Blocks:
-    """All blocks in order of time: when each began, in seconds since the start of the run; the number of its process;
-    its median latency in ms, None if no query was answered; whether nobody else used the machine and it did not
-    throttle."""
+    """All blocks in order of time: the start of each, in seconds since the start of the run; the number of its process;
+    its median latency in ms, None if no query was answered; whether it was quiet (no other processes, no
+    throttling)."""
 
     begun_seconds: tuple[float, ...] = ()
     process: tuple[int, ...] = ()
@@ -102,9 +101,9 @@ class Blocks:
 class ScenarioResult:
     """All numbers of one scenario; `throughput` in images per second.
 
-    For "server" only: `offered` queries per second, the share of the time that a query was running (`busy`), and how
-    many were `unanswered` at the end. For "sustain" only, images per second: at `first`, at `last`, their quotient, and
-    in each block (`bins`). `throttled`: of the blocks in which the machine throttled, None without any.
+    For "server" only: `offered` queries per second, the share of the time with a running query (`busy`), and the number
+    of queries `unanswered` at the end. For "sustain" only, images per second: at `first`, at `last`, their quotient,
+    and in each block (`bins`). `throttled`: the blocks in which the machine throttled, None without any.
     """
 
     batch: int
@@ -126,8 +125,8 @@ class ScenarioResult:
 
 @dataclass(frozen=True)
 class StageTimes:
-    """The median of each stage from an image to its answer, in ms; None for a stage that this back end does not have.
-    `copies`: whether copies to and from the device are stages of their own. `images`: how many were timed."""
+    """The median time of each stage from an image to its answer, in ms; None for a stage that this back end lacks.
+    `copies`: whether copies to and from the device are separate stages. `images`: the number of timed images."""
 
     end_to_end: float
     end_to_end_p90: float
@@ -144,7 +143,7 @@ class StageTimes:
 
 @dataclass(frozen=True)
 class Energy:
-    """Joules per image of everything on the package or board, and their source; None if nothing measures them."""
+    """Joules per image of the whole package or board, and their source; None if the machine does not measure them."""
 
     source: str = ""
     joules_per_image: float | None = None
@@ -152,9 +151,9 @@ class Energy:
 
 @dataclass(frozen=True)
 class MachineUse:
-    """What the machine did meanwhile. mhz, celsius: minimum, median and maximum of the samples after each block.
-    engine_threads: that compute one query. quota_waits: seconds that the quota of a control group kept threads from
-    running, for each second."""
+    """The state of the machine during the bench. mhz, celsius: minimum, median and maximum of the samples after each
+    block. engine_threads: the threads that compute one query. quota_waits: seconds per second that the quota of a
+    control group kept threads from running."""
 
     affinity: tuple[int, ...]
     process_threads: int | None
@@ -167,12 +166,12 @@ class MachineUse:
 
 
 def quota_remarks(machine: MachineUse | None) -> list[str]:
-    """What the quota of a control group did to an artifact's times."""
+    """Remarks on the effect of a control group's quota on an artifact's times."""
     if machine is None or (machine.quota_waits or 0.0) < LEAST_WAIT:
         return []
     return [
-        f"throttled by the quota of its control group (cpu.max): threads waited {machine.quota_waits:.2f} s in each "
-        f"second; {machine.engine_threads or 'an unknown number of'} threads computed a query"
+        f"throttled by the CPU quota of its control group (cpu.max): threads waited {machine.quota_waits:.2f} s per "
+        f"second; threads per query: {machine.engine_threads or 'unknown'}"
     ]
 
 
@@ -181,8 +180,8 @@ class Row:
     """One artifact.
 
     `latency_ms` comes from the scenario "single", `throughput` (images per second) from "offline"; each falls back to
-    the first scenario. `samples` is the number of queries behind `latency_ms`. `flags`: see `benchmark.flags`.
-    `parts_ms`: the median of each graph of one query, one after the other, where there are several.
+    the first scenario. `samples` is the number of queries behind `latency_ms`. `flags`: see docs/measuring.md.
+    `parts_ms`: the median time of each graph of one query, in a model with several.
     """
 
     artifact: str
@@ -210,13 +209,13 @@ class Row:
 # --- From the measurements of a run to the numbers of a report: percentiles, throughput, flags ------------------------
 
 
-NOT_APART = "not apart on this back end"
+NOT_APART = "not timed separately by this back end"
 
 
 def rows(bench_run: BenchRun, percents: Sequence[float] = DEFAULT) -> list[Row]:
     """One row per candidate, in the benchmark run's order; `percents` are the percentiles to claim for each scenario.
 
-    Blocks in which somebody else used the machine are left out, where enough others are left (see `usable`).
+    Disturbed blocks are left out if enough quiet blocks remain (see `usable`).
     """
     return [_row(bench_run, entry, percents) for entry in bench_run.entries]
 
@@ -258,7 +257,7 @@ def _row(bench_run: BenchRun, entry: Measurements, percents: Sequence[float]) ->
 
 
 def _scenario(bench_run: BenchRun, entry: Measurements, name: str, percents: Sequence[float]) -> ScenarioResult:
-    """The numbers of one scenario; "server" and "sustain" have some of their own in addition to the common ones."""
+    """The numbers of one scenario; "server" and "sustain" have additional ones."""
     rounds = usable(bench_run.protocol, entry, name)
     latencies, counted, scenario = _latencies(rounds), _with_unanswered(rounds), parse_scenario(name)
     seconds = sum(block.seconds for block in rounds)
@@ -286,7 +285,7 @@ def _scenario(bench_run: BenchRun, entry: Measurements, name: str, percents: Seq
 
 
 def _throttled(bench_run: BenchRun, entry: Measurements, name: str) -> Throttled | None:
-    """Of the blocks in which the machine throttled, with whether they are left out (see `usable`)."""
+    """The report on throttled blocks, and whether they are left out (see `usable`)."""
     every = entry.rounds[name]
     found = throttled(every, parse_scenario(name).spread)
     left_out = len(usable(bench_run.protocol, entry, name)) < len(every)
@@ -343,8 +342,8 @@ def _spread(values: Sequence[float]) -> tuple[float, float, float] | None:
 
 
 def block_medians(bench_run: BenchRun) -> dict[str, tuple[float, ...]]:
-    """The median latency in ms of each round per artifact, in order of time. All artifacts have the same rounds: those
-    in which nobody else used the machine, if they are enough. Rounds without an answered query are left out."""
+    """The median latency in ms of each round per artifact, in order of time. All artifacts have the same rounds: the
+    quiet ones, if there are enough. Rounds without an answered query are left out."""
     rounds = together(bench_run.protocol, in_common(bench_run.entries), bench_run.protocol.latency_scenario)
     return {
         entry.artifact: tuple(float(np.median(block.latencies_ms)) for block in blocks if block.latencies_ms.size)
@@ -367,8 +366,8 @@ def _latencies(rounds: Sequence[Round]) -> Values:
 
 
 def _with_unanswered(rounds: Sequence[Round]) -> list[Round]:
-    """The latencies with unanswered queries. Each counts with the time that it had waited at the end, a lower bound of
-    its latency; without them, a server would look faster the more it is overloaded."""
+    """The rounds with unanswered queries included. Each counts with its waiting time at the end, a lower bound of its
+    latency; without them, an overloaded server would look faster."""
     *before, last = rounds
     every = np.concatenate([last.latencies_ms, np.asarray(last.waiting_ms, np.float64)])
     return [*before, replace(last, latencies_ms=every)]
@@ -380,36 +379,37 @@ def _evenly(values: Values, limit: int) -> tuple[float, ...]:
     return tuple(float(value) for value in values)
 
 
-# --- What a run cannot decide, and why: measurements that do not show how fast an artifact is on this machine ---------
+# --- Ratios, and the reasons why one is not decided -------------------------------------------------------------------
 
 
-# The limit on the spread of the ratios of paired rounds, a fifth clipped on either side: a larger spread is not timer
+# The limit on the spread of the ratios of paired rounds, with 20 % clipped on either side: a larger spread is not timer
 # noise, and nothing that the kernel reported explains it.
 WILD_SPREAD, WILD_ROUNDS = 0.25, 6
-# How far the quotient of the medians of all queries may be from the ratio of paired rounds, beyond its interval.
+# The allowed difference, beyond its interval, between the ratio of the medians of all queries and that of paired
+# rounds.
 APART_REACH = 0.1
-# Of what is claimed beside others: the level of all looks together, the least factor that is claimed, what is taken off
-# each for the differences of processes and of queries, and how long a query may be to fit between two turns of others
-# (Linux gives a busy process turns of 3 ms; beside a loop the digits' original of 4 ms ran no query in less than 8).
+# For claims on a busy machine: the level of all looks together; the least factor that is claimed; the reduction of each
+# claim for differences between processes and queries; and the longest query, in ms, that fits between two turns of
+# other processes (Linux gives a busy process turns of 3 ms; on a CPU shared with a busy loop, the digits' original of
+# 4 ms ran no query in less than 8).
 ONE_SIDED, LEAST_CLAIM, CAUTION, SHORT_MS = 0.025, 1.1, 0.85, 3.0
 UNLIKELY = 0.001
-# The least share that is mentioned.
+# The least share that a reason mentions.
 MENTIONED = 0.005
 NOT_DECIDED = "not decided"
 MADE_FOR = "was made for"
-MEASURE_AGAIN = "measure again when the machine is quiet, or for longer (--duration; bench.duration in a recipe)"
-COOL_DOWN = "let it cool down or give it more power (`vitdeploy doctor` says of each what helps), then measure again"
+MEASURE_AGAIN = "measure again on a quiet machine, or for longer (--duration; bench.duration in a recipe)"
+COOL_DOWN = "let it cool down or give it more power (`vitdeploy doctor` says which helps), then measure again"
 
 
 @dataclass(frozen=True)
 class Ratio:
     """The ratio a / b of two artifacts with its 95 % interval, from the median queries of paired rounds.
 
-    `verdict` on `a`: faster, slower, no difference, or not decided; seems faster or seems slower where the evidence
-    points there and proves nothing. `decided`: whether the interval is reliable; if not, `reason` says why, and
-    `bounds` are what holds all the same: the ratio is at least the first and at most the second, each None where
-    nothing is known. `a_ms`, `b_ms`: the latencies that the ratio is made of, from paired rounds. `unstable`:
-    the ratios of paired rounds vary too much.
+    `verdict` on `a`: faster, slower, no difference, or not decided; seems faster or seems slower if the evidence points
+    there without proof. `decided`: whether the interval is reliable; if not, `reason` says why, and `bounds` still
+    hold: the ratio is at least the first and at most the second, each None if unknown. `a_ms`, `b_ms`: the latencies of
+    the ratio, from paired rounds. `unstable`: the ratios of paired rounds vary too much.
     """
 
     a: str
@@ -427,7 +427,7 @@ class Ratio:
 
     @property
     def sure(self) -> tuple[float, float]:
-        """What the ratio is surely between: its interval, or the bounds of one that is not decided."""
+        """Reliable bounds of the ratio: its interval, or the `bounds` of an undecided one."""
         low, high = self.bounds
         return self.ci95 if self.decided else (low or 0.0, math.inf if high is None else high)
 
@@ -451,7 +451,7 @@ class Ratio:
 
 def judged(bench_run: BenchRun, a: str, b: str, scenario: str, metric: Metric = "latency") -> Ratio:
     """The latency, or throughput, of `a` over that of `b`, from the rounds in which neither was disturbed. The verdict
-    on what is not decided, and has no bounds, is `NOT_DECIDED`, or what seems."""
+    on an undecided ratio without bounds is `NOT_DECIDED`, or a "seems" verdict."""
     named = {entry.artifact: entry for entry in bench_run.entries}
     over, under = in_common((named[a], named[b]) if metric == "latency" else (named[b], named[a]))
     pair = (over, under)
@@ -488,16 +488,15 @@ def judged(bench_run: BenchRun, a: str, b: str, scenario: str, metric: Metric = 
 
 
 def _beside_others(pair: tuple[Measurements, Measurements], scenario: str) -> tuple[Interval, float, int] | None:
-    """What holds of the ratio of two latencies beside others: what it is at least and at most, None where nothing is
-    known; the middle one of three estimates; and the sign of its logarithm if all three agree, else 0. None where the
-    CPU time is not known.
+    """Claims about the ratio of two latencies on a busy machine: its lower and upper bound, None if unknown; the median
+    of three estimates; and the sign of its logarithm if all three agree, otherwise 0. None if the CPU time is unknown.
 
-    Contention slows one artifact more than another, and no interval over such rounds holds the truth. What it cannot do
-    is to make a query faster, or to make one need less CPU time. So a claim is the smallest of three: by order, a
-    factor that all but a few rounds reach in the middle one of their measures (a sign test, at a level shared by all
-    looks at the rounds so far); by the fastest queries, of which short ones fit between two turns of others; by the CPU
-    time of a query. Threads that spin while they wait distort the last, long queries the second, and unequal turns the
-    first: seldom the same way.
+    Contention slows one artifact more than another, so no interval over such rounds is reliable. But contention cannot
+    make a query faster, or reduce its CPU time. So a claim is the smallest of three factors: by order, the factor that
+    all except a few rounds reach in the median of their measures (a sign test, at a level shared by all looks at the
+    rounds so far); by the fastest queries, which fit between two turns of other processes if they are short; by the CPU
+    time of a query. Spinning threads distort the last, long queries the second, and unequal turns the first, but seldom
+    in the same direction.
     """
     numbers = awake([entry.rounds[scenario] for entry in pair])
     over, under = ([entry.rounds[scenario][number] for number in numbers] for entry in pair)
@@ -516,46 +515,47 @@ def _beside_others(pair: tuple[Measurements, Measurements], scenario: str) -> tu
 
 
 def _at_least(order: Values, slow: Sequence[Round], fast: Sequence[Round], cpu: float, cpus: int) -> float | None:
-    """How many times as fast one artifact is as another at least; None if nobody can say that it is faster. `order`:
-    the logarithms of slow over fast, round by round."""
+    """A lower bound of how many times as fast as `slow` the artifact `fast` is; None if it is not provably faster.
+    `order`: the logarithms of slow over fast, round by round."""
     processes = np.asarray([block.process for block in slow])
     look = len(set(processes.tolist()))
-    # A run may end after any process. All looks share the level, however many they are: the sum of 1 / k (k + 1) is 1.
+    # A run may end after any process. All looks share the level, whatever their number: the sum of 1 / k (k + 1) is 1.
     rank = _sign_rank(order.size, ONE_SIDED / (look * (look + 1)))
     if rank == 0:
         return None
     of_each = min(float(np.median(order[processes == each])) for each in set(processes.tolist()))
-    sure = min(float(np.sort(order)[rank - 1]), of_each)
+    proven = min(float(np.sort(order)[rank - 1]), of_each)
     floor = min(float(block.latencies_ms.min()) for block in slow)
-    if floor > SHORT_MS:  # others had a turn in each of these queries
+    if floor > SHORT_MS:  # other processes may have had a turn in each of these queries
         alone = [1e3 * undelayed(block, cpus) / block.latencies_ms.size for block in slow]
         fits_none = _fits_no_turn(sum(block.latencies_ms.size for block in slow), cpus)
         floor = max(fits_none, min(floor, float(np.median(alone))))
-    claim = CAUTION * min(math.exp(sure), floor / _typical(fast), cpu)
+    claim = CAUTION * min(math.exp(proven), floor / _typical(fast), cpu)
     return claim if claim >= LEAST_CLAIM else None
 
 
 def _fits_no_turn(count: int, cpus: int) -> float:
-    """What queries take alone at least, in ms, none of which ran in a turn of `SHORT_MS` on all CPUs: one that takes t
-    fits into a turn with the probability 1 - t / SHORT_MS, and it is unlikely that `count` of them never do."""
+    """A lower bound, in ms, of the undisturbed latency of `count` queries, none of which fitted into a turn of
+    `SHORT_MS` on all CPUs: a query of t ms fits with the probability 1 - t / SHORT_MS, so it is unlikely that none
+    does."""
     seldom = 1 - UNLIKELY ** (1 / count)
     return float(SHORT_MS * (1 - seldom ** (1 / cpus)))
 
 
 def _typical(rounds: Sequence[Round]) -> float:
-    """An upper bound of the latency alone, in ms: of the block that was disturbed least, by its fastest queries."""
+    """An upper bound of the undisturbed latency in ms, from the fastest queries of the least disturbed block."""
     return min(nearest_rank(block.latencies_ms, 10) for block in rounds)
 
 
 def _measures(block: Round) -> tuple[float, float, float]:
-    """Of one block, in ms: what a tenth of the queries stays below, the least latency, and the CPU time of a query."""
+    """Three measures of one block, in ms: p10, the least latency, and the CPU time per query."""
     cpu = 0.0 if block.machine is None else 1e3 * block.machine.own_seconds / block.latencies_ms.size
     return nearest_rank(block.latencies_ms, 10), float(block.latencies_ms.min()), cpu
 
 
 def _sign_rank(count: int, level: float) -> int:
-    """The largest k such that of `count` fair coins fewer than k fall one way with this probability at most; so the
-    median is above the k-th smallest of as many values but with that probability."""
+    """The largest k such that P(Binomial(count, 1/2) < k) <= `level`: the median of `count` values is above their k-th
+    smallest, except with that probability."""
     rank, tail = 0, 0.5**count
     while tail <= level:
         rank += 1
@@ -564,7 +564,7 @@ def _sign_rank(count: int, level: float) -> int:
 
 
 def alone_reason(bench_run: BenchRun, entry: Measurements) -> str:
-    """Why the measurements of one artifact, compared with no other, are unreliable; empty if they are reliable."""
+    """Why the measurements of one artifact alone are unreliable; empty if they are reliable."""
     return _fallback([entry]) or _disturbed(bench_run, [entry], bench_run.protocol.latency_scenario)
 
 
@@ -576,12 +576,12 @@ def disturbed_reason(bench_run: BenchRun) -> str:
 def _fallback(entries: Sequence[Measurements]) -> str:
     for entry in entries:
         if falls_back(entry):
-            return f"it ran on {entry.provider}, and {MADE_FOR} {entry.made_for}: compile it on this machine"
+            return f"it ran on {entry.provider}, but {MADE_FOR} {entry.made_for}: compile it on this machine"
     return ""
 
 
 def _disturbed(bench_run: BenchRun, entries: Sequence[Measurements], scenario: str) -> str:
-    """Too few rounds were quiet for all."""
+    """The reason if too few rounds were quiet for all entries; empty otherwise."""
     numbers, every = quiet_together(entries, scenario), entries[0].rounds[scenario]
     if enough(bench_run.protocol, numbers, every):
         loud = any(load_disturbs(bench_run, entry) for entry in entries)
@@ -599,20 +599,20 @@ def _disturbed(bench_run: BenchRun, entries: Sequence[Measurements], scenario: s
     slowed = [found for entry in entries if (found := throttled(entry.rounds[scenario], spread=True)) is not None]
     if slowed and not any(each.disturbs for each in seen):
         worst = max(slowed, key=lambda each: each.blocks)
-        return f"only {len(numbers)} of {len(every)} rounds of {scenario} count, {worst}: {COOL_DOWN}"
-    said = "; ".join(filter(None, [_said(seen), *map(str, slowed[:1])]))
-    return f"only {len(numbers)} of {len(every)} rounds of {scenario} were undisturbed ({said}): {MEASURE_AGAIN}"
+        return f"only {len(numbers)} of {len(every)} {scenario} rounds count, {worst}: {COOL_DOWN}"
+    causes = "; ".join(filter(None, [_disturbance(seen), *map(str, slowed[:1])]))
+    return f"only {len(numbers)} of {len(every)} {scenario} rounds were undisturbed ({causes}): {MEASURE_AGAIN}"
 
 
-def _said(seen: Sequence[Unrest]) -> str:
-    """The share that others took of the blocks that they disturbed, in words."""
+def _disturbance(seen: Sequence[Unrest]) -> str:
+    """The median share that other processes took of the disturbed blocks, in words."""
     hit = [each for each in seen if each.disturbs]
     if not hit:
         return "the measuring process had less CPU time than before"
     shares = {
-        "others had {} of the CPUs' time": [each.others for each in hit],
+        "other processes used {} of the CPU time": [each.others for each in hit],
         "a thread waited {} of the time for a CPU": [each.waited for each in hit],
-        "other virtual machines took {} of the CPUs' time": [each.stolen for each in hit],
+        "other virtual machines used {} of the CPU time": [each.stolen for each in hit],
     }
     medians = {text: float(np.median(values)) for text, values in shares.items()}
     texts = [text.format(f"{100 * share:.0f} %") for text, share in medians.items() if share >= MENTIONED]
@@ -625,19 +625,19 @@ def _wild(ratio: PairedRatio, rounds: int, scenario: str) -> str:
     if rounds < WILD_ROUNDS or ratio.spread <= WILD_SPREAD:
         return ""
     return (
-        f"the ratios of the {rounds} rounds of {scenario} vary by {100 * ratio.spread:.0f} %, though nothing else was "
-        f"seen to run; another virtual machine on the same cores may: {MEASURE_AGAIN}"
+        f"the ratios of the {rounds} {scenario} rounds vary by {100 * ratio.spread:.0f} %, but no other process was "
+        f"seen; another virtual machine may share these cores: {MEASURE_AGAIN}"
     )
 
 
 def _apart(ratio: PairedRatio, rounds: Sequence[Sequence[Round]]) -> str:
-    """The reason if the medians printed next to a ratio, each from its own blocks, contradict it: then neither is
+    """The reason if a ratio contradicts the medians printed next to it, each from its own blocks: then neither is
     reliable."""
     p50 = [nearest_rank(np.concatenate([block.latencies_ms for block in each]), 50) for each in rounds]
     quotient = float(np.log(p50[0] / p50[1]))
     if abs(quotient - ratio.log) <= ratio.reach + APART_REACH:
         return ""
     return (
-        f"the medians of all queries are {p50[0]:.3g} and {p50[1]:.3g} ms, a ratio of {np.exp(quotient):.3g}, and "
-        f"rounds side by side have one of {np.exp(ratio.log):.3g}: the machine's speed moved; {MEASURE_AGAIN}"
+        f"two estimates disagree ({np.exp(quotient):.3g} from the medians of all queries, {p50[0]:.3g} and "
+        f"{p50[1]:.3g} ms; {np.exp(ratio.log):.3g} from paired rounds): the machine's speed changed; {MEASURE_AGAIN}"
     )

@@ -1,7 +1,7 @@
-"""Surveys a machine after a benchmark run: its peak rates, and where each artifact's time goes.
+"""Survey of a machine after a benchmark run: its peak rates, and a profile of each artifact.
 
-Each measurement has a process of its own: profilers slow down what they watch, and threads of one runtime disturb
-another. What cannot be measured is left out with the reason: a bench is useful without it.
+Each measurement has its own process: profilers slow down what they watch, and threads of one runtime disturb another.
+Failed measurements are left out with the reason: a bench is useful without them.
 """
 
 import dataclasses
@@ -21,7 +21,7 @@ from vitdeploy.runtime.interpreter import module_argv
 from vitdeploy.spec import EngineSpec, decode
 
 SURVEY_WORKER = module_argv("vitdeploy.benchmark.survey_worker")
-# Seconds for the memory, each rate and each profile: a share of what a scenario takes, so that a quick bench stays one.
+# Seconds for the memory, each rate and each profile: a share of a scenario's time, so that a quick bench stays quick.
 MOST_SECONDS, SHARE = 2.0, 0.1
 # A shorter bench needs no survey.
 LEAST_DURATION = 1.0
@@ -29,15 +29,15 @@ LEAST_DURATION = 1.0
 KINDS = {"memory": Memory, "rate": RateFacts, "profile": Profile}
 
 
-# One measurement: what it is if it is left out, and the worker's command.
+# One measurement: its description if it is left out, and the worker's command.
 Ask = tuple[LeftOut, dict[str, Any]]
 
 
 def surveyed(
     bench_run: results.BenchRun, candidates: Sequence[run.BenchCandidate], progress: Progress
 ) -> results.BenchRun:
-    """The run with its context: the memory, the rates that its engines need, and the layers of each. The run is
-    unchanged if its scenarios took less than a second each.
+    """The run with its context: the memory rate, the rates that its engines need, and the layers of each engine. The
+    run is unchanged if its scenarios took less than a second each.
 
     `progress(text, done, total)` is called before each of them. Candidates that are not engines, such as an original in
     PyTorch, are not surveyed.
@@ -48,10 +48,10 @@ def surveyed(
     total, counted = sum(map(len, processes)), itertools.count()
 
     def tell(what: LeftOut) -> None:
-        progress(f"context: {what}", next(counted), total)
+        progress(f"measure peak rates and profiles: {what}", next(counted), total)
 
     found = [answer for asks in processes for answer in _answers(asks, bench_run.protocol.timeout, tell)]
-    progress("context", total, total)
+    progress("measure peak rates and profiles", total, total)
     elsewhere = [each.target for each in candidates if "engine" in each.request and not _on_cpu(each)]
     found += [LeftOut("rate", target, "not measured on a GPU") for target in dict.fromkeys(elsewhere)]
     context = Context(
@@ -64,7 +64,7 @@ def surveyed(
 
 
 def plan(candidates: Sequence[run.BenchCandidate], protocol: Protocol) -> list[list[Ask]]:
-    """What to measure for engines on the CPU, in order of time; each list in a process of its own."""
+    """The measurements for engines on the CPU, in their order; each list runs in its own process."""
     engines = [each for each in candidates if "engine" in each.request and _on_cpu(each)]
     how = {"threads": protocol.threads, "seconds": min(MOST_SECONDS, SHARE * protocol.duration)}
     threads = protocol.threads or default_threads() or usable_cores()
@@ -94,8 +94,8 @@ def _on_cpu(candidate: run.BenchCandidate) -> bool:
 
 
 def precisions_of(engine: EngineSpec) -> set[str]:
-    """The precisions of an engine's matrix products: that of its weights, and that of products without weights. INT4 is
-    of weights alone: such kernels multiply in INT8."""
+    """The precisions of an engine's matrix products, with and without weights. INT4 applies to weights only: such
+    kernels multiply in INT8."""
     kernels = {"int8" if each == "int4" else each for each in engine.kernels}
     return {*kernels, RUNTIME[engine.target].float_precision(engine.options)}
 
@@ -111,7 +111,7 @@ def _answers(asks: Sequence[Ask], timeout: float, tell: Callable[[LeftOut], None
                     found.append(decode(KINDS[what.what], worker.ask(command, timeout)))
                 except VitdeployError as error:
                     found.append(_because(what, error))
-    except WorkerError as error:  # there is no process to ask
+    except WorkerError as error:  # the process did not start
         found += [_because(what, error) for what, _ in asks[len(found) :]]
     return found
 

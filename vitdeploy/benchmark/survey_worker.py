@@ -1,6 +1,6 @@
-"""A process that measures the context of a benchmark run; it never runs a candidate.
+"""A process that measures the context of a benchmark run; it never benchmarks a candidate.
 
-As `worker`, it answers one JSON command per line:
+Like `worker`, it answers one JSON command per line:
 
     {"do": "rate", "target": ..., "precision": ..., "threads": 0, "seconds": 2}   a `context.RateFacts`
     {"do": "memory", "threads": 2, "seconds": 1}                                  a `context.Memory`

@@ -11,15 +11,14 @@ from vitdeploy.benchmark import results, summary
 from vitdeploy.benchmark.evidence import clustered, in_common, left_over, ratio_of_rounds, together
 
 PERCENT = 99.0
-# Of the rounds of each process. A group of few queries has its slowest one as its percentile, of both artifacts alike.
+# Groups of rounds per process. In a group with few queries the percentile is the slowest query, for both artifacts.
 GROUPS = 4
 
 
 @dataclass(frozen=True)
 class Tail:
-    """p99 of `a` over p99 of `b` with its 95 % interval, and both in ms over all rounds. `median`: the same of the
-    median queries, less the ms. `reason`: why the measurement does not show how fast they are on this machine, "" where
-    it does."""
+    """p99 of `a` over p99 of `b` with its 95 % interval, and both in ms over all rounds. `median`: the ratio of the
+    median queries with its interval. `reason`: why the measurement is unreliable; "" if it is reliable."""
 
     ratio: float
     low: float
@@ -31,13 +30,13 @@ class Tail:
     reason: str = ""
 
     def slower(self, worse: float) -> bool:
-        """Whether `a` is more than `worse` (0.1: a tenth) slower, beyond its interval. On a busy machine too: what
-        disturbs takes turns with both. Where it blurs the tails, medians still tell: who is slower in most queries is
-        not faster in the slowest ones."""
+        """Whether `a` is more than `worse` (0.1: 10 %) slower, beyond its interval. This also holds on a busy machine,
+        which disturbs both artifacts in turn. If it blurs the tails, medians decide: an artifact that is slower in most
+        queries is not faster in the slowest ones."""
         return max(self.low, self.median[1]) > 1 + worse
 
     def undecided(self, worse: float) -> str:
-        """Why nobody can say whether `a` is more than `worse` slower; "" where that is clear."""
+        """Why it is unknown whether `a` is more than `worse` slower; "" if it is clear."""
         if self.slower(worse):
             return ""
         if self.reason or self.high <= 1 + worse:

@@ -2,15 +2,14 @@
 
 It reads one JSON command per line from standard input and answers each with one JSON line:
 
-    {"do": "load", "request": {...}, "batches": [1, 8]}   what was loaded: see `_Session`
-    {"do": "block", "batch": 1, "seconds": 0.5}           latencies, and what the machine did: see `_Session`
+    {"do": "load", "request": {...}, "batches": [1, 8]}   facts about the load: see `_Session`
+    {"do": "block", "batch": 1, "seconds": 0.5}           latencies, and the machine's state: see `_Session`
     {"do": "stages", "seconds": 0.5}                      {"stages_ns": {"decode": [...], ...}}, of images;
                                                           {"stages_ns": {}, "parts_ms": {...}}, of several graphs
     {"do": "close"}                                       {"closed": true}
 
-A block may have "arrivals" (the rate, in queries per second) and "settle" (seconds of queries before it that do not
-count). Errors are answered as {"error": {"code", "message", "exit_code", "found", "expected",
-"fix"}}.
+A block may have "arrivals" (the rate, in queries per second) and "settle" (seconds of unrecorded queries before it).
+Errors are answered as {"error": {"code", "message", "exit_code", "found", "expected", "fix"}}.
 """
 
 import functools
@@ -44,7 +43,7 @@ SEED = 0
 MIN_QUERIES = 3
 
 MakeRunner = Callable[[dict[str, Any]], Runner]
-# Raises for a loaded runner of a request that is not to be measured.
+# Raises an error if the loaded runner of a request must not be measured.
 Check = Callable[[Mapping[str, Any], Runner], None]
 Answer = Callable[[dict[str, Any]], dict[str, Any]]
 
@@ -74,7 +73,7 @@ def answer_lines(answer: Answer) -> int:
                 if command["do"] == "close":
                     break
     except BrokenPipeError:
-        pass  # the parent is gone, so nobody waits for the answer
+        pass  # the parent has ended
     return 0
 
 
@@ -89,14 +88,14 @@ def _answered(answer: Answer, command: dict[str, Any]) -> dict[str, Any]:
 
 
 def _take_stdout() -> TextIO:
-    """Return the original standard output; from now on, whatever this process prints goes to standard error."""
+    """Return the original standard output; from now on, all output of this process goes to standard error."""
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
     return answers
 
 
 class _Session:
-    """The loaded runners of one artifact, one per batch size, and the feeds that they are measured with."""
+    """The loaded runners of one artifact, one per batch size, and the feeds for their measurements."""
 
     def __init__(self, make_runner: MakeRunner, check: Check = lambda request, runner: None) -> None:
         self._make_runner = make_runner
@@ -124,8 +123,8 @@ class _Session:
         raise ValueError(f"unknown command {command['do']!r}")
 
     def _load(self, request: dict[str, Any], batches: list[int]) -> dict[str, Any]:
-        """Load one runner per batch. Provider, seconds, first inference and memory are of the first one: cold, with the
-        runtime's import where it is the first of this process. Runners that were loaded before are closed."""
+        """Load one runner per batch, and close earlier ones. Provider, seconds, first inference and memory belong to
+        the first one: a cold load, with the runtime's import if it is the first load of this process."""
         self._close()
         first = self._load_one(request, batches[0])
         on_gpu = "engine" in request and TARGETS[request["engine"]["target"]].device == "GPU"
@@ -137,7 +136,7 @@ class _Session:
             self._check(request, runner)
         if "images" in request:
             self._stages = gemm.ImageStages(self._runners[batches[0]], request["images"])
-        # What exists by now stays. Frozen, it costs a garbage collection inside a block no time.
+        # Existing objects stay. Frozen, they cost no time in a garbage collection inside a block.
         gc.collect()
         gc.freeze()
         return {**first, **facts, "affinity": self._cpus, "energy": self._meter.source}
@@ -159,14 +158,14 @@ class _Session:
         }
 
     def _block(self, command: Mapping[str, Any]) -> dict[str, Any]:
-        """Measure a load, with the CPU seconds of this process and of all others on its CPUs, those that a hypervisor
-        took, how long a thread waited for a CPU, joules, clock, temperature, how often the CPUs were throttled so far,
-        how long the machine slept, and why it was slower, if it was."""
+        """Measure a load, with the CPU seconds of this process and of all others on its CPUs, CPU seconds taken by a
+        hypervisor, the time that a thread waited for a CPU, joules, clock, temperature, the number of throttle events
+        so far, the time that the machine slept, and reasons for throttling."""
         batch, seconds = command["batch"], command["seconds"]
         query = functools.partial(self._runners[batch].measured, self._feeds[batch])
-        # Before those queries: a program may be started for it.
+        # Before the queries, because this may start a program.
         throttle, kept = self._throttle.read(), host.quota_waits()
-        # Unrecorded queries first, until the artifact measured before has left the CPU and its caches.
+        # Unrecorded queries first, until the previous artifact has left the CPU and its caches.
         if settle := command.get("settle", protocol.SETTLE_SECONDS):
             back_to_back(query, settle, least=1)
         asleep, energy, delays = probes.suspended_seconds(), self._meter.read(), probes.run_delays()
@@ -177,7 +176,7 @@ class _Session:
         return {
             **vars(load),
             "own_seconds": own,
-            # Below 0 where the kernel's ticks round it so: on average that is right.
+            # May be below 0 because of the kernel's rounding to ticks; the average is right.
             "other_seconds": after.busy - machine.busy - own if machine and after else None,
             "stolen_seconds": after.stolen - machine.stolen if machine and after else None,
             "waited_seconds": waited,
@@ -199,7 +198,7 @@ class _Session:
         return self._arrivals[rate].block(query, seconds)
 
     def _block_of_parts(self, seconds: float) -> dict[str, list[float]]:
-        """Milliseconds of each graph, from at least three queries in at least `seconds`; {} where there is one."""
+        """Milliseconds of each graph, from at least three queries in at least `seconds`; {} for a single graph."""
         batch, runner = next(iter(self._runners.items()))
         found: dict[str, list[float]] = {}
         start = time.perf_counter()
@@ -241,23 +240,24 @@ def _random_array(generator: np.random.Generator, tensor: TensorSpec) -> Array:
     if shape and len(shape) == len(tensor.shape) and tensor.dtype in DTYPES:
         return random_inputs([tensor], shape[0])[tensor.name]
     raise TensorError(
-        f"no random input can be made for {tensor.name!r}",
+        f"cannot generate random values for the input {tensor.name!r}",
         found=str(tensor),
-        expected=f"{' or '.join(DTYPES)}, with no dynamic axis but the leading one",
+        expected=f"{' or '.join(DTYPES)}, with no dynamic axis except the leading one",
     )
 
 
 def engine_runner(request: dict[str, Any]) -> Runner:
-    """The runner of an engine: {"folder", "engine" (encoded), "threads", "batch"}, and perhaps "trust" (a path)."""
+    """The runner of an engine from a request {"folder", "engine" (encoded), "threads", "batch"}, and optionally "trust"
+    (a path)."""
     engine = decode(EngineSpec, request["engine"])
     trust = Path(request["trust"]) if request.get("trust") else None
     return make_runner(Path(request["folder"]), engine, batch=request["batch"], threads=request["threads"], trust=trust)
 
 
 def check_answers(request: Mapping[str, Any], runner: Runner) -> None:
-    """An engine of a bundle gives its golden answers before it is measured: {"golden" (the bundle's path)}.
+    """Check that an engine of a bundle gives its golden answers, if the request has "golden" (the bundle's path).
 
-    One that failed its budget when the bundle was made may be measured, but not one that answers otherwise than then.
+    An engine that failed its budget when the bundle was made may be measured, but not one whose answers have changed.
     """
     if "golden" not in request:
         return

@@ -1,13 +1,12 @@
-"""The files of one bundle while it is loaded: which digests are checked, and of which bytes.
+"""The files of a bundle while it is loaded, and the checks of their digests.
 
-What vitdeploy parses by itself (the manifest, labels, a tokenizer, golden arrays, the reference of a monitor, plans of
-TensorRT) is read once: the bytes that were hashed are those that are used. A runtime opens its graphs and weights by
-itself, by their names. These are hashed before, and looked at again once the engine has answered: another file, size or
-time of change than that of the descriptor that was hashed means that somebody wrote to the bundle in between, and the
-engine is refused.
+vitdeploy reads the files that it parses (manifest, labels, tokenizer, golden arrays, monitor reference, TensorRT plans)
+once: the bytes that it hashes are the bytes that it uses. A runtime opens graphs and weights by path. These are hashed
+first, and their metadata is compared again after the engine has answered: a different file, size or modification time
+means that another process wrote to the bundle in between, and the engine is refused.
 
-A bundle that is replaced while it is loaded (`publish.replacing`) is refused in the same way, as some files are of the
-old one and some of the new. Whoever loads one reads it again then (`retry_if_replaced`).
+A bundle that is replaced while it is loaded (`publish.replacing`) is refused in the same way, because it mixes old and
+new files. The caller then reads it again (`retry_if_replaced`).
 """
 
 import hashlib
@@ -27,23 +26,24 @@ from vitdeploy.spec import Manifest
 T = TypeVar("T")
 Verify = Literal["all", "used", "none"]
 BLOCK = 1 << 20
-# Of a file that is read into memory. The largest tokenizer known to us has 34 MB.
+# Limit for a file that is read into memory. The largest tokenizer that we know has 34 MB.
 MAX_READ = 256 << 20
 READS = 3
 
 
-# What tells a file from another one of the same name, and from itself once it was written to: device, inode, bytes, and
-# when it was modified and changed.
+# Distinguishes a file from another one of the same name, and from an earlier version of itself: device, inode, size in
+# bytes, and times of modification and change.
 _Stamp = tuple[int, int, int, int, int]
 
 
 class CheckedFiles:
     """The files of the bundle in `folder`.
 
-    `verify` "used": the SHA-256 of each file that is read. "all": of every file of the manifest, at once. "none": of no
-    file; sizes are checked, that no file is a link, and that no other folder has taken the bundle's place.
+    `verify` "used" checks the SHA-256 of each file that is read; "all" that of every file in the manifest, at once.
+    "none" checks no SHA-256, only that sizes match, that no file is a link and that the folder was not replaced.
 
-    `digest` is the SHA-256 of manifest.json in hex, `place` the folder that it was read in, both of `open_checked`.
+    `digest` is the SHA-256 of manifest.json in hex, `place` the identity of the folder it was read from; both come from
+    `open_checked`.
     """
 
     def __init__(
@@ -62,14 +62,14 @@ class CheckedFiles:
 
     @property
     def hashed(self) -> bool:
-        """Whether what is read is what the manifest's digests are of."""
+        """Whether files are checked against the manifest's digests."""
         return self.verify != "none"
 
     def require(self, names: Iterable[str] | None = None) -> None:
         """Check the files in `names`, or all, each once.
 
         Raises:
-            DigestError: a file is missing, is no regular file, or differs from what the manifest records.
+            DigestError: a file is missing, not a regular file, or differs from the manifest's record.
         """
         for name in self._entries if names is None else names:
             entry = self._entries[name]
@@ -86,7 +86,7 @@ class CheckedFiles:
             self._stamps[name] = stamp
 
     def read(self, name: str, most: int = MAX_READ) -> bytes:
-        """The bytes of a listed file, once they are found to be the recorded ones.
+        """Return the bytes of a listed file after checking them against the manifest.
 
         Raises:
             DigestError: as `require`. ManifestError: more than `most` bytes.
@@ -104,14 +104,14 @@ class CheckedFiles:
         return data
 
     def require_unchanged(self, names: Iterable[str]) -> None:
-        """Check that nobody wrote to these files, or put others in their places, since `require` hashed them; of a
-        bundle whose files are not hashed, that it is the same folder.
+        """Check that these files were neither written to nor replaced since `require` hashed them; for a bundle whose
+        files are not hashed, check that it is still the same folder.
 
         Raises:
-            DigestError: somebody did.
+            DigestError: a file or the folder changed.
         """
         if not self.hashed and _place(self.folder) != self._place:
-            raise _changed(self.folder, "another folder than the manifest was read in")
+            raise _changed(self.folder, "the folder was replaced after its manifest was read")
         for name in names:
             path = self.folder / name
             try:
@@ -119,15 +119,15 @@ class CheckedFiles:
             except OSError:
                 found = None
             if name in self._stamps and found != self._stamps[name]:
-                raise _changed(path, "another file, size or time of change than when its SHA-256 was checked")
+                raise _changed(path, "the file, its size or its modification time changed after the SHA-256 check")
 
 
 def retry_if_replaced(folder: Path, read: Callable[[], T]) -> T:
-    """What `read` makes of the bundle in `folder`. Where that fails, and another folder has got the name meanwhile, it
-    is read again.
+    """Return the result of `read` for the bundle in `folder`. If `read` fails and the folder was replaced meanwhile,
+    read it again.
 
     Raises:
-        What `read` raises, of a bundle that stays or at the last time of READS.
+        The error of `read`, if the folder was not replaced or after READS attempts.
     """
     for _ in range(READS - 1):
         before = _place(folder)
@@ -142,24 +142,24 @@ def retry_if_replaced(folder: Path, read: Callable[[], T]) -> T:
 def open_checked(
     folder: Path, verify: Verify = "used", expect_digest: str | None = None, trust: Path | None = None
 ) -> CheckedFiles:
-    """The files of a bundle, its manifest read and checked.
+    """Return the files of a bundle after reading and checking its manifest.
 
     Args:
-        expect_digest: the SHA-256 of its manifest.json, "sha256:HEX" or "HEX", which no other digest is above.
-        trust: the file of a public key or certificate (PEM): the bundle must be signed by it, and its manifest be the
-            one that was signed.
+        expect_digest: the SHA-256 of its manifest.json, "sha256:HEX" or "HEX"; it covers all other digests.
+        trust: the file of a public key or certificate (PEM): the bundle must be signed by it, and its manifest must be
+            the signed one.
 
     Raises:
-        MissingFileError, ManifestError: no bundle.
-        DigestError: another manifest than the expected one; with "all", a file that is not the recorded one.
+        MissingFileError, ManifestError: not a bundle.
+        DigestError: not the expected manifest; with "all", a file that differs from the manifest's record.
         SignatureError: not signed by `trust`.
-        InputError: no such `verify`, or no SHA-256.
+        InputError: an unknown `verify`, or not a SHA-256.
     """
     if verify not in typing.get_args(Verify):
         raise InputError(
-            "verify says whose digests are checked",
+            'verify must be "used", "all" or "none"',
             found=repr(verify)[:80],
-            expected='"used": of each file that is read; "all": of every file of the bundle; "none"',
+            expected='"used" (check each file that is read), "all" (check every file of the bundle) or "none"',
         )
     expected = None if expect_digest is None else layout.digest_hex(expect_digest)
     place = _place(folder)
@@ -171,7 +171,7 @@ def open_checked(
     if trust is not None and found not in sign.signed_digests(folder, trust):
         raise SignatureError(
             f"{folder / MANIFEST_FILE} changed while the bundle was loaded",
-            found=f"sha256 {found[:16]}..., which the signature does not have",
+            found=f"sha256 {found[:16]}..., which is not in the signature",
             expected="the manifest that was signed",
             fix="load it again",
         )
@@ -185,7 +185,7 @@ def _stamp(facts: os.stat_result) -> _Stamp:
 
 
 def _place(folder: Path) -> tuple[int, int] | None:
-    """Which folder has the name now; None if there is none, or can be none."""
+    """Return the identity of the folder at this path now; None without a folder."""
     return identity(folder) if is_dir(folder) else None
 
 
@@ -193,6 +193,6 @@ def _changed(path: Path, found: str) -> DigestError:
     return DigestError(
         f"{path} changed while it was loaded",
         found=found,
-        expected="a bundle that nobody writes to while it is loaded",
-        fix="load it again; a new bundle is best put in the place of an old one by renaming its folder",
+        expected="a bundle that does not change while it is loaded",
+        fix="load it again; to replace a bundle safely, rename the new folder over the old one",
     )

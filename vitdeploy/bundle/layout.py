@@ -1,4 +1,4 @@
-"""Where the files of a bundle lie."""
+"""Layout of packed bundles, SHA-256 texts, and the checks that the graphs of a flow fit together."""
 
 import re
 import struct
@@ -9,10 +9,10 @@ from pathlib import Path
 from vitdeploy.errors import DigestError, InputError
 from vitdeploy.spec import EngineSpec, FlowPart, FlowSpec, TensorSpec
 
-# --- The bytes of a packed bundle that are no file's content: a stored-only zip of exactly one form -------------------
-# They follow from the names, sizes and CRC-32 of the files in their order, so that a writer emits them and a reader
-# compares them. There is nothing in between to interpret: no flags, compression, comments, times, attributes or extra
-# fields but these.
+# --- The bytes of a packed bundle around the files' contents: a stored-only zip of exactly one form -------------------
+# They follow from the names, sizes and CRC-32 of the files in their order, so a writer emits them and a reader compares
+# them. Nothing is left to interpret: no other flags, compression, comments, times, attributes or extra fields are
+# allowed.
 #
 # - For each file: its local header, then its bytes. Then the central directory, then the end of it, and nothing more.
 # - `manifest.json` comes first, then the signature if there is one, then what the manifest lists, sorted by name.
@@ -69,11 +69,12 @@ def begins_with(data: bytes, name: str) -> bool:
 
 
 def read_local_header(data: bytes, name: str, size: int | None, offset: int) -> tuple[PackedMember, str]:
-    """The file that a local header at `offset` says, and "" or how it differs from the one header that is allowed.
+    """Return the member described by the local header at `offset`, and "" or how the header differs from the only one
+    allowed.
 
     Args:
-        data: as many bytes as the header of a file with this name and size takes.
-        size: in bytes, below 4 GiB where it is None, as the header says.
+        data: the header's bytes, as long as the header of a file with this name and size.
+        size: in bytes; None takes the size from the header, which is then below 4 GiB.
     """
     fields = _LOCAL.unpack_from(data)
     member = PackedMember(name, fields[8] if size is None else size, fields[6], offset)
@@ -87,7 +88,7 @@ def read_local_header(data: bytes, name: str, size: int | None, offset: int) -> 
 
 
 def directory(members: Sequence[PackedMember]) -> bytes:
-    """What stands behind the bytes of the last file: the central directory and its end."""
+    """Return the bytes after the last file: the central directory and its end record."""
     last = members[-1]
     start = last.offset + len(local_header(last)) + last.bytes
     entries = b"".join(_central_header(member) for member in members)
@@ -112,64 +113,64 @@ def _central_header(member: PackedMember) -> bytes:
     return _CENTRAL.pack(b"PK\x01\x02", *fields, 0, 0, 0, _REGULAR_FILE, min(member.offset, _NOT_HERE)) + name + extra
 
 
-# --- SHA-256 as people pass it on: "sha256:HEX" -----------------------------------------------------------------------
+# --- SHA-256 in text form: "sha256:HEX" -------------------------------------------------------------------------------
 
 
 def digest_hex(text: object) -> str:
-    """The hex, in lower case, of a SHA-256 that is given as "sha256:HEX" or "HEX".
+    """Return the lower-case hex digits of a SHA-256 written as "sha256:HEX" or "HEX".
 
     Raises:
-        InputError: it is none.
+        InputError: not a SHA-256.
     """
     found = text.removeprefix("sha256:").lower() if isinstance(text, str) else ""
     if not re.fullmatch(r"[0-9a-f]{64}", found):
-        raise InputError(f"{str(text)[:80]!r} is no SHA-256", expected="sha256: and 64 hexadecimal digits")
+        raise InputError(f"{str(text)[:80]!r} is not a SHA-256", expected="sha256: and 64 hexadecimal digits")
     return found
 
 
 def check_digest(path: Path, found: str, expected: str, of: str) -> None:
-    """Raise DigestError unless the SHA-256 of what `of` says is the one that the user expects."""
+    """Raise DigestError unless `found`, the SHA-256 of the part named by `of`, is the one that the user expects."""
     if found != expected:
         raise DigestError(
-            f"{path} is not the bundle that was expected",
+            f"{path} is not the expected bundle",
             found=f"sha256:{found} of the {of}",
             expected=f"sha256:{expected}",
-            fix="get it again from whoever gave you the digest",
+            fix="get the bundle again from the source of the digest",
         )
 
 
-# --- Do the graphs of a flow fit together? All that does not is found at once -----------------------------------------
+# --- Checks that the graphs of a flow fit together; all problems are reported at once ---------------------------------
 
 
 @dataclass(frozen=True)
 class PartTensors:
-    """What one graph takes and gives."""
+    """The inputs and outputs of one graph."""
 
     inputs: tuple[TensorSpec, ...]
     outputs: tuple[TensorSpec, ...]
 
 
 def tensors_of(parts: Sequence[EngineSpec]) -> dict[str, PartTensors]:
-    """Inputs and outputs of an engine's parts by name."""
+    """Return the inputs and outputs of an engine's parts by name."""
     return {part.part: PartTensors(part.inputs, part.outputs) for part in parts}
 
 
 def link(flow: FlowSpec, source: str) -> tuple[str, str] | None:
-    """(part, output) that a source names; None for an input of the whole."""
+    """Return the (part, output) that a source names; None for an input of the flow."""
     part, dot, output = source.partition(".")
     return (part, output) if dot and part in {each.name for each in flow.parts} else None
 
 
 def mismatches(flow: FlowSpec, graphs: Mapping[str, PartTensors]) -> list[str]:
-    """Everything by which these graphs do not fit the flow, a line each: names, types, numbers of axes, fixed sizes.
+    """Return every mismatch between these graphs and the flow, one line each: names, types, ranks, fixed sizes.
 
-    The leading axes are not compared: a graph takes as many rows in one run as it was made for.
+    The leading axes are not compared: each graph has its own batch size.
     """
     if not flow.parts:
         return ["the flow has no part"]
     found = [f"{part.name}: no such graph" for part in flow.parts if part.name not in graphs]
     names = [part.name for part in flow.parts]
-    found += [f"{name}: a graph that the flow does not run" for name in graphs if name not in names]
+    found += [f"{name}: not part of the flow" for name in graphs if name not in names]
     found += [f"{name}: runs twice" for name in sorted({name for name in names if names.count(name) > 1})]
     found += [f"{part.name}: repeats, but is not the last part" for part in flow.parts[:-1] if part.repeats]
     if found:
@@ -183,17 +184,17 @@ def mismatches(flow: FlowSpec, graphs: Mapping[str, PartTensors]) -> list[str]:
     for name, source in flow.outputs.items():
         linked = link(flow, source)
         if linked is None or _named(graphs[linked[0]].outputs, linked[1]) is None:
-            found.append(f"output {name}: there is no {source}")
+            found.append(f"output {name}: {source} does not exist")
     return found
 
 
 def _repeated(flow: FlowSpec, graphs: Mapping[str, PartTensors]) -> Iterator[str]:
-    """The misfits of a last part that repeats: it needs logits to choose tokens by, and caches that can begin empty."""
+    """The mismatches of a repeated last part: it needs logits to choose tokens, and caches that can start empty."""
     last = flow.parts[-1]
     if not last.repeats:
         return
     if flow.outputs.get("logits", "").partition(".")[0] != last.name:
-        yield f"{last.name}: repeats, and gives no logits"
+        yield f"{last.name}: repeats, but has no logits"
     for tensor in graphs[last.name].inputs:
         sizes = tensor.shape[1:2] + tensor.shape[3:]
         if tensor.name in last.carries and (len(tensor.shape) != 4 or not all(isinstance(s, int) for s in sizes)):
@@ -207,7 +208,7 @@ def _of_part(
     graphs: Mapping[str, PartTensors],
     given: dict[str, tuple[str, TensorSpec]],
 ) -> Iterator[str]:
-    """The misfits of one part. `given`: the inputs of the whole so far, and where each was seen first."""
+    """The mismatches of one part. `given`: the inputs of the flow so far, and where each was used first."""
     graph = graphs[part.name]
     fed = [*part.feeds, *part.carries, *([part.token] if part.token is not None else [])]
     own = [tensor.name for tensor in graph.inputs]
@@ -223,9 +224,9 @@ def _of_part(
             first, seen = given.setdefault(source, (f"{part.name}.{name}", expected))
             yield from _unlike(f"{part.name}.{name}", expected, f"{first} takes {source},", seen)
         elif linked[0] not in earlier:
-            yield f"{part.name}.{name}: {source} is not made before it is needed"
+            yield f"{part.name}.{name}: {source} comes from a later part"
         elif earlier[linked[0]].batch != part.batch:
-            yield f"{part.name}.{name}: {source} has another leading axis, {earlier[linked[0]].batch} for {part.batch}"
+            yield f"{part.name}.{name}: {source} has the leading axis {earlier[linked[0]].batch}, expected {part.batch}"
         else:
             yield from _linked(f"{part.name}.{name}", expected, source, _named(graphs[linked[0]].outputs, linked[1]))
     for name, output in part.carries.items():
@@ -237,13 +238,13 @@ def _of_part(
 
 def _linked(where: str, expected: TensorSpec, source: str, tensor: TensorSpec | None) -> Iterator[str]:
     if tensor is None:
-        yield f"{where}: there is no {source}"
+        yield f"{where}: {source} does not exist"
     else:
         yield from _unlike(where, expected, f"{source} is", tensor)
 
 
 def _unlike(where: str, expected: TensorSpec, said: str, tensor: TensorSpec) -> Iterator[str]:
-    """A line if the tensor cannot be what is expected: another type, number of axes, or fixed size behind the first."""
+    """A line if the tensor does not match: another type, rank, or fixed size after the first axis."""
     sizes = zip(expected.shape[1:], tensor.shape[1:], strict=False)
     other = any(isinstance(a, int) and isinstance(b, int) and a != b for a, b in sizes)
     if tensor.dtype != expected.dtype or len(tensor.shape) != len(expected.shape) or other:

@@ -1,4 +1,4 @@
-"""A bundle as one file."""
+"""Pack a bundle into one file, and unpack it."""
 
 import contextlib
 import hashlib
@@ -24,13 +24,12 @@ from vitdeploy.progress import Progress, silent
 from vitdeploy.publish import replacing
 from vitdeploy.spec import FileEntry, Manifest
 
-# --- Read a packed bundle, wherever it comes from: only the very bytes that `bundle pack` writes are one --------------
+# --- Read a packed bundle from any source: only the exact bytes that `bundle pack` writes are accepted ----------------
 # The file is read once, from its first byte to its last. `manifest.json` comes first and lists the other files, so the
-# reader knows every name and size that must follow; it looks nothing up in the archive and skips nothing. What stands
-# between the contents is made again (`layout`) and compared. So a path that leads out of the folder, a link, a name
-# that comes twice, a compressed or encrypted file, a second directory or bytes that belong to nothing are all one case:
-# not the file that would have been written. As nothing is compressed, nothing can be larger than the file that holds
-# it.
+# reader knows every name and size that must follow; it looks nothing up in the archive and skips nothing. The bytes
+# between the contents are generated again (`layout`) and compared. So a path outside the folder, a link, a duplicate
+# name, a compressed or encrypted file, a second directory and stray bytes are all one case: not the file that would
+# have been written. Nothing is compressed, so no content can be larger than the archive.
 
 
 MAX_SIGNATURE_BYTES = 16 * 1024 * 1024
@@ -39,7 +38,7 @@ BLOCK = 1 << 20
 
 @dataclass(frozen=True)
 class Packed:
-    """A packed bundle: its size in bytes, the SHA-256 of the whole file and of its manifest (hex), what it holds."""
+    """A packed bundle: its size in bytes, the SHA-256 of the whole file and of its manifest (hex), and its manifest."""
 
     bytes: int
     sha256: str
@@ -53,16 +52,16 @@ def read_packed(
 ) -> Packed:
     """Read a packed bundle to its end, and write its files into `folder` unless that is None.
 
-    Nothing is to be used before this returns: the folder is new and empty, and published by the caller.
+    Use none of the files before this returns. `folder` is new and empty; the caller publishes it.
 
     Args:
-        expect: the SHA-256 of the file, hex, from whoever packed it.
+        expect: the SHA-256 of the file, hex, as its publisher gives it.
 
     Raises:
-        MissingFileError: no such file.
-        ArchiveError: not a packed bundle, or not byte for byte as one is written.
+        MissingFileError: the file does not exist.
+        ArchiveError: not byte for byte a file that `bundle pack` writes.
         ManifestError: its manifest breaks a rule.
-        DigestError: a file in it is not as the manifest records, or the whole is not the expected one.
+        DigestError: a file in it differs from the manifest's record, or the archive is not the expected one.
     """
     if not file.is_file():
         found = "a folder" if file.is_dir() else "no such file"
@@ -88,10 +87,10 @@ def read_packed(
 
 
 def packed_order(manifest: Manifest, path: Path) -> list[FileEntry]:
-    """The listed files in the order in which they are packed; `path` is what errors call the manifest.
+    """Return the listed files in packing order; `path` names the manifest in errors.
 
     Raises:
-        ManifestError: two names cannot be told apart where case is not looked at, or one is a folder of the other.
+        ManifestError: two names differ only in case, or one is a folder of the other.
     """
     seen: dict[str, tuple[str, bool, str]] = {}
     for name in (MANIFEST_FILE, sign.SIGNATURE_FILE, *(entry.path for entry in manifest.files)):
@@ -101,7 +100,7 @@ def packed_order(manifest: Manifest, path: Path) -> list[FileEntry]:
             first = seen.setdefault(place.lower(), (place, is_file, name))
             if first[:2] != (place, is_file) or (is_file and first[2] is not name):
                 raise ManifestError(
-                    f"{path} lists names that cannot lie in one folder everywhere",
+                    f"{path} lists names that clash on some file systems",
                     found=f"{first[2]} and {name}",
                     expected="names that differ in more than case, none of them a folder of another",
                 )
@@ -109,7 +108,7 @@ def packed_order(manifest: Manifest, path: Path) -> list[FileEntry]:
 
 
 class _Reader:
-    """Goes through the file once; `offset` is the byte that it has come to, `digest` the SHA-256 of all before it."""
+    """Reads the file once; `offset` is the current position in bytes, `digest` the SHA-256 of everything before it."""
 
     def __init__(self, file: Path, raw: BinaryIO, folder: Path | None, progress: Progress) -> None:
         self.file, self.raw, self.folder, self.progress = file, raw, folder, progress
@@ -122,7 +121,7 @@ class _Reader:
     def manifest(self) -> tuple[Manifest, str]:
         """The first file, and its SHA-256."""
         if not self.at(MANIFEST_FILE):
-            raise self.refusal(f"it does not begin with {MANIFEST_FILE}, stored")
+            raise self.refusal(f"it does not begin with an uncompressed {MANIFEST_FILE}")
         kept: list[bytes] = []
         digest = self.member(MANIFEST_FILE, limit=MAX_MANIFEST_BYTES, keep=kept.append)
         return parse_manifest(b"".join(kept), self.file / MANIFEST_FILE), digest
@@ -136,8 +135,8 @@ class _Reader:
     def member(
         self, name: str, size: int | None = None, limit: int = 0, keep: Callable[[bytes], object] = lambda block: None
     ) -> str:
-        """Read, check and write the next file, of `size` bytes, or as many as its header says, at most `limit`. Its
-        SHA-256."""
+        """Read, check and write the next file and return its SHA-256. Its size is `size` bytes, or what its header
+        says, at most `limit`."""
         header = self.read(len(layout.local_header(layout.PackedMember(name, size or 0))))
         member, difference = layout.read_local_header(header, name, size, self.offset - len(header))
         if difference:
@@ -159,7 +158,7 @@ class _Reader:
                     out.write(block)
                 self.progress(self.verb, self.offset, self.size)
         if crc != member.crc:
-            raise self.refusal(f"{name} at byte {member.offset:,} has another CRC-32 than its header says")
+            raise self.refusal(f"{name} at byte {member.offset:,} does not match the CRC-32 in its header")
         self.members.append(member)
         return digest.hexdigest()
 
@@ -171,8 +170,8 @@ class _Reader:
             offset += len(layout.local_header(members[-1])) + entry.bytes
         expected = offset + len(layout.directory(members))
         if self.size != expected:
-            what = "cut short" if self.size < expected else "followed by other bytes"
-            raise self.refusal(f"{self.size:,} bytes: {what}", f"{expected:,} bytes, by its manifest")
+            what = "truncated" if self.size < expected else "trailing data"
+            raise self.refusal(f"{self.size:,} bytes: {what}", f"{expected:,} bytes according to its manifest")
 
     def end(self) -> None:
         expected = layout.directory(self.members)
@@ -180,7 +179,7 @@ class _Reader:
         found = self.read(len(expected))
         if found != expected:
             place = next(i for i, (one, other) in enumerate(zip(found, expected, strict=True)) if one != other)
-            raise self.refusal(f"byte {start + place:,} of its directory is not what the files before it give")
+            raise self.refusal(f"byte {start + place:,} (in its directory) does not match the files")
 
     def read(self, count: int) -> bytes:
         data = self.raw.read(count)
@@ -191,22 +190,22 @@ class _Reader:
         return data
 
     def refusal(self, found: str, expected: str = "byte for byte a file of `vitdeploy bundle pack`") -> ArchiveError:
-        fix = "get it again from whoever packed it"
+        fix = "download or copy it again"
         return ArchiveError(f"{self.file} is not an intact packed bundle", found=found, expected=expected, fix=fix)
 
 
-# --- Pack a bundle folder into one file, the same bytes wherever it is done (`layout`) --------------------------------
+# --- Pack a bundle folder into one file, with the same bytes on every machine (`layout`) ------------------------------
 
 
 def pack_bundle(folder: Path, file: Path, progress: Progress = silent) -> Packed:
-    """Write the bundle in `folder` to the new file `file`, and read it back as whoever gets it will.
+    """Write the bundle in `folder` to the new file `file`, and read it back as a recipient would.
 
-    In it are `manifest.json`, the signature if there is one, and what the manifest lists; each file is checked against
-    its digest while it is copied. The caller gives the file its final name (`publish.replacing_file`).
+    The file holds `manifest.json`, the signature if there is one, and the files that the manifest lists; each is
+    checked against its digest while it is copied. The caller gives the file its final name (`publish.replacing_file`).
 
     Raises:
-        MissingFileError, ManifestError, DigestError: no bundle, or not an intact one.
-        SignatureError: the signature is of other files.
+        MissingFileError, ManifestError, DigestError: not a bundle, or not an intact one.
+        SignatureError: the signature does not match the files.
     """
     manifest = read_bundle(folder)
     entries = packed_order(manifest, folder / MANIFEST_FILE)
@@ -227,47 +226,43 @@ def pack_bundle(folder: Path, file: Path, progress: Progress = silent) -> Packed
 
 
 def unlisted_files(folder: Path, manifest: Manifest) -> list[str]:
-    """What lies in a bundle's folder, but belongs neither to the bundle nor to its signature: paths, sorted."""
+    """Return the sorted paths of files in a bundle's folder that are neither listed in the manifest nor the
+    signature."""
     known = {MANIFEST_FILE, sign.SIGNATURE_FILE, *(entry.path for entry in manifest.files)}
     found = (path for path in folder.rglob("*") if path.is_symlink() or not path.is_dir())
     return sorted({path.relative_to(folder).as_posix() for path in found} - known)
 
 
 def _entry_of(folder: Path, name: str) -> FileEntry:
-    """A file that the manifest does not list, as it is now."""
+    """The entry of a file that the manifest does not list."""
     entry = FileEntry(name, (folder / name).stat().st_size, file_sha256(folder / name))
     regular_file(folder, entry)
     return entry
 
 
 def _check_signature(folder: Path, manifest: Manifest, own: FileEntry) -> None:
-    """Whether the signature is of the files that are packed: one of others is no use to whoever unpacks them.
-
-    Who signed is not asked here.
-    """
+    """Raise SignatureError unless the signature covers exactly the packed files. The signer is not checked here."""
     packed = {entry.path: entry.sha256 for entry in (own, *manifest.files)}
     try:
         signed = sign.digests_in((folder / sign.SIGNATURE_FILE).read_bytes())
         differing = sorted({name for name, _ in signed.items() ^ packed.items()})
     except (ValueError, LookupError, TypeError, RecursionError) as error:
-        raise _refusal(folder, f"a signature that cannot be read: {error!r:.200}") from None
+        raise _refusal(folder, f"an unreadable signature: {error!r:.200}") from None
     if differing:
-        raise _refusal(
-            folder, f"{', '.join(map(ascii, differing[:5]))}: changed, added or removed since, or not of the bundle"
-        )
+        raise _refusal(folder, f"{', '.join(map(ascii, differing[:5]))}: changed, added or removed after signing")
 
 
 def _refusal(folder: Path, found: str) -> SignatureError:
     return SignatureError(
-        f"{folder / sign.SIGNATURE_FILE} is not of the files that are packed",
+        f"{folder / sign.SIGNATURE_FILE} does not match the bundle's files",
         found=found,
-        expected="a signature of manifest.json and the files that it lists, and of no other",
-        fix=f"remove files that are not of the bundle, then vitdeploy bundle sign {quoted(folder)} --key KEY.pem",
+        expected="a signature of manifest.json and exactly the files that it lists",
+        fix=f"remove files that the manifest does not list, then vitdeploy bundle sign {quoted(folder)} --key KEY.pem",
     )
 
 
 def _append(out: BinaryIO, folder: Path, entry: FileEntry) -> layout.PackedMember:
-    """Write one file with its header, which holds the CRC-32 and so is written again at the end."""
+    """Write one file after its header; the header holds the CRC-32, so it is written again at the end."""
     path, start, crc, digest = regular_file(folder, entry), out.tell(), 0, hashlib.sha256()
     out.write(layout.local_header(layout.PackedMember(entry.path, entry.bytes, 0, start)))
     with path.open("rb") as file:
@@ -284,7 +279,7 @@ def _append(out: BinaryIO, folder: Path, entry: FileEntry) -> layout.PackedMembe
     return member
 
 
-# --- A packed bundle becomes the folder that an app loads: whole and checked, or not at all ---------------------------
+# --- Unpack a bundle into the folder that an app loads: complete and checked, or not at all ---------------------------
 
 
 def unpack(
@@ -295,22 +290,23 @@ def unpack(
     trust: str | Path | None = None,
     progress: Progress = silent,
 ) -> Packed:
-    """Make the folder of a packed bundle, as `vitdeploy bundle unpack` does; `load(folder)` takes it then.
+    """Unpack a bundle file into a folder for `load(folder)`, as `vitdeploy bundle unpack` does.
 
-    Every byte of the file is checked, and each file's digest, before the folder is there. A bundle that is at `folder`
-    already is replaced, anything else is not. The folder's parents are made.
+    Every byte and every digest is checked before the folder appears. An existing bundle at `folder` is replaced;
+    anything else raises OutputError. Missing parent folders are created.
 
     Args:
-        expect_digest: the SHA-256 of the file, "sha256:HEX" or "HEX", from whoever packed it: no other one is taken.
+        expect_digest: the SHA-256 of the file, "sha256:HEX" or "HEX", as its publisher gives it; another file is
+        refused.
         trust: the file of a public key or certificate (PEM): the bundle must be signed by it (`bundle.sign.signed_by`).
-        progress: called with what is done, the bytes so far and the bytes in all.
+        progress: called with the name of the step, the bytes done and the total bytes.
 
     Raises:
-        MissingFileError: no such file, or none of the identity to trust.
+        MissingFileError: the bundle file or the `trust` file does not exist.
         ArchiveError, ManifestError, DigestError: not an intact packed bundle, or not the expected one.
         SignatureError: not signed by `trust`.
-        OutputError: `folder` holds something that is no bundle.
-        InputError: `expect_digest` is no SHA-256, or `trust` no key or certificate.
+        OutputError: `folder` holds something other than a bundle.
+        InputError: `expect_digest` is not a SHA-256, or `trust` is not a key or certificate.
         HostError: a full or read-only disk; with `trust`, model-signing is not installed.
     """
     file, folder = Path(file), Path(folder)
@@ -322,7 +318,7 @@ def unpack(
 
 
 def _own_names(folder: Path) -> tuple[str, ...]:
-    """The top-level names of a bundle's folder, which another bundle replaces; nothing if it is not a bundle."""
+    """The top-level names in a bundle's folder, which an unpacked bundle may replace; () if it is not a bundle."""
     try:
         listed = [entry.path.partition("/")[0] for entry in read_bundle(folder).files] if is_bundle(folder) else None
     except ManifestError:

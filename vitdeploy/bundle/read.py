@@ -3,11 +3,11 @@
 Rules of the format, each with its error:
 - `manifest.json` is UTF-8 JSON of at most 8 MiB, without duplicate keys or NaN, and decodes as `spec.Manifest`.
 - `preprocess` has 1 or 3 channels with a std above 0 each, and sides of 1 to 8192 pixels.
-- every engine has a file, inputs and outputs, a batch of 1 to 65,536, and no runtime option but vitdeploy's own; so has
-  every part of one, and its files are among the engine's; the tensors of its parts fit the engine's flow.
-- every path is relative, of segments in `[A-Za-z0-9._-]`, none of them `.` or `..`, at most 240 characters.
-- every one of `sizes` is "HEIGHTxWIDTH", and names a bundle of its own in `sizes/`.
-- every file that a graph, engine, golden set, the labels, a tokenizer or a monitor name stands in `files`.
+- every engine, and every part of one, has a file, inputs and outputs, a batch of 1 to 65,536, and only vitdeploy's own
+  runtime options; the files of parts are among the engine's; the tensors of its parts fit the engine's flow.
+- every path is relative, at most 240 characters long, with segments in `[A-Za-z0-9._-]`, none of them `.` or `..`.
+- each of `sizes` is "HEIGHTxWIDTH" and names a separate bundle in `sizes/`.
+- every file named by a graph, engine, golden set, labels, tokenizer or monitor is listed in `files`.
 - a listed file is a regular file inside the folder, reached through no link, of the recorded size and SHA-256.
 """
 
@@ -51,13 +51,13 @@ _SEGMENT = re.compile(r"[A-Za-z0-9._-]+")
 
 
 def is_bundle(folder: Path) -> bool:
-    """Whether a bundle lies there. One that was moved aside to be replaced, and was not, has its name again then."""
+    """Return whether `folder` is a bundle. A bundle left aside by an interrupted replacement is restored first."""
     file = folder / MANIFEST_FILE
     return is_file(file) or (restore(folder) and is_file(file))
 
 
 def read_bundle(folder: Path) -> Manifest:
-    """The manifest of the bundle in `folder`, checked against the rules above (but not the files' digests).
+    """Return the manifest of the bundle in `folder`, checked against the rules above (digests are not checked).
 
     Raises:
         MissingFileError: no such folder, or no manifest in it.
@@ -67,23 +67,23 @@ def read_bundle(folder: Path) -> Manifest:
 
 
 def manifest_bytes(folder: Path) -> bytes:
-    """The bytes of the `manifest.json` of a bundle's folder.
+    """Return the bytes of a bundle's `manifest.json`.
 
     Raises:
         MissingFileError: no such folder, or no manifest in it.
-        ManifestError: it is larger than any manifest.
+        ManifestError: it is larger than 8 MiB.
     """
     path = folder / MANIFEST_FILE
     if not is_bundle(folder):
         packed = is_packed(folder)
         absent = f"no {MANIFEST_FILE} in it" if is_dir(folder) else "no such folder"
         raise MissingFileError(
-            f"{folder} is not a bundle" + (", but a packed one" if packed else ""),
+            f"{folder} is not a bundle" + (" folder but a packed bundle" if packed else ""),
             found="a file" if is_file(folder) else absent,
             expected="a folder made by `vitdeploy run` or `vitdeploy compile`",
             fix=f"vitdeploy bundle unpack {quoted(folder)} -o DIR, or vitdeploy.runtime.unpack"
             if packed
-            else "check the path; vitdeploy compile GRAPH --target TARGET -o DIR makes one of a graph",
+            else "check the path; vitdeploy compile GRAPH --target TARGET -o DIR makes a bundle from a graph",
         )
     if (size := path.stat().st_size) > MAX_MANIFEST_BYTES:
         raise too_large(path, size, MAX_MANIFEST_BYTES)
@@ -91,7 +91,7 @@ def manifest_bytes(folder: Path) -> bytes:
 
 
 def is_packed(path: Path) -> bool:
-    """Whether a file starts as a packed bundle does; the rest is judged when it is read."""
+    """Return whether a file starts like a packed bundle; the rest is checked when it is read."""
     if not is_file(path):
         return False
     with path.open("rb") as file:
@@ -99,7 +99,7 @@ def is_packed(path: Path) -> bool:
 
 
 def parse_manifest(text: bytes, path: Path) -> Manifest:
-    """The manifest that the bytes of a `manifest.json` say; `path` is what errors call it.
+    """Return the manifest in the bytes of a `manifest.json`; `path` names it in errors.
 
     Raises:
         ManifestError: it breaks a rule.
@@ -110,7 +110,7 @@ def parse_manifest(text: bytes, path: Path) -> Manifest:
         raise ManifestError(f"{path} is not JSON", found=str(error)[:200]) from None
     if isinstance(data, dict) and isinstance(data.get("format"), int) and data["format"] > MANIFEST_FORMAT:
         raise ManifestError(
-            f"{path} has a newer format",
+            f"{path} has a newer format than this vitdeploy reads",
             found=str(data["format"]),
             expected=str(MANIFEST_FORMAT),
             fix="pip install --upgrade vitdeploy",
@@ -139,7 +139,7 @@ def _no_constant(name: str) -> float:
 
 
 def _printable(text: str) -> str:
-    """Text of an external file, fit to be shown in a terminal."""
+    """Text from an external file with unprintable characters escaped."""
     return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text[:500])
 
 
@@ -147,11 +147,11 @@ def _check_values(path: Path, manifest: Manifest) -> None:
     if manifest.preprocess is not None:
         check_preprocess(path, manifest.preprocess)
     if (manifest.preprocess is None) != (manifest.task == "sequence"):
-        told = "does not say how images are prepared" if manifest.preprocess is None else "prepares images for tokens"
-        raise ManifestError(f"{path} {told}", expected="preprocess of every task but sequence")
+        problem = "has no preprocess" if manifest.preprocess is None else "has preprocess, but its inputs are tokens"
+        raise ManifestError(f"{path} {problem}", expected="preprocess for every task except sequence")
     if (expected := postprocess_of(manifest.task)) is not None and not isinstance(manifest.postprocess, expected):
         raise ManifestError(
-            f"{path} does not say how the outputs are read", expected=f"postprocess, for the task {manifest.task}"
+            f"{path} has no postprocess for its task", expected=f"postprocess of the task {manifest.task}"
         )
     if manifest.format != MANIFEST_FORMAT:
         raise ManifestError(f"{path} has an unknown format", found=str(manifest.format), expected=str(MANIFEST_FORMAT))
@@ -159,18 +159,20 @@ def _check_values(path: Path, manifest: Manifest) -> None:
         _check_engine(path, engine)
         if manifest.postprocess is not None and (misfit := manifest.postprocess.misfit(engine.outputs)):
             raise ManifestError(
-                f"{path} does not fit its engine {_printable(engine.artifact)}",
+                f"postprocess in {path} does not fit the engine {_printable(engine.artifact)}",
                 found=_printable(misfit),
-                expected="postprocess of this model",
+                expected="postprocess that reads the engine's outputs",
                 fix="make the bundle again",
             )
     for size in manifest.sizes:
         if not _SIZE.fullmatch(size):
-            raise ManifestError(f"{path} names no image size", found=_printable(repr(size)), expected="such as 384x384")
+            raise ManifestError(
+                f"{path} has an invalid image size", found=_printable(repr(size)), expected="such as 384x384"
+            )
 
 
 def check_preprocess(where: object, spec: PreprocessSpec, kind: type[VitdeployError] = ManifestError) -> None:
-    """Raise an error of a kind for a preprocessing out of a file from anybody that cannot be done."""
+    """Raise an error of class `kind` if the preprocessing, read from an untrusted file, is not valid."""
     sides = (*((spec.resize,) if isinstance(spec.resize, int) else spec.resize), *spec.crop)
     if (
         spec.channels not in (1, 3)
@@ -179,7 +181,7 @@ def check_preprocess(where: object, spec: PreprocessSpec, kind: type[VitdeployEr
         or not all(1 <= side <= MAX_SIDE for side in sides)
     ):
         raise kind(
-            f"{where} has a preprocessing that is not allowed",
+            f"{where} has invalid preprocessing",
             found=f"sides {sides}, mean {spec.mean[:4]}, std {spec.std[:4]}",
             expected=f"sides of 1 to {MAX_SIDE} pixels, 1 or 3 channels, a std above 0 for each",
         )
@@ -189,8 +191,8 @@ def _check_engine(path: Path, engine: EngineSpec) -> None:
     unknown = sorted(set(engine.options) - ENGINE_OPTIONS)
     if unknown or not 1 <= engine.batch <= MAX_BATCH or not (engine.files and engine.inputs and engine.outputs):
         raise ManifestError(
-            f"{path} has an engine that is not allowed",
-            found=_printable(f"{len(engine.files)} files, batch {engine.batch}, options {unknown}"),
+            f"{path} has an invalid engine",
+            found=_printable(f"files: {len(engine.files)}, batch: {engine.batch}, unknown options: {unknown}"),
             expected=f"a file, inputs, outputs, a batch of 1 to {MAX_BATCH:,}, options among {sorted(ENGINE_OPTIONS)}",
         )
     problems = mismatches(engine.flow, tensors_of(engine.parts)) if engine.flow is not None else []
@@ -198,14 +200,14 @@ def _check_engine(path: Path, engine: EngineSpec) -> None:
         raise ManifestError(
             f"{path} has an engine whose graphs do not fit together",
             found=_printable("; ".join(problems)),
-            expected="names, types and sizes that agree from graph to graph",
+            expected="tensor names, types and sizes that match between graphs",
         )
     for part in engine.parts:
         _check_engine(path, part)
         unlisted = sorted(set(part.files) - set(engine.files))  # what is verified before an engine is loaded
         if unlisted:
             raise ManifestError(
-                f"{path} has a part of an engine with files that are not the engine's",
+                f"{path} has an engine part with files that its engine does not list",
                 found=_printable(", ".join(unlisted[:5])),
                 expected="every file of a part among the files of its engine",
             )
@@ -218,9 +220,9 @@ def _check_paths(path: Path, manifest: Manifest) -> None:
     for name in listed:
         if not plain_path(name):
             raise ManifestError(
-                f"{path} names a path that is not allowed",
+                f"{path} lists an invalid path",
                 found=repr(name)[:120],
-                expected="relative, segments of A-Z a-z 0-9 . _ -",
+                expected="a relative path of at most 240 characters: A-Z a-z 0-9 . _ - /",
             )
     if len(set(listed)) != len(listed):
         raise ManifestError(f"{path} lists a file twice")
@@ -238,24 +240,25 @@ def _check_paths(path: Path, manifest: Manifest) -> None:
 
 
 def files_of(engine: EngineSpec) -> list[str]:
-    """Every file that an engine names: its placement, what the runtime loads, and those of its parts."""
+    """Return every file of an engine: its placement, the files that the runtime loads, and those of its parts."""
     own = [engine.graph] if engine.graph else []
     return [*own, *engine.files, *(name for part in engine.parts for name in files_of(part))]
 
 
 def require_graphs(folder: Path, manifest: Manifest, what: str) -> None:
-    """Raise MissingFileError if the bundle is slim, that is, has no graphs; `what` needs them."""
+    """Raise MissingFileError if the bundle is slim, that is, without graphs; `what` names the operation that needs
+    them."""
     if not manifest.graphs:
         raise MissingFileError(
             f"{folder} is a slim bundle, and {what} needs its graphs",
-            found=f"engines for {', '.join(sorted({engine.target for engine in manifest.engines}))} alone",
-            expected="the whole bundle",
-            fix="use the bundle that it was packed from",
+            found=f"engines for {', '.join(sorted({engine.target for engine in manifest.engines}))} only",
+            expected="a bundle with graphs",
+            fix="use the full bundle that it was made from",
         )
 
 
 def plain_path(name: str) -> bool:
-    """Whether a name out of a document is a path that may be read and written below a folder, on any file system."""
+    """Return whether a name from a document is a relative path that is safe to read and write on any file system."""
     return len(name) <= 240 and all(s not in (".", "..") and _SEGMENT.fullmatch(s) for s in name.split("/"))
 
 
@@ -263,7 +266,7 @@ def verify_files(folder: Path, manifest: Manifest, names: Iterable[str] | None =
     """Check size and SHA-256 of the files in `names`, or of all.
 
     Raises:
-        DigestError: a file is missing, is no regular file, or differs from what the manifest records.
+        DigestError: a file is missing, not a regular file, or differs from the manifest's record.
     """
     entries = {entry.path: entry for entry in manifest.files}
     for name in entries if names is None else names:
@@ -277,15 +280,16 @@ def verify_file(folder: Path, entry: FileEntry) -> None:
 
 
 def regular_file(folder: Path, entry: FileEntry) -> Path:
-    """The path of a listed file, which is inside of `folder`, reached through no link, and of the recorded size.
+    """Return the path of a listed file inside `folder`, checked to be reached through no link and to have the recorded
+    size.
 
     Raises:
-        DigestError: it is not.
+        DigestError: the file is missing, a link, or has another size.
     """
     path = folder / entry.path
     inside = (path, *path.parents)[: entry.path.count("/") + 1]
     if any(part.is_symlink() for part in inside) or not path.is_file():
-        raise DigestError(f"{path} is missing or not a regular file", fix="copy the bundle again, or make it again")
+        raise DigestError(f"{path} is missing or not a regular file", fix="copy the bundle again, or rebuild it")
     size = path.stat().st_size
     if size != entry.bytes:
         raise other_file(path, entry, f"{size:,} bytes")
@@ -297,7 +301,7 @@ def other_file(path: Path, entry: FileEntry, found: str) -> DigestError:
         f"{path} is not the file that the manifest records",
         found=found,
         expected=f"{entry.bytes:,} bytes, sha256 {entry.sha256[:16]}...",
-        fix="copy the bundle again, or make it again",
+        fix="copy the bundle again, or rebuild it",
     )
 
 

@@ -1,8 +1,8 @@
-"""Signs bundles and checks who made them (OpenSSF Model Signing 1.0), without a network.
+"""Sign bundles and verify their signatures (OpenSSF Model Signing 1.0), without a network.
 
-The digests in `manifest.json` prove integrity: nothing changed by accident. They do not prove origin, as whoever
-changes a file can change its digest too. A signature covers every file of the folder, the manifest among them, and is
-checked against a public key, or a certificate, that the user got in another way.
+The digests in `manifest.json` prove integrity: nothing changed by accident. They do not prove origin: whoever changes a
+file can change its digest as well. A signature covers every file of the folder, the manifest among them, and is checked
+against a public key, or a certificate, that the user obtained separately.
 
 `model.sig` is a Sigstore bundle with a DSSE envelope around an in-toto statement, as OpenSSF's specification has it
 (https://github.com/sigstore/model-transparency, docs/model_signing_format.md): its `model_signing verify key` reads it.
@@ -26,21 +26,22 @@ from vitdeploy.publish import flush, storage_errors, temporary_folder
 
 SIGNATURE_FILE = "model.sig"
 CURVES = "an elliptic-curve key (P-256, P-384 or P-521) as PEM"
-# What the library raises: TypeError for a key with a password, AttributeError for one that is not of a curve.
+# Errors of the library: TypeError for a key with a password, AttributeError for a key that is not elliptic-curve.
 BAD_KEY = (ValueError, TypeError, AttributeError)
 CERTIFICATE = b"-----BEGIN CERTIFICATE-----"
 
 
 def sign_bundle(folder: Path, key: Path, certificate: Path | None = None, chain: Sequence[Path] = ()) -> Path:
-    """Sign every file of a bundle that is intact; returns the signature's file, `model.sig` in it.
+    """Sign every file of an intact bundle and return the path of the signature, `model.sig` in the bundle.
 
     Args:
         key: the private key, PEM without a password.
-        certificate: of that key, where identities are certificates; `chain`: those between it and the root.
+        certificate: the certificate of that key, if identities are certificates; `chain`: those between it and the
+        root.
 
     Raises:
-        MissingFileError, ManifestError, DigestError: no bundle, not an intact one, or no key there.
-        InputError: the key or a certificate is not one that can sign.
+        MissingFileError, ManifestError, DigestError: not a bundle, not an intact one, or a missing key.
+        InputError: the key or certificate cannot sign.
         MissingPackageError: model-signing is not installed. StorageError: the disk is full or not writable.
     """
     model_signing = _require("signing a bundle")
@@ -73,42 +74,43 @@ def sign_bundle(folder: Path, key: Path, certificate: Path | None = None, chain:
 
 
 def _beside(folder: Path) -> Path:
-    """Where a file is written before it moves into a folder: not in there, as what a kill leaves would be a file too
-    many. In there all the same where nothing can move between the two."""
+    """Return the folder for a temporary file that later moves into `folder`: its parent, so that a killed process
+    leaves no extra file in the bundle; `folder` itself if files cannot move between the two."""
     parent = folder.absolute().parent
     return folder if os.path.ismount(folder) or not os.access(parent, os.W_OK) else parent
 
 
 def signed_by(folder: Path, trust: Path | None, called: Path | None = None) -> bool:
-    """Whether a bundle is signed by the identity that the user trusts; False where the user names none.
+    """Return whether a bundle is signed by the trusted identity; False if `trust` is None.
 
-    Every file of the folder must be as it was signed, and there may be no other. A bundle of one image size inside of
-    another bundle, without a signature of its own, is covered by that of the whole, whose every file is then checked.
+    Every file of the folder must match the signature, and no other file may exist. A bundle of one image size inside
+    another bundle, without its own signature, is covered by the outer signature; every file of the outer bundle is then
+    checked.
 
     Args:
-        trust: a public key, or certificates of which one is the signer's or has issued it (PEM). From the user, never
-            from the bundle.
-        called: what errors call the bundle, where it lies in a temporary folder.
+        trust: a public key, or certificates that include the signer's or its issuer's (PEM). It comes from the user,
+            never from the bundle.
+        called: the bundle's name in errors, if it lies in a temporary folder.
 
     Raises:
-        SignatureError: not signed, signed by somebody else, or a file was changed, added or removed since.
-        MissingFileError, InputError: the file of the identity is not there, or is no such file.
+        SignatureError: not signed, signed by another identity, or a file was changed, added or removed since.
+        MissingFileError, InputError: the `trust` file is missing, or not a key or certificate.
         MissingPackageError: model-signing is not installed.
     """
     return trust is not None and bool(_signed_files(folder, trust, called))
 
 
 def signed_digests(folder: Path, trust: Path | None) -> frozenset[str]:
-    """The SHA-256 (lower-case hex) of every file of a bundle that is signed by the identity that the user trusts, as
-    the signature says them; none where the user names none. Errors as `signed_by`."""
+    """Return the SHA-256 (lower-case hex) of every signed file of a bundle, from the signature of the trusted identity;
+    empty if `trust` is None. Raises as `signed_by`."""
     return frozenset() if trust is None else frozenset(_signed_files(folder, trust).values())
 
 
 def _signed_files(folder: Path, trust: Path, called: Path | None = None) -> dict[str, str]:
-    """The files that a signature is of, each with its SHA-256, once all of them are as it says.
+    """Return the files of a verified signature, each with its SHA-256.
 
-    They are taken from the very bytes of the signature that were verified, so that no change of the folder while it is
-    looked at can put another digest among them.
+    The digests come from the same signature bytes that were verified, so a concurrent change of the folder cannot add
+    another digest.
     """
     model_signing = _require("checking who signed a bundle")
     verifier = model_signing.verifying.Config().set_hashing_config(_hashing(model_signing))
@@ -119,9 +121,9 @@ def _signed_files(folder: Path, trust: Path, called: Path | None = None) -> dict
             verifier.use_elliptic_key_verifier(public_key=trust)
     except BAD_KEY as error:
         raise InputError(
-            f"{trust} names no identity",
+            f"{trust} is not a public key or certificate",
             found=_first_line(error),
-            expected=f"the public half of {CURVES}, or a certificate as PEM",
+            expected=f"the public key of {CURVES}, or a certificate as PEM",
             fix="openssl ec -in KEY.pem -pubout -out TRUSTED.pem",
         ) from None
     folder = _signed_folder(folder)
@@ -132,7 +134,7 @@ def _signed_files(folder: Path, trust: Path, called: Path | None = None) -> dict
             f"{called} is not signed",
             found=f"no {SIGNATURE_FILE} in it",
             expected=f"a signature by {trust}",
-            fix="vitdeploy bundle sign BUNDLE --key KEY.pem, by whoever made it",
+            fix="the bundle's maker signs it with: vitdeploy bundle sign BUNDLE --key KEY.pem",
         )
     with tempfile.TemporaryDirectory(prefix="vitdeploy-") as private:
         verified = Path(private) / SIGNATURE_FILE
@@ -146,7 +148,8 @@ def _signed_files(folder: Path, trust: Path, called: Path | None = None) -> dict
 
 
 def digests_in(signature: bytes) -> dict[str, str]:
-    """The digest of each file in a signature, whoever made it: a DSSE envelope around an in-toto statement.
+    """Return the digest of each file in a signature (a DSSE envelope around an in-toto statement); the signer is not
+    checked.
 
     Source: OpenSSF Model Signing, specification of version 1.0, "predicate": "resources" with "name", "algorithm" and
     "digest".
@@ -157,7 +160,7 @@ def digests_in(signature: bytes) -> dict[str, str]:
 
 
 def _signed_folder(folder: Path) -> Path:
-    """The folder whose signature covers this bundle: its own, or that of the bundle which it is an image size of."""
+    """The folder whose signature covers this bundle: its own, or the outer bundle that has it as an image size."""
     if (folder / SIGNATURE_FILE).exists():
         return folder
     place = folder.resolve()  # where it really lies, which is what the signature of the whole is about
@@ -167,32 +170,32 @@ def _signed_folder(folder: Path) -> Path:
 
 
 def _refusal(folder: Path, trust: Path, error: Exception) -> SignatureError:
-    """The problem behind an error without a type of its own."""
+    """The SignatureError for an error of the library, which has no specific types."""
     found = _first_line(error)
     if found.startswith("Signature mismatch"):
         return SignatureError(
-            f"{folder} is not what was signed",
+            f"{folder} does not match its signature",
             found=found.removeprefix("Signature mismatch: "),
-            expected="every file as it was signed, and no other",
-            fix="get the bundle again, or have it signed again by whoever made it",
+            expected="exactly the signed files, unchanged",
+            fix="get the bundle again, or ask its maker to sign it again",
         )
     if found.startswith("Key mismatch") or type(error).__name__ in ("InvalidSignature", "X509StoreContextError"):
         return SignatureError(
             f"{folder} is not signed by {trust}",
             found=found,
             expected="a signature by that identity",
-            fix="name the key or certificate of whoever signed it, if you trust them",
+            fix="if you trust the signer, use the signer's key or certificate",
         )
     return SignatureError(
-        f"{folder / SIGNATURE_FILE} cannot be checked against {trust}",
+        f"cannot verify {folder / SIGNATURE_FILE} with {trust}",
         found=f"{type(error).__name__}: {found}",
-        expected="a signature of OpenSSF Model Signing by that identity",
-        fix="get the bundle again, or have it signed again by whoever made it",
+        expected="an OpenSSF Model Signing signature by that identity",
+        fix="get the bundle again, or ask its maker to sign it again",
     )
 
 
 def _hashing(model_signing: ModuleType) -> Any:
-    """What to sign: the SHA-256 of each file except the signature itself; no links."""
+    """The hashing configuration: SHA-256 of each file except the signature itself; no links."""
     return model_signing.hashing.Config().set_ignored_paths(paths=[SIGNATURE_FILE], ignore_git_paths=False)
 
 
@@ -210,7 +213,7 @@ def _existing(path: Path) -> Path:
 
 
 def _quiet() -> contextlib.AbstractContextManager[Any]:
-    """The library prints its warnings to standard output, which is the command's own."""
+    """Redirect the library's warnings to standard error: standard output belongs to the command."""
     return contextlib.redirect_stdout(sys.stderr)
 
 

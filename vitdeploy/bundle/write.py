@@ -1,4 +1,4 @@
-"""Write a bundle folder. The caller gives a folder that is published whole; nothing here is atomic by itself."""
+"""Write a bundle folder. Nothing here is atomic: the caller passes a temporary folder and publishes it as a whole."""
 
 from __future__ import annotations
 
@@ -42,14 +42,14 @@ from vitdeploy.spec import (
 
 LABELS_FILE = "labels.txt"
 WEIGHTS_SUFFIX = ".onnx.data"
-# Masks of a panoptic model are large: it gets fewer golden inputs, so that they stay small next to the engines.
+# Panoptic masks are large: such a model gets fewer golden inputs, to keep them small compared to the engines.
 GOLDEN_BYTES = 16 << 20
 
 
 @dataclass(frozen=True)
 class Golden:
-    """The golden inputs, the original's outputs and those of each engine; arrays by tensor name. `tolerance`: by
-    target, of engines that have no outputs of their own here and are compared with the original's."""
+    """The golden inputs, the original's outputs and those of each engine; arrays by tensor name. `tolerance`, by
+    target, applies to engines without golden outputs, which are compared with the original's."""
 
     inputs: Mapping[str, npt.NDArray[Any]]
     outputs: Mapping[str, npt.NDArray[Any]]
@@ -59,7 +59,7 @@ class Golden:
 
 @dataclass(frozen=True)
 class GoldenAnswers:
-    """What one engine gives for the golden inputs; see `spec.GoldenEngine`."""
+    """The outputs of one engine for the golden inputs; see `spec.GoldenEngine`."""
 
     outputs: Mapping[str, npt.NDArray[Any]]
     tolerance: float
@@ -92,13 +92,13 @@ def write_bundle(
 
     Args:
         graphs: the float ONNX graphs by name, one called "model" for most tasks.
-        engines: each with the folder that holds its files, in the order in which an app is to try them. Of several for
-            one target the first has `engines/<target>/` and a further one `engines/<artifact>/`.
-        tokenizer: the file of a model that takes texts, or writes them.
+        engines: each with the folder of its files, in the order in which an app tries them. The first engine of a
+            target is stored in `engines/<target>/`, further ones in `engines/<artifact>/`.
+        tokenizer: the tokenizer file of a model that reads or writes text.
         monitor: the text of the reference that a monitor compares with (`runtime.monitor_reference`).
         documents: further text files by name, such as report.html.
         gates, recommended, grade, rivals: see `spec.Manifest`.
-        sizes: further image sizes, whose bundles lie in `sizes/` of `out` already; nothing else does.
+        sizes: further image sizes, whose bundles are already in `out/sizes/`; `out` is otherwise empty.
     """
     for graph, _ in graphs.values():
         for path in with_weights(graph):
@@ -145,19 +145,19 @@ def _write_manifest(out: Path, manifest: Manifest) -> Manifest:
 
 
 def slim_bundle(folder: Path, target: str, out: Path, *, rebuilt: bool = False) -> tuple[Manifest, list[str]]:
-    """Fill the new folder `out` with what a device needs to run a bundle on one target: its engines of that target, the
-    golden answers, the labels, the tokenizer and the monitor's reference. The manifest has the SHA-256 of the whole
-    bundle's.
+    """Fill the new folder `out` with the files that a device needs to run a bundle on one target: the target's engines,
+    golden answers, labels, tokenizer and monitor reference. The new manifest records the SHA-256 of the full bundle's
+    manifest.
 
     Args:
-        rebuilt: whether a device may have to build the engines again, from their placements.
+        rebuilt: whether a device may have to rebuild the engines from their placements.
 
     Returns:
-        The manifest, and the paths in `folder` that were left out.
+        The manifest, and the paths in `folder` that were not copied.
 
     Raises:
-        MissingFileError, ManifestError, DigestError: no bundle, or not an intact one.
-        TargetError: it has no engine for this target.
+        MissingFileError, ManifestError, DigestError: not a bundle, or not an intact one.
+        TargetError: the bundle has no engine for this target.
     """
     manifest = read_bundle(folder)
     engines = tuple(_slim(engine, rebuilt) for engine in manifest.engines if engine.target == target)
@@ -180,7 +180,9 @@ def slim_bundle(folder: Path, target: str, out: Path, *, rebuilt: bool = False) 
     for name in sorted(kept):
         (out / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(folder / name, out / name)
-    left_out = sorted(name for name in {entry.path for entry in manifest.files} - kept if not name.startswith(f"{SIZES_FOLDER}/"))
+    left_out = sorted(
+        name for name in {entry.path for entry in manifest.files} - kept if not name.startswith(f"{SIZES_FOLDER}/")
+    )
     for size in manifest.sizes:
         place = f"{SIZES_FOLDER}/{size}"
         (out / place).mkdir(parents=True)

@@ -1,5 +1,5 @@
-"""`vitdeploy bundle|inspect|explain`: a bundle as one file, what it holds, and where its model looks;
-`doctor|selftest|completion`: what this machine has."""
+"""`vitdeploy bundle|inspect|explain`: a bundle as one file, its content, and the attention of its model;
+`doctor|selftest|completion`: this machine and its shell."""
 
 # Annotations of options are evaluated: no future import.
 
@@ -25,32 +25,32 @@ from vitdeploy.errors import GateError, HostError, MissingFileError
 from vitdeploy.paths import is_file
 
 SUFFIX = ".vitb"
-DIGEST = "Refuse any other bundle: the SHA-256 of the packed file, or of a folder's manifest.json."
+DIGEST = "Accept only the bundle with this SHA-256: of the packed file, or of a folder's manifest.json."
 
 
 @click.group("bundle", context_settings={"help_option_names": ["-h", "--help"]})
 def bundle() -> None:
-    """Pack, unpack, verify and sign a bundle as one file that travels to an app."""
+    """Pack, unpack, verify and sign a bundle as one file."""
 
 
 @dataclass(frozen=True)
 class Sign(Options):
     bundle: Path = field(metadata=required(place="one"))
-    key: Path = field(metadata=required("Your private key: elliptic curve, PEM, no password."))
-    certificate: Path | None = option(None, "Of that key, where you sign with certificates.")
-    chain: Sequence[Path] = option((), "Certificates between yours and the root's.")
+    key: Path = field(metadata=required("Private key: elliptic curve, PEM, no password."))
+    certificate: Path | None = option(None, "Certificate of the key, to sign with certificates.")
+    chain: Sequence[Path] = option((), "Intermediate certificates up to the root. Repeatable.")
 
     def check(self) -> None:
         if self.chain and self.certificate is None:
-            self.refuse("<chain> is for a <certificate>.")
+            self.refuse("<chain> needs a <certificate>.")
 
 
 @command_of(Sign, name="sign", parent=bundle)
 def sign(console: Console, options: Sign) -> None:
-    """Sign a bundle with your key, without a network.
+    """Sign a bundle with your private key; no network needed.
 
-    With --trust, others name your public key or certificate: predict, verify and bench then accept the bundle only if
-    you signed it and no file has changed since.
+    Users pass your public key or certificate to --trust: predict, verify and bench then accept the bundle only if you
+    signed it and no file has changed since.
 
     \b
     Example:
@@ -70,25 +70,25 @@ def sign(console: Console, options: Sign) -> None:
 @dataclass(frozen=True)
 class Pack(Options):
     bundle: Path = field(metadata=required(place="one"))
-    file: Path = field(metadata=required(OUTPUT, help=f"The file, as x{SUFFIX}.", metavar="FILE"))
+    file: Path = field(metadata=required(OUTPUT, help=f"The file to write, such as x{SUFFIX}.", metavar="FILE"))
     slim: bool = option(False, "Pack only what a device needs to run <target>: engines, golden answers, labels.")
-    target: str | None = option(None, "The target of a slim pack.", complete="targets")
+    target: str | None = option(None, "Target of a slim pack.", complete="targets")
     key: Path | None = option(None, "Sign the slim bundle with this private key.")
 
     def check(self) -> None:
         if self.slim != (self.target is not None):
-            self.refuse("<slim> and <target> go together.")
+            self.refuse("<slim> and <target> need each other.")
         if self.key is not None and not self.slim:
-            self.refuse("<key> signs a slim pack; sign a whole bundle first: vitdeploy bundle sign.")
+            self.refuse("<key> signs only a slim pack; sign a whole bundle before packing: vitdeploy bundle sign.")
 
 
 @command_of(Pack, name="pack", parent=bundle)
 def pack(console: Console, options: Pack) -> None:
-    """Make one file of a bundle.
+    """Pack a bundle into one file.
 
-    It is a zip, stored, of what the manifest lists and the signature. The same bundle gives the same bytes everywhere.
-    Other files of the folder are left out, and named. A slim pack has no float graph and no report: a device can run
-    and check it, but not explain, quantize or compile it again.
+    The file is an uncompressed zip of the files in the manifest and the signature. The same bundle always gives the
+    same bytes. Other files of the folder are left out and listed. A slim pack has no float graph and no report: a
+    device can run and check it, but not explain, quantize or compile it again.
 
     \b
     Example:
@@ -113,17 +113,17 @@ def pack(console: Console, options: Pack) -> None:
 @dataclass(frozen=True)
 class Unpack(Options):
     file: Path = field(metadata=required(place="one"))
-    folder: Path = field(metadata=required(OUTPUT, help="The bundle's folder.", metavar="DIR"))
+    folder: Path = field(metadata=required(OUTPUT, help="Folder for the bundle.", metavar="DIR"))
     expect_digest: str | None = option(None, EXPECT_DIGEST, help=DIGEST)
     trust: Path | None = option(None, TRUST)
 
 
 @command_of(Unpack, name="unpack", parent=bundle)
 def unpack(console: Console, options: Unpack) -> None:
-    """Make the folder of a packed bundle.
+    """Unpack a bundle into a folder.
 
-    All or nothing: every byte of the file is checked, each file's digest, and with --trust whose signature it has,
-    before the folder is there. A bundle that is at DIR already is replaced.
+    All or nothing: every byte, every digest and (with --trust) the signature are checked before the folder appears. An
+    existing bundle at DIR is replaced.
 
     \b
     Example:
@@ -150,10 +150,10 @@ class VerifyBundle(Options):
 
 @command_of(VerifyBundle, name="verify", parent=bundle)
 def verify(console: Console, options: VerifyBundle) -> None:
-    """Check a bundle, folder or packed.
+    """Check that a bundle, folder or packed file, is unchanged.
 
-    It is as it was made, or the exit code is 3. Every digest is checked, with --expect-digest that it is the
-    one you were told of, and with --trust who signed it.
+    Checks every digest, with --expect-digest the identity of the bundle, and with --trust its signer. Exit code 3 if a
+    check fails.
 
     \b
     Example:
@@ -167,8 +167,8 @@ def verify(console: Console, options: VerifyBundle) -> None:
 @dataclass(frozen=True)
 class Inspect(Options):
     path: Path = field(metadata=required(place="one"))
-    target: str | None = option(None, "Judge the graphs by what this target takes: tensorrt.", complete="targets")
-    target_version: str | None = option(None, "The release to judge by: 10.3, 10.16 or 11.4. Default: all three.")
+    target: str | None = option(None, "Check the graphs against the rules of a target: tensorrt.", complete="targets")
+    target_version: str | None = option(None, "TensorRT release of the rules: 10.3, 10.16 or 11.4. Default: all three.")
     check_answers: bool = option(False, "Run every engine of a bundle on its golden inputs.", flag="--check")
     expect_digest: str | None = option(None, EXPECT_DIGEST)
     trust: Path | None = option(None, TRUST)
@@ -178,9 +178,9 @@ class Inspect(Options):
 def inspect(console: Console, options: Inspect) -> None:
     """Show what a bundle or an ONNX file contains, and check every digest of a bundle.
 
-    --target names what that target would refuse (exit 5), slow down or leave unfused, and the fix. --check runs every
-    engine that works here on the bundle's golden inputs: exit 5 if its outputs differ from those of the build by more
-    than the manifest's tolerance, or if its answers are not the original's.
+    --target lists what that target would refuse (exit code 5), slow down or leave unfused, with fixes. --check runs
+    every engine that works here on the bundle's golden inputs: exit code 5 if outputs differ from those of the build by
+    more than the manifest's tolerance, or if answers differ from the original's.
 
     \b
     Example:
@@ -188,29 +188,29 @@ def inspect(console: Console, options: Inspect) -> None:
     """
     path = options.path
     if is_packed(path):
-        read_bundle(path)  # which says how to unpack it
+        read_bundle(path)  # its error shows how to unpack it
     if options.check_answers and (options.target is not None or not is_bundle(path)):
         options.refuse("<check_answers> runs the engines of a bundle: leave <target> out.")
     if options.trust is not None and not options.check_answers:
-        options.refuse("<trust> goes with <check_answers>: nothing else of a bundle is run.")
+        options.refuse("<trust> needs <check_answers>: otherwise no engine is run.")
     api("values").require_pinned(options.expect_digest, [path])
     if options.target is not None:
         _lint(console, path, options.target, options.target_version)
         return
     if options.target_version is not None:
-        options.refuse("<target_version> goes with <target> tensorrt.")
+        options.refuse("<target_version> needs <target> tensorrt.")
     document, lines = api("inspect").inspect(path)
     if not options.check_answers:
         console.finish(document, lines, None)
         return
-    checked, told, ok = api("inspect").check_bundle(path, options.trust)
-    console.finish({**document, "check": checked}, [*lines, *told], None)
+    checked, check_lines, ok = api("inspect").check_bundle(path, options.trust)
+    console.finish({**document, "check": checked}, [*lines, *check_lines], None)
     if not ok:
         raise GateError(
-            "an engine does not give the golden answers",
+            "an engine does not reproduce the golden answers",
             found=", ".join(each["engine"] for each in checked if each["ok"] is False),
-            expected="what the engine gave when the bundle was made, within its tolerance, and the original's answers",
-            fix="make the bundle on a machine like this one: other CPUs and runtimes have other kernels",
+            expected="the outputs recorded when the bundle was built, within its tolerance, and the original's answers",
+            fix="build the bundle on a machine like this one: other CPUs and runtimes use other kernels",
         )
 
 
@@ -220,7 +220,10 @@ def _lint(console: Console, path: Path, target: str, version: str | None) -> Non
     errors = sorted({finding.rule for finding in findings if finding.severity == "error"})
     if errors:
         raise GateError(
-            f"{target} would refuse {path}, or compute something else", found=", ".join(errors), fix="the fixes above"
+            f"{target} would refuse {path} or compute wrong results",
+            found=", ".join(errors),
+            expected="no finding with severity error",
+            fix="apply the fixes listed above",
         )
 
 
@@ -233,11 +236,11 @@ class Explain(Options):
 
 @command_of(Explain)
 def explain(console: Console, options: Explain) -> None:
-    """Show where a model looks: attention maps over an image.
+    """Draw attention maps over an image: where the model looks.
 
-    For a ViT: every head of the last attention, their mean, and attention rollout over all blocks. For a DETR: the
-    decoder's last cross-attention, for the best three objects. The maps come from the bundle's float graph on ONNX
-    Runtime; shipped engines do not have them.
+    ViT: every head of the last attention, their mean, and attention rollout over all blocks. DETR: the decoder's last
+    cross-attention for the best three objects. The maps come from the bundle's float graph on ONNX Runtime; engines do
+    not output them.
 
     \b
     Example:
@@ -255,7 +258,8 @@ def explain(console: Console, options: Explain) -> None:
         console.progress("attention maps", 1, 1)
     rows, columns = facts.grid
     lines = [
-        f"{facts.read}: {rows}x{columns} patches after {facts.prefix_tokens} other tokens, "
+        f"{facts.read}: {rows}x{columns} patches, {facts.prefix_tokens} prefix "
+        f"token{'' if facts.prefix_tokens == 1 else 's'}, "
         f"{facts.heads} heads, {facts.blocks} attentions"
     ]
     console.finish(facts, lines, options.folder)
@@ -267,11 +271,9 @@ def explain(console: Console, options: Explain) -> None:
 @dataclass(frozen=True)
 class DoctorOptions(Options):
     target: str | None = option(
-        None, "Everything that this one target needs; exit code 4 where it does not work here.", complete="targets"
+        None, "Check everything that this target needs; exit code 4 if it does not work here.", complete="targets"
     )
-    measure: bool = option(
-        False, "Time single layers on this CPU, some minutes, and choose INT8 graphs by their costs from now on."
-    )
+    measure: bool = option(False, "Time single layers on this CPU (a few minutes); later INT8 builds use these costs.")
 
 
 @command_of(DoctorOptions)
@@ -296,21 +298,21 @@ def doctor(console: Console, options: DoctorOptions) -> None:
 
 @dataclass(frozen=True)
 class Selftest(Options):
-    target: str = field(metadata=required("tensorrt, onnxruntime-cuda, or any other target.", complete="targets"))
+    target: str = field(metadata=required("Target to test, such as tensorrt or onnxruntime-cuda.", complete="targets"))
     folder: Path | None = option(
-        None, OUTPUT, help="The report's folder. Default: out/selftest-<target>", required=False
+        None, OUTPUT, help="Folder for the report. Default: out/selftest-<target>.", required=False
     )
     duration: float = option(10.0, DURATION)
 
 
 @command_of(Selftest)
 def selftest(console: Console, options: Selftest) -> None:
-    """Prove a target on this machine: build, verify and bench engines, and write one report.
+    """Test a target end to end on this machine: build, verify and bench engines, and write one report.
 
     Builds the digits model and a ViT-B/16 with seeded weights in every precision of the target, verifies each engine
-    against PyTorch, and measures all in turns; on a GPU against torch.compile in FP16. A step that fails is recorded,
-    and the rest continues. Exit code 5 if an engine does not give the original's answers, 4 if the target does not work
-    here or a step failed; the report is written in any case.
+    against PyTorch, and measures all in alternating runs; on a GPU against torch.compile in FP16. A failed step is
+    recorded, and the rest continues. Exit code 5 if an engine's answers differ from the original's, 4 if the target
+    does not work here or a step failed; the report is always written.
 
     \b
     Example:
@@ -319,7 +321,7 @@ def selftest(console: Console, options: Selftest) -> None:
     out = options.folder or Path("out") / f"selftest-{options.target}"
     with console:
         document, lines = api("inspect").selftest(options.target, out, options.duration, console.progress)
-    then = f"send {command_line(out)} back; open {command_line(out / 'report.html')}"
+    then = f"send back the folder {command_line(out)}; open {command_line(out / 'report.html')}"
     console.finish(document, lines, out, then)
     if not document.passed:
         wrong = any(row.error and row.error.code == GateError.code for row in document.steps)
@@ -332,7 +334,7 @@ SHELLS = ("bash", "zsh", "fish")
 @click.command("completion")
 @click.argument("shell", type=click.Choice(SHELLS))
 def completion(shell: str) -> None:
-    """What a shell reads to complete commands, options, targets, models and devices.
+    """Print the shell-completion script for commands, options, targets, models and devices.
 
     \b
     bash  eval "$(vitdeploy lab completion bash)"      at the end of ~/.bashrc

@@ -12,7 +12,7 @@ Complete = Callable[[click.Context, click.Parameter, str], list[CompletionItem]]
 
 
 def complete_targets(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    """The targets; with "auto", where that is the option's default."""
+    """The targets; with "auto" if that is the option's default."""
     from vitdeploy.backends import TARGETS
 
     auto = ["auto"] if param.default == "auto" else []
@@ -20,7 +20,7 @@ def complete_targets(ctx: click.Context, param: click.Parameter, incomplete: str
 
 
 def complete_models(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    """Built-in names, or files and folders where none begins so."""
+    """Built-in names, or files and folders if no name has this prefix."""
     from vitdeploy.models.names import BUILT_IN
 
     found = [CompletionItem(name) for name in BUILT_IN if incomplete and name.startswith(incomplete)]
@@ -28,11 +28,11 @@ def complete_models(ctx: click.Context, param: click.Parameter, incomplete: str)
 
 
 def complete_devices(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    """The names of `vitdeploy devices list` and their labels, the last of those with commas between them."""
+    """The names and labels of `vitdeploy devices list`; completes the last item of a comma-separated list."""
     try:
         registry = wing("devices.registry")
         devices = registry.read_devices().values()
-    except VitdeployError:  # a shell has no place for it
+    except VitdeployError:  # a shell cannot show it
         return []
     before, comma, last = incomplete.rpartition(",")
     labels = [label for device in devices for label in device.labels]
@@ -47,7 +47,7 @@ def complete_known_devices(ctx: click.Context, param: click.Parameter, incomplet
     return [each for each in complete_devices(ctx, param, incomplete) if each.value != "local"]
 
 
-# What the options of `api.options` name.
+# The completions of the options of `api.options`, by their `complete`.
 COMPLETE: dict[str, Complete] = {
     "targets": complete_targets,
     "models": complete_models,

@@ -1,4 +1,4 @@
-"""The `vitdeploy` command: its sub-commands are imported when they are called, so that `predict` needs no torch."""
+"""The `vitdeploy` command. Sub-commands are imported when called, so that `predict` needs no torch."""
 
 import contextlib
 import difflib
@@ -28,8 +28,8 @@ from vitdeploy.publish import storage_error
 SECTIONS = {
     "Make a bundle": {
         "run": "Run the whole pipeline: a recipe in, a verified bundle out.",
-        "tune": "Search all variants on this machine for the engine to ship.",
-        "sweep": "Run many recipes, and compare them in one table.",
+        "tune": "Search all variants on this machine for the best engine.",
+        "sweep": "Run many recipes and compare them in one table.",
     },
     "Use a bundle": {
         "predict": "Run a bundle on images: files, folders, standard input.",
@@ -42,11 +42,11 @@ SECTIONS = {
         "inspect": "Show what a bundle or an ONNX file contains, and check every digest.",
         "compare": "Compare two bundles: a gate against lost answers and slower engines.",
         "bench": "Benchmark artifacts in alternating processes.",
-        "history": "List recorded results, and where they got slower or faster.",
+        "history": "List recorded results and changes in speed.",
     },
     "Single steps of `run`": {
         "export": "Export a model to ONNX; `export list` names the built-in models.",
-        "optimize": "Rewrite a float graph exactly, and compare it with the graph before.",
+        "optimize": "Rewrite a float graph exactly and compare it with the original graph.",
         "quantize": "Quantize a float graph for one target, with calibration images.",
         "compile": "Compile a graph to an engine for one target.",
         "verify": "Compare an artifact with its original on the same images.",
@@ -60,10 +60,10 @@ SECTIONS = {
 # Commands of `vitdeploy lab`.
 LAB = {
     "selftest": "Test a target end to end on this machine.",
-    "versions": "Run a bundle on a series of releases of a runtime.",
+    "versions": "Run a bundle on several releases of a runtime.",
     "completion": "Print the shell-completion script.",
 }
-# The module of each command in this folder, and those of wings.
+# The module of each command in this folder, and of the commands in wings.
 HOMES = {
     **dict.fromkeys(("run", "tune", "sweep"), "pipelines"),
     **dict.fromkeys(("export", "optimize", "quantize", "compile", "verify", "bench", "compare"), "steps"),
@@ -77,22 +77,24 @@ OF_WINGS = {
     "devices": "devices.command",
     "versions": "releases.command",
 }
+
+
 def _present(commands: Mapping[str, str]) -> dict[str, str]:
-    """The commands without those of wings that are left out."""
+    """The commands, without those of wings that are not installed."""
     return {name: what for name, what in commands.items() if name not in OF_WINGS or has_wing(OF_WINGS[name])}
 
 
 COMMANDS = _present({name: what for section in SECTIONS.values() for name, what in section.items()})
-# Words that people type, and the commands that they mean.
+# Aliases that users type, and their commands.
 RENAMED = {"sign": "bundle sign", **{name: f"lab {name}" for name in LAB}}
-# Commands that a device install runs too, with the extra that has what they need beyond it.
+# Commands that a device install also runs, with the extra for their further requirements.
 LIGHT = {"bench": "bench", "embed": "embed"}
-# Commands whose finished stages are stored, and those whose output appears whole or not at all.
+# Commands that store finished stages, and commands whose output appears whole or not at all.
 RESUMED = ("run", "tune", "sweep")
 WHOLE = ("export", "optimize", "quantize", "compile", "embed", "explain", "selftest")
-# How a recipe begins.
+# The start of a recipe, and the number of bytes to search.
 _RECIPE, MOST_READ = re.compile(rb"""^\{?\s*["']?vitdeploy["']?\s*:""", re.MULTILINE), 4096
-# What the extra `export` installs, by the names of the modules.
+# The modules that the extra `export` installs.
 EXPORT_MODULES = {
     *("torch", "onnx", "onnxscript", "onnx_ir", "safetensors", "pydantic", "yaml"),
     *("rich", "jinja2", "markupsafe", "matplotlib", "scipy", "platformdirs", "packaging"),
@@ -100,7 +102,7 @@ EXPORT_MODULES = {
 
 
 class LazyGroup(click.Group):
-    """A group whose commands are imported when they are called. `sections`: what each does, by title and name."""
+    """A group whose commands are imported when called. `sections`: their summaries, by title and name."""
 
     def __init__(self, *, sections: Mapping[str, Mapping[str, str]], **settings: Any) -> None:
         super().__init__(**settings)
@@ -128,7 +130,7 @@ class LazyGroup(click.Group):
                 formatter.write_dl(list(commands.items()))
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
-        """The names, without an import of every command for its help."""
+        """Complete the names without importing every command for its help."""
         if incomplete.startswith("-"):
             return super().shell_complete(ctx, incomplete)
         names = [name for name in self.summaries if name.startswith(incomplete)]
@@ -162,7 +164,7 @@ def lab() -> None:
 
 
 def _next_step(folder: Path) -> str:
-    """The command to type next in a working folder: for its newest bundle, for its recipe, or to begin with."""
+    """The next command in a working folder: for its newest bundle, for its recipe, or a first one."""
     bundles = sorted(folder.glob("out/*/manifest.json"), key=lambda file: file.stat().st_mtime)
     recipes = [file for file in sorted(folder.glob("*.yaml")) if _RECIPE.search(file.read_bytes()[:MOST_READ])]
     if bundles:
@@ -173,7 +175,7 @@ def _next_step(folder: Path) -> str:
 
 
 def main() -> None:
-    """Run the command and leave with its exit code: 0 done, 1 our bug, 2 input, 3 unsafe, 4 this machine, 5 a gate."""
+    """Run the command and exit with its code: 0 done, 1 a bug, 2 input, 3 unsafe, 4 this machine, 5 a gate."""
     signal.signal(signal.SIGTERM, _terminate)
     as_json = "--json" in sys.argv
     try:
@@ -198,12 +200,12 @@ def main() -> None:
         code = 130
     except _Terminated:
         code = 143
-    except BrokenPipeError:  # nobody reads on, as behind `| head`; click ends so where it prints
+    except BrokenPipeError:  # the reader is gone, as with `| head`; click exits with 1 too
         code = 1
     except Exception as error:
         if as_json:
             _print_error({"code": "VD1000", "message": repr(error), "exit_code": 1})
-        _say(f"VD1000  a bug in vitdeploy: {error!r}\n        fix:    -vv shows where; please report it")
+        _say(f"VD1000  a bug in vitdeploy: {error!r}\n        fix:      please report it, with the output of -vv")
         _trace_if_asked()
         code = 1
     _forget_unprinted()
@@ -211,7 +213,7 @@ def main() -> None:
 
 
 def _forget_unprinted() -> None:
-    """Python prints at its end what is left, and where that fails again, that changes the exit code."""
+    """Drop unprinted output: Python flushes it at exit, and a second failure would change the exit code."""
     for stream in (sys.stdout, sys.stderr):
         try:
             stream.flush()
@@ -220,13 +222,13 @@ def _forget_unprinted() -> None:
 
 
 def _say(text: str) -> None:
-    """A line on standard error, which may lie on the disk that is full: the exit status says it then."""
+    """Print a line on standard error; failure (a full disk) is ignored, as the exit code reports the error too."""
     with contextlib.suppress(OSError):
         click.echo(text, err=True)
 
 
 def _run() -> Any:
-    """The command of the arguments. Commands import what they need when called, so here is where a package misses."""
+    """Run the command of the arguments. Commands import when called, so a missing package shows up here."""
     try:
         with outside_working_folder():
             found = cli.main(prog_name="vitdeploy", standalone_mode=False)
@@ -242,49 +244,49 @@ def _run() -> Any:
             raise MissingPackageError(name, extra, "this command") from error
         if isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE):
             raise CapabilityError(
-                "no more files can be opened here",
+                "too many open files",
                 found=error.strerror or str(error),
                 expected="a higher limit of open files",
-                fix="ulimit -n 4096, or fewer commands at a time",
+                fix="raise it: ulimit -n 4096, or run fewer commands at once",
             ) from error
         if isinstance(error, OSError) and (storage := storage_error(error)) is not None:
             raise storage from error
         if not isinstance(error, VitdeployError) and ran_out_of_memory(error):
             raise CapabilityError(
-                "this machine has too little memory for that",
+                "this machine has too little memory for this command",
                 found=(str(error).splitlines() or ["out of memory"])[0][-200:],
-                fix="a smaller model or image size, or a machine with more memory",
+                fix="use a smaller model or image size, or a machine with more memory",
             ) from error
         raise
 
 
 def _command_of(arguments: Sequence[str]) -> str:
-    """The name of the command; of one of `lab`, its own."""
+    """The name of the command; for `lab NAME`, NAME."""
     names = [word for word in arguments if not word.startswith("-")] or [""]
     return names[1] if names[0] == "lab" and len(names) > 1 else names[0]
 
 
 def _interrupted(arguments: Sequence[str]) -> str:
-    """Say what an interrupted command has stored. Measurements are never stored."""
+    """The message on an interrupted command: what it has stored. Measurements are never stored."""
     command = _command_of(arguments)
     if command in RESUMED and "--no-resume" not in arguments:
-        return "interrupted; the same command goes on from the last finished stage, but measures again"
+        return "interrupted; run the same command to resume from the last finished stage (measurements are repeated)"
     return "interrupted; nothing was written" if command in WHOLE else "interrupted"
 
 
 def _interrupt_behind(error: BaseException | None) -> BaseException | None:
-    """The interrupt that an error arose from: libraries that are interrupted in an import fail while they unwind."""
+    """The interrupt that caused an error: libraries interrupted during import fail while they unwind."""
     while error is not None and not isinstance(error, KeyboardInterrupt | _Terminated):
         error = error.__cause__ or error.__context__
     return error
 
 
 class _Terminated(BaseException):
-    """SIGTERM: unwinds like an interrupt, so that temporary folders and children go."""
+    """SIGTERM: unwinds like an interrupt, so that temporary folders and children are removed."""
 
 
 def _terminate(number: int, frame: FrameType | None) -> None:
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # whoever sends it to a whole group sends it twice
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # a signal to the process group arrives twice
     raise _Terminated
 
 
@@ -294,7 +296,7 @@ def _trace_if_asked() -> None:
 
 
 def _locate(error: VitdeployError) -> None:
-    """Say of an engine with wrong answers which layer differs first, where what finds it is installed."""
+    """Add the first differing layer to the error of an engine with wrong answers, if the packages are installed."""
     if not isinstance(error, AnswersError) or not error.bundle:
         return
     with contextlib.suppress(ImportError, VitdeployError):
@@ -304,8 +306,8 @@ def _locate(error: VitdeployError) -> None:
 
 
 def _name_keys(error: VitdeployError) -> None:
-    """Say a fix by the keys of a recipe where that is what the command reads."""
-    with contextlib.suppress(OSError):  # where no more files can be opened
+    """Rewrite a fix to use recipe keys, if the command reads a recipe."""
+    with contextlib.suppress(OSError):  # no more files can be opened
         error.fix = as_keys(error.fix, _command_of(sys.argv[1:]))
 
 

@@ -1,4 +1,4 @@
-"""Commands made of the options of `api.options`, and what they print."""
+"""Commands built from the options of `api.options`, and their output."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from vitdeploy.verification.gate import Kind
 
 
-# --- How texts of the command line are read ---------------------------------------------------------------------------
+# --- Parsers of option values -----------------------------------------------------------------------------------------
 
 
 class _Number(click.FloatRange):
@@ -58,7 +58,7 @@ class _Number(click.FloatRange):
 
 
 class _WholeChoice(click.Choice):  # type: ignore[type-arg]  # generic from click 8.2 on only
-    """One of the values of a type that other packages add to; these are searched when something needs the values."""
+    """One of the values of a type that other packages extend; the packages are searched only when needed."""
 
     def __init__(self, whole: Callable[[], Any]) -> None:
         self._whole, self.case_sensitive = whole, True
@@ -69,8 +69,8 @@ class _WholeChoice(click.Choice):  # type: ignore[type-arg]  # generic from clic
 
 
 class ParsedText(click.ParamType):  # type: ignore[type-arg]  # generic from click 8.5 on only
-    """A text that `read` makes a value of; a ValueError says why not. `whole`: an option of many values is one text.
-    `bare`: its name stands without quotes in the error."""
+    """A text that `read` parses; its ValueError becomes the error. `whole`: many values are one text. `bare`: the error
+    shows the option's name without quotes."""
 
     def __init__(self, name: str, read: Callable[[str], Any], whole: bool = False, bare: bool = False) -> None:
         self.name, self.read, self.whole, self.bare = name, read, whole, bare
@@ -86,7 +86,7 @@ class ParsedText(click.ParamType):  # type: ignore[type-arg]  # generic from cli
 
 
 def duration(text: str) -> float:
-    """ "90s", "20m", "1.5h", in seconds."""
+    """Parse "90s", "20m" or "1.5h"; return seconds."""
     match = re.fullmatch(r"(\d+(?:\.\d+)?)([smh])", text)
     if match is None or float(match[1]) == 0:
         raise ValueError(f"{text!r} is not a time like 90s, 20m or 1h.")
@@ -94,41 +94,41 @@ def duration(text: str) -> float:
 
 
 def image_size(text: str) -> tuple[int, int]:
-    """A side in pixels, or HEIGHTxWIDTH."""
+    """Parse one side in pixels, or HEIGHTxWIDTH."""
     sides = text.lower().split("x")
     if not (1 <= len(sides) <= 2 and all(side.isdecimal() and int(side) > 0 for side in sides)):
-        raise ValueError(f"{text!r} is no image size; expected 384, or 256x320 (height x width).")
+        raise ValueError(f"{text!r} is not an image size; expected 384, or 256x320 (height x width).")
     return int(sides[0]), int(sides[-1])
 
 
 def profile(text: str) -> tuple[int, ...]:
-    """MIN,OPT,MAX: batches, in ascending order."""
+    """Parse MIN,OPT,MAX: batch sizes in ascending order."""
     texts = text.split(",")
     batches = tuple(int(each) for each in texts if each.isdecimal())
     if len(texts) != 3 or len(batches) != 3 or not 1 <= batches[0] <= batches[1] <= batches[2]:
-        raise ValueError(f"{text!r} is no profile; expected the smallest, best and largest batch: 1,8,32.")
+        raise ValueError(f"{text!r} is not a profile; expected minimum, optimum and maximum batch: 1,8,32.")
     return batches
 
 
 def rows(text: str) -> str | tuple[int, ...]:
-    """The parts of --split-rows."""
+    """Parse --split-rows."""
     if text in ("auto", "none"):
         return text
     try:
         return tuple(int(part) for part in text.split(","))
     except ValueError:
-        raise ValueError(f"{text!r} is not auto, none or rows, such as 192,5 or 200") from None
+        raise ValueError(f"{text!r} is not auto, none or row counts such as 192,5 or 200") from None
 
 
 def scenarios(text: str) -> tuple[str, ...]:
-    """Names of scenarios, with commas between them."""
+    """Parse comma-separated names of scenarios."""
     from vitdeploy.benchmark.protocol import parse_scenario
 
     names = tuple(text.split(","))
     for name in names:
         parse_scenario(name)
     if len(set(names)) < len(names):
-        raise ValueError("expected each scenario once")
+        raise ValueError(f"{text!r} names a scenario twice; expected each scenario once")
     return names
 
 
@@ -140,27 +140,27 @@ def batches(text: str) -> tuple[int, ...]:
 
 
 def percentiles(text: str) -> tuple[float, ...]:
-    """Percentiles, with commas between them; in rising order."""
+    """Parse comma-separated percentiles; return them in ascending order."""
     try:
         numbers = sorted({float(each) for each in text.split(",")})
     except ValueError:
         numbers = []
-    # Beyond 99.9999 some seven million queries are needed for the first statement.
+    # Above 99.9999, the first statement needs about seven million queries.
     if not numbers or not all(1 <= number <= 99.9999 for number in numbers):
         raise ValueError(f"{text!r}: expected numbers from 1 to 99.9999, such as 50,90,99,99.9")
     return tuple(numbers)
 
 
 def merging(text: str) -> tuple[int, int]:
-    """`BLOCK:TOKENS`: the block and how many tokens remain behind its attention."""
+    """Parse `BLOCK:TOKENS`: the block, and the number of tokens kept after its attention."""
     match = re.fullmatch(r"(\d{1,4}):(\d{1,6})", text)
     if match is None:
-        raise ValueError(f"{text!r} is not BLOCK:TOKENS, as 1:192.")
+        raise ValueError(f"{text!r} is not BLOCK:TOKENS, such as 1:192.")
     return int(match[1]), int(match[2])
 
 
 def box(text: str) -> tuple[float, ...]:
-    """left,top,right,bottom, in pixels."""
+    """Parse left,top,right,bottom in pixels."""
     try:
         left, top, right, bottom = (float(side) for side in text.split(","))
     except ValueError:
@@ -169,7 +169,7 @@ def box(text: str) -> tuple[float, ...]:
 
 
 def point(text: str) -> tuple[float, float, bool]:
-    """x,y in pixels; with ,0 behind it what is not part of an object."""
+    """Parse x,y in pixels; a suffix ,0 marks a point outside of the object."""
     parts = text.split(",")
     try:
         x, y = map(float, parts[:2])
@@ -179,7 +179,7 @@ def point(text: str) -> tuple[float, float, bool]:
 
 
 def digest(text: str) -> str:
-    """The hex of a SHA-256."""
+    """Parse a SHA-256; return its hex digits."""
     from vitdeploy.bundle.layout import digest_hex
 
     try:
@@ -189,14 +189,14 @@ def digest(text: str) -> str:
 
 
 def embedding(text: str) -> str:
-    """A kind of app that `vitdeploy embed` writes."""
+    """Parse a kind of app of `vitdeploy embed`."""
     kinds = wing("embed.command").KINDS
     if text not in kinds:
         raise ValueError(f"{text!r}: expected " + ", ".join(f"{name} ({kind.what})" for name, kind in kinds.items()))
     return text
 
 
-# How options are read whose type does not say it.
+# Parsers by `Option.kind`.
 KINDS: dict[str, click.ParamType] = {  # type: ignore[type-arg]
     "path": click.Path(path_type=Path),
     "file": click.Path(path_type=Path, dir_okay=False),
@@ -218,7 +218,7 @@ KINDS: dict[str, click.ParamType] = {  # type: ignore[type-arg]
 }
 
 
-# --- Commands of options ----------------------------------------------------------------------------------------------
+# --- Commands built from options --------------------------------------------------------------------------------------
 
 
 def command_of(
@@ -228,14 +228,14 @@ def command_of(
     parent: click.Group | None = None,
     waits: bool = False,
 ) -> Callable[[Callable[..., None]], click.Command]:
-    """Makes a command of a function that takes a Console, the options, and the values of each group.
+    """Turn a function that takes a Console, the options and the values of each group into a command.
 
     Args:
-        groups: further options, which --help has behind the others, or before the option that is named; a name instead
-            of a group is that of an option, which --help has elsewhere than the API.
-        name: of the command; by default that of the function.
-        parent: the group of commands that it is one of.
-        waits: it measures, and has --max-wait.
+        groups: further options, shown by --help after the others, or before the named option; a name instead of a group
+            moves that option in --help.
+        name: name of the command. Default: the function's name.
+        parent: the group that the command belongs to.
+        waits: the command measures, and has --max-wait.
     """
     placed = [each if isinstance(each, tuple) else (each, "") for each in groups]
     parts = [options, *(part for part, _ in placed if not isinstance(part, str))]
@@ -279,7 +279,7 @@ def _parameters(options: type[Options]) -> list[click.Parameter]:
 
 
 def _parameter(each: Field[Any], about: Option) -> list[click.Parameter]:
-    """What click makes of a field; nothing where it is of the API alone."""
+    """The click parameter of a field; [] for a field that only the API has."""
     default = None if each.default is MISSING or _no_value(each.default, about) else each.default
     shared: dict[str, Any] = {
         "type": _type(each.type, about),
@@ -306,18 +306,18 @@ def _parameter(each: Field[Any], about: Option) -> list[click.Parameter]:
     many = typing.get_origin(each.type) in (Sequence, Iterable) or about.kind == "merging"
     if many and not getattr(shared["type"], "whole", False):
         return [click.Option(names, multiple=True, **shared)]
-    if default is not None:  # which click would take for a value
+    if default is not None:  # click would treat None as a value
         shared |= {"default": default, "show_default": shown}
     return [click.Option(names, **shared)]
 
 
 def _no_value(default: Any, about: Option) -> bool:
-    """Whether a default, such as 0 jobs, is none that could be named on the command line."""
+    """Whether a default, such as 0 jobs, is not a valid value on the command line."""
     return isinstance(default, int | float) and not isinstance(default, bool) and not about.allows(default)
 
 
 def _type(annotation: Any, about: Option) -> click.ParamType:  # type: ignore[type-arg]
-    """How the values of a type are read."""
+    """The click type of a field."""
     if about.kind:
         return KINDS[about.kind]
     if typing.get_origin(annotation) in (typing.Union, types.UnionType):
@@ -339,7 +339,7 @@ def _type(annotation: Any, about: Option) -> click.ParamType:  # type: ignore[ty
 
 
 def _chosen(options: type[Options], values: Mapping[str, Any], console: Console) -> Options:
-    """The options with what was given of them."""
+    """The options with the values from the command line."""
     names = {each.name: each for each, _ in described(options)}
     given = {name: value for name, value in values.items() if name in names and value not in (None, ())}
     for name, value in given.items():
@@ -351,7 +351,7 @@ def _chosen(options: type[Options], values: Mapping[str, Any], console: Console)
 
 
 def flag_of(name: str) -> str:
-    """What the command line calls an option of the current command."""
+    """The flag of an option of the current command."""
     for parameter in click.get_current_context().command.params:
         if parameter.name == name:
             return max(parameter.opts, key=len)
@@ -359,8 +359,8 @@ def flag_of(name: str) -> str:
 
 
 def call(name: str, options: Options, *first: object) -> Any:
-    """What a function of the API returns, whose options are checked before anything heavy is imported. `first`: its
-    arguments before them."""
+    """Call a function of the API; its options are checked before anything heavy is imported. `first`: arguments before
+    the options."""
     from vitdeploy.api.calls import check_early
 
     check_early(options)
@@ -368,20 +368,20 @@ def call(name: str, options: Options, *first: object) -> Any:
 
 
 def api(name: str) -> Any:
-    """A module of the API, which may be heavy."""
+    """Import a module of the API, which may be heavy."""
     return importlib.import_module(f"vitdeploy.api.{name}")
 
 
 def with_images(options: Chosen, described: Labelled) -> Chosen:
-    """The options with the images of --data, whose labels and texts are described beside it."""
+    """The options with the images of --data and the labels and texts of `described`."""
     data: dict[str, Any] = {"data": api("images").images(vars(options)["data"], **vars(described))}
     return replace(options, **data)
 
 
 @contextlib.contextmanager
 def recording(console: Console, places: Recorded) -> Iterator[Callable[[Any], None]]:
-    """Around what measures: the block calls what it is given with the result, as `history.api.recorded` says; without
-    a history and trackers nothing is imported for it."""
+    """Yield a function that records a result, as `history.api.recorded`; imports nothing without a history or
+    trackers."""
     if places.history is None and not places.trackers:
         yield lambda result: None
         return
@@ -391,7 +391,7 @@ def recording(console: Console, places: Recorded) -> Iterator[Callable[[Any], No
 
 
 def _set_longest_wait(context: click.Context, parameter: click.Parameter, value: float | None) -> None:
-    """The process waits for no longer, whatever measures."""
+    """Set the longest wait of this process for other measurements."""
     if value is not None:
         from vitdeploy.benchmark.machine import MACHINE
 
@@ -403,39 +403,39 @@ WAIT = click.Option(
     type=KINDS["duration"],
     expose_value=False,
     callback=_set_longest_wait,
-    help="90s, 20m, 1h: wait no longer for other measurements on this machine. Default: until they end.",
+    help="Longest wait for other measurements on this machine, such as 20m. Default: until they end.",
 )
 OUTPUT = (
-    click.Option(["--json", "as_json"], is_flag=True, help="One JSON document on standard output."),
-    click.Option(["-v", "--verbose"], count=True, help="More lines; -vv shows tracebacks."),
-    click.Option(["-q", "--quiet"], is_flag=True, help="Results only."),
+    click.Option(["--json", "as_json"], is_flag=True, help="Print one JSON document on standard output."),
+    click.Option(["-v", "--verbose"], count=True, help="Print more lines; -vv shows tracebacks."),
+    click.Option(["-q", "--quiet"], is_flag=True, help="Print only results."),
 )
 
 
 def to_build(target: str, options: Build) -> BuildOptions | None:
-    """The requested build options; None if none was given.
+    """The build options; None if none was given.
 
     Raises:
-        click.UsageError: one was given for another target than tensorrt.
+        click.UsageError: an option was given for a target other than tensorrt.
     """
     given = {each.name: value for each in fields(options) if (value := getattr(options, each.name)) not in ((), None)}
     if not given:
         return None
     if target != "tensorrt":
-        raise click.UsageError(f"{', '.join(map(flag_of, given))}: for --target tensorrt, not for {target}.")
+        raise click.UsageError(f"{', '.join(map(flag_of, given))}: only for --target tensorrt, not for {target}.")
     from vitdeploy.recipe.recipe import TensorRtSection
 
     return TensorRtSection(**given).to_options()
 
 
-# --- The output of every command: progress and last lines for people, or one JSON document for programs ---------------
+# --- The output of every command: progress and last lines as text, or one JSON document -------------------------------
 
 
 class Console(Reporter):
-    """One command's output. Use as a context manager around the work, so that progress is closed before text.
+    """The output of one command. Use it as a context manager around the work, so that progress ends before the result.
 
-    Tables and long lines fit a terminal; into a pipe they go whole. With `as_json` the document goes to standard output
-    and everything else to standard error.
+    Tables and long lines are fitted to a terminal, but not to a pipe. With `as_json` the document goes to standard
+    output and everything else to standard error.
     """
 
     def __init__(self, as_json: bool, verbose: int, quiet: bool) -> None:
@@ -446,7 +446,7 @@ class Console(Reporter):
         self._replaced = output if isinstance(output, Path) and is_dir(output) and any(output.iterdir()) else None
 
     def finish(self, document: object, lines: Sequence[Line], home: str | Path | None, then: str = "") -> None:
-        """The last lines: result, seconds, size, path, next command; or the JSON document, which may be a
+        """Print the last lines (result, seconds, size, path, next command), or the JSON of `document`, which may be a
         dataclass."""
         path = None if home is None else Path(home)
         seconds = time.perf_counter() - self._started
@@ -457,7 +457,7 @@ class Console(Reporter):
         if self.quiet:
             return
         if path is not None and path == self._replaced:
-            click.echo(f"replaced what was made in {path} before", err=self.as_json)
+            click.echo(f"replaced the previous content of {path}", err=self.as_json)
         size = f", {human_bytes(folder_bytes(path))} in {path}" if path else ""
         click.echo(f"done in {seconds:.1f} s{size}", err=self.as_json)
         if then:
@@ -465,12 +465,12 @@ class Console(Reporter):
 
 
 def terminal_width(stream: TextIO) -> int | None:
-    """Columns of the terminal that a stream is; None where it is none, and lines may be of any length."""
+    """Columns of a terminal; None if the stream is not one (lines of any length)."""
     return shutil.get_terminal_size().columns if stream.isatty() else None
 
 
 def command_line(*words: object) -> str:
-    """A command to be typed: paths with spaces in quotes."""
+    """A command to type: paths with spaces are quoted."""
     return shlex.join(map(str, words))
 
 
@@ -478,23 +478,23 @@ def folder_bytes(path: Path) -> int:
     return path.stat().st_size if path.is_file() else sum(f.stat().st_size for f in path.rglob("*") if f.is_file())
 
 
-# --- Advice for a budget that is not met, by what it bounds -----------------------------------------------------------
+# --- Fixes for an unmet budget, by the kind of bound ------------------------------------------------------------------
 
 
 _FIXES: dict[Kind, str] = {
     "answers": "evaluate on more images, or set another bound: --set budget.min_agreement=PERCENT or "
     "--set budget.max_drop=POINTS",
-    "latency": "measure for longer while nothing else runs (--set bench.duration=SECONDS), or set another bound: "
+    "latency": "measure for longer on a quiet machine (--set bench.duration=SECONDS), or set another bound: "
     "--set budget.max_latency=MILLISECONDS",
-    "memory": "a smaller batch (--set bench.batch=1), or another bound: --set budget.max_memory=BYTES",
+    "memory": "use a smaller batch (--set bench.batch=1), or set another bound: --set budget.max_memory=BYTES",
     "size": "set another bound: --set budget.max_size=BYTES",
 }
-# Where unrelated answers meet a bound as well.
-NOTHING_SHOWN = "evaluate on images to which the original's answers differ, best with labels"
+# For a bound that unrelated answers meet as well.
+NOTHING_SHOWN = "evaluate on images for which the original gives different answers, ideally with labels"
 
 
 def unmet_fix(reasons: Iterable[str]) -> str:
-    """The means against all that these reasons of gates name."""
+    """The fixes for these reasons of gates."""
     from vitdeploy.verification.gate import PROVES_NOTHING, kinds_of
 
     reasons = list(reasons)
@@ -503,8 +503,8 @@ def unmet_fix(reasons: Iterable[str]) -> str:
     return "; ".join([NOTHING_SHOWN, *fixes] if any(PROVES_NOTHING in each for each in reasons) else fixes)
 
 
-# --- The command imports nothing from the folder that the user is in --------------------------------------------------
-# a folder `onnx` there is no package of that name.
+# --- The command imports nothing from the working folder --------------------------------------------------------------
+# A folder `onnx` in it must not be imported as the package.
 
 
 SAFE_PATH = "PYTHONSAFEPATH"  # read by Python 3.11 and newer
@@ -512,9 +512,9 @@ SAFE_PATH = "PYTHONSAFEPATH"  # read by Python 3.11 and newer
 
 @contextlib.contextmanager
 def outside_working_folder() -> Iterator[None]:
-    """This process, and the Python processes that it starts, import nothing from the folder that the user is in.
+    """Keep this process, and the Python processes that it starts, from importing anything from the working folder.
 
-    The `vitdeploy` command has that folder on no path; `python -m vitdeploy.cli.main` begins with it.
+    The `vitdeploy` command never has that folder on its path; `python -m vitdeploy.cli.main` has it first.
     """
     path, safe = list(sys.path), os.environ.get(SAFE_PATH)
     try:
@@ -536,13 +536,13 @@ def outside_working_folder() -> Iterator[None]:
             os.environ[SAFE_PATH] = safe
 
 
-# Commands of a recipe, which they let `--set` change; and options that they do not have, as its section source says it.
+# Commands that read a recipe, changed by `--set`; and options that they lack, as the recipe's section source has them.
 WITH_RECIPE = ("run", "tune", "sweep")
 OF_SOURCE = "checkpoint|image-size|heads|text-features|task|normal|labels|bind"
 
 
 def as_keys(fix: str, command: str) -> str:
-    """A fix that names options of the source, as the keys of the recipe that a command reads in their place."""
+    """Rewrite a fix for a command that reads a recipe: options of the source become recipe keys."""
     if command not in WITH_RECIPE:
         return fix
 

@@ -23,16 +23,16 @@ from vitdeploy.errors import GateError
 @dataclass(frozen=True)
 class Further(Options):
     dry_run: bool = option(False, "Check every input and show the plan; compute nothing.")
-    require_recommendation: bool = option(False, "Exit code 5 too if the verdict recommends nothing.")
+    require_recommendation: bool = option(False, "Exit with code 5 also if the verdict recommends no engine.")
 
 
 @command_of(Run, (Further, "executor"), RecordedBundle, waits=True)
 def run(console: Console, options: Run, further: Further, recorded: RecordedBundle) -> None:
-    """Run the whole pipeline: recipe in, proven bundle out.
+    """Run the whole pipeline: recipe in, verified bundle out.
 
-    Checkpoint -> ONNX -> INT8 -> engines -> verified -> benched -> one folder. Exit code 5 when the budget is not met.
-    The verdict has one of three grades: recommended, leading (others may be as fast), or no ranking.
-    RECIPE is a YAML file. Relative paths in it start at its own folder:
+    Checkpoint -> ONNX -> INT8 -> engines -> verify -> bench -> one folder. Exit code 5 if the budget is not met. The
+    verdict has one of three grades: recommended, leading (others may be as fast), or no ranking. RECIPE is a YAML file;
+    its relative paths start at its own folder:
 
     \b
     vitdeploy: 1
@@ -45,8 +45,8 @@ def run(console: Console, options: Run, further: Further, recorded: RecordedBund
     budget: {max_drop: 1.0, min_agreement: 98}
     bench: {duration: 10}
 
-    With --model the original is the module that your own function returns, with the weights of source.checkpoint if the
-    recipe has one. The recipe then names no model.
+    With --model, the original is the module that your own function returns, with the weights of source.checkpoint if
+    the recipe has one. The recipe then names no model.
 
     \b
     Example:
@@ -74,7 +74,7 @@ def run(console: Console, options: Run, further: Further, recorded: RecordedBund
             f"the budget is {'not met' if made.status == 'fail' else 'not provably met'}",
             found="; ".join(made.reasons),
             expected=made.budget,
-            fix=f"{unmet_fix(made.reasons)}. The bundle is written all the same, without the engines that fail it; "
+            fix=f"{unmet_fix(made.reasons)}. The bundle was written without the engines that fail it; "
             "--set bundle.include_failed=true keeps them",
         )
     if further.require_recommendation and made.grade != "recommended":
@@ -82,17 +82,17 @@ def run(console: Console, options: Run, further: Further, recorded: RecordedBund
             f"the verdict is {made.grade!r}: {made.document.verdict.sentence}",
             found="; ".join(made.document.verdict.remarks[:1]),
             expected="a recommendation (--require-recommendation)",
-            fix="run the same command on a quiet machine: only the bench is measured again. "
-            "The bundle is written, with engines whose answers are verified",
+            fix="run the same command on a quiet machine: only the bench is repeated. "
+            "The bundle was written; its engines have verified answers",
         )
 
 
 @command_of(TuneRecipe, (BudgetOptions, "time_budget"), waits=True)
 def tune(console: Console, options: TuneRecipe, bounds: BudgetOptions) -> None:
-    """Find the engine to ship: try every precision, mixed precision and token merging on this machine.
+    """Find the best engine: try every precision, mixed precision and token merging on this machine.
 
-    Prints the Pareto front and a verdict, and writes the recipe of the engine to ship. Options override the recipe's
-    budget. Exit code 5 when nothing is proven to meet it.
+    Prints the Pareto front and a verdict, and writes the recipe of the best engine. Options override the recipe's
+    budget. Exit code 5 if no variant provably meets it.
 
     \b
     Example:
@@ -112,27 +112,27 @@ def tune(console: Console, options: TuneRecipe, bounds: BudgetOptions) -> None:
             f"the budget is {'not met' if found.status == 'fail' else 'not provably met'} by any variant",
             found=f"{found.best}: {'; '.join(found.reasons)}",
             expected=found.budget,
-            fix=f"{unmet_fix(found.reasons)}. The result is written all the same",
+            fix=f"{unmet_fix(found.reasons)}. The result was written",
         )
 
 
 @dataclass(frozen=True)
 class Previews(Options):
-    write: Path | None = option(None, "Write the recipes of grids to DIR, and run nothing.", metavar="DIR")
-    dry_run: bool = option(False, "Check every input; show the stages and what they cost; make nothing.")
+    write: Path | None = option(None, "Write the recipes of grids to DIR; run nothing.", metavar="DIR")
+    dry_run: bool = option(False, "Check every input and show the stages with their cost; run nothing.")
 
 
 @dataclass(frozen=True)
 class CostLimit(Options):
-    cost_per_hour: float | None = option(None, "Of all machines together.", min=0, above=True)
-    max_cost: float | None = option(None, "As --minutes, by what an hour costs.", min=0, above=True)
+    cost_per_hour: float | None = option(None, "Cost of all machines together per hour.", min=0, above=True)
+    max_cost: float | None = option(None, "Like --minutes, as a cost limit (with --cost-per-hour).", min=0, above=True)
 
     def check(self) -> None:
         if self.max_cost is not None and self.cost_per_hour is None:
             self.refuse("<max_cost> needs <cost_per_hour>.")
 
     def limit(self, minutes: float | None) -> float | None:
-        """In minutes, whichever ends first."""
+        """The earlier of both limits, in minutes."""
         if self.max_cost is None or self.cost_per_hour is None:
             return minutes
         return min(60 * self.max_cost / self.cost_per_hour, minutes if minutes is not None else float("inf"))
@@ -142,18 +142,18 @@ class CostLimit(Options):
 def sweep(console: Console, options: Sweep, previews: Previews, costs: CostLimit, recorded: RecordedBundle) -> None:
     """Run many recipes, or those of grids, and compare them in one table.
 
-    Recipes run one after the other, so that each is measured alone. Each bundle goes to OUTPUT/<its name>; sweep.html
-    has the table of all. With --jobs or --executor, stages that measure nothing run first, several at a time and each
-    once for all recipes; each of them already uses several cores. Stages in the store are reused. A recipe that fails
-    does not end the others: the exit code is that of the first failure, or 5 if a budget is not met or the time was
-    over. The same command again runs what failed and what was not begun.
+    Recipes run one by one, so that each is measured alone. Each bundle goes to OUTPUT/<its name>; sweep.html has the
+    table of all. With --jobs or --executor, stages without measurements run first, in parallel and once for all
+    recipes; each of them already uses several cores. Stages in the store are reused. A failed recipe does not stop the
+    others: the exit code is that of the first failure, or 5 if a budget is not met or the time limit was reached. Run
+    the same command again to run failed recipes and those not started.
 
-    On a Ray cluster, nodes that were started with --resources='{"vitdeploy_device": 1}' also measure.
+    On a Ray cluster, nodes started with --resources='{"vitdeploy_device": 1}' also measure.
 
-    With --model all recipes use that one module. For several modules, `vitdeploy export --model` writes a folder for
-    each, and a recipe names the folder.
+    With --model, all recipes use this module. For several modules, `vitdeploy export --model` writes a folder for each,
+    and a recipe names the folder.
 
-    A grid is one recipe in many variants, as in the matrix of a CI job. A field is called as --set calls it:
+    A grid is one recipe in many variants, like the matrix of a CI job. Fields are named as in --set:
 
     \b
     grid: 1
@@ -193,10 +193,10 @@ def sweep(console: Console, options: Sweep, previews: Previews, costs: CostLimit
         click.get_current_context().exit(found.errors[0].exit_code)
     if found.not_begun:
         raise GateError(
-            "the time was over before all recipes were measured",
-            found=f"not begun: {', '.join(found.not_begun)}",
+            "the time limit was reached before all recipes were measured",
+            found=f"not started: {', '.join(found.not_begun)}",
             expected=f"{len(found.document.recipes)} recipes in {limit:g} minutes",
-            fix="the same command goes on with them",
+            fix="run the same command again: it continues with them",
         )
     if found.unmet:
-        raise GateError("a budget is not met, or not provably", found=", ".join(found.unmet))
+        raise GateError("a budget is not met, or not provably met", found=", ".join(found.unmet))

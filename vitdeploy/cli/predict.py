@@ -24,12 +24,12 @@ def predict(console: Console, options: Predict) -> None:
     """Run a bundle on images, or on the token arrays of .npz files.
 
     INPUTS are files, folders (every image below them), quoted patterns such as 'shots/**/*.png', and - for an image on
-    standard input. JPEG, PNG, WebP, BMP, TIFF, GIF and PPM are read, and the first of several frames. Inputs that
-    cannot be read are named, the others are answered, and the exit code is 2.
+    standard input. JPEG, PNG, WebP, BMP, TIFF, GIF and PPM are read; of several frames, only the first. If some inputs
+    are unreadable, they are listed, the others are answered, and the exit code is 2.
 
-    A bundle of two towers, such as CLIP's, says which --text fits best; without any, the texts are its labels. One of
-    promptable segmentation, such as SAM's, needs --point or --box. One of embeddings searches a --gallery. One that
-    reads writing, such as TrOCR's, searches with --beams as transformers' generate does; without, as its own files say.
+    Image-text models such as CLIP find the best --text (default: the bundle's labels). Promptable segmentation such as
+    SAM needs --point or --box. Embedding models search a --gallery. Text readers such as TrOCR search with --beams,
+    like transformers' generate (default: the settings of the model's own files).
 
     \b
     Example:
@@ -48,7 +48,7 @@ def predict(console: Console, options: Predict) -> None:
     lines = [f"{given.name}{line}" for given, _, texts in answered for line in texts]
     lines += [_failure(given, error) for given, error in failed]
     if failed:
-        lines.append(f"{len(answered)} of {count} inputs are answered")
+        lines.append(f"{len(answered)} of {count} inputs answered")
     document = {
         "engine": predicted.engine,
         "why": predicted.why,
@@ -68,7 +68,7 @@ def _failure(given: Input, error: InputError) -> str:
     return f"{error.code}  {message}{found}"
 
 
-# --- The inputs that the arguments name, as one list ------------------------------------------------------------------
+# --- The inputs named by the arguments, as one list -------------------------------------------------------------------
 
 
 STDIN = "-"
@@ -76,10 +76,10 @@ TOKENS = {".npz"}
 
 
 def find_inputs(texts: Iterable[str], note: Callable[[str], None], *, tokens: bool = False) -> list[Input]:
-    """All inputs that the arguments name, in their order; those of a folder or pattern are sorted.
+    """Return all inputs named by the arguments, in order; those of a folder or pattern are sorted.
 
     Args:
-        note: called with the files of a folder that are left out.
+        note: called with a line on skipped files of a folder.
         tokens: take .npz files instead of images.
 
     Raises:
@@ -93,7 +93,7 @@ def _inputs(text: str, note: Callable[[str], None], tokens: bool) -> Iterator[In
     path = Path(text)
     if text == STDIN:
         if tokens:
-            raise click.UsageError("standard input is for an image; name the .npz file")
+            raise click.UsageError("standard input takes only an image; pass the path of the .npz file")
         yield Input(text, _standard_input())
     elif is_dir(path):
         yield from _in_folder(path, note, tokens)
@@ -101,28 +101,28 @@ def _inputs(text: str, note: Callable[[str], None], tokens: bool) -> Iterator[In
         matches = sorted(glob.glob(text, recursive=True))  # noqa: PTH207 - a pattern may be absolute
         if not matches:
             raise MissingFileError(
-                f"nothing matches {text!r}", expected="files or folders", fix="check the pattern: ls with it shows them"
+                f"nothing matches {text!r}", expected="files or folders", fix="check the pattern with ls"
             )
         files = [match for match in matches if not Path(match).is_dir()]
         yield from (Input(match) for match in files)
-        for folder in matches if not files else []:  # of a pattern for folders, as a shell would give them
+        for folder in matches if not files else []:  # the pattern matches only folders, as a shell would expand it
             yield from _in_folder(Path(folder), note, tokens)
     else:
         yield Input(text)
 
 
 def _in_folder(folder: Path, note: Callable[[str], None], tokens: bool) -> Iterator[Input]:
-    """Every file below a folder that ends as one that can be read; the others are named."""
+    """Every file below a folder with a readable suffix; the others are noted."""
     endings = TOKENS if tokens else SUFFIXES
     if tokens:
         paths = sorted(path for path in folder.rglob("*.npz") if path.is_file())
         if not paths:
-            raise DataError(f"{folder} holds no token files", found=other_files(folder), expected="files ending in .npz")
+            raise DataError(f"{folder} has no token files", found=other_files(folder), expected="files ending in .npz")
     else:
         paths = [sample.path for sample in scan(folder, "none")[0]]
     others = other_files(folder, endings)
     if others:
-        note(f"{folder}: left out {others}")
+        note(f"{folder}: skipped {others}")
     yield from (Input(str(path)) for path in paths)
 
 

@@ -53,9 +53,9 @@ NOT_WEIGHTS = ("image_size", "task", "bind")
 def export(console: Console, options: ExportOptions) -> None:
     """Export a model to ONNX and compare it with the original at three batch sizes.
 
-    SOURCE is a built-in architecture such as vit_base_patch16_224 (`vitdeploy export list [WORD]` prints them, or those
-    with WORD in their names); timm:NAME or hf:FOLDER_OR_REPOSITORY; an .onnx file, or a folder that this command made;
-    or a recipe (.yaml), of which source, preprocess and export apply. With --checkpoint alone, the architecture is
+    SOURCE is a built-in architecture such as vit_base_patch16_224 (`vitdeploy export list [WORD]` lists them, or those
+    with WORD in their names); timm:NAME or hf:FOLDER_OR_REPOSITORY; an .onnx file, or a folder made by this command; or
+    a recipe (.yaml), whose sections source, preprocess and export apply. With only --checkpoint, the architecture is
     recognised from the weights. A built-in name without a checkpoint gets seeded random weights.
 
     \b
@@ -67,7 +67,7 @@ def export(console: Console, options: ExportOptions) -> None:
         _list(console, source[1:])
         return
     if len(source) > 1:
-        raise click.UsageError(f"one model at a time; found {', '.join(source)}")
+        raise click.UsageError(f"expected one model, found {len(source)}: {', '.join(source)}")
     name = source[0] if source else None
     _check_options(name or "", options)
     if folder is None:
@@ -80,26 +80,26 @@ def export(console: Console, options: ExportOptions) -> None:
 
 
 def _check_options(name: str, options: ExportOptions) -> None:
-    """Options that would have no effect are refused: weights that are not used must not go unnoticed."""
+    """Refuse options without effect: unused weights must not go unnoticed."""
     if options.function and options.heads:
-        raise click.UsageError("--heads says nothing of your own module")
+        raise click.UsageError("--heads does not apply to your own module (--model)")
     if name.endswith((".yaml", ".yml")):
         return
     if name and options.function:
-        raise click.UsageError(f"two models are named: {name}, and --model {options.function}")
+        raise click.UsageError(f"expected one model, found two: {name}, and --model {options.function}")
     names = [each.name for each in dataclasses.fields(SourceOptions) if each.name not in NOT_WEIGHTS]
     useless = [f"--{key.replace('_', '-')}" for key in names if getattr(options, key)]
     if (name.endswith(".onnx") or is_file(Path(name) / "model.onnx")) and useless:
-        raise click.UsageError(f"an .onnx file has its own weights; leave out {', '.join(useless)}")
+        raise click.UsageError(f"an .onnx file has its own weights; leave {', '.join(useless)} out")
 
 
 def _list(console: Console, patterns: Sequence[str]) -> None:
     from vitdeploy.models.catalog import entries
 
     if len(patterns) > 1:
-        raise click.UsageError("one pattern at a time, in quotes: vitdeploy export list 'swin*'")
+        raise click.UsageError("expected one pattern, in quotes: vitdeploy export list 'swin*'")
     pattern = patterns[0] if patterns else "*"
-    # A word without wildcards is what a name contains: `export list swin`.
+    # A word without wildcards matches any name that contains it: `export list swin`.
     rows = list(entries(pattern if set(pattern) & set("*?[") else f"*{pattern.lower()}*"))
     columns = (
         Column("name"),
@@ -121,19 +121,17 @@ def _list(console: Console, patterns: Sequence[str]) -> None:
     lines: list[Line] = [Table(columns, tuple(cells))]
     if not rows:
         lines = [f"no built-in name matches {pattern!r}; `vitdeploy export list` shows all"]
-    console.note(
-        "not built in: hf:FOLDER and timm:NAME are exported from their libraries, an .onnx file is taken as it is"
-    )
+    console.note("other sources: hf:FOLDER and timm:NAME use their libraries; an .onnx file is used unchanged")
     console.finish({"models": [dataclasses.asdict(row) for row in rows]}, lines, None)
 
 
 @command_of(Optimize)
 def optimize(console: Console, options: Optimize) -> None:
-    """Apply exact rewrites to a float graph and compare the result with the graph before.
+    """Apply exact rewrites to a float graph and compare the result with the original graph.
 
-    GRAPH is a folder made by `vitdeploy export`, or an .onnx file of any exporter. The graph is first brought into
-    canonical form (LayerNorm and GELU as single nodes, linears as MatMul and Add, shapes as constants). --merge-tokens
-    applies after the comparison.
+    GRAPH is a folder made by `vitdeploy export`, or an .onnx file from any exporter. The graph is first normalised
+    (LayerNorm and GELU as single nodes, linears as MatMul and Add, shapes as constants). --merge-tokens applies after
+    the comparison.
 
     \b
     Example:
@@ -150,24 +148,25 @@ def optimize(console: Console, options: Optimize) -> None:
 def quantize(console: Console, options: Quantize, described: Described) -> None:
     """Convert a float graph to INT8, INT4 weights, FP8 or half precision for one target, with calibration images.
 
-    GRAPH is a folder made by `vitdeploy export`, its model.onnx, or any .onnx file of a float image model. What such a
-    file does not contain, such as mean and std, is assumed and printed; `vitdeploy export` takes it from a recipe.
+    GRAPH is a folder made by `vitdeploy export`, its model.onnx, or any .onnx file of a float image model. Values that
+    such a file does not contain, such as mean and std, are assumed and printed; `vitdeploy export` takes them from a
+    recipe.
 
-    --precision mixed gives single layers a precision override, the cheapest first by measured time, until
-    --min-agreement is expected to be met; without it, as long as an override pays. --sensitivity names the layers that
-    cost most accuracy.
+    --precision mixed overrides the precision of single layers, the cheapest first by measured time, until
+    --min-agreement is expected to be met; without that option, as long as an override pays off. --sensitivity lists the
+    layers that cost most accuracy.
 
-    In plain INT8 for a CPU, layers that cost many answers and little time are left in float, or have their activations
-    quantized by the runtime, as far as that adds no more than --high-precision to the latency.
+    In plain INT8 for a CPU, layers that cost much accuracy and little time stay in float, or have their activations
+    quantized by the runtime. --high-precision limits the added latency.
 
-    --precision int4 stores the weights of linears in 4 bits: half of the bytes of INT8, and faster where few rows are
-    multiplied, as by the decoder of a text; slower than INT8 where many are.
+    --precision int4 stores the weights of linears in 4 bits: half the size of INT8. It is faster than INT8 for products
+    with few rows, as in a text decoder, and slower for many rows.
 
-    Promptable segmentation is calibrated on the prompts of --annotations, and key points on the boxes of its objects;
-    all other models on the images alone.
+    Promptable segmentation is calibrated on the prompts of --annotations, key points on the boxes of its objects, and
+    all other models on the images only.
 
-    For NVIDIA GPUs the types are written into the graph: int8, fp8 and fp16. A pass over the images finds what must
-    stay in float32, and the result is evaluated on the images with these types.
+    For NVIDIA GPUs the types int8, fp8 and fp16 are written into the graph. A pass over the images finds the operations
+    that must stay in float32, and the result is evaluated on the images with these types.
 
     \b
     Example:
@@ -182,16 +181,16 @@ def quantize(console: Console, options: Quantize, described: Described) -> None:
 def compile(console: Console, options: Compile, build: Build, pinned: Pinned) -> None:
     """Compile a graph to an engine for one target.
 
-    GRAPH is a folder made by `vitdeploy export` or `vitdeploy quantize`, a bundle, whose float graph is taken, or a
-    folder's model.onnx. `vitdeploy.runtime.load`, predict, verify and bench load the output.
+    GRAPH is a folder made by `vitdeploy export` or `vitdeploy quantize`, its model.onnx, or a bundle, whose float graph
+    is compiled. `vitdeploy.runtime.load`, predict, verify and bench load the output.
 
-    A graph that the release of the runtime is known to compute wrongly is refused with the way out, exit code 4.
+    A graph that this release of the runtime is known to compute wrongly is refused with a fix, exit code 4.
 
-    An INT8 engine for openvino-cpu may be faster with the rows of its tokens in parts. This is measured, for some
-    40 seconds with a large model, unless --split-rows says how.
+    An INT8 engine for openvino-cpu may be faster with its token rows split. This is measured (about 40 seconds for a
+    large model) unless --split-rows is given.
 
-    With --on a device measures its rows and compiles the engine, which is fetched. Only that device can load what
-    TensorRT built.
+    With --on, a device measures its rows and compiles the engine, which is then fetched. Only that device can load a
+    TensorRT engine.
 
     \b
     Example:
@@ -205,14 +204,14 @@ def compile(console: Console, options: Compile, build: Build, pinned: Pinned) ->
     made, on = call("compile", options), options.on
     lines = list(made.text)
     if on is not None and engine_is_code(made.engines[0]):
-        lines.append(f"its plan can be loaded on {on} only: bench and verify it with --on {on}")
+        lines.append(f"only {on} can load this engine: bench and verify it with --on {on}")
     words = ("predict", options.folder, "IMAGE") if on is None else ("bench", options.folder, "--on", on)
     console.finish(dict(made.document), lines, options.folder, command_line("vitdeploy", *words))
 
 
 @dataclass(frozen=True)
 class Instead(Options):
-    bisect: bool = option(False, "Find where the error enters instead, and what fixes it.")
+    bisect: bool = option(False, "Instead, find where the error enters, and its fix.")
 
 
 @command_of(
@@ -225,42 +224,41 @@ def verify(
 ) -> None:
     """Compare an artifact with the original on the same images.
 
-    First the same tensor goes through both: a difference comes from the graph. Then the same image goes through both:
-    a difference comes from the preprocessing. With labels, the accuracy of both is printed, and the paired drop with
-    its 95 % interval. Exit code 5 when a gate is not met, or not provably met. The options on weights apply to the
-    original.
+    The same tensor goes through both first: a difference comes from the graph. Then the same image goes through both: a
+    difference comes from the preprocessing. With labels, the accuracy of both is printed, and the paired drop with its
+    95 % interval. Exit code 5 if a gate is not met, or not provably met. The options on weights apply to the original.
 
-    --bisect instead finds which part and which layer, its input or its weight, makes the engine's answers differ from
+    --bisect instead finds the part and the layer (its input or its weight) that makes the engine's answers differ from
     those of its float graph. It uses 32 calibration images (--num-samples), never evaluation images.
 
-    --emulate evaluates a graph that `quantize` typed for a GPU, or that of a bundle, on this machine's CPU: every
-    tensor is rounded to its type, sums are in float32. That finds overflow and lost answers without the GPU. It says
-    nothing about speed.
+    --emulate evaluates a graph that `quantize` typed for a GPU, or such a graph of a bundle, on this CPU: every tensor
+    is rounded to its type, sums are in float32. It finds overflow and lost answers without the GPU, but measures no
+    speed.
 
-    Many images are evaluated in shards, which are stored: the same command goes on where it was. With --executor they
-    are shared out to processes, or to the nodes of a Ray cluster; the numbers are the same. That is for
-    classification, detection, instance segmentation, segmentation and depth; other tasks are evaluated at once.
+    Many images are evaluated in shards, which are stored: the same command resumes where it stopped. With --executor,
+    shards run in local processes or on the nodes of a Ray cluster, with the same results. Shards are used for
+    classification, detection, instance segmentation, segmentation and depth; other tasks are evaluated in one piece.
 
-    With --on each device builds and runs the artifact's engine, and the original runs here.
+    With --on, each device builds and runs the artifact's engine, and the original runs here.
 
     \b
     Example:
       vitdeploy verify steps/engine --against steps/float --data calibration/digits
     """
     if (options.executor is not None or options.jobs) and (instead.bisect or there.on is not None):
-        raise click.UsageError("--executor and --jobs share out an evaluation: leave --bisect and --on out.")
+        raise click.UsageError("--executor and --jobs cannot be combined with --bisect or --on.")
     if there.on is not None and (instead.bisect or options.emulate):
-        raise click.UsageError("--on runs a whole engine: leave --bisect and --emulate out.")
+        raise click.UsageError("--on runs a whole engine and cannot be combined with --bisect or --emulate.")
     api("values").require_pinned(there.expect_digest, [options.artifact])
     original = api("artifacts").Named(options.against, source.to_source())
     options = dataclasses.replace(with_images(options, described), against=original)
     if instead.bisect:
         bounds = options.max_drop, options.min_agreement, described.labels, described.annotations
         if any(bound is not None for bound in bounds):
-            raise click.UsageError("--bisect judges nothing: leave --max-drop, --min-agreement and labels out.")
+            raise click.UsageError("--bisect has no gate: leave --max-drop, --min-agreement and labels out.")
         for flag, value in (("--trust", options.trust), ("--accept-known-bad", options.accept_known_bad)):
             if value:
-                raise click.UsageError(f"--bisect compiles the parts that it runs: leave {flag} out.")
+                raise click.UsageError(f"--bisect compiles its own engines: leave {flag} out.")
         cause = call("bisect", options.passed_on(Bisect))
         console.finish(cause.document, cause.text, None, cause.fix)
     elif there.on is not None:
@@ -294,9 +292,9 @@ def bench(console: Console, options: Bench, source: SourceOptions, there: There,
     ARTIFACTS are bundles (with all their engines), graphs, or built-in PyTorch models. Each is compared with the last
     one: the ratio has a 95 % interval from paired blocks. The options on weights apply to the models.
 
-    With --on each device builds and measures the engines itself, and all devices work at once. If the connection is
-    lost, the job continues and the same command fetches the result. Ctrl-C stops the job. Of several devices of one
-    kind, the spread is shown; one that throttles, or differs, is named and not counted.
+    With --on, each device builds and measures the engines, all devices in parallel. If the connection is lost, the job
+    continues and the same command fetches the result. Ctrl-C stops the job. For several devices of one kind, the spread
+    is shown; a device that throttles or differs is named and excluded.
 
     \b
     Example:
@@ -304,7 +302,7 @@ def bench(console: Console, options: Bench, source: SourceOptions, there: There,
     """
     api("values").require_pinned(there.expect_digest, options.artifacts)
     if there.on is not None and source != SourceOptions():
-        raise click.UsageError("--on takes bundles and graphs: leave the options on weights out.")
+        raise click.UsageError("--on takes only bundles and graphs: leave the options on weights out.")
     with recording(console, recorded) as record:
         if there.on is None:
             named, original = api("artifacts").Named, source.to_source()
@@ -329,16 +327,16 @@ def bench(console: Console, options: Bench, source: SourceOptions, there: There,
 def compare(console: Console, options: Compare, labelled: Labelled, recorded: Recorded) -> None:
     """Compare two bundles, or two reports: a gate against lost answers and slower engines.
 
-    Bundles run here: engines of one target and precision answer the images of --data, and are measured in turns.
-    Reports (report.json) are compared by their numbers; that is weaker, since they were not measured in turns. Exit
-    code 5 when a limit is not kept, or not provably kept.
+    Bundles run here: engines of the same target and precision answer the images of --data and are measured in
+    alternating runs. Reports (report.json) are compared by their numbers, which is weaker: they were not measured in
+    alternating runs. Exit code 5 if a limit is exceeded, or not provably kept.
 
     \b
     Example:
       vitdeploy compare out/digits steps/engine --data calibration/digits --max-drop 1 --no-bench
     """
     if options.junit is not None and not is_dir(Path(options.junit).parent):
-        raise click.BadParameter(f"no folder {Path(options.junit).parent}", param_hint="--junit")
+        raise click.BadParameter(f"the folder {Path(options.junit).parent} does not exist", param_hint="--junit")
     if options.data is not None:
         options = with_images(options, labelled)
     elif labelled != Labelled():

@@ -1,9 +1,9 @@
-"""The `vitdeploy` program: a process that runs the command, and one that watches over it.
+"""The `vitdeploy` program: a process that runs the command, and a parent that watches it.
 
-Native libraries can end a process without a word: a crash, or the kernel's choice when memory runs out. Also can a file
-of unknown origin keep them busy for ever. So the program forks before it loads anything; the child is the command, and
-the parent does nothing but wait, pass signals on, end what takes longer than `limits.bounded` allows, and say what the
-command was doing when it died. Where there is no fork, or none that is safe, the command runs alone.
+Native libraries can end a process without a message: by a crash, or when the kernel runs out of memory. A malicious
+file can keep them busy forever. So the program forks before it loads anything: the child runs the command; the parent
+only waits, forwards signals, ends work that takes longer than `limits.bounded` allows, and reports what the command was
+doing when it died. On systems without a safe fork, the command runs alone.
 """
 
 import contextlib
@@ -22,13 +22,13 @@ from types import FrameType
 from vitdeploy.errors import CapabilityError, VitdeployError, WorkerError
 from vitdeploy.limits import Board, Doing, be_watched
 
-# Commands that answer at once, or look after themselves: the server has a supervisor of its own, such as systemd.
+# Commands that finish at once, or have their own supervisor, such as systemd for the server.
 ALONE = ("serve", "lab completion")
 PASSED_ON = (signal.SIGINT, signal.SIGTERM)
-# Seconds between two looks at what the command does, and those that it has to end when its time is over.
+# Seconds between two checks of the command, and seconds that it has to end after its time limit.
 LOOK, GRACE = 0.5, 3.0
 PR_SET_PDEATHSIG = 1
-# What a user, a shell or a service manager ends a command by.
+# Signals by which a user, a shell or a service manager ends a command.
 ASKED = ("SIGINT", "SIGTERM", "SIGHUP", "SIGQUIT", "SIGPIPE")
 SHOW_CURSOR = "\x1b[?25h"
 
@@ -50,17 +50,17 @@ def _watchable(arguments: list[str]) -> bool:
 
 
 def _fork(board: Board) -> int:
-    """The number of the child; 0 in the child, which dies with its parent."""
+    """Fork; return the PID of the child, and 0 in the child, which dies with its parent."""
     signals = {*PASSED_ON, signal.SIGHUP, signal.SIGCHLD}
     before = signal.pthread_sigmask(signal.SIG_BLOCK, signals)
     parent, child = os.getpid(), os.fork()
     if child == 0:
         with contextlib.suppress(OSError, AttributeError):
             ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-        if os.getppid() != parent:  # it died before that
+        if os.getppid() != parent:  # the parent died before prctl
             os._exit(1)
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
-        if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # else it is ignored, as behind &
+        if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # else ignored, as after &
             signal.signal(signal.SIGINT, _Interrupt())
         be_watched(board)
         if "-vv" in sys.argv:
@@ -69,8 +69,8 @@ def _fork(board: Board) -> int:
 
 
 class _Interrupt:
-    """A KeyboardInterrupt for SIGINT, as Python has it; but one for what came twice, as when both processes were sent
-    it and the parent passed its own on."""
+    """Raise KeyboardInterrupt for SIGINT, as Python does, but only once for a signal that arrives twice: sent to both
+    processes, and forwarded by the parent."""
 
     def __init__(self) -> None:
         self._last = -math.inf
@@ -82,11 +82,11 @@ class _Interrupt:
 
 
 def _watch(command: int, board: Board) -> int:
-    """Wait for the command, and return what to exit with."""
+    """Wait for the command, and return the exit code."""
     killed_before, spent, last, seen = _killed_for_memory(), 0.0, time.monotonic(), 0
     while True:
         came = signal.sigtimedwait({*PASSED_ON, signal.SIGHUP, signal.SIGCHLD}, LOOK)
-        # What a terminal sends reaches the command too; what a process sends (code 0 or less) is for us to pass on.
+        # A terminal's signal reaches the command too; a process's signal (code 0 or less) must be forwarded.
         if came is not None and came.si_signo != signal.SIGCHLD and came.si_code <= 0:
             os.kill(command, came.si_signo)
         found, status = os.waitpid(command, os.WNOHANG)
@@ -95,16 +95,16 @@ def _watch(command: int, board: Board) -> int:
             return _conclude(status, now or Doing(), _killed_for_memory() > killed_before)
         if now is None:
             continue
-        # Both may have been stopped for long: time counts while we look.
+        # Both processes may have been suspended: only time between checks counts.
         passed, last = min(time.monotonic() - last, 2 * LOOK), time.monotonic()
         spent, seen = (spent + passed if now.number == seen else 0.0), now.number
         if now.number and spent > now.seconds:
             _end(command)
-            return _tell(now.exceeded(f"no end after {spent:,.0f} s"))
+            return _tell(now.exceeded(f"not finished after {spent:,.0f} s"))
 
 
 def _end(command: int) -> None:
-    """Ask the command to end, so that it takes its temporary files away, then kill it."""
+    """Ask the command to end, so that it removes its temporary files, then kill it."""
     os.kill(command, signal.SIGTERM)
     deadline = time.monotonic() + GRACE
     while time.monotonic() < deadline:
@@ -124,38 +124,38 @@ def _conclude(status: int, doing: Doing, memory_ran_out: bool) -> int:
         return 128 + number
     if doing.number and name != "SIGKILL":
         return _tell(doing.crashed(name))
-    during = f" while it had to {doing.what}" if doing.number else f' in the phase "{doing.what}"' if doing.what else ""
+    during = f" while trying to {doing.what}" if doing.number else f' in the phase "{doing.what}"' if doing.what else ""
     if name == "SIGKILL" and memory_ran_out:
         return _tell(
             CapabilityError(
                 f"this machine ran out of memory{during}",
                 found="the kernel ended the command (SIGKILL)",
-                fix="a smaller model, image size or batch, or a machine with more memory",
+                fix="use a smaller model, image size or batch, or a machine with more memory",
             )
         )
     limit = f"; it may take {doing.bound}" if doing.number else ""
     return _tell(
         WorkerError(
             f"the command was ended by {name}{during}",
-            found="somebody killed it" if name == "SIGKILL" else f"a crash in a native library{limit}",
-            fix="call it again: finished stages are stored; -vv shows where a crash is, and please report it",
+            found="killed by another process" if name == "SIGKILL" else f"a crash in a native library{limit}",
+            fix="run it again: finished stages are stored. For a crash, -vv shows where; please report it",
         )
     )
 
 
 def _tell(error: VitdeployError) -> int:
-    """Print an error as the command would; on a full disk its exit code says it."""
+    """Print an error as the command would, and return its exit code, which is all that a full disk allows."""
     with contextlib.suppress(OSError):
         if "--json" in sys.argv:
             print(json.dumps({"error": error.to_dict()}), flush=True)
     with contextlib.suppress(OSError):
-        cursor = SHOW_CURSOR if sys.stderr.isatty() else ""  # a bar of progress may have hidden it
+        cursor = SHOW_CURSOR if sys.stderr.isatty() else ""  # a progress bar may have hidden it
         print(f"{cursor}{error}", file=sys.stderr, flush=True)
     return error.exit_code
 
 
 def _killed_for_memory() -> int:
-    """How many processes the kernel has ended because memory ran out; 0 where it does not say."""
+    """The number of processes that the kernel has killed for lack of memory; 0 if unknown."""
     with contextlib.suppress(OSError):
         found = re.search(r"^oom_kill (\d+)$", Path("/proc/vmstat").read_text("ascii"), re.MULTILINE)
         return int(found[1]) if found else 0

@@ -1,4 +1,4 @@
-"""What a back end provides for `compile`: the table of back ends, and what most of them share."""
+"""The interface of a back end for `compile`, the table of back ends, and shared checks."""
 
 from __future__ import annotations
 
@@ -15,25 +15,25 @@ from vitdeploy.spec import EngineSpec, FloatRest, Precision, TensorSpec
 if TYPE_CHECKING:
     from vitdeploy.runtime.profiles import Profile
 
-# As of `runtime.profiles`, which needs numpy: the agent says the state of a job without.
+# As in `runtime.profiles`, which needs numpy; the agent must work without it.
 Batches = tuple[int, int, int]
 
 # --- The user's options for building an engine with TensorRT ----------------------------------------------------------
 
 
-# Batches that an engine with a dynamic batch supports in addition to the one that it is built for.
+# The batch sizes 1 to this that an engine with a dynamic batch supports in addition to the compiled one.
 FURTHER_BATCHES = 8
 
 
 @dataclass(frozen=True)
 class BuildOptions:
-    """How TensorRT builds.
+    """Options of the TensorRT builder.
 
-    `batches`: (smallest, best, largest) of each profile of a graph with a dynamic batch; none: one profile for only
-    the compiled batch, with kernels chosen for it alone, and one for every batch up to the larger of it and 8. `sizes`:
-    the image sizes (height, width) of a graph in which these are dynamic. `workspace`: bytes of device memory for
-    kernels' scratch, None for all free memory. `level`: builder optimisation level, 0 to 5; TensorRT's
-    default is 3. `hardware`: the GPUs that the plan may run on. `versions`: "newer" also allows later TensorRTs.
+    `batches`: (smallest, best, largest) of each profile of a graph with a dynamic batch; without any, one profile for
+    the compiled batch only, with kernels chosen for it, and one for every batch up to the larger of it and 8. `sizes`:
+    the image sizes (height, width) of a graph in which these are dynamic. `workspace`: bytes of device memory for the
+    kernels' scratch space, None for all free memory. `level`: builder optimisation level, 0 to 5; TensorRT's default
+    is 3. `hardware`: the GPUs that the plan may run on. `versions`: "newer" also allows later TensorRT versions.
     """
 
     batches: tuple[Batches, ...] = ()
@@ -45,18 +45,18 @@ class BuildOptions:
 
 
 def default_batches(batch: int, further: int = FURTHER_BATCHES) -> tuple[Batches, ...]:
-    """One profile for only this batch, and one for all batches up to the larger of it and `further`."""
+    """One profile for this batch only, and one for all batches up to the larger of it and `further`."""
     largest = max(batch, further)
     return (batch, batch, batch), (1, largest, largest)
 
 
-# --- A back end: what it is asked, and what it says of this machine ---------------------------------------------------
+# --- The interface of a back end: requests, findings and states -------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Finding:
-    """`detail` says what is here or missing; `fix` how to get what is missing, "" if something else must be fixed
-    first."""
+    """One requirement of a target. `detail`: its version, or what is missing; `fix`: how to install it, "" if another
+    requirement must be fixed first."""
 
     name: str
     ok: bool
@@ -65,21 +65,21 @@ class Finding:
 
 
 def finding_lines(found: Sequence[Finding]) -> list[str]:
-    """A target's requirements for people: one line per finding, and the fix below the first one that needs it."""
-    lines, said = [], set()
+    """A target's requirements as text: one line per finding, and each fix below the first finding that needs it."""
+    lines, shown = [], set()
     for each in found:
         lines.append(f"{'ok' if each.ok else 'missing':<7}  {each.name:<32} {each.detail}")
-        if each.fix and each.fix not in said:
+        if each.fix and each.fix not in shown:
             lines.append(f"         fix: {each.fix}")
-        said.add(each.fix)
+        shown.add(each.fix)
     return lines
 
 
 @dataclass(frozen=True)
 class CompileRequest:
-    """A placement (an ONNX file, alone in its folder except for its weights) and what to build next to it. `batch` is
-    the batch to compile at; `progress` is called with the steps of a long build: (what, done, total). `float_rest`:
-    what an INT8 engine computes its float operators in, where the CPU has it."""
+    """A placement (an ONNX file, alone in its folder except for its weights) and the engine to build next to it.
+    `batch`: the batch to compile at; `progress`: called with the steps of a long build (text, done, total).
+    `float_rest`: the precision of an INT8 engine's float operators, if the CPU supports it."""
 
     graph: Path
     target: str
@@ -90,7 +90,7 @@ class CompileRequest:
     float_rest: FloatRest = "fp32"
 
     def engine(self, device: Mapping[str, str], **facts: Any) -> EngineSpec:
-        """The engine that this asked for, with what is known of `device` besides this machine."""
+        """The engine of this request. `device`: facts about the device besides those about this machine."""
         from vitdeploy.runtime.host import describe_host  # needs numpy
 
         facts = {"batch": self.batch, "graph": self.graph.name, **facts}
@@ -99,8 +99,8 @@ class CompileRequest:
 
 @dataclass(frozen=True)
 class TargetState:
-    """Whether a target works on this machine. `precisions` are those that it runs; `fix` is "" if the
-    machine lacks the device."""
+    """Whether a target works on this machine. `precisions`: those that it supports; `fix`: "" if the machine lacks the
+    device."""
 
     works: bool
     version: str | None
@@ -109,24 +109,24 @@ class TargetState:
     fix: str
 
 
-# What may be wrong where a layer did not run as placed, by its precision.
+# Fixes for layers that did not run as placed, by their precision.
 LACKING = {
-    "int8": "run `vitdeploy doctor`; the CPU may lack INT8 instructions",
-    "int4": "the runtime has no INT4 kernel for such layers or this CPU: leave layers in float with --ignore LAYER, or "
-    "`ignore: [LAYER]` in a recipe, or choose int8",
+    "int8": "run `vitdeploy doctor`: the CPU may lack INT8 instructions",
+    "int4": "keep layers in float with --ignore LAYER (in a recipe `ignore: [LAYER]`), or choose int8: the runtime has "
+    "no INT4 kernel for such layers or for this CPU",
 }
 
 
 def check_placed(engine: EngineSpec, asked: Precision, placed: int) -> None:
-    """Check that there was no silent fallback: every linear and convolution ran in its assigned precision.
+    """Check that every linear and convolution ran in its assigned precision, without a silent fallback.
 
     Args:
-        engine: its `kernels` say what ran.
+        engine: an engine whose `kernels` are known.
         asked: the requested precision.
-        placed: how many linears and convolutions the placement has in INT8, or in INT4.
+        placed: the number of linears and convolutions in INT8, or in INT4, in the placement.
 
     Raises:
-        CapabilityError: one did not.
+        CapabilityError: one of them ran in another precision.
     """
     integer = asked in ("int8", "mixed", "int4")
     kind = "int4" if asked == "int4" else "int8"
@@ -135,10 +135,8 @@ def check_placed(engine: EngineSpec, asked: Precision, placed: int) -> None:
         raise CapabilityError(
             f"{engine.target} did not run the graph in {name}",
             found=f"{ran} of {placed} placed layers in {name} kernels: {engine.kernels}",
-            expected=f"{placed} in {name}" if placed else f"a layer in {name}",
-            fix=LACKING[kind]
-            if placed
-            else f"choose fp32 for {engine.target}: the placement leaves every layer in float",
+            expected=f"{placed} layers in {name}" if placed else f"at least one layer in {name}",
+            fix=LACKING[kind] if placed else f"choose fp32 for {engine.target}: the placement has no {name} layers",
         )
     if not integer:
         others = {kind: count for kind, count in engine.kernels.items() if kind != asked}
@@ -152,18 +150,18 @@ def check_placed(engine: EngineSpec, asked: Precision, placed: int) -> None:
 
 @dataclass(frozen=True)
 class CompileBackend:
-    """How a back end makes an engine.
+    """The compile functions of a back end.
 
-    compile_graph: writes the engine's files next to the placement, runs it once and returns what ran; raises
+    compile_graph: writes the engine's files next to the placement, runs the engine once and returns it; raises
         CapabilityError, EngineError, MissingPackageError.
-    probe: loads a target's runtime to check whether the target works here; may raise anything.
-    examine: everything that a target needs, in the order in which to fix it; None if `probe` says everything.
+    probe: loads a target's runtime to check whether the target works here; may raise any exception.
+    examine: returns all requirements of a target, in the order in which to fix them; None if `probe` covers them.
     check_ran: raises CapabilityError if an engine did not run as placed.
     require_precision: raises CapabilityError if the runtime does not support a precision on this machine.
-    files: what it writes in addition to the graph and its weights, relative to the engine's folder.
-    profiles: the shapes that an engine is built for, from its inputs, the options and the batch; None if a back end
-        takes no build options.
-    splits_rows: whether its INT8 linears may be faster with their rows in parts, and what it loads is not the placement
+    files: the files that it writes in addition to the graph and its weights, relative to the engine's folder.
+    profiles: returns the shapes that an engine is built for, from its inputs, the options and the batch; None if the
+        back end takes no build options.
+    splits_rows: whether its INT8 linears may be faster with their rows in parts, and it does not load the placement
         itself.
     half_rest: whether its INT8 engines may be faster on this CPU with their float operators in bf16.
     """

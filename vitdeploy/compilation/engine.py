@@ -1,4 +1,4 @@
-"""Compiles placements for their target, and checks that they run as placed; and whether a target works here."""
+"""Compile placements for their target, check that they run as placed, and check whether a target works here."""
 
 import collections
 import shutil
@@ -31,29 +31,29 @@ def compile_engine(
     progress: Progress = silent,
     float_rest: FloatRest = "fp32",
 ) -> EngineSpec:
-    """Write the engine's files to `out`, run it once, and return what ran.
+    """Write the engine's files to `out`, run it once, and return the engine with the kernels that ran.
 
     Args:
-        graph: the placement (ONNX) of this target.
-        out: an existing empty folder; gets `graph.onnx` and what the runtime loads.
-        precision: the requested one.
-        batch: the batch to compile at; a dynamic batch in the graph is pinned to it.
-        placed: how many linears and convolutions the placement has in INT8, or in INT4.
-        bare: whether the graph has no linear or convolution, so that no kernel of one can be found.
-        build: how TensorRT builds; defaults as in `compilation.tensorrt.BuildOptions`.
-        progress: called with the steps of a long build: (what, done, total).
-        float_rest: what an INT8 engine computes its float operators in, where the CPU has it.
+        graph: the placement (ONNX) for this target.
+        out: an existing empty folder for `graph.onnx` and the files that the runtime loads.
+        precision: the requested precision.
+        batch: the batch to compile at; a dynamic batch in the graph is fixed to it.
+        placed: the number of linears and convolutions in INT8, or in INT4, in the placement.
+        bare: whether the graph has no linear or convolution, so that `kernels` may be empty.
+        build: options of the TensorRT builder; defaults as in `compilation.backend.BuildOptions`.
+        progress: called with the steps of a long build: (text, done, total).
+        float_rest: the precision of an INT8 engine's float operators, if the CPU supports it.
 
     Raises:
         TargetError: an unknown target.
         CapabilityError: the target or this CPU does not support the precision, or the engine did not run as placed.
         EngineError: the runtime rejects the graph.
-        MissingPackageError, DeviceMemoryError, WorkerError: as `compilation.tensorrt.compile_graph`.
+        MissingPackageError, DeviceMemoryError, WorkerError: as in `compilation.tensorrt.compile_graph`.
     """
     row, backend = TARGETS[target], COMPILE[target]
     if precision not in row.precisions:
         raise CapabilityError(
-            f"{target} cannot run {precision}",
+            f"{target} does not support {precision}",
             found=precision,
             expected=", ".join(row.precisions),
             fix="choose one of these precisions, or another target",
@@ -70,22 +70,22 @@ def compile_engine(
 
 
 def weights_of(graph: Path) -> Path:
-    """The file beside a graph that holds the weights of one that is too large for a single file."""
+    """The file beside a graph that holds its weights if they do not fit into the graph's file."""
     return graph.with_name(f"{graph.name}.data")
 
 
-# --- Engines of several graphs, each compiled in a folder of its own --------------------------------------------------
+# --- Engines with several graphs, each compiled in its own folder -----------------------------------------------------
 
 
 def within(engine: EngineSpec, name: str) -> EngineSpec:
-    """The engine of one part, whose files lie in the sub-folder `name`."""
+    """The engine of one part, with its files in the sub-folder `name`."""
     files = tuple(f"{name}/{file}" for file in engine.files)
     return replace(engine, part=name, graph=f"{name}/{engine.graph}", files=files)
 
 
 def joined(parts: Sequence[EngineSpec], sequence: SequenceSpec | None) -> EngineSpec:
-    """One engine of several graphs that run together; `sequence` where a part repeats. Its precision is INT8 or
-    INT4 where one part's is, else the first part's."""
+    """One engine from several graphs that run together; `sequence` if a part runs repeatedly. Its precision is INT8 or
+    INT4 if that of any part is, otherwise that of the first part."""
     first, graphs = parts[0], tensors_of(parts)
     flow = flows.flow_of_graphs(graphs)
     inputs, outputs = flows.inputs_of(flow, graphs), flows.outputs_of(flow, graphs)
@@ -116,13 +116,13 @@ def joined(parts: Sequence[EngineSpec], sequence: SequenceSpec | None) -> Engine
     )
 
 
-# --- Whether a target works here: its runtime is not only installed, but loads and says what it supports --------------
+# --- Checks whether a target works here: its runtime is installed, loads, and reports what it supports ----------------
 
 
 def probe_target(name: str) -> TargetState:
-    """Whether one target works here.
+    """The state of one target on this machine.
 
-    For a GPU target the detail names the first thing that is missing; `examine` lists everything.
+    For a GPU target, the detail names the first missing requirement; `examine` lists all of them.
 
     Raises:
         TargetError: an unknown target.
@@ -132,13 +132,13 @@ def probe_target(name: str) -> TargetState:
         return backend.probe(name)
     except MissingPackageError as error:
         return TargetState(False, None, (), "not installed", error.fix)
-    except Exception as error:  # a broken native library raises whatever it likes
-        detail = f"{row.package} does not load: {str(error)[:200]}"
+    except Exception as error:  # a broken native library may raise any exception
+        detail = f"{row.package} cannot be loaded: {str(error)[:200]}"
         return TargetState(False, None, (), detail, f"pip install --force-reinstall {row.package}")
 
 
 def examine(name: str) -> list[Finding]:
-    """Everything that one target needs, in the order in which to fix it.
+    """All requirements of one target, in the order in which to fix them.
 
     Raises:
         TargetError: an unknown target.

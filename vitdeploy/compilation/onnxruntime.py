@@ -1,4 +1,4 @@
-"""ONNX Runtime CPU: the placement is the engine; a profiled run says which kernels ran where."""
+"""ONNX Runtime on the CPU: the placement is the engine; a profiled run shows which kernels ran."""
 
 import collections
 from collections.abc import Sequence
@@ -24,7 +24,7 @@ from vitdeploy.spec import EngineSpec, TensorSpec
 
 
 def compile_graph(request: CompileRequest) -> EngineSpec:
-    """The engine of a placement: the file itself is what ONNX Runtime loads."""
+    """The engine of a placement, which ONNX Runtime loads as it is."""
     graph, batch = request.graph, request.batch
     with ort.OnnxRuntimeRunner(graph, name="probe") as dynamic:
         dynamic_batch = isinstance(dynamic.inputs[0].shape[0], str)
@@ -48,13 +48,12 @@ def compile_graph(request: CompileRequest) -> EngineSpec:
 
 
 def engine_files(graph: Path) -> tuple[str, ...]:
-    """What ONNX Runtime loads: the graph, and the weights next to it."""
+    """The files that ONNX Runtime loads: the graph, and the weights next to it."""
     return (graph.name, *sorted(path.name for path in graph.parent.glob("*.onnx.data")))
 
 
 def blank(inputs: tuple[TensorSpec, ...]) -> dict[str, Any]:
-    """Zeros for every input; a dynamic axis, such as a sequence's length, has the same size wherever its name
-    occurs."""
+    """Zeros for every input; dynamic axes with the same name, such as the length of a sequence, have the same size."""
     sizes: dict[str, int] = {}
     return {
         tensor.name: np.zeros(
@@ -65,7 +64,7 @@ def blank(inputs: tuple[TensorSpec, ...]) -> dict[str, Any]:
 
 
 def count_kernels(events: Sequence[Event]) -> dict[str, int]:
-    """How many linears and convolutions ran in which precision."""
+    """The number of linears and convolutions by the precision that they ran in."""
     counts: collections.Counter[str] = collections.Counter()
     for event in events:
         kind = event["args"]["op_name"]
@@ -76,19 +75,19 @@ def count_kernels(events: Sequence[Event]) -> dict[str, int]:
 
 
 def _between_activations(event: Event) -> bool:
-    """Whether it is an attention product: both operands have a batch axis. A constant weight has two axes, or is
+    """Whether an event is an attention product: both operands have a batch axis. A constant weight has two axes, or is
     packed."""
     ranks = [len(shape) for entry in event["args"].get("input_type_shape", []) for shape in entry.values()]
     return sum(rank >= 3 for rank in ranks) >= 2
 
 
 def probe(target: str) -> TargetState:
-    """Check that the provider is available."""
+    """The state of the target, if the provider is available; otherwise RuntimeError."""
     runtime = ort.require()
     if ort.CPU_PROVIDER not in runtime.get_available_providers():
-        raise RuntimeError(f"{ort.CPU_PROVIDER} is not among {runtime.get_available_providers()}")
+        raise RuntimeError(f"{ort.CPU_PROVIDER} is not among the providers {runtime.get_available_providers()}")
     usable = TARGETS[target].precisions
-    detail = f"{runtime.__version__}, {ort.CPU_PROVIDER} is there; {', '.join(usable)}"
+    detail = f"{runtime.__version__}, {ort.CPU_PROVIDER} available; {', '.join(usable)}"
     return TargetState(True, runtime.__version__, usable, detail, "")
 
 

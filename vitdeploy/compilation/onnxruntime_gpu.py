@@ -1,4 +1,4 @@
-"""ONNX Runtime on NVIDIA GPUs: the placement is the engine; a profiled run says which provider ran each node."""
+"""ONNX Runtime on NVIDIA GPUs: the placement is the engine; a profiled run shows which provider ran each node."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -17,10 +17,10 @@ SHOWN_NODES = 5
 
 
 def compile_graph(request: backend.CompileRequest) -> EngineSpec:
-    """The engine of a placement: ONNX Runtime loads the file itself, with its types.
+    """The engine of a placement, which ONNX Runtime loads as it is, with its types.
 
-    The TensorRT provider shows its engine as one node: `kernels` is empty there, and the graph's own types, which a
-    strongly typed network keeps, say the precision.
+    The TensorRT provider shows its engine as a single node: `kernels` is then empty, and the precision is that of the
+    graph's types, which a strongly typed network keeps.
 
     Raises:
         MissingPackageError, CapabilityError: the provider is missing or does not load; a node that computes more than
@@ -29,7 +29,7 @@ def compile_graph(request: backend.CompileRequest) -> EngineSpec:
     """
     graph, target, precision, batch = request.graph, request.target, request.precision, request.batch
     gpu = describe_gpu()
-    # A session holds its weights on the GPU: this one is freed before the next is created.
+    # A session holds its weights on the GPU: free this one before the next is created.
     dynamic = _has_dynamic_batch(ort_gpu.open_session(graph, target, batch=None, capture=False, strict=False))
     session = ort_gpu.open_session(
         graph, target, batch=batch, capture=False, strict=False, profile=graph.parent / "profile"
@@ -39,7 +39,7 @@ def compile_graph(request: backend.CompileRequest) -> EngineSpec:
     del session
     shapes = shape_nodes(events, ort_gpu.PROVIDERS[target])
     options = {ort_gpu.SHAPE_NODES: ", ".join(shapes)} if shapes else {}
-    # Once as apps load it: as a CUDA graph, and refused if an unlisted node would run on the CPU.
+    # Run once as in apps: as a CUDA graph, and with an error if an unlisted node would run on the CPU.
     with ort_gpu.OnnxRuntimeGpuRunner(graph, target=target, name="probe", batch=batch, options=options) as runner:
         runner.infer(onnxruntime.blank(inputs))
     kernels = onnxruntime.count_kernels(events)
@@ -48,7 +48,8 @@ def compile_graph(request: backend.CompileRequest) -> EngineSpec:
             f"{target} did not run the graph in {precision}",
             found=str(kernels),
             expected=f"linears and convolutions in {precision}",
-            fix=f"type it: vitdeploy quantize GRAPH --data IMAGES --precision {precision} --target {target} -o DIR",
+            fix="write the types into the graph: "
+            f"vitdeploy quantize GRAPH --data IMAGES --precision {precision} --target {target} -o DIR",
         )
     return request.engine(
         {**gpu, TARGETS[target].package: ort.require().__version__},
@@ -67,7 +68,7 @@ def _has_dynamic_batch(session: Any) -> bool:
 
 
 def shape_nodes(events: Sequence[dict[str, Any]], provider: str) -> list[str]:
-    """The nodes that ran on the CPU because they only compute shapes: integers or booleans, at most one axis.
+    """The nodes that ran on the CPU because they only compute shapes: integers or booleans with at most one axis.
 
     Raises:
         CapabilityError: any other node did not run on `provider`.
@@ -87,7 +88,7 @@ def shape_nodes(events: Sequence[dict[str, Any]], provider: str) -> list[str]:
             "part of the graph ran on another provider",
             found=", ".join(others[:SHOWN_NODES]) + more,
             expected=provider,
-            fix="a placement whose operators and types this provider has; `vitdeploy inspect` shows them",
+            fix="use a placement whose operators and types this provider supports; `vitdeploy inspect` shows them",
         )
     return sorted(set(shapes))
 
@@ -98,7 +99,7 @@ def _computes_shapes(event: dict[str, Any]) -> bool:
 
 
 def _not_checked(engine: EngineSpec, asked: Precision, placed: int) -> None:
-    """Nothing to check: `compile_graph` has checked what is known."""
+    """Check nothing: `compile_graph` has already checked the kernels."""
 
 
 BACKEND = backend.CompileBackend(compile_graph, probe, examine=findings, check_ran=_not_checked)

@@ -1,8 +1,8 @@
-"""OpenVINO: the placement becomes an IR; the compiled model's own execution graph says which kernels ran.
+"""OpenVINO: the placement is converted to an IR; the execution graph of the compiled model shows which kernels ran.
 
 On the CPU the IR keeps a dynamic batch, so that one file serves every batch; the runner reshapes it before compiling.
-Half precision is the plugin's INFERENCE_PRECISION_HINT, always set; otherwise the plugin would choose. On Intel's GPUs
-and NPUs, and AUTO, the graph has its types, and is compiled at fixed sizes.
+Half precision is the plugin's INFERENCE_PRECISION_HINT, which is always set; otherwise the plugin would choose. On
+Intel's GPUs and NPUs, and with AUTO, the graph has its types, and is compiled at fixed sizes.
 """
 
 import collections
@@ -31,17 +31,17 @@ from vitdeploy.runtime.openvino import (
 from vitdeploy.spec import EngineSpec, Precision
 
 IR_FILES = ("model.xml", "model.bin")
-# Of an IR, beside the weights.
+# The size of an IR without its weights.
 REST_BYTES = 4 << 20
 CAPABILITIES = {"fp16": "FP16", "bf16": "BF16", "int8": "INT8", "mixed": "INT8", "int4": "INT8"}
 PRODUCTS = ("FullyConnected", "Convolution")
-# Of PCI: the vendor, and the classes of display controllers and of processing accelerators.
+# PCI codes: the vendor, and the classes of display controllers and of processing accelerators.
 INTEL = "0x8086"
 CLASSES = {"GPU": "0x03", "NPU": "0x12"}
 
 
 def write_ir(graph: Path) -> Any:
-    """Convert a graph to `IR_FILES` next to it; gives the model as OpenVINO has read it.
+    """Convert a graph to `IR_FILES` next to it; returns the model as read by OpenVINO.
 
     Raises:
         EngineError: OpenVINO cannot read the graph.
@@ -52,16 +52,16 @@ def write_ir(graph: Path) -> Any:
     with native_writes(graph.parent, size):
         try:
             model = the_core().read_model(str(graph))
-            put_vectors_first(model)  # in the file too, which apps in other languages load
+            put_vectors_first(model)  # also in the file, which apps in other languages load
             openvino.save_model(model, str(graph.parent / IR_FILES[0]), compress_to_fp16=False)
         except Exception as error:
             found = (str(error).strip() or repr(error)).splitlines()[-1][:300]
-            raise EngineError("OpenVINO cannot read the graph", found=found) from None
+            raise EngineError(f"OpenVINO cannot read {graph.name}", found=found) from None
     return model
 
 
 def _engine(request: CompileRequest, model: Any, runner: Any, more: dict[str, str], **facts: Any) -> EngineSpec:
-    """What a loaded runner of an IR says of its engine. `more`: what is known of the device."""
+    """The engine of an IR, from its loaded runner. `more`: facts about the device."""
     return request.engine(
         {"openvino": require().get_version(), **more},
         files=IR_FILES,
@@ -75,7 +75,7 @@ def _engine(request: CompileRequest, model: Any, runner: Any, more: dict[str, st
 
 
 def _kernels(compiled: Any) -> dict[str, int]:
-    """How many linears and convolutions run in which precision; {} where a plugin does not tell, as the NPU's."""
+    """The number of linears and convolutions by precision; {} if a plugin does not report it, such as the NPU's."""
     try:
         operations = compiled.get_runtime_model().get_ops()
     except Exception:
@@ -101,7 +101,7 @@ def compile_graph(request: CompileRequest) -> EngineSpec:
     model = write_ir(graph)
     sized = model.clone()
     set_batch(sized, batch)
-    # Recorded, as programs and servers that are given the engine compile it themselves.
+    # Recorded, because apps and servers compile the engine themselves.
     hint = hint_of(precision, request.float_rest)
     options = {"INFERENCE_PRECISION_HINT": hint, **needed_options(sized)}
     rest = "bf16" if hint != PRECISION_HINTS[precision] else None
@@ -115,16 +115,16 @@ def require_precision(precision: str) -> None:
     if precision in CAPABILITIES and CAPABILITIES[precision] not in available:
         here = [name for name in ("bf16", "fp16") if CAPABILITIES[name] in available]
         raise CapabilityError(
-            f"this CPU has no {precision} for OpenVINO",
+            f"OpenVINO does not support {precision} on this CPU",
             found=", ".join(available),
             expected=CAPABILITIES[precision],
-            fix=f"choose {', '.join(['fp32', *here])} or int8, or compile on the device that has it",
+            fix=f"choose {', '.join(['fp32', *here])} or int8, or compile on a device that supports {precision}",
         )
 
 
 def check_ran(engine: EngineSpec, asked: Precision, placed: int) -> None:
-    """As `check_placed`. On Arm the plugin has an INT8 convolution only where one step serves all channels and the
-    output is INT8 too (OpenVINO 2026.4, acl_conv.cpp; `make arm64`); ours have a step for each and a float output."""
+    """As `check_placed`. On Arm, the plugin has INT8 convolutions only with one scale for all channels and an INT8
+    output (OpenVINO 2026.4, acl_conv.cpp; `make arm64`); placements have a scale per channel and a float output."""
     try:
         check_placed(engine, asked, placed)
     except CapabilityError as error:
@@ -134,14 +134,14 @@ def check_ran(engine: EngineSpec, asked: Precision, placed: int) -> None:
             error.message,
             found=error.found,
             expected=error.expected,
-            fix="on Arm OpenVINO computes such convolutions in float: vitdeploy quantize GRAPH --target openvino-cpu "
-            "--ignore LAYER, or `ignore: [LAYER]` in a recipe, leaves one in float, as patch_embed.proj of a ViT; "
-            "onnxruntime-cpu has all in float",
+            fix="keep such convolutions in float, which is how OpenVINO computes them on Arm (patch_embed.proj in a "
+            "ViT): vitdeploy quantize GRAPH --target openvino-cpu --ignore LAYER, or `ignore: [LAYER]` in a recipe; "
+            "onnxruntime-cpu keeps all of them in float",
         ) from None
 
 
 def probe(target: str) -> TargetState:
-    """Compile and run a graph of one Relu."""
+    """The state of the target, after a run of a graph with one Relu."""
     openvino = require()
     core = the_core()
     capabilities = {each.lower() for each in core.get_property("CPU", "OPTIMIZATION_CAPABILITIES")}
@@ -149,14 +149,14 @@ def probe(target: str) -> TargetState:
     model = openvino.Model([openvino.opset13.relu(parameter)], [parameter], "probe")
     result = core.compile_model(model, "CPU")([np.array([-1.0, 2.0], np.float32)])[0]
     if result.tolist() != [0.0, 2.0]:
-        raise RuntimeError(f"a probe gave {result.tolist()} instead of [0.0, 2.0]")
+        raise RuntimeError(f"a test graph returned {result.tolist()} instead of [0.0, 2.0]")
     usable = tuple(p for p in TARGETS[target].precisions if CAPABILITIES.get(p, p.upper()).lower() in capabilities)
     version = _version()
-    return TargetState(True, version, usable, f"{version}, a probe ran on the CPU; {', '.join(usable)}", "")
+    return TargetState(True, version, usable, f"{version}, a test graph ran on the CPU; {', '.join(usable)}", "")
 
 
-# Whose kernels for bf16 are several times as fast as those for f32. With AVX512_BF16 alone, as on AMD's Zen 4 and 5,
-# the float operators of INT8 engines gain nothing that can be measured (docs/performance.md).
+# With this instruction set, bf16 kernels are several times as fast as f32 kernels. With AVX512_BF16 only, as on AMD's
+# Zen 4 and 5, the float operators of INT8 engines gain nothing measurable (docs/performance.md).
 HALF_REST = "amx_bf16"
 
 BACKEND = CompileBackend(
@@ -191,48 +191,48 @@ def compile_on_device(request: CompileRequest) -> EngineSpec:
 
 
 def _driver(ran: str) -> dict[str, str]:
-    """The version of the NPU's driver, and the name of the device."""
+    """The names of the devices, and the version of the NPU's driver."""
     core, facts = the_core(), {}
     for kind in ran.split("+"):
         for name in ("FULL_DEVICE_NAME", "NPU_DRIVER_VERSION"):
             try:
                 facts[f"{kind} {name}"] = str(core.get_property(kind, name))
-            except Exception:  # noqa: S112  # a property that this plugin does not have
+            except Exception:  # noqa: S112  # the plugin lacks this property
                 continue
     return facts
 
 
 def check_ran_on_device(engine: EngineSpec, asked: Precision, placed: int) -> None:
-    """Check the precisions of an engine whose plugin tells its layers; the graph's own types are kept by the others."""
+    """Check the precisions of an engine if its plugin reports its layers; other plugins keep the graph's types."""
     ran = engine.kernels.get(asked, 0)
     if engine.kernels and ran < (max(1, placed) if asked == "int8" else 1):
         raise CapabilityError(
             f"{engine.target} did not run the graph in {asked}",
             found=f"{engine.kernels} on {engine.device.get(device.RAN_ON)}",
             expected=f"at least {max(1, placed) if asked == 'int8' else 1} layers in {asked}",
-            fix="choose another precision, or another device",
+            fix="choose another precision or another device",
         )
 
 
 def findings(target: str) -> list[Finding]:
-    """OpenVINO, and the device that it must see."""
+    """The requirements of a target: OpenVINO, and a device that it finds."""
     try:
         version = _version()
     except (MissingPackageError, EngineError) as error:
         return [Finding("OpenVINO", False, error.message, error.fix)]
     why = device.missing_device(target)
     seen = ", ".join(the_core().available_devices)
-    found = Finding(device.DEVICES[target], not why, why or f"devices are {seen}", device.FIXES[target] if why else "")
+    found = Finding(device.DEVICES[target], not why, why or f"devices: {seen}", device.FIXES[target] if why else "")
     return [Finding("OpenVINO", True, version), found]
 
 
 def probe_device(target: str) -> TargetState:
-    """Whether OpenVINO sees the device; precisions are those that the plugin says it has."""
+    """The state of a device target; its precisions are those that the plugin reports."""
     *_, last = findings(target)
     kind = device.DEVICES[target]
     if not last.ok:
         fix = "" if _absent(kind) else last.fix
-        return TargetState(False, None, (), f"not here: {last.detail}", fix)
+        return TargetState(False, None, (), f"not found: {last.detail}", fix)
     has = {str(each).lower() for each in the_core().get_property(kind, "OPTIMIZATION_CAPABILITIES")}
     usable = tuple(each for each in ("fp32", "fp16", "int8") if each in has)
     version = _version()
@@ -240,7 +240,7 @@ def probe_device(target: str) -> TargetState:
 
 
 def _absent(kind: str, root: Path = Path("/")) -> bool:
-    """Whether Linux lists its PCI devices, and no Intel device of that kind is among them: nothing can be installed."""
+    """Whether Linux lists PCI devices, but no Intel device of that kind, so that installing a driver cannot help."""
     devices = sorted((root / "sys/bus/pci/devices").glob("*"))
     listed = [(_read(each / "vendor"), _read(each / "class")) for each in devices]
     return bool(listed) and not any(vendor == INTEL and code.startswith(CLASSES[kind]) for vendor, code in listed)

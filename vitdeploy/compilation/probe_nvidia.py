@@ -1,4 +1,4 @@
-"""The requirements of a target on an NVIDIA GPU: what is here, what is missing and how to get it."""
+"""The requirements of targets on NVIDIA GPUs: what is installed, what is missing, and how to install it."""
 
 import ctypes
 import importlib
@@ -16,15 +16,15 @@ from vitdeploy.errors import VitdeployError
 from vitdeploy.runtime import nvidia, ort_gpu
 from vitdeploy.runtime import tensorrt as tensorrt_api
 
-# TensorRT's versions whose API the back end is checked against; JetPack 6 has 10.3.
+# The TensorRT versions whose API the back end supports; JetPack 6 has 10.3.
 OLDEST, NEWEST = (10, 3), (11,)
 SUPPORTED = "10.3 to 11.x"
 DISTRIBUTIONS = ("tensorrt", "tensorrt-cu13", "tensorrt-cu12")
-TENSORRT_FIX = "pip install 'vitdeploy[tensorrt]', or NVIDIA's own package; on Jetson it is part of JetPack"
+TENSORRT_FIX = "pip install 'vitdeploy[tensorrt]', or NVIDIA's own package (on Jetson part of JetPack)"
 LEAST_MEMORY = 1 << 30
-# The first compute capability with the types' matrix products (CUDA C++ Programming Guide, "Compute Capabilities").
+# The first compute capability with matrix products in a type (CUDA C++ Programming Guide, "Compute Capabilities").
 CAPABILITIES = {"bf16": (8, 0), "fp8": (8, 9)}
-# A graph of one Relu on float32 [2], opset 13, as ONNX writes it: a session of it starts the provider.
+# An ONNX file with one Relu on float32 [2], opset 13: creating a session starts the provider.
 PROBE_GRAPH = bytes.fromhex(
     "08083a370a0c0a0178120179220452656c75120570726f6265"
     "5a0f0a0178120a0a08080112040a020802620f0a0179120a0a08080112040a02080242040a00100d"
@@ -32,14 +32,14 @@ PROBE_GRAPH = bytes.fromhex(
 
 
 def findings(target: str) -> list[Finding]:
-    """Everything that the target needs, in the order in which to fix it; each is checked even if another is missing."""
+    """All requirements of the target, in the order in which to fix them; each is checked even if another is missing."""
     driver, missing = _driver()
     steps = _tensorrt(driver) if target == "tensorrt" else _onnxruntime(target, driver)
     return [*_gpu(driver, missing), *steps]
 
 
 def probe(target: str) -> TargetState:
-    """The state of the target. Without a driver there is nothing to fix: the machine has no NVIDIA GPU."""
+    """The state of the target. Without a driver it has no fix: the machine has no NVIDIA GPU."""
     found = findings(target)
     missing = next((each for each in found if not each.ok), None)
     if missing is None:
@@ -47,7 +47,7 @@ def probe(target: str) -> TargetState:
         shown = "; ".join(each.detail for each in found if each.name in ("GPU", "TensorRT version", "onnxruntime-gpu"))
         return TargetState(True, None, usable, f"{shown}; {', '.join(usable)}", "")
     if missing is found[0]:
-        return TargetState(False, None, (), f"not here: {missing.detail}", "")
+        return TargetState(False, None, (), f"not found: {missing.detail}", "")
     return TargetState(False, None, (), f"{missing.name}: {missing.detail}", missing.fix)
 
 
@@ -70,7 +70,7 @@ def _driver() -> tuple[nvidia.Driver | None, VitdeployError | None]:
 def _gpu(driver: nvidia.Driver | None, missing: VitdeployError | None) -> list[Finding]:
     if driver is None:
         assert missing is not None
-        nothing = "not known without a driver"
+        nothing = "unknown without a driver"
         return [
             Finding("NVIDIA driver", False, f"{missing.message} ({missing.found})", missing.fix),
             Finding("GPU", False, nothing),
@@ -79,11 +79,11 @@ def _gpu(driver: nvidia.Driver | None, missing: VitdeployError | None) -> list[F
     gpu = driver.gpu
     gigabytes = f"{gpu.free / 1e9:.1f} of {gpu.memory / 1e9:.1f} GB free"
     enough = gpu.free >= LEAST_MEMORY
-    version = driver.version or "its version is hidden"
+    version = driver.version or "unknown version"
     return [
         Finding("NVIDIA driver", True, "{}, for CUDA up to {}.{}".format(version, *driver.cuda)),
         Finding("GPU", True, "{}, compute capability {}.{}".format(gpu.name, *gpu.capability)),
-        Finding("GPU memory", enough, gigabytes, "" if enough else "close what else uses the GPU; nvidia-smi lists it"),
+        Finding("GPU memory", enough, gigabytes, "" if enough else "end other GPU processes; nvidia-smi lists them"),
     ]
 
 
@@ -93,20 +93,20 @@ def _tensorrt(driver: nvidia.Driver | None) -> Iterator[Finding]:
     if version is None and importlib.util.find_spec("tensorrt") is None:
         yield Finding("TensorRT for Python", False, "not installed", TENSORRT_FIX)
     else:
-        yield Finding("TensorRT for Python", True, version or "its version is not recorded")
+        yield Finding("TensorRT for Python", True, version or "unknown version")
     loaded: tuple[int, ...] | None = None
     for name in ("nvinfer", "nvonnxparser"):
         library, detail = _tensorrt_library(name)
         if library is not None and name == "nvinfer":
             loaded = _library_version(library)
         yield Finding(f"lib{name}", library is not None, detail, "" if library else TENSORRT_FIX)
-    numbers = loaded or _numbers(version)  # the loaded library counts; the package may report another version, or none
+    numbers = loaded or _numbers(version)  # the loaded library counts; the package may report another version or none
     shown = ".".join(map(str, numbers)) if numbers else "unknown"
     supported = bool(numbers) and numbers[:2] >= OLDEST and numbers[:1] <= NEWEST
     yield Finding(
         "TensorRT version",
         supported,
-        f"{shown}; supported are {SUPPORTED}",
+        f"{shown}; supported: {SUPPORTED}",
         "" if supported or not numbers else f"install TensorRT {SUPPORTED}",
     )
     yield _checked("TensorRT starts", _start_tensorrt, TENSORRT_FIX, driver)
@@ -118,7 +118,7 @@ def _onnxruntime(target: str, driver: nvidia.Driver | None) -> Iterator[Finding]
     except VitdeployError as error:
         found = f"{error.message} (found {error.found})" if error.found else error.message
         yield Finding("onnxruntime-gpu", False, found, error.fix)
-        yield Finding("its libraries", False, "not known without onnxruntime-gpu")
+        yield Finding("its libraries", False, "unknown without onnxruntime-gpu")
         return
     built = getattr(runtime, "cuda_version", "")
     yield Finding("onnxruntime-gpu", True, runtime.__version__ + (f", built for CUDA {built}" if built else ""))
@@ -132,7 +132,7 @@ def _onnxruntime(target: str, driver: nvidia.Driver | None) -> Iterator[Finding]
 def _checked(name: str, start: Callable[[], str], fix: str, driver: nvidia.Driver | None) -> Finding:
     try:
         return Finding(name, True, start())
-    except Exception as error:  # a native library raises whatever it likes
+    except Exception as error:  # a native library may raise any exception
         text = f"{error.message} ({error.found})" if isinstance(error, VitdeployError) else str(error)
         shown = (text.strip().splitlines() or [type(error).__name__])[0][:200]
         return Finding(name, False, shown, fix if driver is not None else "")
@@ -146,27 +146,27 @@ def _cuda_python(driver: nvidia.Driver | None) -> Finding:
     except ModuleNotFoundError:
         return Finding("cuda-python", False, "not installed", fix)
     except Exception as error:
-        return Finding("cuda-python", False, f"does not load: {str(error)[:200]}", fix)
+        return Finding("cuda-python", False, f"cannot be loaded: {str(error)[:200]}", fix)
     numbers = _numbers(version)
     if driver is not None and numbers and numbers[0] > driver.cuda[0]:
         detail = "{}, for a newer CUDA than the driver's {}.{}".format(version, *driver.cuda)
         fix = f"pip install 'cuda-python=={driver.cuda[0]}.*', or a newer driver"
         return Finding("cuda-python", False, detail, fix)
-    return Finding("cuda-python", True, version or "its version is not recorded")
+    return Finding("cuda-python", True, version or "unknown version")
 
 
 def _tensorrt_library(name: str) -> tuple[ctypes.CDLL | None, str]:
-    """The library (of NVIDIA's packages for Python, or of the system), and where it is or what the loader says."""
+    """The library (from NVIDIA's Python packages, or from the system), and its path or the loader's error."""
     spec = importlib.util.find_spec("tensorrt_libs")
     folders = [Path(place) for place in spec.submodule_search_locations or ()] if spec else []
     packaged = [str(path) for folder in folders for path in sorted(folder.glob(f"*{name}*")) if _is_library(path, name)]
-    said = "not found"
+    detail = "not found"
     for candidate in (*packaged, *(f"lib{name}.so.{major}" for major in range(NEWEST[0], OLDEST[0] - 1, -1))):
         try:
             return ctypes.CDLL(candidate), candidate
         except OSError as error:
-            said = str(error)
-    return None, said
+            detail = str(error)
+    return None, detail
 
 
 def _is_library(path: Path, name: str) -> bool:
@@ -184,13 +184,13 @@ def _start_tensorrt() -> str:
     logger, messages = tensorrt_api.make_logger()
     try:
         tensorrt.Builder(logger)
-    except TypeError:  # what the bindings make of a builder that could not be created
-        raise messages.failure("TensorRT gives no builder") from None
-    return "a builder was made"
+    except TypeError:  # the bindings' error for a builder that could not be created
+        raise messages.failure("TensorRT cannot create a builder") from None
+    return "a builder was created"
 
 
 def _start_provider(target: str) -> str:
-    """Run the probe graph on the provider only."""
+    """Run the test graph on the provider only."""
     runtime, provider = ort_gpu.require_provider(target), ort_gpu.PROVIDERS[target]
     options = runtime.SessionOptions()
     options.log_severity_level = 4
@@ -198,8 +198,8 @@ def _start_provider(target: str) -> str:
     session = runtime.InferenceSession(PROBE_GRAPH, options, providers=[provider], enable_fallback=0)
     [answer] = session.run(None, {"x": np.array([-1.0, 2.0], np.float32)})
     if answer.tolist() != [0.0, 2.0]:
-        raise RuntimeError(f"a probe gave {answer.tolist()} instead of [0.0, 2.0]")
-    return "a probe ran on the GPU"
+        raise RuntimeError(f"a test graph returned {answer.tolist()} instead of [0.0, 2.0]")
+    return "a test graph ran on the GPU"
 
 
 def _installed(distribution: str) -> str | None:

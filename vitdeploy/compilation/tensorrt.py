@@ -1,8 +1,8 @@
-"""TensorRT: the placement becomes `engine.plan`, built by a process of its own.
+"""TensorRT: the placement is built into `engine.plan` by a separate process.
 
 The builder is native code that runs for minutes and may crash, hang or be killed for memory; none of that ends the
-command, and our files are either complete or absent. The result is registered as this user's own (`runtime/trust.py`),
-which no file inside a bundle can do.
+command, and the engine's files are either complete or absent. The result is registered as this user's own
+(`runtime/trust.py`), which a file inside a bundle cannot do.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 else:
     trt = lazy("tensorrt")
 PLAN_FILE, LAYERS_FILE = "engine.plan", "layers.json"
-# Timings of kernels, which make the next build faster.
+# The cache of kernel timings, which makes the next build faster.
 TIMINGS = "tensorrt-timings"
 BUILDER = module_argv("vitdeploy.compilation.tensorrt")
 Tell = Callable[[str, int, int], bool]
@@ -49,7 +49,7 @@ TELL_SECONDS = 0.2
 
 @dataclass(frozen=True)
 class _BuildRequest:
-    """The input of the build process: paths, the batch to check the engine at, and the options."""
+    """The input of the build process: paths, the batch at which to check the engine, and the options."""
 
     graph: str
     out: str
@@ -60,7 +60,7 @@ class _BuildRequest:
 
 @dataclass(frozen=True)
 class _BuildResult:
-    """The answer of the build process. `kernels` counts linears and convolutions by the precision they run in."""
+    """The result of the build process. `kernels`: the number of linears and convolutions by precision."""
 
     sha256: str
     device: dict[str, str]
@@ -72,15 +72,15 @@ class _BuildResult:
 
 
 def compile_graph(request: CompileRequest) -> EngineSpec:
-    """The engine of a placement: `engine.plan` next to it, and `layers.json`, what TensorRT made of its layers.
+    """The engine of a placement: `engine.plan` next to it, and `layers.json` with the layers of the engine.
 
     Raises:
-        MissingPackageError, CapabilityError: no TensorRT, cuda-python, driver or GPU here.
+        MissingPackageError, CapabilityError: TensorRT, cuda-python, a driver or a GPU is missing.
         EngineError: TensorRT rejects the graph (the error names the nodes), or fails to build it.
         DeviceMemoryError: too little memory on the GPU, even with a smaller workspace.
-        UnsafeError: others could write the folder of timings, which TensorRT parses.
-        WorkerError: the building process died.
-        TargetError: a dynamic axis without a range, or no profile that holds `batch`.
+        UnsafeError: other users can write to the folder of timings, which TensorRT parses.
+        WorkerError: the build process died.
+        TargetError: a dynamic axis without a range, or no profile that includes `batch`.
     """
     graph, batch, options = request.graph, request.batch, request.build or BuildOptions()
     if not options.batches:
@@ -98,7 +98,7 @@ def compile_graph(request: CompileRequest) -> EngineSpec:
     result = decode(_BuildResult, run_child(BUILDER, encode(job), "the TensorRT build", request.progress))
     plan = graph.parent / PLAN_FILE
     if file_sha256(plan) != result.sha256:
-        raise DigestError(f"{plan} is not what was built", fix="build it again")
+        raise DigestError(f"{plan} differs from the plan that was built", fix="compile it again")
     trust.register(result.sha256, {"built_as": f"{graph.parent.name}/{PLAN_FILE}", **result.device})
     return request.engine(
         {**result.device, HARDWARE: options.hardware, VERSIONS: options.versions},
@@ -112,18 +112,18 @@ def compile_graph(request: CompileRequest) -> EngineSpec:
 
 
 def _check_batch(batch: int, profiles: Sequence[Batches]) -> None:
-    """Refuse, before the build, a batch that the finished engine would fail on."""
+    """Raise TargetError, before the build, for a batch that the finished engine would not support."""
     if not any(smallest <= batch <= largest for smallest, _, largest in profiles):
         raise TargetError(
-            f"the engine would not run at the batch {batch} that it is compiled at",
-            found="profiles of " + ", ".join(f"{smallest} to {largest}" for smallest, _, largest in profiles),
-            expected=f"one that holds {batch}",
-            fix="give a --batch within a profile, or another profile",
+            f"no profile includes the batch {batch}, at which the engine is compiled",
+            found="profiles for " + ", ".join(f"{smallest} to {largest}" for smallest, _, largest in profiles),
+            expected=f"a profile that includes {batch}",
+            fix="set --batch to a batch within a profile, or change the profiles",
         )
 
 
 def profiles(inputs: Sequence[TensorSpec], build: BuildOptions | None, batch: int) -> Sequence[Profile]:
-    """The optimisation profiles of an engine; errors as `plan_profiles`."""
+    """The optimisation profiles of an engine; errors as in `plan_profiles`."""
     options = build or BuildOptions()
     return plan_profiles(inputs, options.batches or default_batches(batch), options.sizes)
 
@@ -132,8 +132,8 @@ def check_typed(engine: EngineSpec, asked: Precision, placed: int) -> None:
     """Check the precisions of an engine. TensorRT computes in the graph's types, some of which may be wider than
     requested.
 
-    The engine must have as many INT8 and FP8 layers as were placed. A layer that the engine does not name is recorded
-    as "unknown" and is no reason to refuse.
+    The engine must have as many INT8 and FP8 layers as the placement. A layer that the engine does not name is recorded
+    as "unknown" and does not cause an error.
     """
     quantized = asked in ("int8", "fp8")
     ran = engine.kernels.get(asked, 0)
@@ -141,9 +141,10 @@ def check_typed(engine: EngineSpec, asked: Precision, placed: int) -> None:
     if ran + unknown < (max(1, placed) if quantized else 1):
         raise CapabilityError(
             f"tensorrt did not run the graph in {asked}",
-            found=f"{ran} layers in {asked}, {unknown} that the engine does not name: {engine.kernels}",
+            found=f"{ran} layers in {asked}, {unknown} of unknown precision: {engine.kernels}",
             expected=f"at least {max(1, placed) if quantized else 1} in {asked}",
-            fix="layers.json beside the plan lists every layer; `vitdeploy inspect GRAPH --target tensorrt` the rules",
+            fix="compare layers.json beside the plan, which lists every layer, with the rules that "
+            "`vitdeploy inspect GRAPH --target tensorrt` lists",
         )
 
 
@@ -152,11 +153,11 @@ BACKEND = CompileBackend(
 )
 
 
-# --- The process that builds: from an ONNX placement to a plan on disk, run once -------------------------------------
+# --- The build process: from an ONNX placement to a plan on disk, which it runs once ----------------------------------
 
 
 def build(data: Any, tell: Tell) -> Any:
-    """Build, write and run the engine of a `_BuildRequest`; returns a `_BuildResult`. Both are encoded."""
+    """Build, write and run the engine of an encoded `_BuildRequest`; returns an encoded `_BuildResult`."""
     request = decode(_BuildRequest, data)
     here = fingerprint()
     plan, linears = _build_with_less_and_less(request, here, tell)
@@ -189,8 +190,8 @@ def build(data: Any, tell: Tell) -> Any:
 
 
 def _build_with_less_and_less(request: _BuildRequest, here: dict[str, str], tell: Tell) -> tuple[bytes, list[str]]:
-    """The plan, and what names its linears. If the device runs out of memory, retry with half of the workspace, and so
-    on; raises the last failure."""
+    """The plan, and the metadata of its linears. If the device runs out of memory, retry with half of the workspace,
+    repeatedly; raises the last failure."""
     workspace = request.options.workspace or cuda.free_memory()
     while True:
         builder = _Builder(request, here, tell)
@@ -199,9 +200,9 @@ def _build_with_less_and_less(request: _BuildRequest, here: dict[str, str], tell
             return plan, builder.linears
         if not builder.messages.no_memory() or workspace // 2 < SMALLEST_WORKSPACE:
             raise builder.messages.failure(f"TensorRT cannot build {request.graph}")
-        del builder  # before the next one, for the memory that it holds
+        del builder  # frees its memory before the next one
         workspace //= 2
-        tell(f"too little memory: again with a workspace of {workspace >> 20} MiB", 0, 1)
+        tell(f"too little memory: retrying with a workspace of {workspace >> 20} MiB", 0, 1)
 
 
 class _Builder:
@@ -213,8 +214,8 @@ class _Builder:
         self._logger, self.messages = tensorrt_api.make_logger()
         try:
             self._builder = trt.Builder(self._logger)
-        except TypeError:  # what the bindings make of a builder that could not be created
-            raise self.messages.failure("TensorRT's builder does not start") from None
+        except TypeError:  # the bindings' error for a builder that could not be created
+            raise self.messages.failure("TensorRT cannot create a builder") from None
         self._network = tensorrt_api.create_network(self._builder)
         self._parser = trt.OnnxParser(self._network, self._logger)  # owns the weights until the plan is built
         if not self._parser.parse_from_file(request.graph):
@@ -230,18 +231,18 @@ class _Builder:
         return EngineError(
             f"TensorRT cannot read {self._request.graph}",
             found="\n".join([*lines[:SHOWN_ERRORS], *more]) or "\n".join(self.messages.errors[-3:]),
-            fix="vitdeploy inspect GRAPH --target tensorrt names the rule and the fix",
+            fix="`vitdeploy inspect GRAPH --target tensorrt` shows the rule and a fix",
         )
 
     def build(self, workspace: int) -> bytes | None:
-        """The plan; None if TensorRT returns none, and `messages` say why. Saves the timings of kernels."""
+        """The plan; None if TensorRT fails, with the reason in `messages`. Saves the timings of kernels."""
         config = self._configure(workspace)
         plan = self._builder.build_serialized_network(self._network, config)
         if plan is None:
             return None
         timings = config.get_timing_cache()
         if timings is not None:
-            with contextlib.suppress(OSError):  # a finished build matters more than the speed of the next one
+            with contextlib.suppress(OSError):  # the timings are optional
                 trust.write_atomic(self._timings, tensorrt_api.bytes_of(timings.serialize()))
         return tensorrt_api.bytes_of(plan)
 
@@ -262,7 +263,7 @@ class _Builder:
                 )
                 profile.set_shape(name, smallest, best, largest)
             if config.add_optimization_profile(profile) < 0:
-                raise self.messages.failure(f"TensorRT refuses a profile of {self._request.graph}")
+                raise self.messages.failure(f"TensorRT rejects a profile of {self._request.graph}")
         self._read_timings(config)
         self._monitor = _make_monitor(self._tell)  # the configuration does not keep it alive
         config.progress_monitor = self._monitor
@@ -273,7 +274,7 @@ class _Builder:
         return [tensorrt_api.tensor_spec(tensor.name, tensor.dtype, tensor.shape) for tensor in tensors]
 
     def _read_timings(self, config: trt.IBuilderConfig) -> None:
-        """Start from the timings of earlier builds; TensorRT measures rejected ones again."""
+        """Start from the timings of earlier builds; TensorRT measures kernels with rejected timings again."""
         known = self._timings.read_bytes() if self._timings.is_file() else b""
         cache = config.create_timing_cache(known)
         if cache is None or not config.set_timing_cache(cache, False):
@@ -281,7 +282,8 @@ class _Builder:
 
 
 def _make_monitor(tell: Tell) -> trt.IProgressMonitor:
-    """A progress monitor: reports the steps of the outermost phases; cancels the build once nobody listens."""
+    """A progress monitor that reports the steps of the outermost phases, and cancels the build if the parent has
+    ended."""
 
     class Monitor(trt.IProgressMonitor):
         def __init__(self) -> None:
@@ -315,7 +317,7 @@ def _inspect(plan: bytes, linears: list[str], options: BuildOptions) -> dict[str
     runtime.engine_host_code_allowed = options.versions == "newer"
     engine = runtime.deserialize_cuda_engine(plan)
     if engine is None:
-        raise messages.failure("TensorRT refuses the plan that it has just built")
+        raise messages.failure("TensorRT cannot load the plan that it has just built")
     inspector = engine.create_engine_inspector()
     text = inspector.get_engine_information(trt.LayerInformationFormat.JSON)
     profiles = read_profiles(engine)
@@ -326,13 +328,13 @@ def _inspect(plan: bytes, linears: list[str], options: BuildOptions) -> dict[str
     }
 
 
-# --- In which precision linears and convolutions of an engine run, and whether attention was fused --------------------
-# TensorRT fuses and splits the graph's layers. A layer of the engine names the nodes that it was made from in its
-# "Metadata" ("[ONNX Layer: name]"), so each linear is looked up there; one that no layer names counts as "unknown",
-# never as what it should be.
+# --- The precisions of an engine's linears and convolutions, and fused attention --------------------------------------
+# TensorRT fuses and splits the graph's layers. A layer of the engine names its original nodes in its "Metadata" ("[ONNX
+# Layer: name]"), where each linear is looked up; a linear that no layer names counts as "unknown", never as its
+# requested precision.
 
 
-# Words of "Format/Datatype" and of kernels' names, in the order in which they decide: one INT8 operand is INT8.
+# Words in "Format/Datatype" and in kernel names, in the order of precedence: one INT8 operand decides for INT8.
 _WORDS = (
     ("fp8", r"fp8|e4m3"),
     ("int8", r"int8|i8i8|i8f16|i8816|i16832|s8s8|imma"),
@@ -340,15 +342,15 @@ _WORDS = (
     ("fp16", r"fp16|half|f16f16|h884|h1688|h16816"),
     ("fp32", r"fp32|float|f32f32|tf32|sgemm"),
 )
-# Layers that only move or convert; they name the linear that they were made for, but do not compute it.
+# Layers that only move or convert data; they name a linear, but do not compute it.
 _MOVES = {"reformat", "noop", "constant", "shuffle", "reshape", "shape_call", "signal", "wait", "cast", "quantize"}
-# TensorRT's maintainers: a fused attention has "_mha" in the name of its kernel (NVIDIA/TensorRT issue 3243).
+# According to TensorRT's maintainers, a fused attention kernel has "_mha" in its name (NVIDIA/TensorRT issue 3243).
 _ATTENTION = re.compile(r"mha|flash|attention", re.IGNORECASE)
 _ATTENTION_NAME = re.compile(r"_mha(_|$)", re.IGNORECASE)
 
 
 def find_linears(network: trt.INetworkDefinition) -> list[str]:
-    """The metadata that names each convolution, and each product with a constant weight, of a parsed network."""
+    """The metadata (or name) of each convolution, and of each product with a constant weight, in a parsed network."""
     layers = [network.get_layer(index) for index in range(network.num_layers)]
     makers = {layer.get_output(i).name: layer for layer in layers for i in range(layer.num_outputs)}
     passing = (trt.LayerType.DEQUANTIZE, trt.LayerType.QUANTIZE, trt.LayerType.SHUFFLE, trt.LayerType.CAST)
@@ -373,10 +375,10 @@ def _maker(layer: trt.ILayer, index: int, makers: dict[str, trt.ILayer]) -> trt.
 
 
 def count_layers(text: str, linears: list[str]) -> dict[str, Any]:
-    """From the inspector's JSON: `kernels` (linears and convolutions by precision, or "unknown"), `attention` (the
-    names of fused attention kernels) and `layers` (each layer of the engine: name, type, kernel, precision).
+    """The facts in the inspector's JSON: `kernels` (linears and convolutions by precision, or "unknown"), `attention`
+    (the names of fused attention kernels) and `layers` (name, type, kernel and precision of each layer).
 
-    Any other text leaves everything unknown.
+    With any other text, everything is unknown.
     """
     layers = _read(text)
     counts: collections.Counter[str] = collections.Counter()
@@ -395,7 +397,7 @@ def count_layers(text: str, linears: list[str]) -> dict[str, Any]:
 
 
 def _is_of(linear: str, made_from: str) -> bool:
-    """Whether the whole name occurs: "MatMul_1" is not "MatMul_10"."""
+    """Whether the whole name occurs: "MatMul_1" does not match "MatMul_10"."""
     return re.search(rf"(?<![\w./]){re.escape(linear)}(?![\w./])", made_from) is not None
 
 
@@ -418,7 +420,7 @@ def _layer(entry: dict[str, Any]) -> dict[str, str]:
 
 
 def _precision(inputs: list[Any], kernel: str) -> str:
-    """The precision by the types of the operands, or by the kernel's name if they say nothing."""
+    """The precision by the types of the operands, or else by the kernel's name."""
     types = " ".join(
         str(tensor.get("Format/Datatype") or tensor.get("Datatype") or "")
         for tensor in inputs
@@ -432,7 +434,7 @@ def _precision(inputs: list[Any], kernel: str) -> str:
 
 
 def _is_attention(layer: dict[str, str]) -> bool:
-    # A node's own path may hold any of these words; the name that TensorRT gives a fused kernel has no path.
+    # A node's own path may contain any of these words; names that TensorRT gives to fused kernels have no path.
     named = "/" not in layer["name"] and _ATTENTION_NAME.search(layer["name"])
     return bool(_ATTENTION.search(layer["kernel"]) or _ATTENTION.search(layer["type"]) or named)
 

@@ -1,4 +1,4 @@
-"""The common part of detection and panoptic data: categories, annotated images, their split and their digest."""
+"""Annotated images and COCO files: the common part of detection, key point, panoptic and text data."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ from vitdeploy.errors import DataError, ImageError, MissingFileError
 from vitdeploy.paths import is_file, name_bytes
 from vitdeploy.runtime.preprocess import Frame, image_frame
 
-# What the label lists of COCO models say for the ids that the data set does not use.
+# The label that COCO models use for ids that the data set does not use.
 UNUSED = "n/a"
-MAX_NUMBER = 2**53  # what every reader of JSON takes
-# The types of the values in COCO's files.
+MAX_NUMBER = 2**53  # types that every JSON reader accepts
+# The types of the values in COCO files.
 KEYS: dict[str, type] = {
     **dict.fromkeys(("id", "image_id", "category_id", "width", "height", "isthing"), int),
     **dict.fromkeys(("file_name", "name"), str),
@@ -34,9 +34,9 @@ KEYS: dict[str, type] = {
 
 @dataclass(frozen=True)
 class Category:
-    """A class as the data set numbers it. `name` is None if its files give numbers only.
+    """A class of the data set, by its number. `name` is None if the files give numbers only.
 
-    `thing`: has instances (person); otherwise stuff (sky), in the words of arXiv 1801.00868.
+    `thing`: has instances (person); otherwise stuff (sky), in the terms of arXiv 1801.00868.
     """
 
     id: int
@@ -45,31 +45,32 @@ class Category:
 
 
 class Annotation(Protocol):
-    """What is known about one image."""
+    """The annotation of one image."""
 
     def content(self) -> bytes:
         """Bytes that differ where two annotations differ."""
 
 
 class _PlacedAnnotation(Annotation, Protocol):
-    """One with coordinates of pixels."""
+    """An annotation with pixel coordinates."""
 
     def turned(self: P, frame: Frame) -> P:
-        """The same of the upright image, where this is of the pixels as they are stored."""
+        """Return the annotation for the upright image; this one describes the pixels as stored."""
         ...
 
 
 @runtime_checkable
 class InFile(Protocol):
-    """An annotation whose content is read when it is needed."""
+    """An annotation whose content is read on demand."""
 
     @property
     def file(self) -> Path:
-        """Where it is read from."""
+        """The file to read it from."""
         ...
 
     def facts(self) -> bytes:
-        """What is known without reading it: with the bytes of the file all that tells two annotations apart."""
+        """Return what is known without reading the file. Together with the file's bytes it identifies the
+        annotation."""
         ...
 
 
@@ -78,7 +79,7 @@ P = TypeVar("P", bound=_PlacedAnnotation)
 Points = npt.NDArray[np.float64]
 # COCO's annotations of an image, each with its place in the file.
 Objects: TypeAlias = Sequence[tuple[int, Mapping[str, Any]]]
-# Of each EXIF orientation whether x and y change places, and whether x and y are then mirrored.
+# For each EXIF orientation: whether x and y are swapped, then whether x and y are mirrored.
 _TURNS = {
     1: (False, False, False),
     2: (False, True, False),
@@ -89,7 +90,7 @@ _TURNS = {
     7: (True, True, True),
     8: (True, False, True),
 }
-# Boxes reach out of their image by that share of its side, where they are not exact.
+# Inexact boxes may exceed their image by this share of its side.
 SLACK = 0.05
 
 
@@ -98,8 +99,8 @@ class AnnotatedSet(Generic[A]):
     """The annotated images below `folder`, sorted by path, and the annotation of each, by `Sample.path`.
 
     Annotations hold category ids of the data set: see `data.classes`. `unannotated` counts the images below `folder`
-    without an annotation; they are not in `samples`. `notes`: what was assumed of them or repaired, for people;
-    `warnings`: what makes all numbers on them doubtful.
+    without an annotation; they are not in `samples`. `notes`: assumptions and repairs, for the user; `warnings`: what
+    makes all numbers on them doubtful.
     """
 
     folder: Path
@@ -114,7 +115,7 @@ class AnnotatedSet(Generic[A]):
         """Choose calibration and evaluation images as `folder.split` does, among the annotated ones.
 
         Raises:
-            DataError: fewer images than asked for.
+            DataError: fewer images than requested.
         """
         first: Sequence[Sample] = self.samples
         second: Sequence[Sample] = self.samples
@@ -128,11 +129,11 @@ class AnnotatedSet(Generic[A]):
         return DataSplit(*parts, tuple(c.name or str(c.id) for c in self.categories))
 
     def to_calibrate(self, count: int | None, seed: int) -> tuple[Sample, ...]:
-        """`count` annotated images (None: all) in seeded order, of the data set's own calibration part where it brings
-        a split, whose other part stays unseen.
+        """`count` annotated images (None: all) in seeded order, from the data set's own calibration part if it has a
+        split; the other part stays unseen.
 
         Raises:
-            DataError: fewer images than asked for.
+            DataError: fewer images than requested.
         """
         samples = self._of_part(OWN_SPLIT[0]) if has_own_split(self.folder) else self.samples
         enough(self.folder, len(samples), count or 1, "calibration")
@@ -142,7 +143,7 @@ class AnnotatedSet(Generic[A]):
         return tuple(sample for sample in self.samples if self.folder / name in sample.path.parents)
 
     def digest(self, samples: Iterable[Sample]) -> str:
-        """SHA-256 over the categories, and over relative path and annotation of the images, in order."""
+        """Return the SHA-256 over the categories, and over relative path and annotation of the images, in order."""
         total = hashlib.sha256(repr(self.categories).encode())
         for sample in samples:
             content = hashlib.sha256(self.annotations[sample.path].content()).hexdigest()
@@ -153,7 +154,7 @@ class AnnotatedSet(Generic[A]):
 def folder_images(folder: Path) -> dict[str, Path]:
     """The images below `folder` by their path relative to it, and by file name if that is unique; errors as `scan`.
 
-    COCO's files name images by file name, whatever their folders.
+    COCO files name images by file name, regardless of folders.
     """
     paths = [sample.path for sample in scan(folder, "none")[0]]
     times = Counter(path.name for path in paths)
@@ -162,7 +163,7 @@ def folder_images(folder: Path) -> dict[str, Path]:
 
 
 def frame_or_skip(path: Path, skipped: Skipped | None) -> Frame | None:
-    """`image_frame`, or None for an unreadable image that is noted in `skipped`."""
+    """Return `image_frame`, or None for an unreadable image, which is added to `skipped`."""
     try:
         return image_frame(path)
     except ImageError as error:
@@ -173,15 +174,15 @@ def frame_or_skip(path: Path, skipped: Skipped | None) -> Frame | None:
 
 
 def turn_map(values: npt.NDArray[Any], orientation: int) -> npt.NDArray[Any]:
-    """[height, width, ...] of the upright image, of values for the pixels as they are stored."""
+    """Return [height, width, ...] for the upright image, from values for the pixels as stored."""
     swapped, mirror_x, mirror_y = _TURNS[orientation]
     upright = values.swapaxes(0, 1) if swapped else values
     return np.ascontiguousarray(upright[:: -1 if mirror_y else 1, :: -1 if mirror_x else 1])
 
 
 def turn_points(points: Points, frame: Frame, last: int = 0) -> Points:
-    """[..., 2], x and y in the upright image, of points in the pixels as they are stored. `last`: 1 of places of
-    pixels, the largest of which is one less than the side; 0 of lengths."""
+    """Return [..., 2], x and y in the upright image, from points in the pixels as stored. `last`: 1 for pixel indices,
+    which end at side - 1; 0 for continuous coordinates."""
     swapped, *mirrored = _TURNS[frame.orientation]
     moved = points[..., ::-1] if swapped else points
     return np.where(mirrored, np.array(frame.size) - last - moved, moved)
@@ -194,19 +195,20 @@ def turn_boxes(boxes: Points, frame: Frame) -> Points:
 
 
 def upright_notes(frames: Iterable[Frame], of_maps: str = "") -> tuple[str, ...]:
-    """What is assumed of the labels of images that EXIF turns. `of_maps`: what they are, where they are pictures."""
+    """Return notes on what is assumed for labels of images that EXIF rotates. `of_maps`: the kind of label if labels
+    are pictures."""
     turned = sum(frame.orientation != 1 for frame in frames)
     if not turned:
         return ()
-    told = f"{turned} images are turned or mirrored by their EXIF orientation, and labels are of the upright image"
-    told += f"; a {of_maps} of the size of the pixels as they are stored is turned with them" if of_maps else ""
-    return (f"{told} (if they are not: save the images without an orientation)",)
+    note = f"{turned} images are rotated or mirrored by EXIF; labels are assumed to match the upright image"
+    note += f"; a {of_maps} with the size of the stored pixels is rotated with them" if of_maps else ""
+    return (f"{note} (if not, save the images without an EXIF orientation)",)
 
 
 @dataclass(frozen=True)
 class CocoFile:
-    """COCO's JSON file `labels` on the `count` images below a folder: by image its entry, and its annotations with the
-    place of each in the file. `listed`: the categories by their ids, as the file has them."""
+    """COCO's JSON file `labels` for the `count` images below a folder: the entry of each image, and its annotations
+    with their indices in the file. `listed`: the categories by id, as in the file."""
 
     labels: Path
     folder: Path
@@ -221,14 +223,14 @@ class CocoFile:
         return tuple(Category(each["id"], each["name"], bool(each.get("isthing", True))) for each in self.listed)
 
     def annotated(self, annotate: Callable[[Path, Frame, Objects], P], skipped: Skipped | None) -> AnnotatedSet[P]:
-        """The images as a set; `annotate` gets an image, how it lies and its annotations.
+        """The images as a set; `annotate` gets an image, its frame and its annotations.
 
         Raises:
-            DataError: no image is left, or one has another size than recorded; and what `annotate` raises.
+            DataError: no image is left, or an image's size differs from the recorded one; and what `annotate` raises.
             ImageError: an unreadable image and `skipped` is None.
         """
         if not self.entries:
-            raise nothing_annotated(self.folder, self.labels, f"{self.count} images, and no annotation of one")
+            raise nothing_annotated(self.folder, self.labels, f"{self.count} images, none of them annotated")
         read = {path: frame_or_skip(path, skipped) for path in sorted(self.entries)}
         frames = {path: frame for path, frame in read.items() if frame is not None}
         for path, frame in frames.items():
@@ -249,10 +251,10 @@ class CocoFile:
         return self.entries[path]["width"], self.entries[path]["height"]
 
     def _lying(self, frames: Mapping[Path, Frame]) -> tuple[set[Path], tuple[str, ...]]:
-        """The images whose annotations are of the pixels as they are stored, before EXIF turns them, and notes on that.
+        """Return the images whose annotations describe the pixels as stored, before EXIF rotation, and notes on that.
 
-        A file whose boxes fit one way only is of that way throughout. Otherwise the sizes that it records decide; where
-        they are as stored wherever that makes a difference, it is so throughout. What nothing decides is upright.
+        If boxes fit in one way only, that applies to the whole file. Otherwise the recorded sizes decide; if all of
+        them that can differ are the stored sizes, that applies to the whole file. The default is upright.
 
         Raises:
             DataError: some boxes fit the upright image only, and some the stored pixels only.
@@ -263,11 +265,11 @@ class CocoFile:
         upright = [p for p, f in turned.items() if _fits(reach[p], f.size) and not _fits(reach[p], f.stored)]
         if stored and upright:
             raise DataError(
-                f"{self.labels.name} annotates some images as EXIF turns them, and some as they are stored",
+                f"{self.labels.name} annotates some images upright (after EXIF rotation) and some as stored",
                 found=f"boxes that only fit {'{}x{}'.format(*turned[upright[0]].size)} in {upright[0].name} (upright), "
                 f"and {'{}x{}'.format(*turned[stored[0]].stored)} in {stored[0].name} (stored)",
-                expected="boxes in the upright images",
-                fix="annotate these images anew, or save them without an orientation",
+                expected="boxes in upright coordinates",
+                fix="annotate these images again, or save them without an EXIF orientation",
             )
         sideways = {path for path, frame in turned.items() if frame.stored != frame.size}
         by_size = {path for path in sideways if self._recorded(path) == turned[path].stored}
@@ -275,20 +277,20 @@ class CocoFile:
         if not lying:
             return lying, upright_notes(turned.values())
         example = stored[0] if stored else min(by_size)
-        told = f"the annotations of {len(lying)} images are of the pixels as stored, and are turned with them by EXIF"
-        why = f"boxes of {example.name} fit" if stored else f"the size of {example.name} is recorded"
-        return lying, (f"{told}: {why} so (if they are not: save the images without an orientation)",)
+        note = f"the annotations of {len(lying)} images describe the stored pixels, and are rotated with them by EXIF"
+        why = f"{'the boxes fit' if stored else 'the recorded size is'} the stored size of {example.name}"
+        return lying, (f"{note}: {why} (if not, save the images without an EXIF orientation)",)
 
 
 def _check_size(path: Path, frame: Frame, recorded: tuple[int, int], source: Path) -> None:
-    """Raise DataError if the annotations give another size for the image, upright or as it is stored."""
+    """Raise DataError if the recorded size is neither the image's upright nor its stored size."""
     if recorded not in (frame.size, frame.stored):
         turned = f", {'{}x{}'.format(*frame.stored)} before EXIF's orientation {frame.orientation}"
         raise DataError(
-            f"{path.name} is not of the size that {source.name} says",
+            f"{path.name} does not have the size recorded in {source.name}",
             found="{}x{} pixels (upright".format(*frame.size) + (f"{turned})" if frame.orientation != 1 else ")"),
             expected="{}x{}".format(*recorded),
-            fix="take the images that were annotated, not resized or turned copies",
+            fix="use the images that were annotated, not resized or rotated copies",
         )
 
 
@@ -302,7 +304,7 @@ def _reach(objects: Objects) -> tuple[float, float]:
     for _, each in objects:
         polygons = each.get("segmentation")
         for points in polygons if isinstance(polygons, list) else ():
-            with contextlib.suppress(TypeError, ValueError):  # what is no polygon is refused by whoever reads it
+            with contextlib.suppress(TypeError, ValueError):  # the reader of polygons rejects anything else
                 most = np.maximum(most, np.reshape(points, (-1, 2)).astype(np.float64).max(0))
         with contextlib.suppress(KeyError, TypeError, ValueError):
             x, y, width, height = map(float, each["bbox"])
@@ -311,7 +313,7 @@ def _reach(objects: Objects) -> tuple[float, float]:
 
 
 def read_coco(images: Path, labels: Path, keys: Mapping[str, tuple[str, ...]]) -> CocoFile:
-    """COCO's JSON file. What is there twice in the same words counts once.
+    """Read COCO's JSON file. Identical repeated entries count once.
 
     Args:
         keys: the lists that the file must have, each with the keys of its entries (see `KEYS`).
@@ -336,8 +338,10 @@ def read_coco(images: Path, labels: Path, keys: Mapping[str, tuple[str, ...]]) -
         if first is not entry:
             sizes = [f"{image['width']}x{image['height']}" for image in (first, entry)]
             if sizes[0] != sizes[1]:
-                raise DataError(f"{labels} lists {path.name} with two sizes", found=" and ".join(sizes), expected="one")
-            repairs.add("images listed under several ids, their annotations joined", entry["file_name"])
+                raise DataError(
+                    f"{labels} lists {path.name} with two different sizes", found=" and ".join(sizes), expected="one"
+                )
+            repairs.add("images listed under several ids, their annotations merged", entry["file_name"])
     if not entries:
         raise other_names(images, labels, paths, written)
     annotations: dict[Path, list[tuple[int, Mapping[str, Any]]]] = {}
@@ -347,7 +351,8 @@ def read_coco(images: Path, labels: Path, keys: Mapping[str, tuple[str, ...]]) -
             key = f"{what.split()[1]}_id"
             if key in keys["annotations"] and annotation[key] not in ids:
                 raise DataError(
-                    f"{labels}: annotations[{index}] is of {what} that is not listed", found=f"{key} {annotation[key]}"
+                    f"{labels}: annotations[{index}] refers to {what} that is not listed",
+                    found=f"{key} {annotation[key]}",
                 )
         path = names.get(listed[annotation["image_id"]]["file_name"])
         if path is None:
@@ -363,14 +368,14 @@ def read_coco(images: Path, labels: Path, keys: Mapping[str, tuple[str, ...]]) -
 
 
 def _content(annotation: Mapping[str, Any]) -> tuple[object, ...]:
-    """What an annotation says of its image."""
+    """Return the content of an annotation."""
     return tuple(annotation.get(key) for key in ("segmentation", "keypoints", "segments_info", "iscrowd"))
 
 
 def _once(
     labels: Path, entries: Sequence[dict[str, Any]], kind: str, name: str, repairs: Repairs
 ) -> dict[int, dict[str, Any]]:
-    """Entries by their ids. Raises DataError where two of another name share one."""
+    """Return entries by id. Raises DataError if two entries with different names share an id."""
     by_id: dict[int, dict[str, Any]] = {}
     for index, entry in enumerate(entries):
         first = by_id.setdefault(entry["id"], entry)
@@ -380,27 +385,27 @@ def _once(
             raise DataError(
                 f"{labels}: two {kind} have the id {entry['id']}",
                 found=f"{first[name]!r} and {entry[name]!r}",
-                expected="an id for each: annotations name it",
-                fix="number them again, in the lists and in the annotations",
+                expected="a unique id for each",
+                fix="renumber them, in the lists and in the annotations",
             )
         repairs.add(f"repeated {kind}, counted once", f"{kind}[{index}]")
     return by_id
 
 
 def located(images: Path, paths: Mapping[str, Path], names: Sequence[str], repairs: Repairs) -> dict[str, Path]:
-    """The image of each name in a file of labels, without those that are not there.
+    """Return the image for each name in a label file, without names of missing images.
 
-    A name may have ./, backslashes, or folders that lie above the images (images/a.png). Of several such names of one
-    image those count that share most folders with its path: below val/ that is val/a.png, and not train/a.png.
+    A name may contain ./, backslashes, or folders above the images (images/a.png). If several such names fit an image,
+    the ones that share most folders with its path count: below val/ that is val/a.png, not train/a.png.
 
     Args:
         paths: as `folder_images` finds them below `images`.
 
     Raises:
-        DataError: two such names fit one image equally well.
+        DataError: two such names match one image equally well.
     """
     above, located = images.absolute().parts, {name: paths[name] for name in names if name in paths}
-    # By image: whether a name is wholly the end of its path, how many parts they share, and the name.
+    # By image: whether the whole name is the end of its path, the number of shared parts, and the name.
     others: dict[Path, list[tuple[bool, int, str]]] = {}
     for name in dict.fromkeys(names):
         parts = [part for part in name.replace("\\", "/").split("/") if part not in ("", ".")]
@@ -420,37 +425,37 @@ def located(images: Path, paths: Mapping[str, Path], names: Sequence[str], repai
         chosen = whole or [name for _, shared, name in ranked if shared == most and path not in exact]
         if len(chosen) > max(1, len(whole)):
             raise DataError(
-                f"two names may be those of {path}",
+                f"two names match {path}",
                 found=" and ".join(chosen[:2]),
                 expected=f"one name for each image below {images}",
-                fix="write the names relative to the folder of images, or give the folder above it",
+                fix="write the names relative to the image folder, or pass its parent folder",
             )
         for name in chosen:
             located[name] = path
-            repairs.add("names with ./, backslashes or other folders, matched by their end", f"{name} is {path.name}")
+            repairs.add("names with ./, backslashes or other folders, matched by the end", f"{name} is {path.name}")
     return located
 
 
 def _shared(parts: Sequence[str], path: Sequence[str]) -> int:
-    """How many parts two paths share at their ends."""
+    """Return the number of trailing parts that two paths share."""
     pairs = zip(reversed(parts), reversed(path), strict=False)
     return next((i for i, (a, b) in enumerate(pairs) if a != b), min(len(parts), len(path)))
 
 
 def other_names(images: Path, labels: Path, paths: Mapping[str, Path], names: Sequence[str]) -> DataError:
-    """The error that labels name none of the images."""
+    """Return the error for labels that name none of the images."""
     there = next(iter(paths.values())).relative_to(images).as_posix()
-    first = f", such as {names[0]!r}, where the folder has {there!r}" if names else ""
-    return nothing_annotated(images, labels, f"{len(names)} images of other names{first}")
+    first = f", such as {names[0]!r} (the folder contains {there!r})" if names else ""
+    return nothing_annotated(images, labels, f"{len(names)} images with other names{first}")
 
 
 def read_json(path: Path, keys: Mapping[str, tuple[str, ...]], repairs: Repairs) -> dict[str, list[dict[str, Any]]]:
-    """The lists of objects in a COCO file. `keys`: the expected lists, each with the keys of its entries (see `KEYS`).
-    Whole numbers with a decimal point are read as such.
+    """Return the lists of objects in a COCO file. `keys`: the expected lists, each with the keys of its entries (see
+    `KEYS`). Integers written with a decimal point are accepted.
 
     Raises:
         MissingFileError: no such file.
-        DataError: not JSON; a list is not there; an entry lacks a key or holds a value of another type.
+        DataError: not JSON; a list is missing; an entry lacks a key or has a value of the wrong type.
     """
     if not is_file(path):
         raise MissingFileError(f"no annotation file at {path}", fix="check the path")
@@ -474,11 +479,11 @@ def read_json(path: Path, keys: Mapping[str, tuple[str, ...]], repairs: Repairs)
 
 
 def check_keys(path: Path, where: str, entry: object, expected: tuple[str, ...]) -> None:
-    """Raise DataError if an entry of a COCO file lacks a key, or its value has another type."""
+    """Raise DataError if an entry of a COCO file lacks a key, or its value has the wrong type."""
     wrong = [key for key in expected if not isinstance(entry, dict) or not _is_usable(entry.get(key), KEYS[key])]
     if wrong:
         raise DataError(
-            f"{path}: {where} has no usable {', '.join(wrong)}",
+            f"{path}: {where} has a missing or invalid {', '.join(wrong)}",
             found=repr(entry)[:80],
             expected=", ".join(f"{key} ({KEYS[key].__name__})" for key in expected),
         )
@@ -489,21 +494,21 @@ def _is_usable(value: object, kind: type) -> bool:
 
 
 def nothing_annotated(folder: Path, source: Path, found: str) -> DataError:
-    """The error that `source` annotates no image of `folder`."""
+    """Return the error for a `source` that annotates no image of `folder`."""
     return DataError(
-        f"{source} annotates not one image of {folder}", found=found, fix="check that images and labels belong together"
+        f"{source} annotates no image of {folder}", found=found, fix="check that the labels belong to these images"
     )
 
 
-# --- Texts of images: a JSON file that lists, for each image, its `file_name` and the `text` that is written in it ----
+# --- Texts in images: a JSON file that lists, for each image, its `file_name` and the `text` in it --------------------
 
 
-EXAMPLE = '[{"file_name": "line.png", "text": "what is written in it"}, ...]'
+EXAMPLE = '[{"file_name": "line.png", "text": "the text in the image"}, ...]'
 
 
 @dataclass(frozen=True)
 class WrittenText:
-    """What is written in one image."""
+    """The text in one image."""
 
     text: str
 
@@ -516,19 +521,19 @@ TextSet = AnnotatedSet[WrittenText]
 
 
 def read_written(images: Path, file: Path) -> TextSet:
-    """The images below `images` whose text the file says, by their path below that folder, or by file name where that
-    is unique.
+    """Return the images below `images` with a text in the file, by their path below that folder, or by file name if
+    unique.
 
     Raises:
         MissingFileError: no such folder or file.
-        DataError: no list of file names and texts; an image that stands there twice; none of the folder's images.
+        DataError: not a list of file names and texts; an image with two texts; none of the folder's images.
     """
     paths, repairs = folder_images(images), Repairs()
     entries = _entries(file, repairs)
     named: dict[Path, str] = {}
     for name, path in located(images, paths, [*entries], repairs).items():
         if named.setdefault(path, entries[name]) != entries[name]:
-            raise DataError(f"{file} says two texts of one image", found=str(path), expected="one row an image")
+            raise DataError(f"{file} has two texts for one image", found=str(path), expected="one row per image")
     if not named:
         raise other_names(images, file, paths, [*entries])
     found = {path: WrittenText(named[path]) for path in sorted(named)}
@@ -537,9 +542,9 @@ def read_written(images: Path, file: Path) -> TextSet:
 
 
 def _entries(file: Path, repairs: Repairs) -> dict[str, str]:
-    """The texts by file name."""
+    """Return the texts by file name."""
     if not is_file(file):
-        raise MissingFileError(f"no file of texts at {file}", expected=EXAMPLE, fix="check the path of --annotations")
+        raise MissingFileError(f"no text file at {file}", expected=EXAMPLE, fix="check the path of --annotations")
     try:
         document: Any = json.loads(file.read_bytes())
     except (ValueError, RecursionError) as error:  # a UnicodeDecodeError is a ValueError
@@ -550,12 +555,12 @@ def _entries(file: Path, repairs: Repairs) -> dict[str, str]:
     wrong = next((row for row, is_usable in zip(rows, usable, strict=True) if not is_usable), None)
     if wrong is not None or not rows:
         found = "an empty list" if not rows else repr(wrong)[:80]
-        raise DataError(f"{file} is no list of images and their texts", found=found, expected=EXAMPLE)
+        raise DataError(f"{file} is not a list of images and their texts", found=found, expected=EXAMPLE)
     texts: dict[str, str] = {}
     for row in rows:
         name = row["file_name"]
         if texts.setdefault(name, row["text"]) != row["text"]:
-            raise DataError(f"{file} says two texts of one image", found=name, expected="one row an image")
+            raise DataError(f"{file} has two texts for one image", found=name, expected="one row per image")
     if len(texts) < len(rows):
         repairs.add("repeated rows, counted once", rows[-1]["file_name"], len(rows) - len(texts))
     return texts

@@ -33,14 +33,14 @@ if TYPE_CHECKING:
 else:
     parquet = lazy("pyarrow.parquet")
 
-# A cell: a text of a CSV file; of Parquet and JSON also a number, a boolean or a list. None where it is empty.
+# A cell: text in a CSV file; in Parquet and JSON also a number, a boolean or a list. None if empty.
 Cell: TypeAlias = Any
-# Usual names of the column that names the images, the surest first.
+# Usual names of the column with image names, most reliable first.
 IMAGE_COLUMNS = (
     *("image", "file_name", "filename", "file", "path", "image_path", "filepath", "image_id", "img"),
     *("name", "id", "index"),
 )
-EXAMPLE = "a CSV, TSV, Parquet or JSON file with a column `image` and a column for each label"
+EXAMPLE = "a CSV, TSV, Parquet or JSON file with a column `image` and one column per label"
 MAX_BYTES = 1 << 30
 _DELIMITERS = (",", ";", "\t")
 _FLAGS = {"1": True, "1.0": True, "true": True, "0": False, "0.0": False, "false": False}
@@ -48,7 +48,7 @@ _FLAGS = {"1": True, "1.0": True, "true": True, "0": False, "0.0": False, "false
 
 @dataclass(frozen=True)
 class LabelRow:
-    """The labels of one image: a cell for each column but that of the images. `line`: where messages find it."""
+    """The labels of one image: a cell per column, except the image column. `line`: the location for messages."""
 
     cells: Mapping[str, Cell]
     line: str
@@ -58,7 +58,7 @@ class LabelRow:
         return name_bytes(repr(list(self.cells.items())))
 
     def number(self, column: str) -> float | None:
-        """The number in a column; None where the cell is empty.
+        """Return the number in a column; None if the cell is empty.
 
         Raises:
             DataError: a text, NaN or infinity.
@@ -73,15 +73,15 @@ class LabelRow:
         if not math.isfinite(value):
             comma = isinstance(cell, str) and cell.count(",") == 1
             raise DataError(
-                f"{self.line}: the column {column!r} has no number",
+                f"{self.line}: the column {column!r} is not a number",
                 found=repr(cell)[:60],
                 expected="a finite number",
-                fix="write a decimal point, not a comma" if comma else "correct the cell, or leave the row out",
+                fix="use a decimal point, not a comma" if comma else "correct the cell, or remove the row",
             )
         return value
 
     def flag(self, column: str) -> bool | None:
-        """The yes or no in a column: 1 and 0, or true and false; None where the cell is empty.
+        """Return the Boolean in a column: 1 and 0, or true and false; None if the cell is empty.
 
         Raises:
             DataError: anything else.
@@ -92,10 +92,10 @@ class LabelRow:
         flag = _FLAGS.get(str(cell).strip().lower())
         if flag is None:
             raise DataError(
-                f"{self.line}: the column {column!r} has no yes or no",
+                f"{self.line}: the column {column!r} is neither 0 nor 1",
                 found=repr(cell)[:60],
                 expected="0 or 1, or true or false",
-                fix="correct the cell, or leave the row out",
+                fix="correct the cell, or remove the row",
             )
         return flag
 
@@ -104,13 +104,13 @@ RowSet: TypeAlias = AnnotatedSet[LabelRow]
 
 
 def read_columns(images: Path, file: Path) -> RowSet:
-    """The images below `images` that a table has a row for, with their rows. A row for an image that is not there is
-    left out; a note says how many.
+    """Return the images below `images` that have a row in a table, with their rows. Rows of missing images are ignored;
+    a note gives their number.
 
     Raises:
         MissingFileError: no such folder or file.
         MissingPackageError: a Parquet file, and no pyarrow.
-        DataError: no table; no column, or several, that name images of the folder; an image with two different rows.
+        DataError: not a table; no column with image names of the folder, or several; an image with two different rows.
     """
     table, paths = read_table(file), folder_images(images)
     column, places, repairs = _image_column(table, images, paths, file)
@@ -134,7 +134,7 @@ def read_columns(images: Path, file: Path) -> RowSet:
                 )
             repairs.add("repeated rows, counted once", path.name)
     if missing:
-        repairs.add("rows of images that are not in the folder, left out", missing[0], len(missing))
+        repairs.add("rows of images that are not in the folder, ignored", missing[0], len(missing))
     annotations = {path: rows[path] for path in sorted(rows)}
     samples = tuple(Sample(path, None) for path in annotations)
     unannotated = len(set(paths.values())) - len(annotations)
@@ -142,18 +142,18 @@ def read_columns(images: Path, file: Path) -> RowSet:
 
 
 def read_table(file: Path) -> dict[str, list[Cell]]:
-    """The columns of a table by name, in their order, all of one length above 0. White space around a cell of a CSV
-    file does not count, and an empty cell is None.
+    """Return the columns of a table by name, in order, all of the same length above 0. White space around a CSV cell is
+    ignored; an empty cell is None.
 
     Raises: as `read_columns`.
     """
     if not is_file(file):
-        raise MissingFileError(f"no table of labels at {file}", expected=EXAMPLE, fix="check the path of --annotations")
+        raise MissingFileError(f"no label table at {file}", expected=EXAMPLE, fix="check the path of --annotations")
     if (size := file.stat().st_size) > MAX_BYTES:
-        raise DataError(f"{file} is too large for a table of labels", found=f"{size >> 20} MiB", expected="at most 1 GiB")
+        raise DataError(f"{file} is too large for a label table", found=f"{size >> 20} MiB", expected="at most 1 GiB")
     suffix = file.suffix.lower()
     if suffix not in (".csv", ".tsv", ".txt", ".parquet", ".json"):
-        raise DataError(f"{file} is no table of labels", found=f"the suffix {suffix!r}", expected=EXAMPLE)
+        raise DataError(f"{file} is not a label table", found=f"the suffix {suffix!r}", expected=EXAMPLE)
     with bounded(f"read {file.name}", size):
         table = {".parquet": _parquet, ".json": _json}.get(suffix, _csv)(file)
     if not table or not next(iter(table.values())):
@@ -180,16 +180,16 @@ def _json(file: Path) -> dict[str, list[Cell]]:
         names = [name for name, _ in row] if _is_row(row) else []
         if sorted(names) != sorted(header) or not header:
             raise DataError(
-                f"{file}, row {number} is no row of the table" if header else f"{file} is no list of rows",
-                found=f"the names {', '.join(names)}"[:100] if names else repr(row)[:80],
-                expected=f"an object with {', '.join(header)}"[:100] if header else "a JSON list of objects, one a row",
+                f"{file}, row {number} is not a row of the table" if header else f"{file} is not a list of rows",
+                found=f"the keys {', '.join(names)}"[:100] if names else repr(row)[:80],
+                expected=f"an object with {', '.join(header)}"[:100] if header else "a JSON list of objects",
             )
     cells = [dict(row) for row in rows]
     return {name: [_cell(row[name]) for row in cells] for name in header}
 
 
 def _is_row(value: object) -> bool:
-    """Whether this was an object, as `_json` reads one: a list of tuples, which JSON has no others of."""
+    """Whether this was a JSON object: `_json` reads only objects as lists of tuples."""
     return isinstance(value, list) and bool(value) and all(isinstance(pair, tuple) for pair in value)
 
 
@@ -197,23 +197,23 @@ def _csv(file: Path) -> dict[str, list[Cell]]:
     try:
         text = file.read_bytes().decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        raise DataError(f"{file} is not UTF-8", found=str(error)[:100], fix="save it as UTF-8") from None
+        raise DataError(f"{file} is not UTF-8", found=str(error)[:100], fix="save the file as UTF-8") from None
     head = text.partition("\n")[0]
     delimiter = max(_DELIMITERS, key=head.count)
     try:
         header, *lines = [row for row in csv.reader(io.StringIO(text), delimiter=delimiter, strict=True) if row] or [[]]
     except csv.Error as error:
-        raise DataError(f"{file} is no CSV file", found=str(error), expected=EXAMPLE) from None
+        raise DataError(f"{file} is not a valid CSV file", found=str(error), expected=EXAMPLE) from None
     header = [name.strip() for name in header]
     for number, row in enumerate(lines, 1):
         if len(row) != len(header):
             raise DataError(
-                f"{file}, row {number} does not fit its header",
+                f"{file}, row {number} does not match the header",
                 found=f"{len(row)} cells: {delimiter.join(row)[:60]!r}",
                 expected=f"{len(header)}: {', '.join(header)[:100]}",
                 fix="quote cells that contain the delimiter",
             )
-    # The index that pandas writes has no name: row numbers say nothing, and anything else may name the images.
+    # The index that pandas writes has no name: drop row numbers; anything else may name the images.
     if header and not header[0] and [row[0] for row in lines] != [str(number) for number in range(len(lines))]:
         header[0] = "index"
     _once(file, [name for name in header if name])
@@ -229,13 +229,13 @@ def _cell(value: Cell) -> Cell:
 def _once(file: Path, names: Sequence[str]) -> None:
     repeated = [name for name, count in Counter(names).items() if count > 1]
     if repeated:
-        raise DataError(f"{file} has a column twice", found=", ".join(repeated), expected="each name once")
+        raise DataError(f"{file} has duplicate columns", found=", ".join(repeated), expected="unique column names")
 
 
 def _image_column(
     table: Mapping[str, Sequence[Cell]], images: Path, paths: Mapping[str, Path], file: Path
 ) -> tuple[str, dict[str, Path], Repairs]:
-    """The column that names the images, the image of each of its cells, and which names were repaired."""
+    """Return the image column, the image of each of its cells, and the repaired names."""
     repairs = {column: Repairs() for column in table}
     places = {column: _located(cells, images, paths, repairs[column]) for column, cells in table.items()}
     candidates = [column for column in table if places[column]]
@@ -244,21 +244,21 @@ def _image_column(
         column = next((c for c in table if c.lower() in IMAGE_COLUMNS), next(iter(table)))
         there = next(iter(paths.values())).relative_to(images).as_posix()
         raise nothing_annotated(
-            images, file, f"the column {column!r} with {table[column][0]!r}; the folder has {there!r}"
+            images, file, f"the column {column!r} with {table[column][0]!r}; the folder contains {there!r}"
         )
     if len(candidates) > 1 and not usual:
         raise DataError(
-            f"{file} has several columns that name images",
+            f"{file} has several columns with image names",
             found=", ".join(candidates),
             expected="one",
-            fix=f"call the right one {IMAGE_COLUMNS[0]}",
+            fix=f"rename the right one to {IMAGE_COLUMNS[0]}",
         )
     column = candidates[0] if len(candidates) == 1 else next(c for c in candidates if c.lower() == usual[0])
     return column, places[column], repairs[column]
 
 
 def _located(cells: Sequence[Cell], images: Path, paths: Mapping[str, Path], repairs: Repairs) -> dict[str, Path]:
-    """The image of each cell that names one: as `located`; else by file name without its suffix."""
+    """Return the image for each cell that names one: as `located`, else by file name without suffix."""
     names = [str(cell) for cell in cells if isinstance(cell, str | int) and not isinstance(cell, bool)]
     direct = located(images, paths, names, repairs) if names else {}
     if direct or not names:

@@ -1,9 +1,9 @@
 """A process that decodes images: if a broken file crashes a decoder's native code, no other image is affected.
 
 Standard input: a line with the preprocessing (JSON), then a line per image: a JSON list of its path, its box or null,
-the place of its bytes where they are not that file, or null, and what messages call it. Standard output: an empty
-object when it is ready; then for each image, in order, a line with {"size": [width, height]} followed by the pixels, or
-a line with {"error": ...}. It ends with its input, so it does not outlive its parent.
+the location of its bytes if they are not that file, or null, and its name for messages. Standard output: an empty
+object when ready; then for each image, in order, a line with {"size": [width, height]} followed by the pixels, or a
+line with {"error": ...}. It exits at the end of its input, so it does not outlive its parent.
 """
 
 import json
@@ -20,7 +20,7 @@ from vitdeploy.errors import VitdeployError
 from vitdeploy.runtime.preprocess import Pixels, load_image
 from vitdeploy.spec import PreprocessSpec, decode
 
-# Images behind URIs that are on their way while one is decoded: no fewer than the parent sends ahead.
+# Images at URIs fetched ahead while one is decoded: at least as many as the parent sends ahead.
 FETCHED_AHEAD = 4
 
 
@@ -37,14 +37,14 @@ def main() -> int:
             except VitdeployError as error:
                 out.write(json.dumps({"error": error.to_dict()}).encode() + b"\n")
             out.flush()
-    except BrokenPipeError:  # nobody wants the answer any more
-        sys.stdout = None  # or Python flushes it once more at its end
+    except BrokenPipeError:  # the parent has closed the pipe
+        sys.stdout = None  # otherwise Python flushes it again at exit
         return 1
     return 0
 
 
 class _Question:
-    """An image that is asked for; what is behind a URI is fetched from now on."""
+    """A requested image; the fetch of a URI starts here."""
 
     def __init__(self, line: bytes, pool: ThreadPoolExecutor) -> None:
         path, self._box, written, self._name = json.loads(line)
@@ -61,7 +61,7 @@ class _Question:
 
 
 def _questions(lines: IO[bytes]) -> Iterator[_Question]:
-    """What is asked on each line, in order, a few lines read ahead."""
+    """Yield the request on each line, in order, with a few lines read ahead."""
     waiting: queue.Queue[Any] = queue.Queue(FETCHED_AHEAD)
     pool = ThreadPoolExecutor(FETCHED_AHEAD)
 

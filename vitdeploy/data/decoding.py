@@ -1,4 +1,4 @@
-"""Images decoded, by processes beside this one."""
+"""Decodes images, in worker processes if that is worthwhile."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from vitdeploy.runtime.interpreter import module_argv
 from vitdeploy.runtime.preprocess import Pixels
 from vitdeploy.spec import PreprocessSpec, encode
 
-# --- Preprocessed images in batches, one batch at a time in memory; unreadable ones are refused or counted ------------
+# --- Preprocessed images, one batch in memory at once; unreadable ones are an error or counted ------------------------
 
 
 @dataclass
@@ -41,15 +41,15 @@ class Skipped:
 
 
 def skippable(error: ImageError) -> ImageError:
-    """The error of an unreadable image of a data folder, which all commands that read one can skip."""
-    error.fix = "; ".join(filter(None, (error.fix, "--skip-bad goes on without such files and counts them")))
+    """Add to an unreadable image's error that --skip-bad skips such files."""
+    error.fix = "; ".join(filter(None, (error.fix, "--skip-bad skips and counts such files")))
     return error
 
 
 def batches(
     samples: Sequence[Sample], spec: PreprocessSpec, size: int, skipped: Skipped | None = None
 ) -> Iterator[npt.NDArray[np.uint8]]:
-    """uint8 [n, height, width, channels] with n = `size`, fewer in the last, decoded in this process; errors as
+    """Yield uint8 [n, height, width, channels] with n = `size`, fewer in the last, decoded in this process; errors as
     `decode_images`."""
     held: list[Pixels] = []
     for _, pixels, _ in decode_images(samples, spec, skipped, processes=0):
@@ -68,10 +68,11 @@ Size = tuple[int, int]
 Loaded = tuple[Pixels, Size]
 
 WORKER = "vitdeploy.data.decode_worker"
-# What is decoded here before it is known how long the others take, and from which time on processes are worth starting.
+# Images decoded in this process to estimate the time, and the estimate in seconds above which worker processes are
+# started.
 FIRST_IMAGES, WORTH_SECONDS = 16, 2.0
 MAX_WORKERS = 8
-# So many paths are sent ahead of the answers, which then wait in a pipe of this size; more are never in memory.
+# Number of paths sent ahead, whose answers wait in a pipe of this size; no more are ever in memory.
 AHEAD, PIPE_BYTES = 4, 1 << 20
 EXIT_SECONDS = 3.0
 
@@ -79,13 +80,13 @@ EXIT_SECONDS = 3.0
 def decode_images(
     samples: Sequence[Sample], spec: PreprocessSpec, skipped: Skipped | None = None, processes: int | None = None
 ) -> Iterator[tuple[Sample, Pixels, Size]]:
-    """Each sample with its pixels, uint8 [height, width, channels], and (width, height) of the upright original.
+    """Yield each sample with its pixels, uint8 [height, width, channels], and (width, height) of the upright original.
 
-    With `skipped` given, unreadable images are noted there and left out; without, they are an error.
+    Unreadable images are skipped and added to `skipped`; without `skipped` they are an error.
 
     Raises:
         ImageError: an unreadable image and `skipped` is None.
-        DataError: not one image could be read.
+        DataError: no image could be read.
         WorkerError: no process can be started.
     """
     count = 0
@@ -100,20 +101,20 @@ def decode_images(
             count += 1
             yield sample, *found
     if not count:
-        raise DataError("not one image could be read", found=f"{len(samples)} unreadable files")
+        raise DataError("no image could be read", found=f"{len(samples)} unreadable files")
 
 
 def decode_each(
     samples: Sequence[Sample], spec: PreprocessSpec, processes: int | None = None
 ) -> Generator[Loaded | ImageError, None, None]:
-    """The pixels and the size of each sample, or its error; to be closed, which ends the processes.
+    """Yield the pixels and size of each sample, or its error. Close the generator to end the processes.
 
     Args:
-        processes: how many there are at most; None: one for each core, where there are several. They are started if the
-            first images show that the others take long enough.
+        processes: the maximum number; None: one per core if there are several. They are started if the first images
+            show that the rest takes long enough.
 
     Raises:
-        WorkerError: no process can be started. Errors of `load_sample` that are not about one image propagate.
+        WorkerError: no process can be started. Errors of `load_sample` that do not concern one image propagate.
     """
     seconds, cores = 0.0, usable_cores()
     workers = (min(cores, MAX_WORKERS) if cores > 1 else 0) if processes is None else processes
@@ -132,13 +133,13 @@ def decode_each(
 
 
 def load_sample(sample: Sample, spec: PreprocessSpec) -> Loaded:
-    """The pixels of one sample, and the size of its original; errors as `load_image` and `HeldImage.read`."""
+    """Return the pixels of one sample and the size of its original; errors as `load_image` and `HeldImage.read`."""
     return load_held(sample.path, sample.held, spec, sample.box, sample.shown)
 
 
 def _by_processes(samples: Sequence[Sample], spec: PreprocessSpec, count: int) -> Iterator[Loaded | ImageError]:
-    """The results from several processes. Sample i goes to process i modulo `count`; each answers in order, so the next
-    one to read is always known."""
+    """Yield the results from several processes. Sample i goes to process i modulo `count`; each answers in order, so
+    the next one to read is always known."""
     with contextlib.ExitStack() as stack:
         workers = [stack.enter_context(_Worker(spec)) for _ in range(count)]
         for index, sample in enumerate(samples[: AHEAD * count]):
@@ -151,7 +152,7 @@ def _by_processes(samples: Sequence[Sample], spec: PreprocessSpec, count: int) -
 
 
 class _Worker:
-    """One process, restarted if a file has ended it. It runs in a session of its own: Ctrl-C goes to its parent, which
+    """One worker process, restarted if a file crashes it. It runs in its own session: Ctrl-C goes to its parent, which
     then ends it."""
 
     def __init__(self, spec: PreprocessSpec) -> None:
@@ -171,20 +172,20 @@ class _Worker:
                 **own_group,
             )
         except OSError as error:
-            raise WorkerError("a process that decodes images cannot be started", found=str(error)) from None
+            raise WorkerError("cannot start an image decoder process", found=str(error)) from None
         assert self._process.stdin is not None and self._process.stdout is not None
         self._in: IO[bytes] = self._process.stdin
         self._out: IO[bytes] = self._process.stdout
         self._send(encode(self._spec))
         if not self._out.readline():
             raise WorkerError(
-                "a process that decodes images ended before its first image",
+                "an image decoder process exited before its first image",
                 found=f"exit status {self._process.wait()}",
-                fix="often too little memory: free some",
+                fix="free memory: too little memory is the usual cause",
             )
 
     def _send(self, document: Any) -> None:
-        with contextlib.suppress(OSError):  # a process that is gone gives no answer, which says so
+        with contextlib.suppress(OSError):  # a dead process is detected when its answer is missing
             self._in.write(json.dumps(document).encode() + b"\n")
             self._in.flush()
 
@@ -193,7 +194,7 @@ class _Worker:
         self._send(_question(sample))
 
     def answer(self) -> Loaded | ImageError:
-        """The result of the first sample without an answer; errors that are not about one image are raised."""
+        """Return the result of the oldest unanswered sample; errors that do not concern one image are raised."""
         sample = self._waiting.popleft()
         line = self._out.readline()
         head = json.loads(line) if line.endswith(b"\n") else {}
@@ -212,7 +213,7 @@ class _Worker:
         return pixels, (head["size"][0], head["size"][1])
 
     def _ended_by(self, sample: Sample) -> ImageError:
-        """The error of the image on which the process ended. Those after it go to a new process."""
+        """Return the error for the image that crashed the process, and send the images after it to a new process."""
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(EXIT_SECONDS)
         self._end()
@@ -221,10 +222,10 @@ class _Worker:
         for each in self._waiting:
             self._send(_question(each))
         return ImageError(
-            f"{sample.shown} ends the process that decodes it",
+            f"{sample.shown} crashed the image decoder",
             found=f"exit status {status}",
-            expected="an image that can be decoded",
-            fix="replace it, or take it out of the folder",
+            expected="a decodable image",
+            fix="replace it, or remove it from the folder",
         )
 
     def _end(self) -> None:
@@ -242,16 +243,16 @@ class _Worker:
 
 
 def _question(sample: Sample) -> list[Any]:
-    """What the process is asked of a sample."""
+    """Return the request for a sample."""
     held = None if sample.held is None else sample.held.written()
     return [str(sample.path), sample.box, held, sample.shown]
 
 
 # --- Images that are decoded and resized once, for all their readers --------------------------------------------------
-# Their pixels lie in an unnamed file, which disappears with this process however it ends; one at a time is in memory.
+# Their pixels are in an unnamed file, which disappears with this process however it ends; one image is in memory.
 
 
-# The share of the free space that pixels may take. If they need more, every reader decodes the files again.
+# Share of the free disk space that pixels may use. If they need more, every reader decodes the files again.
 DISK_SHARE = 0.5
 
 
@@ -262,10 +263,10 @@ class DecodedImages(Sequence[Loaded]):
     """
 
     def __init__(self, samples: Sequence[Sample], spec: PreprocessSpec, folder: Path) -> None:
-        """`samples` are those that `fill` adds, all or some; `folder` holds the file."""
+        """`samples`: those added by `fill`; `folder`: where the file is."""
         self._samples, self._spec, self._folder = list(samples), spec, folder
         self._sizes: list[Size] = []
-        # Of each image where its pixels lie in the file, in images.
+        # The index in the file of each image's pixels.
         self._slots: list[int] = []
         self._shape = (*spec.crop, spec.channels)
         self._bytes = int(np.prod(self._shape))
@@ -280,7 +281,7 @@ class DecodedImages(Sequence[Loaded]):
         return self._file is not None
 
     def fill(self, skipped: Skipped | None, count: Callable[[int], None]) -> tuple[Sample, ...]:
-        """Decode all images and keep the readable ones; returns these.
+        """Decode all images, keep the readable ones and return these.
 
         Raises:
             ImageError, DataError, WorkerError: as `decode_images`.
@@ -292,7 +293,7 @@ class DecodedImages(Sequence[Loaded]):
             if self._file is not None:
                 with storage_errors(self._folder):
                     self._file.write(np.ascontiguousarray(pixels).data)
-            index = next(i for i in left if self._samples[i] is sample)  # those before it are skipped
+            index = next(i for i in left if self._samples[i] is sample)  # those before it were skipped
             good.append((index, len(good), size))
             count(1)
         good.sort()
@@ -314,7 +315,7 @@ class DecodedImages(Sequence[Loaded]):
         return ((pixels, size) for _, pixels, size in decode_images(self._samples, self._spec))
 
     def some(self, places: range) -> Iterator[Loaded]:
-        """Those at some places that follow each other."""
+        """Return the images at consecutive places."""
         if self.kept:
             return (self._read(index) for index in places)
         samples = self._samples[places.start : places.stop]
@@ -331,10 +332,10 @@ class DecodedImages(Sequence[Loaded]):
             count = self._file.readinto(pixels.data)  # type: ignore[attr-defined]
         if count != self._bytes:
             raise StorageError(
-                f"the decoded images in {self._folder} are not all there",
+                f"the decoded images in {self._folder} are incomplete",
                 found=f"{count:,} bytes of image {index}",
                 expected=f"{self._bytes:,} bytes",
-                fix="give the command again; another place is set with VITDEPLOY_STORE",
+                fix="run the command again; VITDEPLOY_STORE sets another folder",
             )
         return pixels, self._sizes[index]
 
@@ -366,8 +367,8 @@ class DecodedSet:
 
 
 def reading_order(samples: Sequence[Sample]) -> list[int]:
-    """The indices of samples in the order in which they are best read: rows of a table group by group, all others as
-    they are. A group is read at once, for whichever of its rows."""
+    """Return the indices of samples in the best reading order: rows of a table group by group, all others unchanged. A
+    row group is always read as a whole."""
     keys = [("", 0) if each.held is None else each.held.beside for each in samples]
     return sorted(range(len(samples)), key=lambda i: keys[i])
 

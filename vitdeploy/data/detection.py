@@ -46,7 +46,7 @@ COCO_KEYS = {
     "annotations": ("image_id", "category_id", "bbox"),
     "categories": ("id", "name"),
 }
-# What rounding does to relative coordinates; and in pixels, to boxes that end at the border of an image.
+# Tolerances for rounding: of relative coordinates; and, in pixels, of boxes that end at the border of an image.
 ROUNDED, REACH = 0.01, 0.5
 
 
@@ -54,9 +54,9 @@ ROUNDED, REACH = 0.01, 0.5
 class Boxes:
     """The labelled objects of one image of `size` (width, height).
 
-    boxes: float64 [n, 4], x0 y0 x1 y1 in pixels. classes: int64 [n]. crowd: bool [n], a box around more objects than
-    could be counted: neither missing it nor finding something there counts as an error. area: float64 [n] in square
-    pixels, of the object's outline if that is known.
+    boxes: float64 [n, 4], x0 y0 x1 y1 in pixels. classes: int64 [n]. crowd: bool [n], a box around objects too numerous
+    to count: neither a missed crowd nor a detection there counts as an error. area: float64 [n] in square pixels, of
+    the object's outline if that is known.
     """
 
     size: tuple[int, int]
@@ -71,11 +71,11 @@ class Boxes:
         return repr((self.size, len(self.classes))).encode() + b"".join(array.tobytes() for array in arrays)
 
     def turned(self, frame: Frame) -> Boxes:
-        """The same in the upright image, of boxes in the pixels as they are stored."""
+        """Return the objects for the upright image, from boxes in the pixels as stored."""
         return replace(self, size=frame.size, boxes=turn_boxes(self.boxes, frame))
 
     def renumbered(self, mapping: Mapping[int, int]) -> Boxes:
-        """The same objects with the class numbers of a model: `mapping` is that of `classes.match_categories`."""
+        """Return the objects with the class numbers of a model; `mapping` is from `classes.match_categories`."""
         return replace(self, classes=np.array([mapping[int(c)] for c in self.classes], np.int64))
 
 
@@ -85,12 +85,12 @@ DetectionSet = AnnotatedSet[Boxes]
 def read_detection(
     images: Path, labels: Path, kind: Literal["yolo", "coco"], skipped: Skipped | None = None
 ) -> DetectionSet:
-    """The images below `images` with their objects; `labels` is a folder (YOLO) or a JSON file (COCO).
+    """Return the images below `images` with their objects; `labels` is a folder (YOLO) or a JSON file (COCO).
 
-    With `skipped` given, unreadable images are noted there and left out; without, they are an error.
+    Unreadable images are skipped and added to `skipped`; without `skipped` they are an error.
 
     Raises:
-        MissingFileError: `images` or `labels` is not there.
+        MissingFileError: `images` or `labels` does not exist.
         DataError: labels cannot be read, or refer to other images, sizes or classes.
         ImageError: an unreadable image and `skipped` is None.
     """
@@ -98,8 +98,8 @@ def read_detection(
 
 
 class _Row(NamedTuple):
-    """One object: its class, x0 y0 x1 y1 in pixels, whether it is a crowd, its area (None: that of the box), and where
-    it is written."""
+    """One object: its class, x0 y0 x1 y1 in pixels, whether it is a crowd, its area (None: that of the box), and its
+    location in the file."""
 
     category: int
     corners: Sequence[float] | npt.NDArray[np.float64]
@@ -109,12 +109,12 @@ class _Row(NamedTuple):
 
 
 def _boxes(size: tuple[int, int], rows: Sequence[_Row], repairs: Repairs) -> Boxes:
-    """The objects of an image, without empty and repeated ones."""
+    """Return the objects of an image, without empty and repeated ones."""
     objects: dict[tuple[object, ...], _Row] = {}
     for row in rows:
         x0, y0, x1, y1 = (float(side) for side in row.corners)
         if x0 >= x1 or y0 >= y1:
-            repairs.add("boxes of no width or height, left out", row.where)
+            repairs.add("boxes without width or height, ignored", row.where)
         elif objects.setdefault((row.category, row.crowd, x0, y0, x1, y1), row) is not row:
             repairs.add("repeated boxes, counted once", row.where)
     kept = list(objects.values())
@@ -130,7 +130,7 @@ def _boxes(size: tuple[int, int], rows: Sequence[_Row], repairs: Repairs) -> Box
 
 
 def _inside(known: Boxes, name: str, repairs: Repairs) -> Boxes:
-    """The objects of an upright image as far as they are inside of it."""
+    """Return the objects of an upright image, clipped to it."""
     clipped = known.boxes.clip(0, [*known.size, *known.size])
     beyond = np.asarray((np.abs(clipped - known.boxes) > REACH).any(axis=1))
     if not beyond.any():
@@ -138,8 +138,8 @@ def _inside(known: Boxes, name: str, repairs: Repairs) -> Boxes:
     sides = clipped[:, 2:] - clipped[:, :2]
     kept = ~beyond | (sides > 0).all(axis=1)
     for kind, boxes in (
-        ("outside of their image, left out", ~kept),
-        ("that reach out of their image, clipped", beyond & kept),
+        ("outside their image, ignored", ~kept),
+        ("that exceed their image, clipped", beyond & kept),
     ):
         if boxes.any():
             repairs.add(f"boxes {kind}", name, int(boxes.sum()))
@@ -154,7 +154,7 @@ def _read_yolo(images: Path, labels: Path, skipped: Skipped | None) -> Detection
         raise MissingFileError(f"no label folder at {labels}", fix="check the path of the labels")
     files = {path: (labels / path.relative_to(images)).with_suffix(".txt") for path in paths}
     if not any(file.is_file() for file in files.values()):
-        raise nothing_annotated(images, labels, f"no {files[paths[0]].name}, nor a file for another image")
+        raise nothing_annotated(images, labels, f"no {files[paths[0]].name}, and no label file for any other image")
     named = find_names(labels)
     names, source = (named[0], named[1].name) if named is not None else (None, "")
     found, frames, repairs = {}, [], Repairs()
@@ -179,7 +179,7 @@ def _yolo_rows(
     file: Path, size: tuple[int, int], names: Sequence[str] | None, source: str, repairs: Repairs
 ) -> list[_Row]:
     if not file.is_file():
-        repairs.add("images without a label file, taken for images without objects", file.name)
+        repairs.add("images without a label file, treated as images without objects", file.name)
         return []
     sides, rows = np.array([*size, *size], np.float64), []
     for number, line in enumerate(file.read_text(encoding="utf-8-sig", errors="replace").splitlines(), 1):
@@ -193,11 +193,11 @@ def _yolo_rows(
                 f"{file}, line {number} is not an object",
                 found=line[:80],
                 expected="class cx cy width height, or a polygon class x y x y x y ..., relative to the image's sides",
-                fix="correct the row; a class is a whole number, which classes.txt beside the label files names",
+                fix="correct the row; a class is an integer, named by classes.txt next to the label files",
             ) from None
-        if not ((shares >= -ROUNDED) & (shares <= 1 + ROUNDED)).all():  # false for NaN too
+        if not ((shares >= -ROUNDED) & (shares <= 1 + ROUNDED)).all():  # also false for NaN
             raise DataError(
-                f"{file}, line {number}: a coordinate outside of 0..1",
+                f"{file}, line {number}: a coordinate is outside 0..1",
                 found=line[:80],
                 expected="centre and size relative to the image's width and height",
                 fix="divide pixels by the image's sides",
@@ -206,16 +206,16 @@ def _yolo_rows(
             expected = f"0..{len(names) - 1} as {source} has {len(names)} names" if names else "0 or more"
             raise DataError(f"{file}, line {number}: no class {index}", found=line[:80], expected=expected)
         if ((shares < 0) | (shares > 1)).any():
-            repairs.add("coordinates a little outside of 0..1, clipped", f"{where}: {line[:60]}")
+            repairs.add("coordinates slightly outside 0..1, clipped", f"{where}: {line[:60]}")
         rows.append(_Row(index, _corners(shares.clip(0, 1)) * sides, False, None, where))
     return rows
 
 
 def _yolo_object(cells: Sequence[str], where: str, repairs: Repairs) -> tuple[int, npt.NDArray[np.float64]]:
-    """The class of a row, and its numbers: a box has four, a polygon six or more.
+    """Return the class of a row, and its numbers: four for a box, six or more for a polygon.
 
     Raises:
-        ValueError: it is none of these.
+        ValueError: it is neither.
     """
     if re.fullmatch(r"[+-]?[0-9]+(\.0*)?", cells[0]) is None:
         raise ValueError(cells[0])
@@ -223,7 +223,7 @@ def _yolo_object(cells: Sequence[str], where: str, repairs: Repairs) -> tuple[in
     if "." in cells[0]:
         repairs.add(DECIMAL, where)
     if len(numbers) == 5 and 0 <= numbers[4] <= 1:
-        repairs.add("rows with a confidence, which is not used", where)
+        repairs.add("rows with a confidence, which is ignored", where)
         numbers = numbers[:4]
     elif len(numbers) >= 6 and len(numbers) % 2 == 0:
         repairs.add("polygons, read as the boxes around them", where)
@@ -233,7 +233,7 @@ def _yolo_object(cells: Sequence[str], where: str, repairs: Repairs) -> tuple[in
 
 
 def _corners(shares: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-    """x0 y0 x1 y1 of a box by its centre and size, or of a polygon."""
+    """Return x0 y0 x1 y1 of a box given by centre and size, or around a polygon."""
     if len(shares) > 4:
         points = shares.reshape(-1, 2)
         return np.concatenate([points.min(axis=0), points.max(axis=0)])
@@ -277,13 +277,13 @@ MAX_NAMES_BYTES, MAX_VALUES = 1 << 20, 60_000
 
 
 def find_names(labels: Path) -> tuple[tuple[str, ...], Path] | None:
-    """The class names of a folder of YOLO files, and the file that has them; None if there is none.
+    """Return the class names for a folder of YOLO files and the file with them, or None.
 
-    It looks for `classes.txt` in the folder and its parent, and for `data.yaml` in these and the grandparent.
+    Looks for `classes.txt` in the folder and its parent, and for `data.yaml` in these and the grandparent.
 
     Raises:
-        DataError: a file that has no list of names where one belongs, two files with different names, or a
-            `classes.txt` that is not UTF-8.
+        DataError: a file without a valid list of names, two files with different names, or a `classes.txt` that is not
+            UTF-8.
     """
     above = [labels, *labels.absolute().parents[:2]]
     files = [folder / CLASS_NAMES for folder in above[:2]] + [folder / name for folder in above for name in DATA_FILES]
@@ -291,16 +291,16 @@ def find_names(labels: Path) -> tuple[tuple[str, ...], Path] | None:
     for names, file in found[1:]:
         if names != found[0][0]:
             raise DataError(
-                "two files name the classes of the YOLO labels differently",
+                "two files give different class names for the YOLO labels",
                 found=f"{found[0][1]}: {', '.join(found[0][0][:3])} ...; {file}: {', '.join(names[:3])} ...",
                 expected="one list of names, in the order of the numbers",
-                fix="correct the one that is wrong, or take it away",
+                fix="correct the wrong file, or remove it",
             )
     return found[0] if found else None
 
 
 def _read_names(file: Path) -> tuple[str, ...]:
-    """The names in a file; () for a YAML file without `names`, which is then about something else."""
+    """Return the names in a file; () for a YAML file without `names`, which serves another purpose."""
     if file.stat().st_size > MAX_NAMES_BYTES:
         raise _nameless(file, f"{file.stat().st_size:,} bytes")
     if file.name == CLASS_NAMES:
@@ -314,7 +314,7 @@ def _read_names(file: Path) -> tuple[str, ...]:
 
 
 def _in_order(file: Path, names: Any) -> tuple[str, ...]:
-    """`names` as a list, or as a mapping from number to name."""
+    """Return `names`, given as a list or as a mapping from number to name."""
     if isinstance(names, Mapping) and sorted(names, key=str) == sorted(range(len(names)), key=str):
         names = [names[number] for number in range(len(names))]
     if not isinstance(names, list) or not all(isinstance(name, str | int) for name in names):
@@ -326,8 +326,9 @@ def _nameless(file: Path, found: str) -> DataError:
     return DataError(
         f"{file} does not name the classes",
         found=found,
-        expected="one name a line (classes.txt); `names` with a list, or a name for each number from 0 on (data.yaml)",
-        fix="correct the file, or take it away",
+        expected="one name per line (classes.txt); `names` as a list, or as a mapping from 0, 1, ... to names "
+        "(data.yaml)",
+        fix="correct the file, or remove it",
     )
 
 
@@ -341,7 +342,7 @@ KEYS = {
     "annotations": ("image_id", "category_id"),
     "categories": ("id", "name"),
 }
-# A polygon has three corners at least.
+# A polygon has at least three corners.
 LEAST_NUMBERS = 6
 
 
@@ -349,8 +350,8 @@ LEAST_NUMBERS = 6
 class Outlines:
     """The labelled objects of one image of `size` (width, height).
 
-    outlines: `segmentation` of each as COCO has it. classes: int64 [n]. crowd: bool [n], the outline of more objects
-    than could be told apart: neither missing it nor finding something there counts as an error.
+    outlines: `segmentation` of each, in COCO's form. classes: int64 [n]. crowd: bool [n], the outline of objects too
+        numerous to separate: neither a missed crowd nor a detection there counts as an error.
     """
 
     size: tuple[int, int]
@@ -363,7 +364,7 @@ class Outlines:
         return json.dumps([self.size, self.outlines, self.classes.tolist(), self.crowd.tolist()]).encode()
 
     def turned(self, frame: Frame) -> Outlines:
-        """The same in the upright image, of outlines in the pixels as they are stored.
+        """Return the objects for the upright image, from outlines in the pixels as stored.
 
         Raises:
             MissingPackageError: pycocotools is not installed, and there are run lengths.
@@ -371,11 +372,11 @@ class Outlines:
         return replace(self, size=frame.size, outlines=tuple(_turned(each, frame) for each in self.outlines))
 
     def renumbered(self, mapping: Mapping[int, int]) -> Outlines:
-        """The same objects with the class numbers of a model: `mapping` is that of `classes.match_categories`."""
+        """Return the objects with the class numbers of a model; `mapping` is from `classes.match_categories`."""
         return replace(self, classes=np.array([mapping[int(c)] for c in self.classes], np.int64))
 
     def masks(self) -> npt.NDArray[np.bool_]:
-        """bool [n, height, width], as COCO's own program makes masks of outlines.
+        """Return bool [n, height, width], rasterised by pycocotools.
 
         Raises:
             MissingPackageError: pycocotools is not installed.
@@ -413,12 +414,12 @@ InstanceSet = AnnotatedSet[Outlines]
 
 
 def read_instances(images: Path, labels: Path, skipped: Skipped | None = None) -> InstanceSet:
-    """The images below `images` with the objects of COCO's JSON file `labels`.
+    """Return the images below `images` with the objects of COCO's JSON file `labels`.
 
-    With `skipped` given, unreadable images are noted there and left out; without, they are an error.
+    Unreadable images are skipped and added to `skipped`; without `skipped` they are an error.
 
     Raises:
-        MissingFileError: `images` or `labels` is not there.
+        MissingFileError: `images` or `labels` does not exist.
         DataError: labels cannot be read, or refer to other images, sizes or categories, or have no outlines.
         ImageError: an unreadable image and `skipped` is None.
     """
@@ -438,19 +439,19 @@ def read_instances(images: Path, labels: Path, skipped: Skipped | None = None) -
     outlined = file.annotated(annotate, skipped)
     if file.annotations and not any(len(known.classes) for known in outlined.annotations.values()):
         raise DataError(
-            f"{labels} has no outline of an object",
+            f"{labels} contains no object outline",
             found="; ".join(outlined.notes),
             expected="segmentation: polygons x y x y x y ..., or run lengths",
-            fix="label the outlines of objects, not their boxes alone; or verify without labels",
+            fix="label outlines as well as boxes; or verify without labels (data.labels: none)",
         )
     return outlined
 
 
 def _outline(file: CocoFile, index: int, annotation: Mapping[str, Any], size: tuple[int, int]) -> Any:
-    """The `segmentation` of an annotation on an image of `size` (width, height); [] of one that has no area.
+    """Return the `segmentation` of an annotation on an image of `size` (width, height); [] if it has no area.
 
     Raises:
-        DataError: it is no outline, or of an image of another size.
+        DataError: it is not an outline, or belongs to an image of another size.
     """
     outline, where = annotation.get("segmentation") or [], f"annotations[{index}]"
     if isinstance(outline, dict):
@@ -458,26 +459,26 @@ def _outline(file: CocoFile, index: int, annotation: Mapping[str, Any], size: tu
             return outline
     elif isinstance(outline, list):
         if outline and all(map(_is_number, outline)) and len(outline) >= LEAST_NUMBERS:
-            file.repairs.add("polygons without a list around them, read as one polygon", where)
+            file.repairs.add("polygons not nested in a list, read as one polygon", where)
             outline = [outline]
         polygons = [polygon for polygon in outline if isinstance(polygon, list) and all(map(_is_number, polygon))]
         whole = [polygon for polygon in polygons if len(polygon) >= LEAST_NUMBERS and len(polygon) % 2 == 0]
-        if len(polygons) == len(outline) or all(map(_is_number, outline)):  # or a box, or nothing
+        if len(polygons) == len(outline) or all(map(_is_number, outline)):  # may be a box, or empty
             if not whole:
-                file.repairs.add("objects without an outline of three corners, left out", where)
+                file.repairs.add("objects without an outline of at least three corners, ignored", where)
             elif len(whole) < len(polygons):
-                file.repairs.add("polygons of fewer than three corners, left out of their outlines", where)
+                file.repairs.add("polygons with fewer than three corners, dropped from their outlines", where)
             return whole
     raise DataError(
         f"{file.labels}: {where} has no outline",
         found=f"segmentation {json.dumps(outline)[:60]}",
         expected=f"polygons x y x y x y ..., or run lengths of size [{size[1]}, {size[0]}]",
-        fix="label the outlines of objects, not their boxes alone; or verify without labels",
+        fix="label outlines as well as boxes; or verify without labels (data.labels: none)",
     )
 
 
 def _are_counts(value: Any, pixels: int) -> bool:
-    """Run lengths that are as long as an image; of COCO's compressed form only its own program can tell."""
+    """Whether run lengths cover the whole image; COCO's compressed form is checked only by pycocotools."""
     if isinstance(value, str):
         return True
     return (

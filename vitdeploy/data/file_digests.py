@@ -1,7 +1,6 @@
-"""Digests of images that were hashed before, known again by their files' stat as git's index knows a worktree's files.
+"""A cache of image digests, keyed by the files' stat as in git's index.
 
-They lie in a SQLite database. It is a cache: where it is damaged, or of another program, it is begun anew; where it
-cannot be written, files are hashed each time.
+It is a SQLite database. A damaged or foreign database is replaced. If it cannot be written, files are hashed each time.
 """
 
 from __future__ import annotations
@@ -25,19 +24,19 @@ from vitdeploy.data.folder import Sample
 from vitdeploy.errors import ImageError
 from vitdeploy.paths import name_bytes, shown_name
 
-# The database's name, beside the artifacts of a store: an image is hashed once for whoever asks.
+# The name of the database, next to the artifacts of a store: all users of the store share it.
 DIGESTS_FILE = "digests.sqlite"
-# "vitd", and the version of the table.
+# "vitd" in ASCII, and the version of the table.
 APPLICATION, VERSION = 0x76697464, 1
-# A file that changed so shortly before it was recorded may change again without another time: FAT counts in 2 s. Git
-# calls such entries racy (Documentation/technical/racy-git.txt).
+# A file that changed this shortly before it was recorded may change again with the same timestamp: FAT has a resolution
+# of 2 s. Git calls such entries racy (Documentation/technical/racy-git.txt).
 RACY_NS = 2_100_000_000
-# What the digest of a file that cannot be read begins with.
+# The prefix of the digest of an unreadable file.
 UNREAD = "unread"
-# What is lost by a kill.
+# The most digests lost if the process is killed.
 COMMIT_FILES = 1000
 BUSY_SECONDS = 5.0
-# Questions to services at a time.
+# Concurrent requests to services.
 ASKED_AT_ONCE = 16
 
 _TABLE = """CREATE TABLE IF NOT EXISTS files (path TEXT PRIMARY KEY, size INTEGER, mtime INTEGER, ctime INTEGER,
@@ -47,23 +46,23 @@ AND max(mtime, ctime) + ? < recorded"""
 _RECORDED = "SELECT sha256 FROM files WHERE path = ?"
 _RECORD = "INSERT OR REPLACE INTO files VALUES (?, ?, ?, ?, ?, ?, ?)"
 
-# What a file is known again by.
+# The key of a file's cache entry.
 Stat = tuple[int, int, int, int]
 
 
 class FileDigests:
-    """SHA-256 of files; of those in the database that did not change since, without reading them. Use as a context
-    manager. `hashed`: how many had to be read; `changed`: which of these have other bytes than were recorded."""
+    """SHA-256 of files, without reading those in the database that have not changed. Use as a context manager.
+    `hashed`: the number of files read; `changed`: those whose bytes differ from the record."""
 
     def __init__(self, file: Path) -> None:
-        """`file`: the database; made where it is not there."""
+        """`file`: the database; created if missing."""
         self._file = file
         self._database: sqlite3.Connection | None = None
         self.hashed = 0
         self.changed: list[Path] = []
 
     def __enter__(self) -> FileDigests:
-        with contextlib.suppress(OSError, sqlite3.OperationalError):  # no place to write: no cache
+        with contextlib.suppress(OSError, sqlite3.OperationalError):  # not writable: no cache
             self._file.parent.mkdir(parents=True, exist_ok=True)
             try:
                 self._database = _opened(self._file)
@@ -81,13 +80,13 @@ class FileDigests:
         self._close()
 
     def of(self, images: Iterable[Path | Sample]) -> list[str]:
-        """The SHA-256 of each file or image, in hexadecimal; of one that cannot be read, a text that no file has twice.
+        """Return the hexadecimal SHA-256 of each file or image; for an unreadable one, a unique text.
 
-        What is held in a container is known again by the container's stat, and what is behind a URI by what its service
-        says of it: an entity tag, a digest, or size and time.
+        An image in a container is identified by the container's stat, one at a URI by its service's entity tag, digest,
+        or size and time.
 
         Raises:
-            StorageError: a service does not answer. DataError: a container changed since it was listed.
+            StorageError: a service does not answer. DataError: a container changed after it was listed.
         """
         found: list[str] = []
         remote: dict[int, Sample] = {}
@@ -102,7 +101,7 @@ class FileDigests:
             else:
                 assert held.within is not None
                 container, where = held.within
-                key = f"{container.path}//{where}"  # two slashes: no file's own path
+                key = f"{container.path}//{where}"  # two slashes: cannot be a file's path
                 found.append(self._digest(key, container.path, functools.partial(_held_sha256, held, str(path))))
             if len(found) % COMMIT_FILES == 0:
                 self._commit()
@@ -113,7 +112,7 @@ class FileDigests:
         return found
 
     def _remote_digests(self, samples: Sequence[Sample]) -> Iterator[str]:
-        """As `of`, of images behind URIs, several at a time."""
+        """As `of`, for images at URIs, concurrently."""
         addresses = [str(sample.held.uri) for sample in samples if sample.held is not None]
         with ThreadPoolExecutor(ASKED_AT_ONCE) as pool:
             marks = list(pool.map(mark_of, addresses))
@@ -134,7 +133,7 @@ class FileDigests:
                 yield digest
 
     def _digest(self, key: str, path: str, read: Callable[[], str]) -> str:
-        """The digest that `read` gives of what is called `key`, which lies in the file at a path."""
+        """Return the digest that `read` computes for `key`, whose bytes are in the file at `path`."""
         try:
             stat = _stat(path)
             known = self._known(key, stat)
@@ -158,7 +157,7 @@ class FileDigests:
         self._execute(_RECORD, (shown_name(path), *stat, recorded, digest))
 
     def _execute(self, statement: str, values: tuple[object, ...]) -> str | None:
-        """What it finds. Once the database fails it is left, and thrown away if it is damaged."""
+        """Return the rows. After a failure the database is no longer used; a damaged one is deleted."""
         row = None
         if self._database is not None:
             try:
@@ -191,7 +190,7 @@ def _held_sha256(held: HeldImage, name: str) -> str:
 
 
 def _content_digest(sample: Sample) -> str | None:
-    """Of what is read now; None if it cannot be read."""
+    """Return the digest of what `read` returns; None if it cannot be read."""
     try:
         return hashlib.sha256(sample.content()).hexdigest()
     except ImageError:
@@ -199,25 +198,25 @@ def _content_digest(sample: Sample) -> str | None:
 
 
 def _marked(size: int, mark: str) -> Stat:
-    """A mark in the place of a file's times: negative numbers, which are not too recent at any time."""
+    """Return negative numbers for use as file times: they never count as too recent."""
     parts = hashlib.sha256(mark.encode()).digest()
     first, second, third = (-1 - (int.from_bytes(parts[i : i + 8], "big") >> 2) for i in (0, 8, 16))
     return size, first, second, third
 
 
 def _opened(file: Path) -> sqlite3.Connection:
-    """The database with its table.
+    """Return the database with its table.
 
     Raises:
         sqlite3.OperationalError: it cannot be read or written now.
-        sqlite3.DatabaseError: it is damaged, or not ours.
+        sqlite3.DatabaseError: it is damaged, or was created by another program.
     """
     database = sqlite3.connect(file, timeout=BUSY_SECONDS)
     try:
         marks = [database.execute(f"PRAGMA {name}").fetchone()[0] for name in ("application_id", "user_version")]
         empty = database.execute("SELECT count(*) FROM sqlite_master").fetchone()[0] == 0
         if not empty and marks != [APPLICATION, VERSION]:
-            raise sqlite3.DatabaseError("of another program, or of another version")
+            raise sqlite3.DatabaseError("created by another program or version")
         if empty:
             database.execute(f"PRAGMA application_id = {APPLICATION}")
             database.execute(f"PRAGMA user_version = {VERSION}")
@@ -230,7 +229,7 @@ def _opened(file: Path) -> sqlite3.Connection:
 
 
 def _discard(file: Path) -> None:
-    """Remove the database; its journal first, which SQLite would play into the next one."""
+    """Remove the database; its journal first, which SQLite would otherwise apply to the next one."""
     for name in (f"{file.name}-journal", file.name):
         file.with_name(name).unlink(missing_ok=True)
 
@@ -241,5 +240,5 @@ def _stat(path: str) -> Stat:
 
 
 def _signed(number: int) -> int:
-    """SQLite's integers have a sign."""
+    """Convert to SQLite's signed integers."""
     return number - (1 << 64) if number >= 1 << 63 else number

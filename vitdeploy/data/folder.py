@@ -2,11 +2,11 @@
 
 images/<class>/x.jpg            labels: folders; the sorted folder names are the classes of the data
 images/x.jpg                    labels: none
-images/calibration/<class>/...  a folder that holds `calibration` and `evaluation` brings its own split
+images/calibration/<class>/...  a folder with `calibration` and `evaluation` has its own split
 images/evaluation/<class>/...
 
 `data.classes` maps them to a model's classes. Hidden files and folders (.ipynb_checkpoints, ._x.jpg) are ignored.
-In the place of image files there may be tars, tables, or a list of URIs (`containers`), which bring their own labels.
+Instead of image files there may be tars, tables, or a list of URIs (`containers`), which have their own labels.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ from vitdeploy.paths import is_dir, name_bytes, shown_name
 from vitdeploy.remote import shown_uri
 from vitdeploy.runtime import preprocess, topdown
 
-# What lies beside images and is none.
+# Files next to images that are not images.
 TEXTS = {".txt", ".json", ".csv", ".xml", ".yaml", ".yml", ".md", ".html", ".npy", ".npz", ".db", ".ini"}
 OWN_SPLIT = ("calibration", "evaluation")
 USUAL_CALIBRATION = 128
-# Usual names for the parts of a data set. As classes they would give meaningless numbers.
+# Usual names for parts of a data set. Used as classes, they would give meaningless numbers.
 PARTS = {"train", "training", "val", "valid", "validation", "test", "testing", "eval", *OWN_SPLIT}
 
 Labels = Literal["folders", "none"]
@@ -44,9 +44,9 @@ Ints = npt.NDArray[np.int64]
 
 @dataclass(frozen=True)
 class Sample:
-    """One image with the index of its class (None without labels). `path`: its file; or, of one that is `held`
-    elsewhere, its name below the folder of the data. `box`: the part of it that is meant, (left, top, right, bottom) in
-    pixels, for models that see one object; None for all of it."""
+    """One image with the index of its class (None without labels). `path`: its file; or, if it is `held` elsewhere, its
+    name below the data folder. `box`: the region to use, (left, top, right, bottom) in pixels, for models that see one
+    object; None for the whole image."""
 
     path: Path
     label: int | None
@@ -55,30 +55,30 @@ class Sample:
 
     @property
     def shown(self) -> str:
-        """What messages call it."""
+        """The name for messages."""
         uri = None if self.held is None else self.held.uri
         return str(self.path) if uri is None else shown_uri(uri)
 
     def name_below(self, root: Path) -> str:
-        """Its path below a folder, with slashes; that of its name, where it is not there."""
+        """Return its path below a folder, with slashes; its name if it is not there."""
         if self.held is not None and self.held.uri is not None:
             return self.shown
         return self.path.relative_to(root).as_posix() if self.path.is_relative_to(root) else self.path.name
 
     def content(self) -> bytes:
-        """Its bytes; OSError of a file, errors of `HeldImage.read`."""
+        """Return its bytes. Raises OSError for a file, and the errors of `HeldImage.read`."""
         return self.path.read_bytes() if self.held is None else self.held.read(self.shown)
 
 
 class Samples(Sequence[Sample]):
-    """Images below a folder in little memory: 20 bytes each besides its name. A `Sample` is made when it is asked for.
+    """Images below a folder in little memory: 20 bytes each besides its name. A `Sample` is created on access.
 
-    `root`: the folder. `places`: int64 [n], of each in the order of `scan`. `labels`: int32 [n], None without.
-    `left_out`: what else is below the folder, counted by suffix.
+    `root`: the folder. `places`: int64 [n], the index of each in the order of `scan`. `labels`: int32 [n], or None.
+    `left_out`: other files below the folder, counted by suffix.
     """
 
     def __init__(self, root: Path, groups: Iterable[tuple[int | None, Sequence[str]]]) -> None:
-        """`groups`: a label, None without, and the names below `root` of its images."""
+        """`groups`: a label or None, and the names below `root` of its images."""
         self.root, self._names = root, NameColumn()
         counts, known = list[int](), list[int]()
         for label, names in groups:
@@ -93,7 +93,7 @@ class Samples(Sequence[Sample]):
 
     @classmethod
     def listed(cls, listing: Listing) -> Samples:
-        """The images of a listing, in its order; 20 bytes more each."""
+        """Return the images of a listing, in its order; 20 more bytes each."""
         found = cls(listing.root, [])
         found._names, found._labels, found._holder = listing.names, listing.labels, listing.holder
         found.places = np.arange(len(listing.names))
@@ -101,7 +101,7 @@ class Samples(Sequence[Sample]):
 
     @classmethod
     def of(cls, samples: Sequence[Sample], root: Path) -> Samples:
-        """Image files below `root` without labels, in their order."""
+        """Return image files below `root` without labels, in their order."""
         names = [sample.path.relative_to(root).as_posix() for sample in samples]
         order = sorted(range(len(names)), key=names.__getitem__)
         found = cls(root, [(None, [names[i] for i in order])])
@@ -114,17 +114,17 @@ class Samples(Sequence[Sample]):
 
     @property
     def names(self) -> Iterator[str]:
-        """Of each its path below `root`, with slashes."""
+        """The path of each below `root`, with slashes."""
         return map(self._names.__getitem__, self.places.tolist())
 
     def pick(self, indices: Ints | slice) -> Samples:
-        """Some of these, in that order; the names are shared."""
+        """Return a selection, in that order; the names are shared."""
         found = object.__new__(Samples)
         found.__dict__ |= {**self.__dict__, "places": self.places[indices]}
         return found
 
     def packed(self) -> Samples:
-        """The same without the names of all others, for another process; `places` then count these alone."""
+        """Return a copy without the names of other samples, to send to another process; `places` are renumbered."""
         labels, names = self.labels, list(self.names)
         found = Samples(self.root, [(None, names)])
         found._labels = labels
@@ -132,7 +132,7 @@ class Samples(Sequence[Sample]):
         return found
 
     def renumbered(self, index: Sequence[int]) -> Samples:
-        """The same with the label `index[i]` for i; without labels, these."""
+        """Return the samples with label `index[i]` for i; unchanged without labels."""
         found = self.pick(slice(None))
         if self._labels is not None:
             found._labels = np.array(index, np.int32)[self._labels]
@@ -158,10 +158,9 @@ class Samples(Sequence[Sample]):
 
 @dataclass(frozen=True)
 class DataSplit:
-    """Images to make choices on, images to judge them on (none is both), and the class names.
+    """Calibration images, disjoint evaluation images, and the class names.
 
-    `empty` are the classes without an image in the folder. `kind`: what the names are. `notes`: what was left out or
-    repaired.
+    `empty`: classes without images in the folder. `kind`: the kind of names. `notes`: skipped and repaired items.
     """
 
     calibration: Sequence[Sample]
@@ -174,19 +173,18 @@ class DataSplit:
 
 @dataclass(frozen=True, eq=False)
 class ListedSplit(DataSplit):
-    """One of data of any size."""
+    """A split of data of any size."""
 
     calibration: Samples
     evaluation: Samples
 
 
 def scan(folder: Path, labels: Labels) -> tuple[Samples, tuple[str, ...]]:
-    """All images below `folder`, sorted by class and file name, with the class names.
+    """Return all images below `folder`, sorted by class and file name, with the class names.
 
     Raises:
         MissingFileError: no such folder.
-        DataError: no image in it, or no class folders if labels come from them: none at all, or the parts of a data
-            set.
+        DataError: no image in it; or labels are class folders, which are missing or are parts of a data set.
     """
     if not is_dir(folder):
         raise MissingFileError(f"no image folder at {folder}", expected=EXPECTED, fix="check the path of the images")
@@ -196,21 +194,21 @@ def scan(folder: Path, labels: Labels) -> tuple[Samples, tuple[str, ...]]:
         raise DataError(
             f"{folder} has no class folders",
             found=f"{len(_images(folder, '.', others))} images directly in it",
-            expected="one sub-folder a class",
+            expected="one subfolder per class",
             fix="sort the images into class folders, or set data.labels to none",
         )
     if labels == "folders":
         _check_parts(folder, classes)
         samples = Samples(folder, ((i, _images(folder, name, others)) for i, name in enumerate(classes)))
         beside = sum(_is_image(str(folder), entry.name) for entry in folder.iterdir())
-        others.update({"images beside the class folders": beside} if beside else {})
+        others.update({"images outside the class folders": beside} if beside else {})
     else:
         samples = Samples(folder, [(None, _images(folder, ".", others))])
     samples.left_out = _counted(others)
     if not samples:
         raise DataError(
-            f"{folder} holds no images",
-            found=other_files(folder) or "no file",
+            f"{folder} contains no images",
+            found=other_files(folder) or "no files",
             expected=f"files ending in {', '.join(sorted(preprocess.SUFFIXES))}",
             fix="check the folder, or convert its files",
         )
@@ -218,11 +216,11 @@ def scan(folder: Path, labels: Labels) -> tuple[Samples, tuple[str, ...]]:
 
 
 def list_images(path: Path, labels: Labels) -> tuple[Samples, DataClasses]:
-    """All images of a data set of any kind, with its classes: as `scan`, of what `containers` reads too.
+    """Return all images of a data set of any kind, with its classes: as `scan`, but including `containers`.
 
     Raises:
         MissingFileError, DataError: as `scan` and `containers.find`.
-        MissingPackageError: what reads it is not installed.
+        MissingPackageError: the package that reads it is not installed.
     """
     found = find_containers(path, preprocess.SUFFIXES)
     if found is None or (found.beside and labels == "none"):
@@ -230,25 +228,25 @@ def list_images(path: Path, labels: Labels) -> tuple[Samples, DataClasses]:
         return samples, DataClasses(names)
     listing = found.listed(labelled=labels == "folders")
     if not len(listing.names):
-        raise DataError(f"{path} holds no images", found="no sample, no row and no line", expected="at least one image")
+        raise DataError(f"{path} contains no images", found="no samples, rows or lines", expected="at least one image")
     classes = listing.classes
     if found.beside:
         name, left = found.files[0].name, len(scan(path, "none")[0]) - len(listing.names)
-        notes = (f"labels: those of {name} beside the images", *classes.notes)
+        notes = (f"labels: read from {name} next to the images", *classes.notes)
         if left > 0:
-            notes = (*notes, f"labels: images that {name} does not name, left out: {left:,}")
+            notes = (*notes, f"labels: images not listed in {name}, ignored: {left:,}")
         classes = replace(classes, notes=notes)
     return Samples.listed(listing), classes
 
 
 def has_container_labels(path: Path) -> bool | None:
-    """Whether images of tars, tables or a list bring labels; None of image files. Errors as `list_images`."""
+    """Whether images in tars, tables or a list have labels; None for image files. Errors as `list_images`."""
     found = find_containers(path, preprocess.SUFFIXES)
     return None if found is None else found.has_labels
 
 
 def other_files(folder: Path, known: Set[str] = frozenset()) -> str:
-    """The files in a folder without a `known` suffix, counted by suffix: "12 .heic, 1 .txt"; "" for none."""
+    """Return the files in a folder without a `known` suffix, counted by suffix: "12 .heic, 1 .txt"; "" for none."""
     files = (path for path in folder.rglob("*") if path.is_file() and not path.name.startswith("."))
     return _counted(Counter(path.suffix.lower() or path.name for path in files if path.suffix.lower() not in known))
 
@@ -259,7 +257,7 @@ def _counted(files: Counter[str]) -> str:
 
 
 def _class_folders(folder: Path) -> tuple[str, ...]:
-    """Sorted names of the sub-folders, without hidden ones such as .ipynb_checkpoints."""
+    """Return the sorted names of subfolders, without hidden ones such as .ipynb_checkpoints."""
     return tuple(sorted(e.name for e in folder.iterdir() if e.is_dir() and not e.name.startswith(".")))
 
 
@@ -270,14 +268,14 @@ def _check_parts(folder: Path, classes: tuple[str, ...]) -> None:
         raise DataError(
             f"the folders in {folder} are parts of a data set, not classes",
             found=", ".join(classes),
-            expected="one sub-folder a class, or `calibration` and `evaluation` with the class folders inside",
-            fix=f"give one of them: {quoted(folder / part)}",
+            expected="one subfolder per class, or `calibration` and `evaluation` with class folders inside",
+            fix=f"pass one of them: {quoted(folder / part)}",
         )
 
 
 def _images(root: Path, folder: str, others: Counter[str]) -> list[str]:
-    """The names below `root` of all images in a folder of it ("." is `root`), in the order of their parts. Links to
-    folders are not followed. In `others` the other files are counted by suffix, but for texts, which are labels."""
+    """Return the names below `root` of all images in one of its folders ("." is `root`), in order of their path parts.
+    Links to folders are not followed. `others` counts other files by suffix, except text files, which are labels."""
     top = os.path.join(root, folder)  # noqa: PTH118 - not a Path for each of a million files
     found = []
     for place, folders, files in os.walk(top):
@@ -300,7 +298,7 @@ def _is_image(place: str, name: str) -> bool:
 def split(
     folder: Path, labels: Labels, *, calibration: int | None, evaluation: int | Literal["all"], seed: int
 ) -> DataSplit:
-    """Choose calibration and evaluation images; as `list_split`, as samples that are all in memory."""
+    """Choose calibration and evaluation images, as `list_split`, but with all samples in memory."""
     found = list_split(folder, labels, calibration=calibration, evaluation=evaluation, seed=seed)
     return DataSplit(**{**vars(found), "calibration": tuple(found.calibration), "evaluation": tuple(found.evaluation)})
 
@@ -310,13 +308,13 @@ def list_split(
 ) -> ListedSplit:
     """Choose calibration and evaluation images.
 
-    Files in sorted order (of containers: members, rows and lines as they stand) are permuted by
+    Files in sorted order (in containers: members, rows and lines in file order) are permuted by
     `numpy.random.RandomState(seed)`, whose stream is frozen for all versions of numpy (NEP 19; that of `default_rng` is
     not); the first `calibration` of them (None: `usual_calibration`) calibrate, the next `evaluation` (or all others)
     evaluate. A folder with its own split is sampled within each part, and has the classes of both.
 
     Raises:
-        MissingFileError, DataError, MissingPackageError: as `list_images`; fewer images than asked for.
+        MissingFileError, DataError, MissingPackageError: as `list_images`; fewer images than requested.
     """
     if has_own_split(folder):
         scanned = [list_images(folder / part, labels) for part in OWN_SPLIT]
@@ -331,7 +329,7 @@ def list_split(
     seen = {int(label) for part in (first, second) if part.labels is not None for label in np.unique(part.labels)}
     empty = frozenset(name for index, name in enumerate(classes.names) if index not in seen)
     others = ", ".join(dict.fromkeys(part.left_out for part in (first, second) if part.left_out))
-    notes = (*([f"{folder}: left out {others}"] if others else []), *classes.notes)
+    notes = (*([f"{folder}: ignored {others}"] if others else []), *classes.notes)
     return ListedSplit(first.pick(chosen), second.pick(rest), classes.names, empty, classes.kind, notes)
 
 
@@ -342,10 +340,11 @@ def split_places(
     evaluation: int | Literal["all"],
     seed: int,
 ) -> tuple[Ints, Ints]:
-    """The places of the images that `list_split` chooses for each part, among `counts` of both, or as many of its own.
+    """Return the indices of the images that `list_split` chooses for each part, among `counts`: one for both parts, or
+    one each.
 
     Raises:
-        DataError: fewer images than asked for; `folders` are named in it.
+        DataError: fewer images than requested; it names `folders`.
     """
     generator = np.random.RandomState(seed)
     if isinstance(counts, int):
@@ -363,29 +362,29 @@ def split_places(
 
 
 def has_own_split(folder: Path) -> bool:
-    """Whether a folder brings its samples in two parts, `calibration` and `evaluation`."""
+    """Whether a folder has two parts, `calibration` and `evaluation`."""
     return all((folder / part).is_dir() for part in OWN_SPLIT)
 
 
 def usual_calibration(count: int, *, own: bool = False) -> int:
-    """How many of `count` samples calibrate where nobody says: 128, as many as there are of a part of their `own`; of
-    fewer than 512 that are also evaluated on a quarter, so that the others can prove something."""
+    """Return the default number of calibration samples out of `count`: 128, or fewer if an `own` part has fewer.
+    Without an own part, a quarter of fewer than 512, so that enough are left to evaluate on."""
     return min(USUAL_CALIBRATION, count if own else max(1, count // 4))
 
 
 def enough(folder: Path, found: int, expected: int, what: str) -> None:
-    """Raise DataError if `found` images are fewer than `expected`."""
+    """Raise DataError if there are fewer than `expected` images."""
     if found < expected:
         raise DataError(
             f"{folder} has too few images for {what}",
             found=f"{max(found, 0)} images",
             expected=f"{expected} images",
-            fix="add images, or ask for fewer (--num-samples, data.calibration.images, data.evaluation.images)",
+            fix="add images, or request fewer (--num-samples, data.calibration.images, data.evaluation.images)",
         )
 
 
 def contents(samples: Sequence[Sample]) -> list[str]:
-    """SHA-256 of the bytes of each image, and its box; of one that cannot be read, what no other has."""
+    """Return the SHA-256 of each image's bytes and box; a unique value for an unreadable image."""
     found = []
     for index, sample in enumerate(samples):
         try:
@@ -397,8 +396,8 @@ def contents(samples: Sequence[Sample]) -> list[str]:
 
 
 def first_of_copies(samples: Sequence[Sample], order: Ints, contents: Iterable[str]) -> Ints:
-    """int64 [n], of each image the index of the first of the same content in an `order` of all; `contents` in that
-    order. What is no image counts for itself. Takes some bytes an image."""
+    """Return int64 [n]: for each image the index of the first image with the same content in `order`; `contents` in
+    that order. An unreadable file is its own content. Takes a few bytes per image."""
     digests = (hashlib.sha256(content.encode()).digest() for content in contents)
     marks = np.fromiter((int.from_bytes(digest[:8], "big") for digest in digests), np.uint64)
     _, places, which = np.unique(marks, return_index=True, return_inverse=True)
@@ -417,7 +416,8 @@ def _is_whole(sample: Sample) -> bool:
 
 
 def digest(samples: Sequence[Sample], root: Path, known: Sequence[str] | None = None) -> str:
-    """SHA-256 over the relative paths, labels and bytes of the images, in order; `known`: their `contents`."""
+    """Return the SHA-256 over the relative paths, labels and bytes of the images, in order; `known`: their
+    `contents`."""
     total = hashlib.sha256()
     for sample, content in zip(samples, known or contents(samples), strict=True):
         total.update(name_bytes(f"{sample.name_below(root)}\t{sample.label}\t{content}\n"))
@@ -425,34 +425,35 @@ def digest(samples: Sequence[Sample], root: Path, known: Sequence[str] | None = 
 
 
 # --- Cut a sorted list of names into shards where the names themselves say so -----------------------------------------
-# A list with one name more or less has all but a few of its shards unchanged.
+# Adding or removing one name changes only a few shards.
 #
 # This is content-dependent chunking, as of backups and file systems that store equal parts of files once
-# (Muthitacharoen, Chen and Mazieres 2001, "A low-bandwidth network file system"), with names in place of bytes. A cut
+# (Muthitacharoen, Chen and Mazieres 2001, "A low-bandwidth network file system"), with names instead of bytes. A cut
 # follows each name whose hash is the least among those of `WINDOW` names before and after it, the local extreme of
 # Bjorner, Blass and Gurevich 2010 ("Content-dependent chunking for differential compression, the local maximum
-# approach"). With a threshold on the hash, as the former have it, least and largest sizes have to be forced, and one
-# name more can move all cuts after it; here it moves only cuts that are less than a window away.
+# approach"). With a threshold on the hash, as in the former, minimum and maximum sizes must be enforced, and one more
+# name can move all cuts after it; here it moves only cuts less than a window away.
 
 
-# Shards hold more than WINDOW names, 2 * WINDOW + 1 in the mean, and MOST at most.
+# Shards contain more than WINDOW names, 2 * WINDOW + 1 on average, and at most MOST.
 WINDOW, MOST = 256, 2048
 
 Hashes = npt.NDArray[np.uint64]
 
 
 def cut(names: Iterable[str], window: int = WINDOW, most: int = MOST) -> list[range]:
-    """The shards of a list of names, as ranges of its indices: all in order, the same on every machine.
+    """Return the shards of a list of names, as ranges of its indices: in order, and equal on every machine.
 
-    One name more or less changes at most three shards; more of them only where a stretch without any cut is longer than
-    `most`, and is divided. A list of up to 2 * `window` names is one shard.
+    One name more or less changes at most three shards, or more where a stretch without cuts exceeds `most` and is
+    divided. A list of up to 2 * `window` names is one shard.
 
     Args:
-        window: a shard has more names than that; the last one may have just as many, or all names of a shorter list.
+        window: every shard has more names than that; the last one may have exactly that many, or all names of a shorter
+            list.
         most: at least 4 * `window` + 4.
     """
     if window < 1 or most < 4 * window + 4:
-        raise ValueError(f"shards of {most} names at most, and windows of {window}")
+        raise ValueError(f"shards of at most {most} names with windows of {window}")
     hashes = _hashes(names)
     bounds = [0, *_cuts(hashes, window), len(hashes)]
     found: list[range] = []
@@ -462,14 +463,14 @@ def cut(names: Iterable[str], window: int = WINDOW, most: int = MOST) -> list[ra
 
 
 def _hashes(names: Iterable[str]) -> Hashes:
-    """The first 64 bits of each name's BLAKE2b; what is no UTF-8 in a name counts by its bytes."""
+    """Return the first 64 bits of each name's BLAKE2b; invalid UTF-8 in a name counts by its bytes."""
     digests = (hashlib.blake2b(name_bytes(name), digest_size=8).digest() for name in names)
     return np.frombuffer(b"".join(digests), ">u8").astype(np.uint64)
 
 
 def _cuts(hashes: Hashes, window: int) -> list[int]:
-    """The index after each name that a shard ends with. Two such names are more than a window apart, so at most the
-    least of any window + 1 names is one."""
+    """Return the index after the last name of each shard. Two such names are more than a window apart, so any window +
+    1 names contain at most one: the one with the smallest hash."""
     found = []
     for start in range(0, len(hashes), window + 1):
         index = start + int(hashes[start : start + window + 1].argmin())
@@ -481,7 +482,7 @@ def _cuts(hashes: Hashes, window: int) -> list[int]:
 
 
 def _divided(hashes: Hashes, shard: range, most: int) -> list[range]:
-    """The shard; where it is longer than `most` two of it, each a quarter at least, and these in the same way."""
+    """Return the shard; if it is longer than `most`, split it recursively into two parts of at least a quarter each."""
     if len(shard) <= most:
         return [shard]
     quarter = len(shard) // 4

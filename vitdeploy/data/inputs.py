@@ -1,5 +1,5 @@
-"""Files of the inputs that each image brings besides its pixels: FOLDER/NAME/STEM.npy or .png, where STEM is the path
-of the image below the folder of all images, without its suffix."""
+"""Files with additional model inputs per image: FOLDER/NAME/STEM.npy or .png, where STEM is the path of the image below
+the image folder, without its suffix."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from vitdeploy.spec import TensorSpec
 
 @dataclass(frozen=True)
 class InputFiles:
-    """The files below `folder` for the inputs `tensors` of images below `root`."""
+    """The files below `folder` for the additional inputs `tensors` of images below `root`."""
 
     folder: Path
     root: Path
@@ -30,10 +30,10 @@ class InputFiles:
 
     @classmethod
     def of_images(cls, folder: Path | None, images: Path, tensors: tuple[TensorSpec, ...]) -> InputFiles | None:
-        """None of a model of images alone.
+        """Return the input files; None for a model that takes only images.
 
         Raises:
-            DataError: inputs that the model does not have, no folder for those that it has, or images in no files.
+            DataError: inputs that the model does not have, no folder for its inputs, or images that are not files.
             MissingFileError: no such folder.
         """
         if not tensors and folder is None:
@@ -41,31 +41,31 @@ class InputFiles:
         names = [tensor.name for tensor in tensors]
         if not tensors or folder is None:
             raise DataError(
-                "the model takes more than the image" if tensors else "the model takes nothing but images",
-                found=f"inputs at {folder}" if folder is not None else "images alone",
-                expected=f"{', '.join(map(str, tensors))} of each image" if tensors else "no inputs beside the images",
+                "the model needs additional inputs" if tensors else "the model takes only images",
+                found=f"inputs at {folder}" if folder is not None else "only images",
+                expected=f"{', '.join(map(str, tensors))} for each image" if tensors else "no additional inputs",
                 fix=f"data.inputs of a recipe, or --inputs: a folder with {names[0]}/STEM.npy for each image"
                 if tensors
-                else "leave data.inputs (--inputs) out",
+                else "remove data.inputs (--inputs)",
             )
         for place in [folder / name for name in names]:
             if not is_dir(place):
                 raise MissingFileError(
-                    f"no folder at {place}, where each image has its {place.name}",
-                    expected="a .npy or .png for each image, by its path below the folder of images",
-                    fix="check data.inputs (--inputs): it names the folder that this one is in",
+                    f"no folder {place} with the input {place.name} of each image",
+                    expected="a .npy or .png for each image, named by its path below the image folder",
+                    fix="check data.inputs (--inputs): it names the parent of this folder",
                 )
         if not is_dir(images) or find_containers(images, IMAGE_SUFFIXES) is not None:
             raise DataError(
-                "inputs beside the images are for a folder of image files",
+                "additional inputs require a folder of image files",
                 found=f"tars, tables or a list at {images}",
-                expected="image files, by whose names the inputs are found",
-                fix="write the images into a folder",
+                expected="image files, whose names identify the input files",
+                fix="save the images as files in a folder",
             )
         return cls(folder, root_of(images), tensors)
 
     def of(self, sample: Sample) -> dict[str, npt.NDArray[Any]]:
-        """The arrays of one image, by name, without a batch axis.
+        """Return the arrays of one image, by name, without a batch axis.
 
         Raises:
             MissingFileError: an input has no file. ImageError, TensorError: as `read_input`.
@@ -73,25 +73,25 @@ class InputFiles:
         return {tensor.name: read_input(self._file(sample, tensor), tensor) for tensor in self.tensors}
 
     def each(self, samples: Sequence[Sample]) -> Iterator[dict[str, npt.NDArray[Any]]]:
-        """Those of several images, one at a time in memory; errors as `of`."""
+        """Return an iterator over the arrays of several images, one image in memory at once; errors as `of`."""
         return map(self.of, samples)
 
     def content(self, sample: Sample) -> str:
-        """What differs where an image brings something else. Reads all of it, so that what is wrong with a file shows
-        before any work; errors as `of`."""
+        """Return a digest of the inputs. Reads all files, so that invalid ones are reported before any work; errors as
+        `of`."""
         self.of(sample)
         return " ".join(file_sha256(self._file(sample, tensor)) for tensor in self.tensors)
 
     def require_own(self, samples: Iterable[Sample]) -> None:
-        """Raise DataError where two images would have the same files."""
+        """Raise DataError if two images would share input files."""
         known: dict[str, str] = {}
         for sample in samples:
             stem = self._stem(sample)
             if known.setdefault(stem, sample.shown) != sample.shown:
                 raise DataError(
-                    f"two images have the same files of inputs, {stem}.npy",
+                    f"two images share the input files {stem}.npy",
                     found=f"{known[stem]} and {sample.shown}",
-                    expected="another name, without the suffix, for each image",
+                    expected="a unique name, without the suffix, for each image",
                 )
 
     def _stem(self, sample: Sample) -> str:
@@ -107,11 +107,11 @@ class InputFiles:
             raise DataError(
                 f"{sample.shown} has two files for the input {tensor.name}",
                 found=" and ".join(map(str, files)),
-                expected="one of them",
+                expected="one file",
             )
         raise MissingFileError(
             f"{sample.shown} has no file for the input {tensor.name}",
-            found=f"neither {expected} nor {expected.with_suffix('.png').name} beside it",
+            found=f"neither {expected} nor {expected.with_suffix('.png').name} next to it",
             expected=f"{tensor.dtype} {list(tensor.shape[1:])}, without the batch axis",
-            fix="write it there, or take the image out",
+            fix="add the file, or remove the image",
         )

@@ -1,8 +1,8 @@
-"""Labelled key points in COCO's form: https://cocodataset.org/#format-data, section "Keypoint Detection".
+"""Key point labels in COCO's format: https://cocodataset.org/#format-data, section "Keypoint Detection".
 
-Each annotated object is a sample of its own, by its box: what a top-down model is given. Objects without a labelled
-point, and crowds, are passed by, as COCO's evaluation does. Images are split, not objects: those of one image are never
-on both sides.
+Each annotated object is a separate sample, cropped to its box: the input of a top-down model. Objects without a
+labelled point, and crowds, are skipped, as in COCO's evaluation. Images are split, not objects: those of one image are
+never on both sides.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ KEYS = {
     "categories": ("id", "name"),
 }
 Sigmas = tuple[float, ...] | None
-# The points of a person in COCO, and their deviations as pycocotools has them.
+# The points of a person in COCO, and their deviations as in pycocotools.
 COCO_POINTS = [
     *("nose", "left_eye", "right_eye", "left_ear", "right_ear", "left_shoulder", "right_shoulder"),
     *("left_elbow", "right_elbow", "left_wrist", "right_wrist", "left_hip", "right_hip"),
@@ -40,9 +40,9 @@ COCO_SIGMAS = (
 
 @dataclass(frozen=True)
 class LabelledObject(folder.Sample):
-    """One object of an image by its `box`. points: (x, y, visible) for each, with visible 0 where it is not labelled, 1
-    hidden, 2 seen. area: of its outline, in square pixels. sigmas: the deviation of each point relative to the object's
-    size, for OKS; None if nobody says."""
+    """One object of an image by its `box`. points: (x, y, visible) for each, with visible 0 for unlabelled, 1 hidden, 2
+    visible. area: of its outline, in square pixels. sigmas: the deviation of each point relative to the object's size,
+        for OKS; None if unknown."""
 
     points: tuple[tuple[float, float, int], ...] = ()
     area: float = 0.0
@@ -60,14 +60,14 @@ class LabelledObjects:
         return repr([(each.box, each.points, each.area, each.sigmas) for each in self.objects]).encode()
 
     def turned(self, frame: Frame) -> LabelledObjects:
-        """The same in the upright image, of objects in the pixels as they are stored."""
+        """Return the objects for the upright image, from the pixels as stored."""
         return LabelledObjects(tuple(_turned(each, frame) for each in self.objects))
 
 
 def _turned(known: LabelledObject, frame: Frame) -> LabelledObject:
     x0, y0, x1, y1 = turn_boxes(np.array([known.box], np.float64), frame)[0].tolist()
     places = turn_points(np.array([point[:2] for point in known.points], np.float64), frame, last=1).tolist()
-    # A point that is not labelled stands at 0, 0 wherever the image lies.
+    # An unlabelled point is at 0, 0 regardless of the orientation.
     points = tuple((x, y, v) if v else (0.0, 0.0, v) for (x, y), (_, _, v) in zip(places, known.points, strict=True))
     return replace(known, box=(x0, y0, x1, y1), points=points)
 
@@ -76,7 +76,7 @@ class KeypointSet(AnnotatedSet[LabelledObjects]):
     """The labelled images of a folder."""
 
     def split(self, *, calibration: int | None, evaluation: int | Literal["all"], seed: int) -> folder.DataSplit:
-        """So many images for each part, as objects; errors as `AnnotatedSet.split`."""
+        """Split by number of images and return the objects; errors as `AnnotatedSet.split`."""
         parts = super().split(calibration=calibration, evaluation=evaluation, seed=seed)
         first, second = (
             tuple(labelled for sample in part for labelled in self.annotations[sample.path].objects)
@@ -88,18 +88,17 @@ class KeypointSet(AnnotatedSet[LabelledObjects]):
 def read_keypoints(
     images: Path, labels: Path, names: Sequence[str], count: int | None, skipped: decoding.Skipped | None = None
 ) -> KeypointSet:
-    """The images below `images` with the objects of COCO's JSON file `labels`.
+    """Return the images below `images` with the objects of COCO's JSON file `labels`.
 
     Args:
-        names: the model's own names of the points, () without. Where the file has the same in another order, its points
-            are put into the model's.
-        count: how many points the model has, None if it does not say.
+        names: the model's names of the points, or (). If the file has the same names in another order, its points are
+            reordered. count: the model's number of points, None if unknown.
 
-    With `skipped` given, unreadable images are noted there and left out; without, they are an error.
+    Unreadable images are skipped and added to `skipped`; without `skipped` they are an error.
 
     Raises:
-        MissingFileError: `images` or `labels` is not there.
-        DataError: labels cannot be read, or have other points than the model, or are of other images.
+        MissingFileError: `images` or `labels` does not exist.
+        DataError: labels cannot be read, have other points than the model, or belong to other images.
         ImageError: an unreadable image and `skipped` is None.
     """
     file = read_coco(images, labels, KEYS)
@@ -127,7 +126,7 @@ def read_keypoints(
 
 
 def _points_of(labels: Path, categories: Sequence[Mapping[str, Any]]) -> tuple[tuple[str, ...], Sigmas]:
-    """The names of the points, and their deviations.
+    """Return the names of the points, and their deviations.
 
     Raises:
         DataError: categories with different points.
@@ -141,14 +140,14 @@ def _points_of(labels: Path, categories: Sequence[Mapping[str, Any]]) -> tuple[t
             fix="split the file by category",
         )
     names = next(iter(named), ())
-    told = next((each["sigmas"] for each in categories if isinstance(each.get("sigmas"), list)), None)
-    if told is not None and len(told) == len(names) and all(isinstance(s, int | float) and s > 0 for s in told):
-        return names, tuple(float(sigma) for sigma in told)
+    sigmas = next((each["sigmas"] for each in categories if isinstance(each.get("sigmas"), list)), None)
+    if sigmas is not None and len(sigmas) == len(names) and all(isinstance(s, int | float) and s > 0 for s in sigmas):
+        return names, tuple(float(sigma) for sigma in sigmas)
     return names, COCO_SIGMAS if list(names) == COCO_POINTS else None
 
 
 def _object(file: CocoFile, index: int, annotation: Mapping[str, Any]) -> LabelledObject | None:
-    """One annotated object; None of a crowd, without a labelled point, and without a box that has an area."""
+    """Return one annotated object; None for a crowd, without a labelled point, or without a box with an area."""
     flat = annotation.get("keypoints")
     if flat is None or annotation.get("iscrowd"):
         return None
@@ -168,7 +167,7 @@ def _object(file: CocoFile, index: int, annotation: Mapping[str, Any]) -> Labell
     if not any(visible > 0 for _, _, visible in points):
         return None
     if not w or not h:
-        file.repairs.add("boxes of no width or height, left out", f"annotations[{index}]")
+        file.repairs.add("boxes without width or height, ignored", f"annotations[{index}]")
         return None
     return LabelledObject(Path(), None, (x, y, x + w, y + h), points, max(area, 1e-9))
 
@@ -176,19 +175,19 @@ def _object(file: CocoFile, index: int, annotation: Mapping[str, Any]) -> Labell
 def _check_count(
     labels: Path, names: Sequence[str], objects: Mapping[Path, Sequence[LabelledObject]], count: int | None
 ) -> None:
-    """Raise DataError if there is no object, or one with other points than the model's."""
+    """Raise DataError without objects, or if their points differ from the model's."""
     counts = {len(each.points) for of_image in objects.values() for each in of_image}
     if not counts:
         raise DataError(
-            f"{labels} labels not one key point",
-            found="no annotation with keypoints that are visible",
+            f"{labels} labels no key points",
+            found="no annotation with visible keypoints",
             expected="COCO's key points: annotations with bbox and keypoints",
         )
     expected = count or (len(names) if names else min(counts))
     if counts != {expected}:
         raise DataError(
-            f"{labels} has other key points than the model",
+            f"{labels} has different key points than the model",
             found=f"{', '.join(map(str, sorted(counts)))} points: {', '.join(names[:4])} ...",
-            expected=f"{expected} points an object",
-            fix="verify on images that are labelled for the points of this model, or without labels",
+            expected=f"{expected} points per object",
+            fix="use images labelled with the model's key points, or verify without labels (data.labels: none)",
         )

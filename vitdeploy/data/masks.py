@@ -1,4 +1,4 @@
-"""Labels that are pictures: maps of classes, panoptic segments, and masks of defects.
+"""Label images: class maps, panoptic segments, and defect masks.
 
 Semantic labels: for each image a PNG of class indices, of the same name below another folder.
 """
@@ -32,17 +32,17 @@ from vitdeploy.paths import is_dir
 from vitdeploy.runtime.preprocess import Frame, decode
 
 VOID = -1
-# Pillow's modes of one number per pixel.
+# Pillow's modes with one number per pixel.
 MODES = ("1", "L", "P", "I", "I;16", "I;16B")
-# White of 8 and of 16 bits: how programs write the one class of a mask beside its background.
+# White in 8 and 16 bits, often used for the foreground class of a mask.
 WHITE = (255, 65535)
 NAMED = 5
 
 
 @dataclass(frozen=True)
 class MaskAnnotation:
-    """The PNG of one image, which lies as `frame` says. `white`: a value that stands for class 1; None: each is its
-    own."""
+    """The PNG of one image with the orientation `frame`. `white`: a value that means class 1; None: values are class
+    numbers."""
 
     file: Path
     frame: Frame
@@ -56,16 +56,17 @@ class MaskAnnotation:
         return repr(self.frame if self.white is None else (self.frame, self.white)).encode()
 
     def values(self) -> npt.NDArray[np.int32]:
-        """int32 [height, width] of the upright image, as the file has them; errors as `load`."""
+        """Return int32 [height, width] of the upright image, unmapped; errors as `load`."""
         return np.asarray(read_map(self.file, "a PNG of class indices", self.frame), np.int32)
 
     def load(self, classes: int, ignore: int, reduce_labels: bool) -> npt.NDArray[np.int32]:
-        """int32 [height, width] of classes, VOID where a pixel has the value `ignore`; with `reduce_labels` the value 0
-        has no class either, and 1 is class 0.
+        """Return int32 [height, width] of classes, VOID where a pixel has the value `ignore`. With `reduce_labels`, 0
+        is VOID too, and 1 is class 0.
 
         Raises:
             ImageError: the file cannot be read.
-            DataError: it is no map of numbers, of another size than the image, or has numbers that are no class.
+            DataError: it is not a map of numbers, its size differs from the image's, or it contains numbers that are
+                not classes.
         """
         values = self.values()
         if self.white is not None:
@@ -74,10 +75,10 @@ class MaskAnnotation:
         unknown = np.unique(found[found >= classes]) + int(reduce_labels)
         if len(unknown):
             raise DataError(
-                f"{self.file} holds numbers that are no class of the model",
+                f"{self.file} contains numbers that are not classes of the model",
                 found=", ".join(map(str, unknown[:5].tolist())),
-                expected=f"0 to {classes - 1 + int(reduce_labels)}, or {ignore} for no class",
-                fix="set postprocess.ignore, or postprocess.reduce_labels (0 is no class, 1 the first)",
+                expected=f"0 to {classes - 1 + int(reduce_labels)}, or {ignore} for unlabelled pixels",
+                fix="set postprocess.ignore, or postprocess.reduce_labels (0: unlabelled, 1: first class)",
             )
         return np.asarray(found, np.int32)
 
@@ -86,9 +87,10 @@ MaskSet = AnnotatedSet[MaskAnnotation]
 
 
 def read_masks(images: Path, labels: Path, skipped: Skipped | None = None) -> MaskSet:
-    """The images below `images` with a PNG of the same relative name below `labels`. The PNGs are read by `load`.
+    """Return the images below `images` with a PNG of the same relative name below `labels`. The PNGs are read by
+    `load`.
 
-    With `skipped` given, unreadable images are noted there and left out; without, they are an error.
+    Unreadable images are skipped and added to `skipped`; without `skipped` they are an error.
 
     Raises:
         MissingFileError: no such folder. DataError: no image has a map. ImageError: as above.
@@ -100,11 +102,10 @@ def read_masks(images: Path, labels: Path, skipped: Skipped | None = None) -> Ma
 
 
 def understood(maps: MaskSet, labels: Sequence[str], classes: int, ignore: int, reduce_labels: bool) -> MaskSet:
-    """The maps as a model of so many classes takes them, with a note or a warning where their values may mean another
-    thing. All maps are read once.
+    """Return the maps for a model with `classes` classes, with a note or a warning if values are ambiguous. All maps
+    are read once.
 
-    With two classes, maps of 0 and white are maps of 0 and 1, unless a map has white beside 1. `labels`: the names of
-    the classes, () without.
+    With two classes, white means 1, unless a map contains both white and 1. `labels`: the class names, or ().
 
     Raises:
         ImageError, DataError: as `MaskAnnotation.load`.
@@ -121,30 +122,33 @@ def understood(maps: MaskSet, labels: Sequence[str], classes: int, ignore: int, 
         whites = [path for path, values in holding.items() if white in values]
         text = (
             f"labels: maps of 0 and {white}, read as 0 and 1: {len(whites):,} of {len(holding):,} (first: "
-            f"{annotations[whites[0]].file.name}); where {white} is no class, write 254 and set postprocess.ignore: 254"
+            f"{annotations[whites[0]].file.name}); if {white} means unlabelled, write 254 instead and set "
+            "postprocess.ignore: 254"
         )
         (warnings if pixels[1] else notes).append(text)
         annotations |= {path: replace(annotations[path], white=white) for path in whites}
         pixels[1] += pixels.pop(white)
     for path, values in holding.items():
         if white is None and max(values - {ignore}, default=0) >= classes + reduce_labels:
-            annotations[path].load(classes, ignore, reduce_labels)  # which names them
+            annotations[path].load(classes, ignore, reduce_labels)  # raises an error that names them
     void = 0 if white is not None else pixels.pop(ignore, 0)
     missing = [index for index in range(classes) if not pixels[index + reduce_labels]]
     if missing:
         names = [f"{index}" + (f" ({labels[index]})" if index < len(labels) else "") for index in missing[:NAMED]]
         more = f" and {len(missing) - NAMED} more" if len(missing) > NAMED else ""
-        text = f"no pixel of the labels has class {', '.join(names)}{more} of {classes}: mIoU says nothing about it"
+        text = f"no pixel of the labels has class {', '.join(names)}{more} of {classes}: mIoU does not cover it"
         if void:
             share = 100 * void / (void + pixels.total())
-            text += f"; {ignore} is read as no class ({share:.2g} % of the pixels): where it is one, write its number"
+            text += (
+                f"; {ignore} is read as unlabelled ({share:.2g} % of the pixels): if it is a class, write its number"
+            )
             text += " instead, or set postprocess.ignore to another number" if ignore < classes + reduce_labels else ""
         warnings.append(text)
     return replace(maps, annotations=annotations, notes=tuple(notes), warnings=tuple(warnings))
 
 
 def _counts(values: npt.NDArray[np.int32]) -> dict[int, int]:
-    """How many pixels have each value."""
+    """Return the number of pixels with each value."""
     if values.min() < 0 or values.max() >= 1 << 16:
         present, counts = np.unique(values, return_counts=True)
         return dict(zip(present.tolist(), counts.tolist(), strict=True))
@@ -153,7 +157,7 @@ def _counts(values: npt.NDArray[np.int32]) -> dict[int, int]:
 
 
 def _white(maps: Collection[set[int]]) -> int | None:
-    """The value that stands for class 1 in maps of two classes: white, where no map has it beside 1."""
+    """Return the value that means class 1 in maps of two classes: white, if no map contains it together with 1."""
     for white in WHITE:
         several = any({1, white} <= values for values in maps)
         if set().union(*maps) in ({0, white}, {0, 1, white}) and not several:
@@ -164,10 +168,10 @@ def _white(maps: Collection[set[int]]) -> int | None:
 def with_maps(
     images: Path, labels: Path, suffixes: tuple[str, ...], skipped: Skipped | None
 ) -> tuple[dict[Path, tuple[Path, Frame]], int]:
-    """The images below `images` that have a file of the same relative name, with one of the suffixes, below `labels`:
-    the file and how the image lies; and how many have none. Errors as `read_masks`."""
+    """Return the images below `images` that have a file of the same relative name below `labels`, with one of the
+    suffixes: the file and the image's frame; and the number of images without. Errors as `read_masks`."""
     if not is_dir(labels):
-        raise MissingFileError(f"no folder of labels at {labels}", fix="check the path of --annotations")
+        raise MissingFileError(f"no label folder at {labels}", fix="check the path of --annotations")
     found: dict[Path, tuple[Path, Frame]] = {}
     missing = 0
     every = [sample.path for sample in scan(images, "none")[0] if labels not in sample.path.parents]
@@ -180,35 +184,36 @@ def with_maps(
             found[path] = file, frame
     if not found:
         names_of = " or ".join(suffixes)
-        raise nothing_annotated(images, labels, f"{len(every)} images, and no {names_of} of the same name for any")
+        raise nothing_annotated(images, labels, f"{len(every)} images, but no {names_of} with a matching name")
     return found, missing
 
 
 def read_map(path: Path, expected: str, frame: Frame) -> npt.NDArray[Any]:
-    """The numbers of a picture of one channel, a palette's indices, for an image that lies as `frame` says.
+    """Return the numbers of a one-channel picture (palette indices if it has a palette) for an image with the
+    orientation `frame`.
 
     Raises:
-        MissingFileError, ImageError: unreadable. DataError: a picture of several channels, or of another size.
+        MissingFileError, ImageError: unreadable. DataError: several channels, or another size.
     """
     image = decode(path, None)
     if image.mode not in MODES:
-        raise DataError(f"{path} is no map of numbers", found=f"a picture of mode {image.mode}", expected=expected)
+        raise DataError(f"{path} is not a map of numbers", found=f"a picture with mode {image.mode}", expected=expected)
     return fit_map(path, np.asarray(image), frame)
 
 
 def fit_map(path: Path, values: npt.NDArray[Any], frame: Frame) -> npt.NDArray[Any]:
-    """[height, width, ...] of the upright image, of a map of its size, or of that of its pixels as they are stored.
+    """Return [height, width, ...] for the upright image, from a map with its size or with that of the stored pixels.
 
     Raises:
-        DataError: it is of another size.
+        DataError: it has another size.
     """
     size = values.shape[1::-1]
     if size == frame.size:
         return values
     if size != frame.stored:
-        stored = f", or {'{}x{}'.format(*frame.stored)} as it is stored before EXIF's orientation {frame.orientation}"
+        stored = f", or {'{}x{}'.format(*frame.stored)} as stored, before EXIF orientation {frame.orientation}"
         raise DataError(
-            f"{path} is not of the size of its image",
+            f"{path} does not have the size of its image",
             found="x".join(map(str, size)),
             expected="{}x{} pixels (upright)".format(*frame.size) + (stored if frame.stored != frame.size else ""),
         )
@@ -233,7 +238,7 @@ class PanopticMap:
     """An image cut into segments.
 
     ids: int32 [height, width], the segment of each pixel, `NO_SEGMENT` for none. classes: the class of each
-    segment. crowd: the segments that stand for more instances than could be counted.
+    segment. crowd: the segments that stand for too many instances to count.
     """
 
     ids: npt.NDArray[np.int32]
@@ -243,8 +248,8 @@ class PanopticMap:
 
 @dataclass(frozen=True)
 class PanopticAnnotation:
-    """The PNG of one image, and its segments: id -> category id. `frame`: how the image lies; `stored`:
-    the PNG is of its pixels before EXIF turns them."""
+    """The PNG of one image, and its segments: id -> category id. `frame`: the image's orientation; `stored`: the PNG
+    matches the pixels before EXIF rotation."""
 
     png: Path
     frame: Frame
@@ -261,11 +266,11 @@ class PanopticAnnotation:
         return replace(self, frame=frame, stored=True)
 
     def load(self, mapping: Mapping[int, int]) -> PanopticMap:
-        """The map with the class numbers of a model: `mapping` is that of `classes.match_categories`.
+        """Return the map with the class numbers of a model; `mapping` is from `classes.match_categories`.
 
         Raises:
             ImageError: the PNG cannot be read.
-            DataError: it is not of the image's size, or holds ids that are not in the JSON.
+            DataError: it does not have the image's size, or contains ids that are not in the JSON.
         """
         pixels = np.asarray(decode(self.png, 3), np.int32)
         pixels = fit_map(self.png, pixels, Frame(self.frame.stored, 1) if self.stored else self.frame)
@@ -274,9 +279,9 @@ class PanopticAnnotation:
         unknown = sorted({int(i) for i in np.unique(ids)} - set(self.segments) - {NO_SEGMENT})
         if unknown:
             raise DataError(
-                f"{self.png} holds segments that its JSON does not know",
+                f"{self.png} contains segments that are not in its JSON",
                 found=f"ids {', '.join(map(str, unknown[:5]))}",
-                expected="the ids of segments_info, or 0 for no segment",
+                expected="ids from segments_info, or 0 for no segment",
             )
         return PanopticMap(ids, {id: mapping[category] for id, category in self.segments.items()}, self.crowd)
 
@@ -285,12 +290,12 @@ PanopticSet = AnnotatedSet[PanopticAnnotation]
 
 
 def read_panoptic(images: Path, labels: Path, skipped: Skipped | None = None) -> PanopticSet:
-    """The images below `images` that the JSON file `labels` annotates. The PNGs are read by `load`, one by one.
+    """Return the images below `images` that the JSON file `labels` annotates. The PNGs are read by `load`, one by one.
 
-    With `skipped` given, unreadable images are noted there and left out; without, they are an error.
+    Unreadable images are skipped and added to `skipped`; without `skipped` they are an error.
 
     Raises:
-        MissingFileError: `images`, `labels` or a PNG is not there.
+        MissingFileError: `images`, `labels` or a PNG does not exist.
         DataError: the JSON file has another form, or refers to other images, sizes or categories.
         ImageError: an unreadable image and `skipped` is None.
     """
@@ -303,15 +308,15 @@ def _annotation(file: CocoFile, entries: Sequence[tuple[int, Mapping[str, Any]]]
     labels, entry = file.labels, entries[0][1]
     if len(entries) > 1:
         raise DataError(
-            f"{labels}: an image has two annotations that differ",
+            f"{labels}: an image has two different annotations",
             found=" and ".join(f"annotations[{index}]" for index, _ in entries[:2]),
-            expected="one for each image",
-            fix="take out the one that is wrong",
+            expected="one per image",
+            fix="remove the wrong one",
         )
     png = labels.with_suffix("") / entry["file_name"].replace("\\", "/")
     if not png.is_file():
         raise MissingFileError(
-            f"no segment map at {png}", fix=f"put the PNG files into a folder {labels.stem}/ beside {labels.name}"
+            f"no segment map at {png}", fix=f"put the PNG files into a folder {labels.stem}/ next to {labels.name}"
         )
     known = {category.id for category in file.categories}
     segments: dict[int, int] = {}
@@ -321,15 +326,15 @@ def _annotation(file: CocoFile, entries: Sequence[tuple[int, Mapping[str, Any]]]
         check_keys(labels, where, segment, ("id", "category_id"))
         if segment["category_id"] not in known:
             raise DataError(
-                f"{labels}: {where} is of a category that is not listed", found=f"category_id {segment['category_id']}"
+                f"{labels}: {where} has a category that is not listed", found=f"category_id {segment['category_id']}"
             )
         before = segments.setdefault(segment["id"], segment["category_id"])
         if before != segment["category_id"]:
             raise DataError(
-                f"{labels}: {where} has an id that is there before",
-                found=f"id {segment['id']} of the categories {before} and {segment['category_id']}",
-                expected="an id for each segment of an image",
-                fix="correct the one that is wrong",
+                f"{labels}: {where} has a duplicate id",
+                found=f"id {segment['id']} in the categories {before} and {segment['category_id']}",
+                expected="a unique id for each segment of an image",
+                fix="correct the wrong one",
             )
         if segment.get("iscrowd"):
             crowd.add(segment["id"])
@@ -337,21 +342,21 @@ def _annotation(file: CocoFile, entries: Sequence[tuple[int, Mapping[str, Any]]]
 
 
 # --- Images of good and of defective parts in the layout of MVTec AD --------------------------------------------------
-# ROOT/train/good/*.png                     normal images, to fit and to calibrate on
-# ROOT/test/good/*.png                      normal images to judge by
-# ROOT/test/DEFECT/NAME.png                 anomalous ones, by the kind of the defect
-# ROOT/ground_truth/DEFECT/NAME_mask.png    where the defect is: not 0
+# ROOT/train/good/*.png                     normal images for fitting and calibration
+# ROOT/test/good/*.png                      normal images for evaluation
+# ROOT/test/DEFECT/NAME.png                 anomalous images, by kind of defect
+# ROOT/ground_truth/DEFECT/NAME_mask.png    nonzero where the defect is
 
 
 GOOD = "good"
 NORMAL, TEST, TRUTH = f"train/{GOOD}", "test", "ground_truth"
-LAYOUT = f"{NORMAL}, {TEST}/{GOOD}, {TEST}/DEFECT and {TRUTH}/DEFECT, as MVTec AD has them"
+LAYOUT = f"{NORMAL}, {TEST}/{GOOD}, {TEST}/DEFECT and {TRUTH}/DEFECT, the layout of MVTec AD"
 
 
 @dataclass(frozen=True)
 class DefectAnnotation:
-    """One test image, which lies as `frame` says: the kind of its defect, None of a good part, and the PNG that shows
-    where it is, None where no mask is known."""
+    """One test image with the orientation `frame`: the kind of its defect, None for a good part, and the PNG of its
+    mask, or None."""
 
     defect: str | None
     mask: Path | None
@@ -362,20 +367,20 @@ class DefectAnnotation:
         return repr(self.defect).encode() + (self.mask.read_bytes() if self.mask is not None else b"")
 
     def load(self) -> npt.NDArray[np.bool_] | None:
-        """bool [height, width], where the defect is; None where that is not known.
+        """Return bool [height, width], where the defect is; None if unknown.
 
         Raises:
-            ImageError: the mask cannot be read. DataError: it is of another size than its image, or shows nothing.
+            ImageError: the mask cannot be read. DataError: its size differs from its image's, or it marks no defect.
         """
         if self.defect is None:
             return np.zeros(self.frame.size[::-1], np.bool_)
         if self.mask is None:
             return None
-        values = read_map(self.mask, "a PNG of one channel, not 0 where the defect is", self.frame)
+        values = read_map(self.mask, "a PNG with one channel, nonzero where the defect is", self.frame)
         found = np.asarray(values != 0)
         if not found.any():
             raise DataError(
-                f"{self.mask} shows no defect", found="0 in all pixels", expected=f"a pixel that is part of {self.defect}"
+                f"{self.mask} marks no defect", found="all pixels are 0", expected=f"nonzero pixels of {self.defect}"
             )
         return found
 
@@ -384,24 +389,27 @@ DefectSet = AnnotatedSet[DefectAnnotation]
 
 
 def normal_folder(path: Path) -> Path:
-    """The folder of normal images that a user means: train/good of MVTec AD's layout, or the folder itself."""
+    """Return the folder of normal images: train/good in MVTec AD's layout, or the folder itself."""
     return path / NORMAL if (path / NORMAL).is_dir() else path
 
 
 def read_mvtec(root: Path, skipped: Skipped | None = None) -> tuple[Sequence[Sample], DefectSet]:
-    """The normal images of train/good, and the test images with their defects. Masks are read by `load`.
+    """Return the normal images of train/good, and the test images with their defects. Masks are read by `load`.
 
-    With `skipped` given, unreadable images are noted there and left out; without, they are an error.
+    Unreadable images are skipped and added to `skipped`; without `skipped` they are an error.
 
     Raises:
-        MissingFileError: no such folder. DataError: another layout, a mask is missing, or an image is in both parts.
+        MissingFileError: no such folder. DataError: the layout differs, a mask is missing, or an image is in both
+            parts.
         ImageError: as above.
     """
     if not root.is_dir():
         raise MissingFileError(f"no image folder at {root}", fix="check the path of the images")
     lacking = [name for name in (NORMAL, f"{TEST}/{GOOD}") if not (root / name).is_dir()]
     if lacking:
-        raise DataError(f"{root} has another layout", found=f"no {' and no '.join(lacking)}", expected=LAYOUT)
+        raise DataError(
+            f"{root} does not have the layout of MVTec AD", found=f"no {' and no '.join(lacking)}", expected=LAYOUT
+        )
     normal, _ = scan(root / NORMAL, "none")
     samples, kinds = scan(root / TEST, "folders")
     found, missing = {}, []
@@ -416,8 +424,8 @@ def read_mvtec(root: Path, skipped: Skipped | None = None) -> tuple[Sequence[Sam
     if missing:
         raise DataError(
             f"{len(missing)} of {len(samples)} images below {root / TEST} have no mask",
-            found=f"{missing[0]}, and no {_names(root, missing[0])[0]}",
-            expected="a mask for each image of a defect, or no folder ground_truth at all",
+            found=f"{missing[0]}, but no {_names(root, missing[0])[0]}",
+            expected="a mask for each image with a defect, or no folder ground_truth",
         )
     contents = {file_sha256(sample.path) for sample in normal}
     refuse_contents(list(found), contents, f"{root / TEST}", f"{root / NORMAL}")
@@ -434,11 +442,11 @@ def split_mvtec(
     evaluation: int | Literal["all"],
     seed: int,
 ) -> DataSplit:
-    """Choose calibration images among the normal ones and evaluation images among those of test, as `folder.split`
-    does within a part.
+    """Choose calibration images from the normal ones and evaluation images from test, as `folder.split` does within a
+    part.
 
     Raises:
-        DataError: fewer images than asked for; or those to evaluate on are all good, or all defective.
+        DataError: fewer images than requested; or the evaluation images are all good, or all defective.
     """
     counts = len(normal), len(test.samples)
     chosen, places = split_places((root / NORMAL, root / TEST), counts, calibration, evaluation, seed)
@@ -446,25 +454,25 @@ def split_mvtec(
     defective = sum(test.annotations[sample.path].defect is not None for sample in rest)
     if defective in (0, len(rest)):
         raise DataError(
-            "the images to evaluate on are all of one kind, and AUROC compares two",
+            "AUROC needs both good and defective evaluation images",
             found=f"{len(rest) - defective} good and {defective} defective images",
-            expected="some of each",
+            expected="at least one of each",
             fix="add images below test, or evaluate on all of them (data.evaluation.images: all)",
         )
     return DataSplit(tuple(normal[i] for i in chosen), rest, ())
 
 
 def refuse_contents(seen: Sequence[Path], contents: set[str], where: str, other: str) -> None:
-    """Raise DataError where the SHA-256 of a file is among `contents`: what is judged must not be known before."""
+    """Raise DataError if the SHA-256 of a file is in `contents`: the model must not have seen evaluation images."""
     shared = [path for path in seen if file_sha256(path) in contents]
     if not shared:
         return
     more = f" and {len(shared) - 3} more" if len(shared) > 3 else ""
     raise DataError(
-        f"{where} holds images that are among {other} too",
+        f"{where} contains images that are also in {other}",
         found=", ".join(map(str, shared[:3])) + more,
-        expected="images that the model has never seen: its distances to what it knows are 0",
-        fix=f"take them out of {other}",
+        expected="images that the model has never seen: its distance to a known image is 0",
+        fix=f"remove them from {other}",
     )
 
 
@@ -473,6 +481,6 @@ def _mask(root: Path, path: Path) -> Path | None:
 
 
 def _names(root: Path, path: Path) -> list[Path]:
-    """Where the mask of a test image may lie: MVTec AD's name first, then the image's own."""
+    """Return the possible mask paths of a test image: MVTec AD's name first, then the image's own."""
     place = root / TRUTH / path.relative_to(root / TEST).parent
     return [place / f"{path.stem}_mask.png", place / f"{path.stem}.png"]

@@ -1,1 +1,1 @@
-"""Other machines, over ssh: the agent that works there, and this side of it. No daemon, no port (docs/devices.md)."""
+"""Work on other machines over ssh: the agent that runs there, and its client. No daemon, no port (docs/devices.md)."""

@@ -1,4 +1,4 @@
-"""What is wrong with a device, and what mends it."""
+"""Diagnose devices, and suggest fixes."""
 
 import math
 import re
@@ -14,15 +14,14 @@ from vitdeploy.devices.registry import Device, this_machine
 from vitdeploy.runtime.host import name_host
 from vitdeploy.runtime.values import int8_instructions
 
-# --- What a machine's state means for what is measured there, and the one command that mends it -----------------------
-# One row for each thing: it looks at what the machine says and gives an `Advice`, or None where there is nothing to
-# say.
+# --- Checks of a machine's state, with a fix for each problem ---------------------------------------------------------
+# One function per check: it returns an `Advice`, or None if all is well.
 
 
 DAY = 24 * 3600.0
-# Governors that raise the clock with the load, some time after it came.
+# Governors that raise the clock with a delay when the load rises.
 FOLLOW = ("ondemand", "conservative", "schedutil", "interactive")
-# Drivers whose "powersave" follows the load too: the CPU decides.
+# Drivers whose "powersave" also follows the load, because the CPU decides.
 AUTONOMOUS = ("intel_pstate", "amd-pstate-epp")
 NEAR_LIMIT = 5.0  # degrees Celsius
 LEAST_AVAILABLE = 512 << 20
@@ -32,8 +31,8 @@ SWAPPED = 64 << 20
 
 @dataclass(frozen=True)
 class Advice:
-    """`found` there, `why` it matters, `fix`: the command, or what to do where no command helps. `blocks`: nothing runs
-    there until it is mended."""
+    """A problem: what was `found`, `why` it matters, and the `fix`, a command if possible. `blocks`: nothing can run
+    until it is fixed."""
 
     name: str
     found: str
@@ -44,7 +43,7 @@ class Advice:
 
 @dataclass(frozen=True)
 class Seen:
-    """A machine, with the words of `describe_host`, what it says of itself, and all its memory in bytes."""
+    """A machine: the result of `describe_host`, the state of the board, and its memory in bytes."""
 
     device: Device
     host: Mapping[str, str]
@@ -62,18 +61,18 @@ class Seen:
 
 
 def advise(seen: Seen) -> list[Advice]:
-    """Everything to say of a machine, what blocks it first."""
+    """Return all problems of a machine, blocking ones first."""
     found = [advice for row in ROWS if (advice := row(seen)) is not None]
     return sorted(found, key=lambda advice: not advice.blocks)
 
 
 def advice_lines(found: Sequence[Advice]) -> list[str]:
-    """For people: what was found, why it matters, what mends it."""
+    """Return the lines on each problem: finding, reason, fix."""
     return [
         line
         for each in found
         for line in (
-            f"{'refused' if each.blocks else 'check':<7}  {each.name}: {each.found}",
+            f"{'blocked' if each.blocks else 'check':<7}  {each.name}: {each.found}",
             f"         why: {each.why}",
             f"         fix: {each.fix}",
         )
@@ -81,7 +80,7 @@ def advice_lines(found: Sequence[Advice]) -> list[str]:
 
 
 def of_this_machine(host: Mapping[str, str]) -> tuple[list[Advice], list[str]]:
-    """What to say of this machine's power, heat and memory, as `devices doctor` does of others, and its lines."""
+    """Return the problems of this machine's power, heat and memory, as `devices doctor` does, and their lines."""
     found = advise(Seen(this_machine(), host, read_board(), read_memory().get("MemTotal", 0)))
     return found, advice_lines(found)
 
@@ -97,9 +96,9 @@ def _bits(seen: Seen) -> Advice | None:
     kernel = f" on a 64-bit kernel ({machine})" if machine in ("aarch64", "x86_64") else f" ({machine})"
     return Advice(
         "32-bit Python",
-        f"Python {seen.host.get('python', '')} of {on} has 32 bits{kernel}",
-        "no runtime has wheels for it, on PyPI or on piwheels, which builds only what has a source package",
-        "install a 64-bit system, such as Raspberry Pi OS (64-bit), whose Python takes its wheels from PyPI",
+        f"{on} has a 32-bit Python {seen.host.get('python', '')}{kernel}",
+        "no runtime has wheels for 32 bits, neither on PyPI nor on piwheels, which only builds source packages",
+        "install a 64-bit system, such as Raspberry Pi OS (64-bit), whose Python can use wheels from PyPI",
         blocks=True,
     )
 
@@ -112,12 +111,12 @@ def _clock(seen: Seen) -> Advice | None:
         return None
     day = time.strftime("%Y-%m-%d", time.gmtime(min(max(seen.board.clock, 0.0), 1e11)))
     fix = "sudo timedatectl set-ntp true"
-    if seen.device.host is not None:  # the clock of here, in the shell of whoever types it
+    if seen.device.host is not None:  # this machine's clock, expanded by the user's shell
         fix = typed(seen.device, "sudo date -s @$(date +%s)", expand=True)
     return Advice(
         "clock",
-        f"it is {day} there, {abs(behind) / DAY:,.0f} days {'behind' if behind > 0 else 'ahead'}",
-        "jobs do not mind, but pip and apt refuse certificates that are not valid on that day",
+        f"the date is {day}, {abs(behind) / DAY:,.0f} days {'behind' if behind > 0 else 'ahead'}",
+        "jobs still work, but pip and apt reject certificates that are not valid on that date",
         fix,
     )
 
@@ -128,14 +127,14 @@ def _power_mode(seen: Seen) -> Advice | None:
         return None
     return Advice(
         "power mode",
-        f"{seen.board.power_mode}, and this board has {best}",
-        "clocks are capped and CPUs may be off: all times are of this mode, and with other CPUs it is another machine",
-        f"{seen.on(f'sudo nvpmodel -m {seen.board.power_modes[best]}')}  (if the product runs in that mode)",
+        f"{seen.board.power_mode}; this board also has {best}",
+        "clocks are capped and CPUs may be off: all times apply to this mode only",
+        f"{seen.on(f'sudo nvpmodel -m {seen.board.power_modes[best]}')}  (if the product will run in that mode)",
     )
 
 
 def fastest_mode(modes: Mapping[str, int]) -> str:
-    """The mode without a limit (MAXN, MAXN_SUPER), or else that of most watts; "" without any."""
+    """Return the mode without a limit (MAXN, MAXN_SUPER), or else the one with most watts; "" without modes."""
 
     def watts(name: str) -> float:
         found = re.search(r"(\d+)W", name)
@@ -155,9 +154,9 @@ def _governor(seen: Seen) -> Advice | None:
     return Advice(
         "governor",
         f"{name} on {seen.board.governors[name]} CPUs",
-        "the clock stays at its lowest"
+        "the clock stays at its minimum"
         if slow
-        else "the clock rises some time after the load: a query after a pause is slow",
+        else "the clock rises with a delay: the first query after a pause is slow",
         seen.on(pin),
     )
 
@@ -166,7 +165,7 @@ GOVERNORS = "/sys/devices/system/cpu/cpufreq/policy*/scaling_governor"
 
 
 def _throttled(seen: Seen) -> Advice | None:
-    """What of a Raspberry Pi's bits, cooling devices and counts is of now."""
+    """Current throttling, from a Raspberry Pi's bits and from cooling devices."""
     throttle, bits = seen.board.throttle, seen.board.throttle.bits or 0
     now = [text for bit, text in FIRMWARE.items() if bits >> bit & 1]
     now += [f"{name} is in state {state}" for name, state in throttle.cooling.items() if state > 0]
@@ -175,25 +174,25 @@ def _throttled(seen: Seen) -> Advice | None:
     return Advice(
         "throttling now",
         "; ".join(now),
-        "the board is slower than it can be: bench leaves such blocks out, and decides nothing if too few are left",
+        "the board runs below full speed: bench discards such blocks, and results stay undecided if too few are left",
         POWER if bits & 1 else HEAT,
     )
 
 
 def _unseen(seen: Seen) -> Advice | None:
-    """vcgencmd asks the firmware through a device file of the group `video`, where the kernel has no file for it."""
+    """Without a kernel file, vcgencmd reads the firmware's state through a device file of the group `video`."""
     if not seen.host.get("board", "").startswith("Raspberry Pi") or seen.board.throttle.bits is not None:
         return None
     return Advice(
         "throttling",
-        "the firmware's state cannot be read: no vcgencmd, or no right to use it",
-        "a bench does not notice that the board throttles",
-        f"{seen.on('sudo usermod -aG video $USER')}, then log in again  (vcgencmd is of Raspberry Pi OS)",
+        "the firmware's state cannot be read: vcgencmd is missing or not permitted",
+        "a benchmark cannot detect throttling",
+        f"{seen.on('sudo usermod -aG video $USER')}, then log in again  (vcgencmd is part of Raspberry Pi OS)",
     )
 
 
-POWER = "another supply or a shorter cable: 5.1 V and 3 A for a Raspberry Pi 4, 5 A for a 5"
-HEAT = "a fan or a heat sink; let it cool down first"
+POWER = "use a stronger power supply or a shorter cable: 5.1 V and 3 A for a Raspberry Pi 4, 5 A for a Raspberry Pi 5"
+HEAT = "let it cool down; add a fan or a heat sink"
 
 
 def _has_throttled(seen: Seen) -> Advice | None:
@@ -203,11 +202,11 @@ def _has_throttled(seen: Seen) -> Advice | None:
     if not since:
         return None
     power = bits >> OCCURRED & 1 or any("current" in name for name, count in counts.items() if count)
-    lower = "a lower power mode (`nvpmodel -m`), or another supply" if seen.jetson else POWER
+    lower = "use a lower power mode (`nvpmodel -m`), or a stronger power supply" if seen.jetson else POWER
     return Advice(
         "throttled since boot",
         "; ".join(since),
-        "under load it will again, and numbers of before may be those of a slower board",
+        "it will throttle again under load, and earlier results may be too slow",
         lower if power else HEAT,
     )
 
@@ -219,8 +218,8 @@ def _near_limit(seen: Seen) -> Advice | None:
     words = f"{margin:.0f} degrees below" if margin > 0 else "at"
     return Advice(
         "heat",
-        f"{seen.board.zone} is {words} the temperature at which it slows down",
-        "a bench heats it further: blocks will be left out",
+        f"{seen.board.zone} is {words} the throttling temperature",
+        "a benchmark heats it further, and blocks will be discarded",
         HEAT,
     )
 
@@ -234,17 +233,17 @@ def _memory(seen: Seen) -> Advice | None:
         f"{board.available_bytes / 1e6:,.0f} MB available, {(board.swap_free_bytes or 0) / 1e6:,.0f} MB of swap free"
     )
     if board.available_bytes < LEAST_AVAILABLE:
-        why = "a compiler or an engine that needs more is ended by the kernel"
+        why = "the kernel kills a compiler or an engine that needs more"
         return Advice(
-            "memory", words, why, f"{seen.on('ps -eo rss,args --sort=-rss | head')}  (and end what is not needed)"
+            "memory", words, why, f"{seen.on('ps -eo rss,args --sort=-rss | head')}  (then stop what is not needed)"
         )
     if swapped > SWAPPED:
-        why = "what is swapped out comes back while something is measured"
+        why = "swapped-out memory is read back during measurements"
         return Advice(
             "memory", f"{words}, {swapped / 1e6:,.0f} MB in use", why, seen.on("sudo swapoff -a && sudo swapon -a")
         )
     if not board.swap_bytes and 0 < seen.memory_bytes < SMALL_MEMORY:
-        why = "a compiler may need several times a model's size for a moment, and is ended by the kernel without swap"
+        why = "a compiler may briefly need several times a model's size, and without swap the kernel kills it"
         return Advice("memory", words, why, seen.on(SWAP))
     return None
 
@@ -265,10 +264,10 @@ ROWS: tuple[Row, ...] = (
 )
 
 
-# --- Which JetPack a Jetson has, and how its TensorRT gets into the Python that runs the agent ------------------------
-# JetPack brings TensorRT as Debian packages; `python3-libnvinfer` is for the Python of that system alone, and PyPI's
-# wheels of TensorRT are not for a Jetson's driver. Sources: NVIDIA's release notes of Jetson Linux R32 to R39 (the
-# system that each is based on), NVIDIA TensorRT documentation, "Installing TensorRT", Debian packages.
+# --- JetPack releases of Jetsons, and how to make their TensorRT available to the agent's Python ----------------------
+# JetPack provides TensorRT as Debian packages; `python3-libnvinfer` works only with the system's Python, and PyPI's
+# TensorRT wheels do not support a Jetson's driver. Sources: NVIDIA's release notes of Jetson Linux R32 to R39 (with the
+# base system of each), NVIDIA TensorRT documentation, "Installing TensorRT", Debian packages.
 
 
 LEAST_PYTHON = (3, 10)
@@ -276,8 +275,8 @@ LEAST_PYTHON = (3, 10)
 
 @dataclass(frozen=True)
 class JetPack:
-    """`python` of its system; `boards` that get no newer one; `index` of wheels that are built for its CUDA, where one
-    is known (Jetson AI Lab's)."""
+    """A JetPack release. `python`: of its system; `boards`: that support no newer release; `index`: of wheels built for
+    its CUDA (Jetson AI Lab), if known."""
 
     major: int
     python: str
@@ -297,12 +296,12 @@ BY_RELEASE = {
 
 
 def jetpack(board: BoardState) -> JetPack | None:
-    """None where it is no Jetson, or a release that is not known here."""
+    """Return the JetPack of a board; None if it is not a Jetson, or for an unknown release."""
     return BY_RELEASE.get(pair(board.tegra_release)[0])
 
 
 def described(board: BoardState) -> str:
-    """ "JetPack 6 (6.2.1+b38), Jetson Linux 36.4.3"; "" of another machine."""
+    """Return text such as "JetPack 6 (6.2.1+b38), Jetson Linux 36.4.3"; "" for other machines."""
     if not board.tegra_release:
         return ""
     known = jetpack(board)
@@ -311,18 +310,18 @@ def described(board: BoardState) -> str:
 
 
 def too_old(board: BoardState) -> str:
-    """Why no Python that vitdeploy takes has this JetPack's TensorRT; "" where one has."""
+    """Return why this JetPack's TensorRT does not work with a Python that vitdeploy supports; "" if it does."""
     known = jetpack(board)
     if known is None or pair(known.python) >= LEAST_PYTHON:
         return ""
     return (
-        f"JetPack {known.major} brings TensorRT for Python {known.python} alone, and vitdeploy needs 3.10: flash "
-        f"JetPack 6 where the board takes it (Jetson {known.boards} does not), or use a target on the CPU"
+        f"JetPack {known.major} has TensorRT only for Python {known.python}, and vitdeploy needs 3.10: flash JetPack 6 "
+        f"if the board supports it (Jetson {known.boards} does not), or use a CPU target"
     )
 
 
 def environment_line(board: BoardState) -> str:
-    """The shell line on the board that makes ~/venv with its TensorRT."""
+    """Return the shell command that creates ~/venv with the board's TensorRT."""
     known = jetpack(board)
     python = f"python{known.python}" if known else "python3"
     needed = [] if "python3-libnvinfer" in board.debian or known is None else ["python3-libnvinfer"]
@@ -331,13 +330,13 @@ def environment_line(board: BoardState) -> str:
     return f"{install}{python} -m venv --system-site-packages ~/venv && ~/venv/bin/python -m pip install numpy pillow"
 
 
-# --- The versions of the runtimes that still run on an older system: what PyPI has for Linux --------------------------
-# Looked up with `pip download --python-version P --platform manylinux_2_G_ARCH` on 2026-11-23. `pip install` finds the
-# right one by itself; this is to say beforehand what it will find.
+# --- The newest runtime versions on PyPI for older Linux systems ------------------------------------------------------
+# Found with `pip download --python-version P --platform manylinux_2_G_ARCH` on 2026-11-23. `pip install` selects the
+# right version automatically; this table predicts which one.
 
 
 NEWEST = 99
-# A package, its newest version for the Pythons from 3.x to 3.y, and by machine the least glibc 2.z that it needs.
+# A package, its newest version for Python 3.x to 3.y, and the least glibc 2.z by machine.
 WHEELS: tuple[tuple[str, str, int, int, dict[str, int]], ...] = (
     ("onnxruntime", "1.32.0", 11, NEWEST, {"x86_64": 28, "aarch64": 28}),
     ("onnxruntime", "1.23.2", 10, 13, {"x86_64": 27, "aarch64": 27}),
@@ -348,7 +347,7 @@ WHEELS: tuple[tuple[str, str, int, int, dict[str, int]], ...] = (
 
 
 def newest(package: str, python: tuple[int, int], glibc: tuple[int, int], machine: str) -> str | None:
-    """The newest version of a runtime that runs there, of those that vitdeploy works with; None without any."""
+    """Return the newest version of a runtime that works with vitdeploy and the system; None without one."""
     for name, version, first, last, least in WHEELS:
         fits = name == package and first <= python[1] <= last and python[0] == 3
         if fits and machine in least and glibc >= (2, least[machine]):
@@ -357,19 +356,19 @@ def newest(package: str, python: tuple[int, int], glibc: tuple[int, int], machin
 
 
 def pair(version: str) -> tuple[int, int]:
-    """The first two numbers of a version; (0, 0) of what is none."""
+    """Return the first two numbers of a version; (0, 0) if it is not a version."""
     numbers = [int(part) for part in version.split(".") if part.isdecimal()]
     return (numbers[0], numbers[1]) if len(numbers) >= 2 else (0, 0)
 
 
-# --- A probe's result for a person: what works on a device, and what to install if something does not -----------------
+# --- A probe's result as text: what works on a device, and what to install --------------------------------------------
 
 
 BASE = ("numpy", "pillow")
 
 
 def diagnose(device: Device, probe: DeviceProbe) -> tuple[bool, list[str], list[Advice]]:
-    """Whether any target works there, the lines of the doctor, and what it has to say of the machine."""
+    """Return whether any target works on the device, the lines of the doctor, and the problems of the machine."""
     host, seen = probe.host, Seen(device, probe.host, probe.board, probe.memory_bytes)
     advice = advise(seen)
     blocked = any(each.blocks for each in advice)
@@ -403,9 +402,9 @@ def diagnose(device: Device, probe: DeviceProbe) -> tuple[bool, list[str], list[
 
 
 def _mend(seen: Seen, probe: DeviceProbe, target: str) -> str:
-    """What brings a target's runtime there, with the version that this system still takes."""
+    """Return how to install a target's runtime, with the newest version that the system supports."""
     if target not in TARGETS:
-        return "this vitdeploy does not know the target"
+        return "use a newer vitdeploy: this one does not know the target"
     package = TARGETS[target].package
     if package == "tensorrt" and seen.jetson:
         line = seen.on(environment_line(seen.board))
@@ -414,17 +413,17 @@ def _mend(seen: Seen, probe: DeviceProbe, target: str) -> str:
     if package == "onnxruntime-gpu" and known is not None and known.index:
         return _pip(seen, f"{package} --index-url {known.index}")
     if package not in {name for name, *_ in WHEELS}:
-        return f"{_pip(seen, package)}, where the device's own system does not bring it"
+        return f"{_pip(seen, package)}, unless the device's system provides it"
     python, glibc, machine = probe.host.get("python", ""), probe.glibc, probe.host.get("machine", "")
     version = newest(package, pair(python), pair(glibc), machine)
     system = f"Python {python}, glibc {glibc or 'unknown'} and {machine}"
     if version is None:
-        return f"no version of {package} is known to run with {system}: a newer system there, or a container with one"
+        return f"install a newer system, or use a container: no known version of {package} runs with {system}"
     return f"{_pip(seen, package)}  (the newest for {system} is {version})"
 
 
 def _pip(seen: Seen, packages: str) -> str:
-    """The line that installs packages; in an environment of its own where the system does not let pip install."""
+    """Return the command that installs packages, in a virtual environment if the system's Python is managed."""
     if not seen.board.managed:
         return f"{shell(seen.device)} -m pip install {packages}"
     needed = " ".join(dict.fromkeys([*BASE, *packages.split()]))

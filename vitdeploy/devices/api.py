@@ -1,4 +1,4 @@
-"""Benches, verifications, engines and deployments on registered devices, as users call them from Python."""
+"""Benchmarks, verifications, engines and deployments on registered devices: the Python API."""
 
 from __future__ import annotations
 
@@ -60,9 +60,9 @@ def _bench_on(on: str, options: Bench) -> list[DeviceOutcome[bench.Benchmark]]:
 def bench_on(
     on: str, *artifacts: ArtifactLike, **options: Unpack[BenchKeywords]
 ) -> list[DeviceOutcome[bench.Benchmark]]:
-    """Like `bench`, on each of the registered devices that `on` names: they build and measure the engines themselves,
-    at the same time. A device's error is in its outcome; so is a runtime there that is known to compute an artifact
-    wrongly, unless its entry is in `accept_known_bad`."""
+    """Like `bench`, on all registered devices in `on` at the same time; each builds and measures the engines itself. A
+    device's error is in its outcome. A runtime that is known to compute an artifact wrongly is such an error, unless
+    its entry is in `accept_known_bad`."""
     return _bench_on(on, Bench(artifacts, **options))
 
 
@@ -70,7 +70,7 @@ bench_on.of = _bench_on  # type: ignore[attr-defined]
 
 
 def spread_of(outcomes: Sequence[DeviceOutcome[bench.Benchmark]]) -> tuple[dict[str, Any], list[values.Line]]:
-    """What a document of `bench --on` has besides the devices, and its lines: nothing where no two are of one kind."""
+    """Return the comparison of devices of the same kind for `bench --on`, as a document and as lines."""
     found: dict[str, DeviceBench] = {}
     for outcome in outcomes:
         if outcome.found is not None and isinstance(outcome.found.document, DeviceBench):
@@ -79,9 +79,9 @@ def spread_of(outcomes: Sequence[DeviceOutcome[bench.Benchmark]]) -> tuple[dict[
     lines: list[values.Line] = []
     for kind in kinds:
         lines.append(
-            f"{len(kind.devices)} of {len(kind.devices) + len(kind.quarantined)} devices of one kind, {kind.name}:"
+            f"{len(kind.devices)} of {len(kind.devices) + len(kind.quarantined)} devices of the kind {kind.name}:"
         )
-        columns = ("artifact", "p50 ms", "least", "most", "spread", "fastest", "slowest")
+        columns = ("artifact", "p50 ms", "min", "max", "spread", "fastest", "slowest")
         rows = tuple(
             (
                 *(each.artifact, f"{each.median_ms:.3g}", f"{each.least_ms:.3g}", f"{each.most_ms:.3g}"),
@@ -100,9 +100,9 @@ def spread_of(outcomes: Sequence[DeviceOutcome[bench.Benchmark]]) -> tuple[dict[
 
 @calls.takes_after(VerifyOn)
 def verify_on(on: str, options: VerifyOn) -> list[DeviceOutcome[verify.Verification]]:
-    """Like `verify`, on each of the registered devices that `on` names: an artifact by its path is built and run there,
-    the original here. A device's error is in its outcome; so is a runtime there that is known to compute the artifact
-    wrongly, unless its entry is in `accept_known_bad`."""
+    """Like `verify`, on all registered devices in `on`: the artifact (a path) is built and run there, the original
+    here. A device's error is in its outcome. A runtime that is known to compute the artifact wrongly is such an error,
+    unless its entry is in `accept_known_bad`."""
     chosen, reporter = images(options.data), values.reporting(options.progress)
     name, target, trust = calls.require_path(options.artifact), options.target, bench.path_or_none(options.trust)
     with (
@@ -122,12 +122,12 @@ def verify_on(on: str, options: VerifyOn) -> list[DeviceOutcome[verify.Verificat
 def compile_on(
     on: str, options: Compile, file: Path, out: Path, reporter: values.Reporter
 ) -> tuple[Manifest, AnswersTold]:
-    """The engine of a graph, compiled by one device into `out`."""
+    """Compile the engine of a graph on one device, into `out`."""
     target, batch, accepted = options.target, options.batch, options.accept_known_bad
     devices = registry.find_devices(on)
     if len(devices) != 1:
         raise UnknownDeviceError(
-            "one engine is made by one device", found=", ".join(d.name for d in devices), expected="--on with one name"
+            "compile needs exactly one device", found=", ".join(d.name for d in devices), expected="--on with one name"
         )
     with tempfile.TemporaryDirectory(prefix="vitdeploy-") as folder:
         placed, made = Path(folder) / "placed", Path(folder) / "engine"
@@ -148,14 +148,15 @@ def compile_on(
         return bundle_of(graphs, engine, made, out), compared_there(seeded, devices[0].name, bool(golden))
 
 
-# --- A bundle on many devices: brought in stages, what runs where, and the way back -----------------------------------
+# --- A bundle on many devices: roll-out in stages, status, rollback ---------------------------------------------------
 
 
 def roll_out(options: command.DeployOptions, reporter: values.Reporter) -> RollOut:
-    """Bring a bundle to registered devices, stage by stage.
+    """Deploy a bundle to registered devices, stage by stage.
 
     Raises:
-        UnknownDeviceError: no such device or label. InputError: no such stage or name. Errors of reading the bundle.
+        UnknownDeviceError: an unknown device or label. InputError: an invalid stage or name. Errors of reading the
+            bundle propagate.
     """
     stages, devices, trust = rollout.parse_stages(options.stages), registry.find_devices(options.on), options.trust
     limits = {"duration": options.duration, "worse": options.worse / 100}
@@ -165,14 +166,14 @@ def roll_out(options: command.DeployOptions, reporter: values.Reporter) -> RollO
 
 
 def roll_back(name: str, on: str, target: str, reporter: values.Reporter) -> RollOut:
-    """Let the devices that `on` names run the release again that they ran before; errors as `roll_out`."""
+    """Return the devices in `on` to their previous release; errors as `roll_out`."""
     devices = registry.find_devices(on)
     with reporter:
         return rollout.roll_back(registry.check_deployment(name), devices, target, reporter)
 
 
 def standing(name: str | None, on: str | None, reporter: values.Reporter) -> Standing:
-    """What is deployed on all registered devices, or on those that `on` names, as they say themselves now."""
+    """Return the present deployments on all registered devices, or on those in `on`."""
     devices = list(registry.read_devices().values()) if on is None else registry.find_devices(on)
     with reporter:
         chosen = None if name is None else registry.check_deployment(name)

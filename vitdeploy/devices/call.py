@@ -1,7 +1,7 @@
-"""One command on a device: a child process of ours with untrusted output.
+"""Run one command on a device: a local child process with untrusted output.
 
-Its output is read with limits, and only after a line that identifies the agent (login shells print greetings); its
-standard error is truncated and kept for an error message. Nothing is waited for without end.
+Its output is read with limits, and only after a line that identifies the agent (login shells print greetings). Its
+standard error is truncated and kept for error messages. Every wait has a time limit.
 """
 
 from __future__ import annotations
@@ -31,28 +31,28 @@ PREFIX = b"vitdeploy-agent "
 
 
 class Interrupted(Exception):
-    """The user cancelled it."""
+    """The user cancelled the command."""
 
 
 def printable(text: str) -> str:
-    """Text of a device, fit for a terminal: its lines, but no control characters."""
+    """Return a device's text without control characters except newlines."""
     return "".join(c if c.isprintable() or c == "\n" else ascii(c)[1:-1] for c in text[-TAIL_BYTES:])
 
 
 class Call:
-    """A started command on the device `name`. `output` is what it answers, once `greeting` was read.
+    """A started command on the device `name`. `output`: its answer, after `greeting` was read.
 
-    Whatever reads or writes raises Unresponsive where the device does not keep to `patience`, DeviceResultError where
-    it says too much, and Interrupted once `cancelled` is set. `tell` hears of long silences.
+    Reading and writing raise Unresponsive if the device exceeds the time limits in `patience`, DeviceResultError if it
+    sends too much, and Interrupted once `cancelled` is set. `tell` is called on long silences.
     """
 
     def __init__(
         self, name: str, argv: Sequence[str], patience: DevicePatience, cancelled: threading.Event, tell: Progress
     ) -> None:
-        """Start it. A session of its own keeps Ctrl-C from it: what becomes of the job is for us to say.
+        """Start the command in its own session, so that Ctrl-C does not reach it: the caller decides about the job.
 
         Raises:
-            OSError: the program is not there.
+            OSError: the program does not exist.
         """
         self._process = subprocess.Popen(
             argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True
@@ -77,22 +77,22 @@ class Call:
                     return
 
     def expect(self, within: float) -> None:
-        """Begin to wait for an answer, for `within` seconds at most, whatever signs of life there are."""
+        """Begin to wait for an answer, at most `within` seconds, regardless of beats."""
         self._clock.expect(within)
 
     def begin(self) -> None:
-        """Begin with the next file or array of an answer."""
+        """Begin to read the next file or array of an answer."""
         self._clock.begin()
 
     def receive(self, buffer: Any) -> int:
-        """What comes next, into `buffer`; the number of its bytes, 0 at the end."""
+        """Read the next bytes into `buffer`; return their number, 0 at the end."""
         self._wait(self._answers.fileno(), select.POLLIN)
         count = os.readv(self._answers.fileno(), [buffer])
         self._clock.passed(count)
         return count
 
     def send(self, blocks: Iterable[bytes]) -> None:
-        """Write to its standard input, as long as it reads. Why it stopped reading is in its answer."""
+        """Write to its standard input, as long as it reads. Its answer contains the reason if it stopped reading."""
         self._clock.begin()
         with contextlib.suppress(BrokenPipeError):
             for block in blocks:
@@ -104,7 +104,7 @@ class Call:
                     left = left[count:]
 
     def _wait(self, descriptor: int, event: int) -> None:
-        """Wait until bytes can pass."""
+        """Wait until the descriptor is ready."""
         poll = select.poll()
         poll.register(descriptor, event)
         while True:
@@ -113,13 +113,13 @@ class Call:
             since = time.monotonic()
             ready = bool(poll.poll(1000 * LOOK_SECONDS))
             silent = self._clock.waited(time.monotonic() - since, ready)
-            if self._written > MAX_ERROR_BYTES:  # which has ended it, so its output may be ready to end too
-                raise self._too_much("standard error without end", MAX_ERROR_BYTES)
+            if self._written > MAX_ERROR_BYTES:  # this killed it, so its output may also be at its end
+                raise self._too_much("too much output on standard error", MAX_ERROR_BYTES)
             self._require_in_time()
             if ready:
                 return
             if silent:
-                self._tell(f"no word from {self._name} for {silent:.0f} s", 0, 1)
+                self._tell(f"no response from {self._name} for {silent:.0f} s", 0, 1)
 
     def _require_in_time(self) -> None:
         late = self._clock.overdue()
@@ -127,15 +127,15 @@ class Call:
             raise Unresponsive(
                 f"{self._name} does not answer",
                 found=late[0],
-                expected=f"{late[1]}, and a sign of life every {BEAT_SECONDS:g} s",
-                fix="look whether it is overloaded or its disk is full, then run the command again",
+                expected=f"{late[1]}, and a beat every {BEAT_SECONDS:g} s",
+                fix="check whether it is overloaded or its disk is full, then run the command again",
             )
 
     def _too_much(self, what: str, limit: int) -> DeviceResultError:
         return DeviceResultError(
             f"{self._name}: {what}",
             found=f"more than {limit:,} bytes",
-            fix=f"look what runs as Python there: {self._last_words() or 'it says nothing readable'}",
+            fix=f"check the Python on the device; its last output: {self._last_words() or 'nothing readable'}",
         )
 
     def _last_words(self) -> str:
@@ -143,10 +143,10 @@ class Call:
         return next((line[:200] for line in reversed(lines) if line.strip()), "")
 
     def greeting(self) -> str:
-        """What the agent's line says, without its prefix; "" if it never came.
+        """Return the agent's greeting without its prefix; "" if the output ended without it.
 
         Raises:
-            StreamError: something else was printed, and too much of it.
+            StreamError: too much other output.
         """
         self.expect(self._patience.greeting)
         for _ in range(GREETING_LINES):
@@ -155,13 +155,13 @@ class Call:
                 return ""
             if line.startswith(PREFIX):
                 return line[len(PREFIX) :].decode("ascii", errors="replace").strip()
-        raise StreamError("the login prints much, and the agent nothing")
+        raise StreamError("much output of the login, but no greeting of the agent")
 
     def line(self, limit: int, *, talk: bool = False) -> bytes:
-        """The next line of an answer; beats are passed over. `talk`: one of many that say how things are.
+        """Return the next line of an answer, skipping beats. `talk`: the line is one of many status lines.
 
         Raises:
-            StreamError: it is longer than `limit` bytes, or not ended.
+            StreamError: the line is longer than `limit` bytes, or incomplete.
         """
         while True:
             self._clock.begin()
@@ -169,7 +169,7 @@ class Call:
             beat = line == BEAT
             self._talk += len(line) if beat or talk else 0
             if self._talk > MAX_TALK_BYTES:
-                raise self._too_much("signs of life without end", MAX_TALK_BYTES)
+                raise self._too_much("too many beats and status lines", MAX_TALK_BYTES)
             if not beat:
                 return line
 
@@ -178,7 +178,7 @@ class Call:
             self._input.close()
 
     def end(self) -> tuple[int, str]:
-        """Its exit status and the end of what it wrote to standard error, once it has ended; it is given a while."""
+        """Wait a while for its end, then kill it; return the exit status and the end of its standard error."""
         self.end_input()
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(self._patience.end)
@@ -188,7 +188,7 @@ class Call:
         return status, printable(self._words.decode("utf-8", errors="replace").replace("\r\n", "\n").strip())
 
     def _kill(self) -> None:
-        """With whatever it started in its session here, which may hold its output open."""
+        """Kill it and all processes of its session, which may keep its output open."""
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self._process.pid, signal.SIGKILL)
 
@@ -208,7 +208,7 @@ class Call:
 
 
 class _Answers(io.RawIOBase):
-    """The output of a call, as a stream that ends in an error where it is not in time."""
+    """The output of a call as a stream, which raises if a time limit is exceeded."""
 
     def __init__(self, call: Call) -> None:
         self._call = call
@@ -220,32 +220,32 @@ class _Answers(io.RawIOBase):
         return self._call.receive(buffer)
 
 
-# --- How long a device is waited for, and how much it may say ---------------------------------------------------------
-# Every conversation ends, by its answer or by one of these. The agent beats while it works or waits (agent/stream.py),
-# so long work is no silence.
+# --- Limits of time and size for a device's answers -------------------------------------------------------------------
+# Every conversation ends with its answer or at a limit. The agent beats while it works or waits (agent/stream.py), so
+# long work is not silent.
 
 
-# What one conversation may write to standard error, and say besides its answers: beats, statuses, whom it waits for.
+# The most bytes per conversation on standard error, and of beats and status lines.
 MAX_ERROR_BYTES = 64 << 20
 MAX_TALK_BYTES = 64 << 20
-# How often a wait is looked at: a cancelled one ends after so many seconds.
+# Seconds between checks of a wait; a cancelled wait ends within this time.
 LOOK_SECONDS = 0.5
 
 
 @dataclass(frozen=True)
 class DevicePatience:
-    """Seconds, but for `rate` and `mute`.
+    """The limits for a device, in seconds except `rate` and `mute`.
 
-    greeting: until the agent has greeted: the login, and the start of a Python on a slow board.
-    silence: without a byte in or out. told: after so long a silence, and again after as much, the user hears of it.
-    rate: the least bytes a second of a message or of what is sent, counted from `silence` seconds after it began.
-    answer, probe: until an answer, of an agent that beats; a probe loads every runtime.
-    queue: until it is this one's turn. work: of a job, or until an engine has been built or has answered.
-    stop: of each word with a device after an interrupt, or with one that has done its work.
-    end: until the process here has ended that has said all.
-    lost: how long a device may be out of reach, from when a connection broke.
-    mute: how often in a row its agent may stop speaking.
-    first_retry, last_retry: between two attempts, doubled each time.
+    greeting: for the login, the start of Python on a slow board, and the agent's greeting.
+    silence: without a byte in or out. told: the user is informed after this much silence, and each time it repeats.
+    rate: the least bytes per second of a message in either direction, counted from `silence` seconds after its start.
+    answer, probe: for an answer of a beating agent; a probe loads every runtime.
+    queue: to wait for the device. work: for a job, or for an engine to be built or to answer.
+    stop: for each message to a device after an interrupt, or after a finished job.
+    end: for the local process to exit after its last output.
+    lost: how long a device may be unreachable after a broken connection.
+    mute: the number of consecutive times that its agent may stop responding.
+    first_retry, last_retry: the first and the longest delay between attempts, doubled each time.
     """
 
     greeting: float = 60.0
@@ -268,8 +268,8 @@ PATIENCE = DevicePatience()
 
 
 class _Clock:
-    """What one wait for bytes has taken so far. Only time in which nothing could be done but wait counts: not that in
-    which this process was busy, stopped or suspended."""
+    """The elapsed time of a wait for bytes. Only actual waiting counts, not time in which this process was busy,
+    stopped or suspended."""
 
     def __init__(self, patience: DevicePatience) -> None:
         self._patience = patience
@@ -278,24 +278,24 @@ class _Clock:
         self._bytes = 0
 
     def expect(self, within: float) -> None:
-        """Begin to wait for an answer, for `within` seconds at most."""
+        """Begin to wait for an answer, at most `within` seconds."""
         self._within, self._answer = within, 0.0
         self.begin()
 
     def begin(self) -> None:
-        """Begin with the next message of an answer: a line, or a file."""
+        """Begin the next message of an answer: a line or a file."""
         self._message, self._bytes = 0.0, 0
 
     def passed(self, count: int) -> None:
-        """So many bytes came, or were taken."""
+        """Count bytes that were received or sent."""
         self._bytes += count
 
     def waited(self, seconds: float, ready: bool) -> float:
-        """So much more time passed until bytes could pass, or was looked at: a longer one was no wait. Gives the
-        seconds of silence to tell of now, 0 for nothing new."""
+        """Add the time since the last check, capped because a longer time was not spent waiting. Return the seconds of
+        silence to report now, 0 for none."""
         seconds = min(seconds, 2 * LOOK_SECONDS)
         self._message += seconds
-        if self._bytes <= len(BEAT) + 1:  # then something comes that is no beat, whose rate counts
+        if self._bytes <= len(BEAT) + 1:  # more bytes are not a beat; then the rate counts
             self._answer += seconds
         before = self._silence
         self._silence = 0.0 if ready else before + seconds
@@ -303,33 +303,33 @@ class _Clock:
         return self._silence if self._silence // told > before // told else 0.0
 
     def overdue(self) -> tuple[str, str] | None:
-        """What was found and what is expected, where the wait is over."""
+        """Return (found, expected) if a limit is exceeded, otherwise None."""
         patience = self._patience
         if self._silence >= patience.silence:
-            return f"no word for {self._silence:,.0f} s", f"one within {patience.silence:,.0f} s"
+            return f"no response for {self._silence:,.0f} s", f"a response within {patience.silence:,.0f} s"
         if self._bytes < patience.rate * (self._message - patience.silence):
-            return f"{self._bytes:,} bytes in {self._message:,.0f} s", f"at least {patience.rate:,.0f} bytes a second"
+            return f"{self._bytes:,} bytes in {self._message:,.0f} s", f"at least {patience.rate:,.0f} bytes per second"
         if self._answer >= self._within:
-            return f"signs of life for {self._answer:,.0f} s, and no answer", f"one within {self._within:,.0f} s"
+            return f"beats for {self._answer:,.0f} s, but no answer", f"an answer within {self._within:,.0f} s"
         return None
 
 
 def spelled(seconds: float) -> str:
-    """ "20 s", "10 min", "36 h": a limit, for a person."""
+    """Return a time limit as text: "20 s", "10 min", "36 h"."""
     for unit, name in ((3600, "h"), (60, "min")):
         if seconds >= unit and seconds % unit == 0:
             return f"{seconds / unit:,.0f} {name}"
     return f"{seconds:,.3g} s"
 
 
-# --- How a command gets to a device: as a child process here, or through the system's own ssh -------------------------
-# Nothing else is ever needed: files go over standard input and output, so that a board without sftp works too. ssh
-# reads the user's configuration, keys, agent, jump hosts and known_hosts; no option of ours touches host-key checking.
+# --- Run a command on a device: as a local child process, or through the system's ssh ---------------------------------
+# Files are sent over standard input and output, so that boards without sftp work too. ssh uses the user's
+# configuration, keys, agent, jump hosts and known_hosts; our options do not change host-key checking.
 
 
 CONNECT_SECONDS = 10
 SSH_FAILED = 255
-# A password would be waited for; an answer to a lost connection too, without the last two (45 s).
+# Without BatchMode, ssh would wait for a password; without ServerAlive*, forever on a lost connection (now 45 s).
 OPTIONS = (
     *("-T", "-o", "BatchMode=yes", "-o", f"ConnectTimeout={CONNECT_SECONDS}"),
     *("-o", "ServerAliveInterval=15", "-o", "ServerAliveCountMax=3"),
@@ -337,32 +337,32 @@ OPTIONS = (
 
 
 class ConnectionLost(DeviceError):
-    """ssh could not connect, or its connection broke: trying again may help."""
+    """ssh could not connect, or its connection broke; a retry may help."""
 
 
 class Unresponsive(ConnectionLost):
-    """The connection stands, but the agent does not speak, or too slowly."""
+    """The connection works, but the agent does not respond, or too slowly."""
 
 
 def command(device: Device, arguments: Sequence[str]) -> list[str]:
-    """The program here that runs `device.python ARGUMENTS` on the device."""
+    """Return the local command that runs `device.python ARGUMENTS` on the device."""
     if device.host is None:
         return [device.python, *arguments]
-    # Every login shell takes words in single quotes; "~" is only a home folder outside of them.
+    # Every login shell accepts words in single quotes, but expands "~" only outside of them.
     home, name = ('"$HOME"/', device.python[2:]) if device.python.startswith("~/") else ("", device.python)
     line = f"{home}{shlex.quote(name)} {shlex.join(arguments)}"
     return [*ssh(device), line]
 
 
 def shell(device: Device) -> str:
-    """What a person types to run its Python."""
+    """Return the command for a user to run the device's Python."""
     return shlex.join([*(("ssh", *_where(device)) if device.host is not None else ()), device.python])
 
 
 def typed(device: Device, line: str, *, expand: bool = False) -> str:
-    """What a person types to run a shell's line there, with a terminal, which sudo may ask for a password.
+    """Return the command for a user to run a shell line on the device, with a terminal for sudo's password prompt.
 
-    `expand`: what the line has in `$(...)` is run here.
+    `expand`: the local shell expands `$(...)` in the line.
     """
     if device.host is None:
         return line
@@ -371,7 +371,7 @@ def typed(device: Device, line: str, *, expand: bool = False) -> str:
 
 
 def ssh(device: Device) -> list[str]:
-    """ssh and its options, up to and with the host."""
+    """Return ssh with its options and the host."""
     return ["ssh", *OPTIONS, *_where(device, "--")]
 
 
@@ -386,8 +386,8 @@ def _where(device: Device, *end: str) -> list[str]:
 
 
 def why(device: Device, status: int, words: str) -> DeviceError:
-    """Why a command that ended with `status` never spoke, from what ssh or the device's shell wrote."""
-    last = words.splitlines()[-1] if words else f"exit status {status}, and nothing was said"
+    """Return the error for a command that ended without a greeting, from the output of ssh or the device's shell."""
+    last = words.splitlines()[-1] if words else f"exit status {status}, no output"
     login = shlex.join(["ssh", *_where(device)])
     if status == SSH_FAILED and device.host is not None:
         return _refused(device, words, last, login)
@@ -405,22 +405,22 @@ def _refused(device: Device, words: str, last: str, login: str) -> DeviceError:
     where = f"{device.name} ({device.address})"
     if "IDENTIFICATION HAS CHANGED" in words:
         return DeviceError(
-            f"{where} has another host key than the one known: it was installed again, or somebody is in between",
+            f"the host key of {where} has changed: the device was reinstalled, or the connection is intercepted",
             found=last,
-            expected="the key in known_hosts",
-            fix="ask whoever runs it; if the change is right: ssh-keygen -R HOST, then log in once by hand",
+            expected="the host key in known_hosts",
+            fix="ask its administrator; if the new key is correct: ssh-keygen -R HOST, then log in once manually",
         )
     if "Host key verification failed" in words:
         return DeviceError(
-            f"the host key of {where} is not known here",
+            f"the host key of {where} is unknown",
             found=last,
-            fix=f"log in once by hand, and look at it: {login}",
+            fix=f"log in once manually and check the key: {login}",
         )
     if "Permission denied" in words or "Too many authentication failures" in words:
         return DeviceError(
-            f"{where} takes none of your keys",
+            f"{where} accepts none of your keys",
             found=last,
-            expected="a key that needs no password to be typed",
+            expected="a key that works without a password prompt",
             fix="ssh-copy-id, or ssh-add",
         )
     if "Could not resolve hostname" in words or "Bad configuration option" in words or "terminating," in words:

@@ -1,5 +1,5 @@
-"""The client of a device's agent: it is brought there, greeted, and asked over one connection after the other; jobs are
-sent, followed through lost connections, and their results fetched."""
+"""The client of a device's agent: it installs the agent, sends jobs, follows them across lost connections, and fetches
+their results."""
 
 from __future__ import annotations
 
@@ -43,16 +43,16 @@ from vitdeploy.errors import DeviceError, StorageError, VitdeployError
 from vitdeploy.progress import Progress, silent
 from vitdeploy.spec import encode
 
-# The states of a job that is not over.
+# The states of unfinished jobs.
 OPEN = ("queued", "running")
 LEAST_PYTHON = (3, 10)
 MAX_ANSWER_BYTES = 1 << 20
-LOST = "{}: connection lost; trying again"
-MUTE = "{}: its agent has stopped speaking; asking again"
-LATER = "its job goes on there; the same command fetches the result later"
+LOST = "{}: connection lost; reconnecting"
+MUTE = "{}: no response from the agent; retrying"
+LATER = "the job continues on the device; run the same command later to fetch the result"
 
 AGENT = "~/.cache/vitdeploy-agent/"
-# Each is one line that every Python understands, so that an old one can report its version.
+# Each is one line that works in every Python, so that an old one can report its version.
 LAUNCH = (
     f'import os,sys;a=os.path.expanduser("{AGENT}"+sys.argv[1]+"/agent.pyz");del sys.argv[1];'
     "ok=sys.version_info>=(3,10) and os.path.isfile(a);"
@@ -70,12 +70,12 @@ T = TypeVar("T")
 
 
 class _NoRoom(StorageError):
-    """A result cannot be written here: it stays on its device."""
+    """A result cannot be written here, and stays on its device."""
 
 
 class Client:
-    """The agent of one device. `cancelled`, once set, ends every wait with Interrupted; whoever sets it has to `stop`
-    the job. `tell` hears how far it is, and what is waited for."""
+    """The client of one device's agent. `cancelled`: setting it ends every wait with Interrupted; the caller must then
+    `stop` the job. `tell`: receives progress and the reasons for waiting."""
 
     def __init__(
         self,
@@ -88,16 +88,16 @@ class Client:
         self.cancelled = cancelled or threading.Event()
         self.patience = patience or PATIENCE
         self.job: str | None = None
-        # When what was asked for was last seen to go on (time.monotonic).
+        # The time of the last progress of the present request (time.monotonic).
         self.went_on = 0.0
 
     def ask(self, kind: type[T], *arguments: str, send: Iterable[bytes] = (), within: float | None = None) -> T:
-        """The answer of one command of the agent (agent/main.py), `within` so many seconds after all was sent.
+        """Run one command of the agent (agent/main.py) and return its answer, `within` seconds after sending.
 
         Raises:
-            DeviceError: the device or its Python cannot be reached; ConnectionLost where trying again may help.
-            DeviceResultError: the answer is none.
-            VitdeployError: the error that it reports.
+            DeviceError: the device or its Python cannot be reached; ConnectionLost if a retry may help.
+            DeviceResultError: the answer is invalid.
+            VitdeployError: the error that the agent reports.
         """
         with self.started(*arguments) as call:
             call.send(send)
@@ -106,7 +106,7 @@ class Client:
 
     @contextlib.contextmanager
     def started(self, *arguments: str) -> Iterator[Call]:
-        """A command of the agent, which has greeted; the agent is brought there first if it is not there."""
+        """Start a command of the agent and read its greeting; install the agent first if it is missing."""
         digest = agent_package().digest
         for attempt in (1, 2):
             with self._call(LAUNCH, digest, *arguments) as call:
@@ -115,16 +115,16 @@ class Client:
                     yield call
                     return
             if word != "missing" or attempt == 2:
-                raise refuse(self.device.name, "the agent does not greet", word)
+                raise refuse(self.device.name, "invalid greeting of the agent", word)
             self._check_python(version)
             self._install(digest)
 
     def _call(self, code: str, *arguments: str) -> Call:
         if not hasattr(select, "poll"):
             raise DeviceError(
-                "devices are reached from Linux and macOS only",
+                "commands on devices work from Linux and macOS only",
                 found=sys.platform,
-                expected="pipes that can be waited for",
+                expected="Linux or macOS",
                 fix="run vitdeploy in the Windows Subsystem for Linux",
             )
         argv = command(self.device, ["-c", code, *arguments])
@@ -132,25 +132,25 @@ class Client:
             return Call(self.device.name, argv, self.patience, self.cancelled, self.tell)
         except OSError as error:
             raise DeviceError(
-                f"{self.device.name} cannot be reached", found=str(error), fix="install OpenSSH's client"
+                f"{self.device.name} cannot be reached", found=str(error), fix="install the OpenSSH client"
             ) from None
 
     def _greeting(self, call: Call) -> str:
         try:
             greeting = call.greeting()
         except StreamError as error:
-            raise refuse(self.device.name, "no agent answers", error) from None
+            raise refuse(self.device.name, "no greeting of the agent", error) from None
         if not greeting:
             raise why(self.device, *call.end())
         return greeting
 
     def line(self, call: Call, limit: int, *, within: float, talk: bool = False) -> bytes:
-        """The next line of an answer that is no beat, waited for `within` seconds. `talk`: one of many that say how
-        things are.
+        """Return the next line of an answer, except beats, `within` seconds. `talk`: the line is one of many status
+        lines.
 
         Raises:
-            ConnectionLost: the connection ended instead.
-            DeviceResultError: it is longer than `limit` bytes.
+            ConnectionLost: the connection ended.
+            DeviceResultError: the line is longer than `limit` bytes.
         """
         call.expect(within)
         try:
@@ -158,13 +158,13 @@ class Client:
         except BrokenOff as error:
             raise self.ended(call, str(error)) from None
         except StreamError as error:
-            raise refuse(self.device.name, "an answer that is too long", error) from None
+            raise refuse(self.device.name, "the answer is too long", error) from None
         if not found:
             raise self.ended(call, "no answer")
         return found
 
     def ended(self, call: Call, how: str) -> DeviceError:
-        """The error for an incomplete answer."""
+        """Return the error for an incomplete answer."""
         status, words = call.end()
         last = words.splitlines()[-1] if words else how
         if status == 0 or (status > 0 and status != SSH_FAILED):
@@ -172,7 +172,7 @@ class Client:
         return ConnectionLost(f"the connection to {self.device.name} broke", found=last)
 
     def patiently(self, attempt: Callable[[], T]) -> T:
-        """The result of `attempt`, retried while the device is out of reach, or its agent does not speak."""
+        """Return the result of `attempt`, retried while the device is unreachable or its agent does not respond."""
         patience, name = self.patience, self.device.name
         wait, mute = patience.first_retry, 0
         lost: float | None = None  # since when
@@ -197,12 +197,12 @@ class Client:
         numbers = tuple(int(part) for part in version[:20].split(".") if part.isdecimal())
         if numbers[:2] < LEAST_PYTHON:
             raise DeviceError(
-                f"{self.device.name} has a Python that is too old",
+                f"the Python of {self.device.name} is too old",
                 found=f"Python {printable(version[:20])} at {self.device.python}",
                 expected="Python 3.10 or newer",
                 fix="install one there (uv python install 3.12, or the system's package), then: vitdeploy devices add "
-                f"{self.device.name} {self.device.address} --python PATH; a Jetson's TensorRT is for the Python of its "
-                "system alone, which is new enough from JetPack 6 on",
+                f"{self.device.name} {self.device.address} --python PATH; a Jetson's TensorRT works only with the "
+                "system's Python, which is new enough from JetPack 6",
             )
 
     def _install(self, digest: str) -> None:
@@ -212,7 +212,7 @@ class Client:
             try:
                 greeting = call.greeting()
             except StreamError as error:
-                raise refuse(self.device.name, "no agent answers", error) from None
+                raise refuse(self.device.name, "no greeting of the agent", error) from None
             if greeting != "ok":
                 status, words = call.end()
                 if status == SSH_FAILED and self.device.host is not None:
@@ -221,7 +221,7 @@ class Client:
                     f"{self.device.name}: the agent cannot be written to {AGENT}",
                     found=words.splitlines()[-1] if words else f"exit status {status}",
                     expected=f"{len(agent_package().data):,} bytes in the home folder",
-                    fix="free some space there",
+                    fix="free disk space on the device",
                 )
 
     # --- jobs ---------------------------------------------------------------------------------------------------------
@@ -233,34 +233,34 @@ class Client:
         return clean(self.ask(Status, verb, *arguments))
 
     def run(self, job: DeviceJob, files: Mapping[str, Path], folder: Path) -> JobResult:
-        """Send the job, or find it there; wait until it is done; bring its result home, with its files in `folder`,
-        which is new and empty. Then it is forgotten there.
+        """Send the job, or find it on the device; wait for it; fetch its result, with its files in the new, empty
+        `folder`; then delete it on the device.
 
         Args:
-            files: where each of `job.files` lies here.
+            files: the local paths of `job.files`.
 
         Raises:
-            DeviceError, DeviceResultError, VitdeployError: as `ask`, and what the job reports.
-            StorageError: there is too little space here; the result stays there.
+            DeviceError, DeviceResultError, VitdeployError: as `ask`, and errors that the job reports.
+            StorageError: not enough space here; the result stays on the device.
             Interrupted: `cancelled` was set.
         """
         name = self.device.name
         job = dataclasses.replace(job, device=f"{name}, {self.device.python}")
         status = self.ask_status("status", job.digest)
-        if status.state in ("lost", "stopped"):  # of a command that nobody heard the end of
+        if status.state in ("lost", "stopped"):  # left by an earlier command
             status = self.ask_status("remove", job.digest)
         if status.state == "absent":
             self.job = job.digest
             paths = [files[entry.path] for entry in job.files]
             status = self.patiently(lambda: self._send(job, paths))
         else:
-            self.tell(f"{name}: this very job is there already ({status.state}); its result is fetched", 0, 1)
+            self.tell(f"{name}: the same job is already there ({status.state}); fetching its result", 0, 1)
         self.job = job.digest
         begun: dict[str, float] = {}
         status = self.patiently(lambda: self._watch(job, begun))
         if status.state != "done":
             self._forget(job)
-            how = {"lost": "was lost", "stopped": "was stopped", "absent": "is not there any more"}[status.state]
+            how = {"lost": "was lost", "stopped": "was stopped", "absent": "no longer exists"}[status.state]
             raise DeviceError(
                 f"{name}: the job {how}",
                 found=status.detail or f"the job is {status.state}",
@@ -290,10 +290,10 @@ class Client:
         self.tell(text, 1, 1)
 
     def _watch(self, job: DeviceJob, begun: dict[str, float]) -> Status:
-        """The status of the job once it neither waits nor runs, over one connection, which may break before that.
+        """Wait until the job neither waits nor runs, over one connection (which may break); return its status.
 
-        One connection, since each new one takes the device a process, and time from what it measures. `begun`: when
-        each state was first heard of, over whatever connection.
+        Each new connection would cost the device a process, and disturb measurements. `begun`: when each state was
+        first reported, over any connection.
         """
         name, last = self.device.name, None
         with self.started("watch", job.digest) as call:
@@ -309,21 +309,21 @@ class Client:
                 self._require_patience(job, status, now - begun.setdefault(status.state, now))
                 if status.state == "queued" and status.detail:
                     most = spelled(self.patience.queue)
-                    self.tell(f"{name}: waits for {status.detail}; for {most} at most", 0, 1)
+                    self.tell(f"{name}: waiting for {status.detail} (at most {most})", 0, 1)
                 elif status.progress is not None:
                     _, done, total = status.progress
                     self.tell(f"{name}: {job.kind}", min(done, total), max(1, total))
 
     def _require_patience(self, job: DeviceJob, status: Status, seconds: float) -> None:
-        """Raise DeviceError where a job has been in its state for longer than anybody waits. It is left there."""
+        """Raise DeviceError if a job has been in its state for longer than the limit. It stays on the device."""
         queued = status.state == "queued"
         most = self.patience.queue if queued else self.patience.work
         if seconds > most:
             raise DeviceError(
                 f"{self.device.name}: the {job.kind} has {'waited' if queued else 'run'} for {spelled(most)}",
-                found=f"it waits for {status.detail or 'its turn'}" if queued else "it is still running",
+                found=f"it is waiting for {status.detail or 'its turn'}" if queued else "it is still running",
                 expected="its turn" if queued else "its result",
-                fix=f"{LATER}; to end it: the same command, and Ctrl-C",
+                fix=f"{LATER}, or run it and press Ctrl-C to stop the job",
             )
 
     def _fetch(self, job: DeviceJob, folder: Path) -> JobResult:
@@ -341,12 +341,12 @@ class Client:
                     except BrokenOff as error:
                         raise self.ended(call, str(error)) from None
                     except StreamError as error:
-                        raise refuse(name, "a file that is not what its result says", error) from None
+                        raise refuse(name, "a file does not match the result", error) from None
                 for entry in result.files:
                     (folder / entry.path).parent.mkdir(parents=True, exist_ok=True)
                     (Path(attempt) / flat(entry.path)).rename(folder / entry.path)
         except OSError as error:
-            raise self._no_room(folder, error.strerror or str(error), "a folder that can be written") from None
+            raise self._no_room(folder, error.strerror or str(error), "a writable folder") from None
         return result
 
     def _require_room(self, result: JobResult, folder: Path) -> None:
@@ -359,43 +359,43 @@ class Client:
             f"the result of {self.device.name} cannot be written to {folder.parent}",
             found=found,
             expected=expected,
-            fix="free some space, or set TMPDIR to a folder with more; then the same command fetches the result",
+            fix="free disk space, or set TMPDIR to a folder with more; then run the same command to fetch the result",
         )
 
     def _forget(self, job: DeviceJob) -> None:
-        """Remove a job that is over; one that cannot be removed is the oldest there some day."""
+        """Remove a finished job; if that fails, the device removes it later as one of the oldest."""
         with contextlib.suppress(VitdeployError):
             self._hurried().ask_status("remove", job.digest)
         self.job = None
 
     def stop(self) -> str:
-        """End the job that was begun, if there is one; gives a line on what became of it."""
+        """Stop the started job, if any; return a line on the outcome."""
         digest, name = self.job, self.device.name
         if digest is None:
-            return f"{name}: nothing was begun"
-        self.tell(f"{name}: stop the job", 0, 1)
+            return f"{name}: no job was started"
+        self.tell(f"{name}: stopping the job", 0, 1)
         hurried = self._hurried()
         try:
             hurried.ask_status("stop", digest)
             hurried.ask_status("remove", digest)
         except VitdeployError as error:
-            why = "cannot be reached" if isinstance(error, ConnectionLost) else f"does not stop it ({error.message})"
-            return f"{name}: {why}, so its job goes on; the same command fetches the result later"
+            why = "the device cannot be reached" if isinstance(error, ConnectionLost) else error.message
+            return f"{name}: the job was not stopped ({why}); {LATER}"
         return f"{name}: the job was stopped"
 
     def _hurried(self) -> Client:
-        """The same device, for the last words with it, which nothing cancels."""
+        """Return a client with short time limits for final messages, which cannot be cancelled."""
         seconds = self.patience.stop
         hurry = dataclasses.replace(self.patience, greeting=seconds, silence=seconds, answer=seconds)
         return Client(self.device, tell=self.tell, patience=hurry)
 
 
-# --- The agent as one file: the device zone in a zipapp, the same bytes wherever it is packed -------------------------
-# What its modules import beyond the standard library is numpy and Pillow, where images or numbers are touched, and one
-# runtime. tests/devices/test_package.py imports all of them where nothing else is installed.
+# --- The agent as one file: the device zone in a reproducible zipapp --------------------------------------------------
+# Beyond the standard library, its modules import only numpy, Pillow and one runtime, and only where needed.
+# tests/devices/test_package.py imports all of them in an environment with only these packages.
 
 
-# Folders go with all that is below them.
+# Folders include all their contents.
 ZONE = (
     *("__init__.py", "backends.py", "errors.py", "extensions.py", "limits.py", "paths.py", "zip_members.py"),
     *("progress.py", "publish.py", "spec", "runtime", "compilation", "benchmark"),
@@ -408,7 +408,7 @@ EPOCH = (1980, 1, 1, 0, 0, 0)
 
 @dataclass(frozen=True)
 class Package:
-    """`data` is agent.pyz, `digest` its SHA-256."""
+    """The packed agent. `data`: agent.pyz; `digest`: its SHA-256."""
 
     data: bytes
     digest: str
@@ -416,7 +416,7 @@ class Package:
 
 @functools.cache
 def agent_package() -> Package:
-    """Stored, not deflated: what zlib makes of a text depends on its version."""
+    """Pack the agent. Files are stored, not deflated, because zlib's output depends on its version."""
     home = Path(vitdeploy.__file__).parent
     files = sorted(file for name in ZONE for file in _files(home / name))
     buffer = io.BytesIO()

@@ -1,4 +1,4 @@
-"""`vitdeploy devices add|list|remove|doctor|deploy|status|rollback`, and what is printed of many devices."""
+"""`vitdeploy devices add|list|remove|doctor|deploy|status|rollback`, and output for several devices."""
 
 # Annotations of options are evaluated: no future import.
 
@@ -22,16 +22,16 @@ from vitdeploy.spec import encode
 if TYPE_CHECKING:
     from vitdeploy.devices.on_devices import DeviceOutcome
 
-NAMES = "Names, labels."
-AS_ASKED = "Which engine, by target or name, as the app there asks for it."
+NAMES = "Device names or labels."
+AS_ASKED = "The engine that the app loads, by target or name."
 
 
 @click.group("devices", context_settings={"help_option_names": ["-h", "--help"]})
 def command() -> None:
-    """Manage boards and other machines that `bench`, `verify` and `compile` use with --on, and deploy bundles there.
+    """Manage boards and other machines for --on of `bench`, `verify` and `compile`, and deploy bundles to them.
 
-    Your own ssh reaches them, with its keys, configuration and known hosts. One folder is written there,
-    `~/.cache/vitdeploy-agent/`, and one for deployments, `~/.local/share/vitdeploy/deployed/`. They need Python 3.10
+    vitdeploy connects with your ssh, its keys, configuration and known hosts. On a device it writes
+    `~/.cache/vitdeploy-agent/` and, for deployments, `~/.local/share/vitdeploy/deployed/`. A device needs Python 3.10
     with numpy, Pillow and one runtime.
     """
 
@@ -42,29 +42,27 @@ class DeployOptions(Options):
     on: str = field(metadata=required(ON, help=NAMES))
     stages: str = option(
         "1,10%,all",
-        "The stages: how many devices have it once each is over.",
+        "Stages: the number of devices with the release after each.",
         flag="--canary",
         metavar="N|N%|all,...",
     )
-    name: str | None = option(None, "What the deployment is called there; by default as the bundle.")
+    name: str | None = option(None, "Name of the deployment (default: the name of the bundle).")
     target: str = option("auto", FIRST_ENGINE, help=AS_ASKED)
-    worse: float = option(10.0, "Percent by which p99 may be above that of the current release.", min=0, max=1000)
-    duration: float = option(
-        10.0, DURATION, help="Seconds that each release is measured for, before and after the switch."
-    )
+    worse: float = option(10.0, "Percent by which p99 may exceed that of the current release.", min=0, max=1000)
+    duration: float = option(10.0, DURATION, help="Seconds to measure each release, before and after the switch.")
     trust: Path | None = option(None, TRUST)
 
 
 @command_of(DeployOptions, Pinned, name="deploy", parent=command)
 def deploy(console: Console, options: DeployOptions, pinned: Pinned) -> None:
-    """Bring a BUNDLE to devices in stages, and stop where it fails.
+    """Deploy a BUNDLE to devices in stages, and stop at the first failure.
 
-    On each device of a stage its files are checked by their digests, its golden answers compared, and its p99 measured
-    against that of the current release. Only then the link `current` is moved, in one step, and the same is done again
-    through it. Where anything fails, the device has its old release back, so have the others of its stage, no further
-    device is touched, and the exit code is 5. A device that is off is told; the same command serves it later.
+    Each device of a stage checks the digests of all files and the golden answers, and measures p99 against the current
+    release. Then it moves the link `current` atomically, and repeats the checks through the link. After a failure, all
+    devices of the stage return to their old release, no further device is changed, and the exit code is 5. Devices that
+    are off are listed; run the same command again to serve them.
 
-    Apps load ~/.local/share/vitdeploy/deployed/NAME/current there.
+    On the device, apps load ~/.local/share/vitdeploy/deployed/NAME/current.
 
     \b
     Example:
@@ -83,9 +81,9 @@ class _RollBack(Options):
 
 @command_of(_RollBack, name="rollback", parent=command)
 def rollback(console: Console, options: _RollBack) -> None:
-    """Let devices run the release of the deployment NAME again that they ran before.
+    """Return devices to the previous release of the deployment NAME.
 
-    It is kept there, so nothing is sent; it must still give its golden answers.
+    The devices still have it, so nothing is sent. It must still give its golden answers.
 
     \b
     Example:
@@ -105,14 +103,14 @@ def _finish(console: Console, found: Any) -> None:
 @dataclass(frozen=True)
 class _Status(Options):
     name: str | None = option(None, "", place="optional")
-    on: str | None = option(None, ON, help="Names, labels; by default all devices.")
+    on: str | None = option(None, ON, help="Device names or labels (default: all devices).")
 
 
 @command_of(_Status, name="status", parent=command)
 def status(console: Console, options: _Status) -> None:
-    """What runs where: the releases of all deployments, or of NAME, as the devices say now.
+    """Show the releases of all deployments, or of NAME, on the devices.
 
-    Of devices that are off, the last that was known is shown.
+    For devices that are off, the last known state is shown.
 
     \b
     Example:
@@ -126,14 +124,14 @@ def status(console: Console, options: _Status) -> None:
 class _Add(Options):
     name: str = field(metadata=required(place="one"))
     address: str = field(metadata=required(place="one", metavar="ssh://[USER@]HOST[:PORT]"))
-    python: str = option("python3", "The Python to use there, as ~/venv/bin/python.")
-    labels: Sequence[str] = option((), "A further name, which several devices may have; repeatable.", flag="--label")
-    ssh_config: Path | None = option(None, "Instead of ~/.ssh/config, as `ssh -F`.", metavar="FILE")
+    python: str = option("python3", "Python on the device, such as ~/venv/bin/python.")
+    labels: Sequence[str] = option((), "Label that several devices may share; repeatable.", flag="--label")
+    ssh_config: Path | None = option(None, "ssh configuration instead of ~/.ssh/config, as `ssh -F`.", metavar="FILE")
 
 
 @command_of(_Add, name="add", parent=command)
 def add(console: Console, options: _Add) -> None:
-    """Name a device, or change what NAME stands for. Nothing is sent yet.
+    """Register a device under NAME, or change it. This does not contact the device.
 
     \b
     Example:
@@ -155,7 +153,7 @@ def add(console: Console, options: _Add) -> None:
 
 @command_of(Options, name="list", parent=command)
 def list_devices(console: Console, options: Options) -> None:
-    """The devices that were added, and local.
+    """List the registered devices, and local.
 
     \b
     Example:
@@ -178,7 +176,7 @@ class _Remove(Options):
 
 @command_of(_Remove, name="remove", parent=command)
 def remove(console: Console, options: _Remove) -> None:
-    """Forget a device. What was copied there stays, in ~/.cache/vitdeploy-agent.
+    """Unregister a device. Files on the device, in ~/.cache/vitdeploy-agent, are kept.
 
     \b
     Example:
@@ -186,8 +184,8 @@ def remove(console: Console, options: _Remove) -> None:
     """
     known, name = registry.read_devices(), options.name
     if name not in known:
-        there = ", ".join(known) or "none was added"
-        raise UnknownDeviceError(f"no device is called {name!r}", expected=there, fix="vitdeploy devices list")
+        there = ", ".join(known) or "no device is registered"
+        raise UnknownDeviceError(f"unknown device {name!r}", expected=there, fix="vitdeploy devices list")
     registry.write_devices({other: device for other, device in known.items() if other != name})
     console.finish({"removed": name}, [f"removed {name}"], None)
 
@@ -199,7 +197,7 @@ class _Doctor(Options):
 
 @command_of(_Doctor, name="doctor", parent=command)
 def doctor(console: Console, options: _Doctor) -> None:
-    """What a device is and what works there; exit code 4 where nothing does.
+    """Check a device: its hardware, system and working targets. The exit code is 4 if no target works.
 
     \b
     Example:
@@ -210,10 +208,10 @@ def doctor(console: Console, options: _Doctor) -> None:
     devices = registry.find_devices(options.name)
     if len(devices) > 1:
         several = " or ".join(device.name for device in devices)
-        raise UnknownDeviceError(f"{options.name} is the label of several devices", expected=several)
+        raise UnknownDeviceError(f"several devices have the label {options.name}", expected=several)
     (device,) = devices
     with console:
-        console.progress(f"ask {device.name}", 0, 1)
+        console.progress(f"checking {device.name}", 0, 1)
         probe = Client(device, tell=console.progress).probe()
     works, lines, advice = diagnose(device, probe)
     document = {"device": encode(device), "works": works, **encode(probe), "advice": encode(advice)}
@@ -230,8 +228,8 @@ def finish_devices(
     unmet: Callable[[Any], VitdeployError | None] = lambda found: None,
     together: tuple[dict[str, Any], Sequence[Line]] = ({}, ()),
 ) -> None:
-    """Print what came of each device, its errors too, and leave with the worst of these, if there is one; `unmet` says
-    of what was found whether a gate is not met. `together`: what is said of all of them."""
+    """Print the outcome of each device, and exit with the worst error, if any. `unmet`: returns the error of a result
+    that misses a gate. `together`: a document and lines on all devices."""
     from vitdeploy.devices.on_devices import worst
 
     documents: list[dict[str, Any]] = []
@@ -245,8 +243,8 @@ def finish_devices(
         lines += [f"on {name}:" if len(outcomes) > 1 else "", *lines_of(outcome.found)]
     lines += together[1]
     console.finish({"devices": documents, **together[0]}, [line for line in lines if line], None)
-    told = (each.error or unmet(each.found) for each in outcomes)
-    errors = [error for error in told if error is not None]
+    failures = (each.error or unmet(each.found) for each in outcomes)
+    errors = [error for error in failures if error is not None]
     for error in errors:
         click.echo(str(error), err=True)
     if errors:

@@ -1,4 +1,4 @@
-"""Work on devices of a fleet, and the rows of a history that it leaves."""
+"""Run benchmarks, verifications and compilations on devices."""
 
 from __future__ import annotations
 
@@ -40,14 +40,14 @@ from vitdeploy.tasks.adapter import DataChoice
 from vitdeploy.verification.records import Answers
 from vitdeploy.workflows import comparison, placement, subjects
 
-# --- The table of runtimes known to be wrong, asked for a device before it builds or measures anything ----------------
-# Patterns are found here, once for all devices. Only where a graph shows one is the device asked for its releases.
+# --- Check artifacts against the known-bad table before a device builds or measures them ------------------------------
+# Patterns are matched here, once for all devices. A device is probed for its releases only if a graph matches.
 
 
 @dataclass(frozen=True)
 class Suspects:
-    """Of one artifact, by the precision of each of its graphs: the entries that refuse it on some release of its
-    runtime. `graphs` are its files by part; `accepted` the entries that are no reason to refuse it."""
+    """The known-bad entries that match an artifact on some release of its runtime. `found`: (precision, matches) of
+    each graph. `graphs`: its files by part. `accepted`: entries that are accepted."""
 
     placed: PlacedArtifact
     graphs: dict[str, Path]
@@ -58,11 +58,11 @@ class Suspects:
         return any(each for _, each in self.found)
 
     def check(self, probe: DeviceProbe) -> None:
-        """Raise where the release there computes it wrongly; nothing of a target that does not work there, which says
-        so itself.
+        """Raise KnownBadError if the device's release computes it wrongly. Targets that do not work there are skipped,
+        since they fail with their own error.
 
         Raises:
-            KnownBadError: what goes wrong there, and the way out.
+            KnownBadError: with the defect and the fix.
         """
         target = self.placed.target
         state = probe.targets.get(target)
@@ -74,17 +74,17 @@ class Suspects:
             refuse_known_bad(open_ones, platform, self.placed.name, self.accepted)
 
     def known_of(self, engine: EngineSpec) -> EngineSpec:
-        """The engine that the device made, with the accepted entries that are about it.
+        """Return the engine that the device built, with the accepted entries that match it.
 
         Raises:
-            KnownBadError: one that is not accepted is, by what the engine records of where it was made.
+            KnownBadError: an entry that is not accepted matches, by the platform that the engine records.
         """
         taken = accepted_of(engine, self.graphs, self.placed.name, tuple(self.accepted)) if self else ()
         return dataclasses.replace(engine, accepted=taken or None)
 
 
 def suspects_of(shipment: Shipment, accepted: Sequence[str] = ()) -> Suspects:
-    """What the table says of an artifact, whatever the release and the machine; errors as `entries.table`."""
+    """Return the entries that match an artifact on any release and machine; errors as `entries.table`."""
     placed = shipment.placed
     graphs = {graph.part: shipment.files[graph.file] for graph in placed.graphs}
     found = []
@@ -96,8 +96,8 @@ def suspects_of(shipment: Shipment, accepted: Sequence[str] = ()) -> Suspects:
 
 
 def known_there(client: Client, suspects: Sequence[Suspects]) -> dict[str, KnownBadError]:
-    """By name, the refusals of artifacts that the device is known to compute wrongly. It is asked only where an
-    artifact is suspect; errors as `Client.probe`."""
+    """Return, by name, the errors for artifacts that the device is known to compute wrongly. The device is probed only
+    if an artifact is suspect; errors as `Client.probe`."""
     if not any(suspects):
         return {}
     probe = client.probe()
@@ -112,38 +112,38 @@ def known_there(client: Client, suspects: Sequence[Suspects]) -> dict[str, Known
 
 
 # --- `bench`, `verify` and `compile` on devices -----------------------------------------------------------------------
-# all at once, and what goes wrong with one does not end the others.
+# All devices work at the same time; the failure of one does not stop the others.
 
 
 T = TypeVar("T")
 U = TypeVar("U")
-REBUILT = "{} was built again there, of the bundle's graph: its plan is not of that user and that machine."
+REBUILT = "{} was rebuilt there from the bundle's graph, because its plan belongs to another machine or user."
 # The worst error, for the exit code of a command that failed in part.
 WORST = (1, 3, 2, 4, 5)
 
 
 @dataclass(frozen=True)
 class DeviceOutcome(Generic[T]):
-    """The outcome of one device: `found`, or an `error`."""
+    """The outcome of one device: the result `found`, or an `error`."""
 
     device: Device
     found: T | None = None
     error: VitdeployError | None = None
 
     def of(self, made: Callable[[T], U]) -> DeviceOutcome[U]:
-        """The same with what is `made` of what was found."""
+        """Return the outcome with `made` applied to its result."""
         return DeviceOutcome(self.device, None if self.found is None else made(self.found), self.error)
 
 
 def worst(errors: Sequence[VitdeployError]) -> VitdeployError:
-    """The error whose exit code a command has."""
+    """Return the error that determines a command's exit code."""
     return min(errors, key=lambda error: WORST.index(error.exit_code))
 
 
 def on_all(devices: Sequence[Device], work: Callable[[Client], T], reporter: Reporter) -> list[DeviceOutcome[T]]:
-    """Call `work` with a client of each device, at the same time.
+    """Call `work` with a client of each device, in parallel.
 
-    An interrupt stops the started jobs on all devices that can be reached, reports this, and propagates.
+    An interrupt stops the started jobs on all reachable devices, reports this, and propagates.
     """
     cancelled = threading.Event()
     clients = [Client(device, cancelled, reporter.progress) for device in devices]
@@ -173,8 +173,8 @@ def bench_on(
     reporter: Reporter,
     accepted: Sequence[str] = (),
 ) -> list[DeviceOutcome[bench.DeviceBench]]:
-    """For each device the result of `bench_subjects`, and the engines it made. An artifact that the runtime there is
-    known to compute wrongly, by an entry that is not `accepted`, is neither sent nor measured."""
+    """Benchmark artifacts on each device; return its results and engines. An artifact that the device's runtime is
+    known to compute wrongly is neither sent nor measured, unless the entry is `accepted`."""
     names = comparison.unique([each.placed.name for each in artifacts])
     shipments = []
     for each, name in zip(artifacts, names, strict=True):
@@ -203,7 +203,7 @@ def bench_on(
         rebuilt = [REBUILT.format(name) for name in measured if plans[name] not in (None, result.engines[name])]
         errors = [*refused.values(), *(reported(device, failure) for failure in result.left_out)]
         remarks = [text for name in measured for text in _remarks(name, engines[name], result.host)]
-        left_out = [f"left out: {error.message}; {error.fix or error.found}" for error in errors]
+        left_out = [f"skipped: {error.message}; {error.fix or error.found}" for error in errors]
         return bench.DeviceBench(
             **vars(found),
             host=result.host,
@@ -223,7 +223,7 @@ def verify_on(
     options: VerifyOn,
     reporter: Reporter,
 ) -> list[DeviceOutcome[report.VerifyDocument]]:
-    """Compare the artifact, run on each device, with `theirs`, which runs here, once."""
+    """Compare the artifact, run on each device, with `theirs`, which runs once, here."""
     budget = Budget(max_drop=options.max_drop, min_agreement=options.min_agreement)
     assert artifact.setting is not None
     placed, files = artifact.placed, entries(artifact.files)
@@ -250,12 +250,12 @@ def verify_on(
 
 
 def _remarks(name: str, engine: EngineSpec, host: Mapping[str, str]) -> list[str]:
-    """What is to be said of an engine that a device made."""
+    """Return the remarks on an engine that a device built."""
     return [*weight_remarks(engine, host.get("isa", "")), *in_spite(name, engine.accepted or ())]
 
 
 def _not_here(*arguments: object) -> NoReturn:
-    raise AssertionError("an engine of a device runs there")
+    raise AssertionError("the engine of a device does not run here")
 
 
 def compile_on(
@@ -269,16 +269,16 @@ def compile_on(
     reporter: Reporter,
     parts: Sequence[int] | None = None,
 ) -> EngineSpec:
-    """The engine of placed graphs, made by a device; its files are in `folder`, which is new and empty. `golden` are
-    the files of `seeded.golden_folder`, which the engine must answer like; {} where nothing can be compared. `parts`:
-    those in which it computes its rows; None for all at once.
+    """Compile placed graphs on a device; return the engine, with its files in the new, empty `folder`. `golden`: the
+    files of `seeded.golden_folder`, which the engine must reproduce; {} if nothing can be compared. `parts`: the parts
+    in which it computes its rows; None for all at once.
 
     Raises:
-        AnswersError: it answers otherwise there.
-        GraphError: the rows cannot be split so.
-        KnownBadError: the release of the runtime there is known to compute such a graph wrongly.
-        TargetError: a fixed batch that is another one.
-        VitdeployError: the device cannot be reached, or cannot make it.
+        AnswersError: the engine gives other answers on the device.
+        GraphError: the rows cannot be split into these parts.
+        KnownBadError: the device's runtime release is known to compute the graph wrongly.
+        TargetError: the graph has another fixed batch.
+        VitdeployError: the device cannot be reached, or cannot compile it.
     """
     graphs.check_build(options.build)
     batch = options.batch or graphs.batch
@@ -307,7 +307,7 @@ def compile_on(
 
 
 def _bring_graph(graphs: placement.PlacedGraphs, part: EngineSpec, folder: Path) -> None:
-    """The placement, which never was the device's to give."""
+    """Copy the placement from here, since a device's copy is not trusted."""
     source = graphs.folder / f"{part.part}.onnx"
     (folder / part.graph).parent.mkdir(parents=True, exist_ok=True)
     shutil.copyfile(source, folder / part.graph)
@@ -315,12 +315,11 @@ def _bring_graph(graphs: placement.PlacedGraphs, part: EngineSpec, folder: Path)
         shutil.copyfile(weights, (folder / part.graph).with_name(weights.name))
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# In which parts a device computes the rows of a placed model: what the costs of layers on its class of CPUs say.
+# --- Choose the row parts of a placed model for a device, by the layer costs on its class of CPUs ---------------------
 
 
 def row_parts_there(placed: placement.PlacedGraphs, batch: int, device: Device, reporter: Reporter) -> RowParts:
-    """What `search.rows.choose_row_parts` chooses for a device.
+    """Return the choice of `search.rows.choose_row_parts` for a device.
 
     Raises:
         VitdeployError: the device cannot be reached.

@@ -20,13 +20,13 @@ from vitdeploy.errors import InputError, StorageError, UnknownDeviceError, quote
 from vitdeploy.runtime.trust import write_atomic
 from vitdeploy.spec import DecodeError, decode, encode
 
-# --- The devices that this user has named: one JSON file in the user's configuration folder, for this user's eyes -----
+# --- The registered devices: one JSON file in the user's configuration folder, readable by this user only -------------
 
 
 FORMAT = 1
 LOCAL, LABEL = "local", "label:"
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,31}")
-# Neither can begin with "-", which ssh would take for an option, and none has a character that a shell knows.
+# None of these can begin with "-", like an option of ssh, or contain a special character of a shell.
 USER = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,63}")
 HOST = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,252}")
 PYTHON = re.compile(r"(~/)?[A-Za-z0-9_./+-]{1,240}")
@@ -35,7 +35,7 @@ EXPECTED_ADDRESS = "ssh://[USER@]HOST[:PORT], where HOST may be a Host of ~/.ssh
 
 @dataclass(frozen=True)
 class Device:
-    """`host` None is this machine. `user`, `port` and `ssh_config` None leave it to the configuration of ssh."""
+    """A device. `host`: None for this machine. `user`, `port`, `ssh_config`: None for the defaults of ssh."""
 
     name: str
     host: str | None = None
@@ -64,24 +64,22 @@ def this_machine() -> Device:
 
 
 def new_device(name: str, address: str, python: str, labels: Sequence[str], ssh_config: Path | None) -> Device:
-    """A device of what the user typed.
+    """Create a device from user input.
 
     Raises:
-        UnknownDeviceError: a name or an address that is none, or that ssh could take for something else.
+        UnknownDeviceError: an invalid name or address, or one that ssh could misinterpret.
     """
     if name == LOCAL or not NAME.fullmatch(name):
         raise UnknownDeviceError(
-            f"{name!r} is no name for a device",
-            expected="letters, digits, . _ -, at most 32 of them"
-            if name != LOCAL
-            else f"not {LOCAL}: it is this machine",
+            f"{name!r} is not a valid device name",
+            expected="at most 32 letters, digits, . _ -" if name != LOCAL else f"not {LOCAL}, which is this machine",
         )
     for label in labels:
         if not NAME.fullmatch(label):
-            raise UnknownDeviceError(f"{label!r} is no label", expected="letters, digits, . _ -, at most 32 of them")
+            raise UnknownDeviceError(f"{label!r} is not a valid label", expected="at most 32 letters, digits, . _ -")
     if not PYTHON.fullmatch(python) or python.startswith("-"):
         raise UnknownDeviceError(
-            f"{python!r} is no path of a Python on a device", expected="such as python3.12 or ~/venv/bin/python"
+            f"{python!r} is not a valid path of a Python", expected="a path such as python3.12 or ~/venv/bin/python"
         )
     if ssh_config is not None and not ssh_config.is_file():
         raise UnknownDeviceError(f"no file {ssh_config}", fix="check --ssh-config")
@@ -91,7 +89,7 @@ def new_device(name: str, address: str, python: str, labels: Sequence[str], ssh_
 
 
 def _parse(address: str) -> tuple[str, str | None, int | None]:
-    """Host, user and port of an address."""
+    """Return host, user and port of an address."""
     try:
         parts = urlsplit(address)
         host, user, port = parts.hostname or "", parts.username, parts.port
@@ -101,7 +99,7 @@ def _parse(address: str) -> tuple[str, str | None, int | None]:
     if parts.scheme != "ssh" or any(rest) or parts.password is not None:
         raise _no_address(address)
     if ":" not in host:
-        host = parts.netloc.rpartition("@")[2].partition(":")[0]  # a Host of a configuration has capital letters
+        host = parts.netloc.rpartition("@")[2].partition(":")[0]  # case matters for a Host of ~/.ssh/config
     if not (_is_ipv6(host) or HOST.fullmatch(host)) or (user is not None and not USER.fullmatch(user)) or port == 0:
         raise _no_address(address)
     return host, user, port
@@ -116,18 +114,18 @@ def _is_ipv6(host: str) -> bool:
 
 def _no_address(address: str) -> UnknownDeviceError:
     return UnknownDeviceError(
-        f"{address!r} is no address of a device",
+        f"{address!r} is not a valid device address",
         expected=EXPECTED_ADDRESS,
         fix="vitdeploy devices add NAME ssh://USER@HOST",
     )
 
 
 def sender() -> str:
-    """Who asks, for others who wait for a device: "user@host"."""
+    """Return "user@host", which other users see while they wait for a device."""
     try:
         user = getpass.getuser()
     except (OSError, KeyError):
-        user = "somebody"
+        user = "unknown"
     return f"{user}@{socket.gethostname()}"
 
 
@@ -138,10 +136,10 @@ def registry_file() -> Path:
 
 
 def read_devices() -> dict[str, Device]:
-    """The named devices by name.
+    """Return the registered devices by name.
 
     Raises:
-        UnknownDeviceError: the file is not what `add` writes.
+        UnknownDeviceError: the file is invalid.
     """
     path = registry_file()
     if not path.exists():
@@ -150,9 +148,9 @@ def read_devices() -> dict[str, Device]:
         found = decode(_File, json.loads(path.read_text(encoding="utf-8")))
     except (OSError, ValueError, DecodeError) as error:
         raise UnknownDeviceError(
-            f"{path} cannot be read", found=str(error)[:200], fix="fix it, or remove it and add the devices again"
+            f"{path} cannot be read", found=str(error)[:200], fix="correct it, or remove it and add the devices again"
         ) from None
-    for device in found.devices:  # somebody may have written it by hand
+    for device in found.devices:  # the file may have been edited manually
         new_device(device.name, device.address, device.python, device.labels, None)
     return {device.name: device for device in found.devices}
 
@@ -167,7 +165,7 @@ def write_devices(devices: dict[str, Device]) -> None:
 
 
 def _write(path: Path, value: object) -> None:
-    """Replace a file of ours, for this user's eyes.
+    """Replace a configuration file, readable by this user only.
 
     Raises:
         StorageError: it cannot be written.
@@ -180,25 +178,25 @@ def _write(path: Path, value: object) -> None:
         raise StorageError(
             f"{path} cannot be written",
             found=os.strerror(error.errno or 0),
-            fix="set XDG_CONFIG_HOME to a folder of yours",
+            fix="set XDG_CONFIG_HOME to a writable folder",
         ) from None
 
 
 def find_devices(text: str) -> list[Device]:
-    """The devices of `--on A,B`: names, labels (all devices that have it), and "local"; each once. "label:A" is a label
-    even where a device is called so.
+    """Return the devices of `--on A,B`, each once: names, labels (all devices with the label), and "local". "label:A"
+    is always a label, even if a device has the name A.
 
     Raises:
-        UnknownDeviceError: one that is none of these.
+        UnknownDeviceError: an unknown name or label.
     """
     known = read_devices()
     found: dict[str, Device] = {}
-    for given in text.split(","):
-        name = given.removeprefix(LABEL)
-        chosen = [this_machine()] if given == LOCAL else [known[given]] if given in known else []
+    for item in text.split(","):
+        name = item.removeprefix(LABEL)
+        chosen = [this_machine()] if item == LOCAL else [known[item]] if item in known else []
         chosen = chosen or [device for device in known.values() if name in device.labels]
         if not chosen:
-            if name != given:
+            if name != item:
                 labels = sorted({label for device in known.values() for label in device.labels})
                 raise UnknownDeviceError(
                     f"no device has the label {name!r}",
@@ -208,7 +206,7 @@ def find_devices(text: str) -> list[Device]:
             names = [LOCAL, *known]
             near = difflib.get_close_matches(name, names, n=1)
             raise UnknownDeviceError(
-                f"no device is called {name!r}" + (f"; did you mean {near[0]!r}?" if near else ""),
+                f"unknown device {name!r}" + (f"; did you mean {near[0]!r}?" if near else ""),
                 expected=", ".join(names),
                 fix=f"vitdeploy devices add {name or 'NAME'} ssh://USER@HOST",
             )
@@ -216,25 +214,25 @@ def find_devices(text: str) -> list[Device]:
     return list(found.values())
 
 
-# --- What this machine knows of its deployments: one JSON file each, beside the list of devices -----------------------
-# The devices themselves are asked whenever anything is done; the file is for those that are off then, and says what the
-# last command expected. Times are of the clock here, and are shown, never compared.
+# --- The last known state of deployments: one JSON file each, next to the list of devices -----------------------------
+# Every command reads the state from the devices. The file is for devices that are off, and for the release that the
+# last command expected. Times come from this machine's clock; they are shown, never compared.
 
 
 FLEET_FORMAT = 1
-# "current": it runs the expected release. "behind": another one, or none. "failed": the expected one was tried there, and
-# taken back. "off": it could not be asked, or could not take the files.
+# "current": runs the expected release. "behind": another release, or none. "failed": the expected release was tried and
+# removed. "off": not reachable, or unable to store the files.
 State = Literal["current", "behind", "failed", "off"]
-# "complete": all run it, or as many as the last stage asks for. "stopped": it failed somewhere. "partial": devices were
-# off, or the command was ended.
+# "complete": all devices run it, or as many as the last stage needs. "stopped": it failed on a device. "partial":
+# devices were off, or the command was interrupted.
 RolloutProgress = Literal["complete", "stopped", "partial"]
 
 
 @dataclass(frozen=True)
 class FleetMember:
-    """A device of a deployment, as last seen at `seen` ("" for never). `since`: when this machine saw the release begin
-    there. `p99_ms` and `ratio`, against the release before, are of the last trial there; `reason` says why it failed,
-    or could not be asked."""
+    """A device of a deployment, as last seen at `seen` ("" for never). `since`: when this machine first saw the release
+    there. `p99_ms` and `ratio` (to the previous release): from the last trial. `reason`: why it failed or was not
+    reachable."""
 
     device: str
     state: State = "off"
@@ -251,7 +249,7 @@ class FleetMember:
 
 @dataclass(frozen=True)
 class Fleet:
-    """A deployment: the release that is expected (the SHA-256 of a manifest), the name of its bundle."""
+    """A deployment: the expected release (the SHA-256 of a manifest), the name of its bundle, and its devices."""
 
     name: str
     release: str = ""
@@ -271,31 +269,31 @@ def fleet_folder() -> Path:
 
 
 def check_deployment(name: str) -> str:
-    """The name of a deployment.
+    """Return the name of a deployment if it is valid.
 
     Raises:
-        InputError: it cannot be one, as devices call a folder so.
+        InputError: the name is not valid for a folder on devices.
     """
     if not DEPLOYMENT.fullmatch(name):
         raise InputError(
-            f"{name[:80]!r} is no name of a deployment",
-            expected="letters, digits, . _ -, at most 64 of them",
-            fix="give one with --name",
+            f"{name[:80]!r} is not a valid deployment name",
+            expected="at most 64 letters, digits, . _ -",
+            fix="set another name with --name",
         )
     return name
 
 
 def read_fleets() -> dict[str, Fleet]:
-    """All deployments that this machine knows, by name."""
+    """Return all deployments known on this machine, by name."""
     names = sorted(path.stem for path in fleet_folder().glob("*.json") if DEPLOYMENT.fullmatch(path.stem))
     return {name: read_fleet(name) for name in names}
 
 
 def read_fleet(name: str) -> Fleet:
-    """What is known of a deployment; an empty one of that name where nothing is.
+    """Return the last known state of a deployment; an empty one if it is unknown.
 
     Raises:
-        StorageError: the file is not what vitdeploy writes.
+        StorageError: the file is invalid.
     """
     path = fleet_folder() / f"{check_deployment(name)}.json"
     try:
@@ -306,15 +304,15 @@ def read_fleet(name: str) -> Fleet:
         raise StorageError(
             f"{path} cannot be read",
             found=str(error)[:200],
-            fix=f"remove it: devices say themselves what they run; rm {quoted(path)}",
+            fix=f"remove it (the devices still have their state): rm {quoted(path)}",
         ) from None
     if (found.format, found.name) != (FLEET_FORMAT, name):
-        raise StorageError(f"{path} is of another version or name", found=f"{found.format}, {found.name}")
+        raise StorageError(f"{path} has another format or name", found=f"{found.format}, {found.name}")
     return found
 
 
 def write_fleet(fleet: Fleet) -> None:
-    """Replace the file of a deployment, for this user's eyes.
+    """Replace the file of a deployment.
 
     Raises:
         StorageError: it cannot be written.
@@ -323,5 +321,5 @@ def write_fleet(fleet: Fleet) -> None:
 
 
 def now() -> str:
-    """The time here, as it is shown."""
+    """Return the current time as text."""
     return datetime.now(timezone.utc).strftime("%Y-%m-%d %H:%M UTC")

@@ -1,4 +1,4 @@
-"""Roll-outs: a release over a fleet, device by device."""
+"""Roll-outs of a release to many devices."""
 
 from __future__ import annotations
 
@@ -33,24 +33,24 @@ from vitdeploy.runtime.choice import select_engines, usable_engines
 from vitdeploy.runtime.golden import has_golden, no_golden
 from vitdeploy.spec import EngineSpec, FileEntry, Manifest, encode
 
-# --- A release brought to many devices in stages ----------------------------------------------------------------------
-# tried beside the current one, then switched to; a failure ends it.
+# --- Roll out a release in stages -------------------------------------------------------------------------------------
+# Devices try the release next to the current one, then switch to it; a failure stops the roll-out.
 #
-# There is no daemon anywhere: what runs where is asked of the devices, and the same command goes on where another one
-# ended, or a device was off.
+# This works without a daemon: each command reads the state from the devices, and the same command continues an
+# interrupted roll-out, or serves devices that were off.
 
 
 SENT = "release"
 STAGES = "1,10%,all"
-# A device that is off or full says nothing about a release: it is left out, and served by the same command later.
+# A device that is off or full does not fail a release: it is skipped, and can be served by the same command later.
 AWAY = (call.ConnectionLost, StorageError)
-# Of the devices of a stage, the share that may be lost while they switch: more have been lost by it.
+# The share of a stage's devices that may become unreachable while they switch; more means that the release failed.
 LOST_SHARE = 0.5
 
 
 @dataclass(frozen=True)
 class RolloutStage:
-    """How many devices have the release once a stage is over: a number, or a percentage of all of them."""
+    """The number of devices with the release after a stage: absolute, or a percentage of all devices."""
 
     text: str
     number: int = 0
@@ -61,10 +61,10 @@ class RolloutStage:
 
 
 def parse_stages(text: str) -> tuple[RolloutStage, ...]:
-    """The stages of a text such as "1,10%,all".
+    """Parse stages such as "1,10%,all".
 
     Raises:
-        InputError: it is none.
+        InputError: a stage is invalid.
     """
     found = []
     for each in text.split(","):
@@ -72,8 +72,8 @@ def parse_stages(text: str) -> tuple[RolloutStage, ...]:
         number, percent = (match[1] or "0", match[2] or ("0" if match[1] else "100")) if match else ("0", "0")
         if int(number) + float(percent) <= 0 or float(percent) > 100:
             raise InputError(
-                f"{each.strip()[:40]!r} is no stage",
-                expected=f"numbers of devices, percentages of them, or all, with commas between: {STAGES}",
+                f"{each.strip()[:40]!r} is not a stage",
+                expected=f"numbers of devices, percentages or all, separated by commas: {STAGES}",
                 fix=f"--canary {STAGES}",
             )
         found.append(RolloutStage(each.strip(), int(number), float(percent)))
@@ -82,8 +82,8 @@ def parse_stages(text: str) -> tuple[RolloutStage, ...]:
 
 @dataclass(frozen=True)
 class RollOut:
-    """What came of a command: the deployment as it stands, its devices that this command was about, and the errors, of
-    which a release that failed is the command's, or the worst. `stages`: what was done, in words."""
+    """The outcome of a roll-out: the deployment, the devices of the command, and the errors. `error`: a failed release,
+    or else the worst error. `stages`: the completed stages, as text."""
 
     fleet: Fleet
     devices: tuple[str, ...]
@@ -110,11 +110,11 @@ class RollOut:
         }
 
     def lines(self) -> list[Line]:
-        return [*_lines(self.fleet, self.members), *self.stages, *(f"not decided: {text}" for text in self.undecided)]
+        return [*_lines(self.fleet, self.members), *self.stages, *(f"undecided: {text}" for text in self.undecided)]
 
 
 class _Stopped(Exception):
-    """The release failed on a device, or nobody can say how it did there."""
+    """The release failed on a device, or its outcome there is unknown."""
 
     def __init__(self, error: VitdeployError) -> None:
         super().__init__(str(error))
@@ -124,11 +124,11 @@ class _Stopped(Exception):
 def roll_out(
     release: Release, devices: Sequence[Device], stages: Sequence[RolloutStage], reporter: Reporter
 ) -> RollOut:
-    """Bring a release to devices, stage by stage. Devices that have it count for their stage. Where it fails on one,
-    that one has its old release again, so have the others of that stage, and no further device is touched.
+    """Roll out a release to devices, stage by stage. Devices that already have it count. If it fails on a device, all
+    devices of that stage return to their old release, and no further device is changed.
 
     Raises:
-        StorageError: what came of it cannot be noted here.
+        StorageError: the outcome cannot be recorded here.
     """
     return _RollOut(release, devices, reporter).run(stages)
 
@@ -173,10 +173,10 @@ class _RollOut:
     def _runs(self, deployed: Deployed) -> bool:
         return deployed.current == self.release.digest
 
-    # --- what devices have --------------------------------------------------------------------------------------------
+    # --- the state of the devices -------------------------------------------------------------------------------------
 
     def _ask(self) -> dict[str, Deployed]:
-        """What each device has of this deployment; those that cannot be asked are noted and left out."""
+        """Return the state of this deployment on each device; record and skip unreachable devices."""
         there = {}
         for outcome in ask_all(self.devices, self.reporter):
             name = outcome.device.name
@@ -205,10 +205,10 @@ class _RollOut:
     # --- a stage ------------------------------------------------------------------------------------------------------
 
     def _stage(self, step: RolloutStage, needed: int, left: list[Device], there: dict[str, Deployed]) -> list[Device]:
-        """Serve so many of the devices that are left; gives those that have the release now.
+        """Serve `needed` of the devices that are `left`; return those that now have the release.
 
         Raises:
-            _Stopped: it failed on one.
+            _Stopped: it failed on one of them.
         """
         tried: list[Device] = []
         while left and len(tried) < needed:
@@ -225,7 +225,7 @@ class _RollOut:
         return switched
 
     def _try(self, devices: Sequence[Device], there: Mapping[str, Deployed]) -> list[Device]:
-        """Bring the release to devices and try it beside the current one; those that it does well on."""
+        """Install the release on devices and try it next to the current one; return the devices where it passed."""
         passed, failure = [], None
 
         def work(client: Client) -> results.ReleaseTrial:
@@ -246,7 +246,7 @@ class _RollOut:
         return passed
 
     def _judged(self, name: str, outcome: on_devices.DeviceOutcome[results.ReleaseTrial]) -> VitdeployError | None:
-        """The error of a release that may not stay on a device, or that did not answer there."""
+        """Record the outcome on a device; return the error if the release failed there, or did not run."""
         trial, member = outcome.found, self.fleet.member(name)
         if trial is None:
             assert outcome.error is not None
@@ -260,20 +260,26 @@ class _RollOut:
         if not trial.failed:
             return None
         golden = not trial.golden.ok
-        why = "its answers are wrong" if golden else "it is slower" if trial.tail is not None else "it was taken back"
+        why = (
+            "its answers are wrong"
+            if golden
+            else "it is slower"
+            if trial.tail is not None
+            else "the device reverted it"
+        )
         return GateError(
             f"{self.release.manifest.name} failed on {name}: {why}",
             found=trial.failed,
             expected="the golden answers of the bundle"
             if golden
             else f"a p99 of at most {1 + self.release.worse:.3g} times that of the current release",
-            fix="vitdeploy inspect BUNDLE --check, or vitdeploy bench BUNDLE OLD_BUNDLE --on " + name,
+            fix=f"vitdeploy inspect BUNDLE --check, or vitdeploy bench BUNDLE OLD_BUNDLE --on {name}",
         )
 
     def _switch(
         self, devices: Sequence[Device], there: dict[str, Deployed]
     ) -> tuple[list[Device], VitdeployError | None]:
-        """Move the links; gives the devices whose link is at the release now, and the first error."""
+        """Move the links; return the devices whose link now points to the release, and the first error."""
         switched, failure = [], None
 
         def work(client: Client) -> results.ReleaseTrial:
@@ -298,9 +304,9 @@ class _RollOut:
         return switched, failure
 
     def _take_back(self, devices: Sequence[Device], there: dict[str, Deployed]) -> None:
-        """Move the links of a stage that failed back; a device that had no release before keeps this one."""
+        """Move the links of a failed stage back; devices without a previous release keep this one."""
         back = [device for device in devices if there[device.name].previous]
-        changes: dict[str, object] = {"reason": "its stage was taken back"}
+        changes: dict[str, object] = {"reason": "its stage was reverted"}
         self.fleet, errors = move_back(back, there, self.release.target, self.fleet, changes, self.reporter)
         self.errors += errors
         self._save()
@@ -331,7 +337,7 @@ def _job(
     release: Release | None,
     files: Mapping[FileEntry, Path] | None = None,
 ) -> results.ReleaseTrial:
-    """Have a device try a release; None for one whose manifest is not here."""
+    """Try a release on a device. `release`: None if its manifest is not here."""
     protocol = None if release is None else release.protocol
     job, paths = shipment.make_job(kind, (), files, protocol=protocol, release=options)
     with tempfile.TemporaryDirectory(prefix="vitdeploy-") as folder:
@@ -340,7 +346,7 @@ def _job(
 
 
 def ask_all(devices: Sequence[Device], reporter: Reporter) -> list[on_devices.DeviceOutcome[dict[str, Deployed]]]:
-    """What each device says is deployed on it, by name. A move that a power cut ended is undone there first."""
+    """Return the deployments of each device, by name. Devices first undo moves interrupted by a power cut."""
 
     def work(client: Client) -> dict[str, Deployed]:
         return results.check_deployments(client.device.name, client.ask(tuple[Deployed, ...], "deployed"))
@@ -349,15 +355,15 @@ def ask_all(devices: Sequence[Device], reporter: Reporter) -> list[on_devices.De
 
 
 def seen(member: FleetMember, found: Deployed) -> FleetMember:
-    """The member as it was found now."""
+    """Return the member with the device's present state."""
     facts = {"release": found.current, "previous": found.previous, "counter": found.counter, "seen": now()}
-    # Another release than this machine knew of: somebody else brought it, or it was taken back.
+    # Not the release that this machine knew: another user deployed it, or it was reverted.
     since = member.since if member.release == found.current else ""
     return dataclasses.replace(member, **facts, since=since)  # type: ignore[arg-type]
 
 
 def with_member(fleet: Fleet, member: FleetMember, **changes: object) -> Fleet:
-    """The deployment with a device as it is now."""
+    """Return the deployment with a changed member."""
     changed = dataclasses.replace(member, **changes)  # type: ignore[arg-type]
     others = [each for each in fleet.members if each.device != changed.device]
     members = tuple(sorted([*others, changed], key=lambda each: each.device))
@@ -372,8 +378,8 @@ def move_back(
     changes: Mapping[str, object],
     reporter: Reporter,
 ) -> tuple[Fleet, list[VitdeployError]]:
-    """Have devices move their links to the release before, which is noted in `there`; gives the fleet, whose members
-    have these `changes` then, and the errors: also of a device on which the release before fails too."""
+    """Move the links of devices to their previous release, and update `there`. Return the fleet, with `changes` in its
+    members, and the errors, also of devices where the previous release fails too."""
 
     def work(client: Client) -> results.ReleaseTrial:
         was = there[client.device.name]
@@ -385,9 +391,9 @@ def move_back(
         was, error = there[device], outcome.error
         if outcome.found is not None and outcome.found.failed:
             error = GateError(
-                f"the release of {was.name} before this one fails on {device}, which keeps this one",
+                f"the previous release of {was.name} fails on {device}, which keeps the present one",
                 found=outcome.found.failed,
-                expected="its golden answers",
+                expected="the golden answers of the previous release",
                 fix=f"vitdeploy devices deploy ANOTHER_BUNDLE --on {device}",
             )
         if error is not None:
@@ -399,14 +405,14 @@ def move_back(
     return fleet, errors
 
 
-# --- What runs where, and the way back: deployments as devices say they stand -----------------------------------------
+# --- Rollback, and the status of deployments --------------------------------------------------------------------------
 
 
 def roll_back(name: str, devices: Sequence[Device], target: str, reporter: Reporter) -> RollOut:
-    """Move the link of each device to the release that it was at before, if that still gives its golden answers.
+    """Move the link of each device to its previous release, if that still gives its golden answers.
 
     Raises:
-        StorageError: what came of it cannot be noted here.
+        StorageError: the outcome cannot be recorded here.
     """
     fleet, errors = read_fleet(name), list[VitdeployError]()
     there: dict[str, Deployed] = {}
@@ -422,9 +428,9 @@ def roll_back(name: str, devices: Sequence[Device], target: str, reporter: Repor
         if not there[device.name].previous:
             errors.append(
                 DeviceError(
-                    f"{device.name} has no release of {name} to go back to",
-                    found=f"release {there[device.name].current[:12] or 'none'}, and none before it",
-                    fix="vitdeploy devices deploy BUNDLE --on " + device.name,
+                    f"{device.name} has no previous release of {name}",
+                    found=f"release {there[device.name].current[:12] or 'none'}, no previous one",
+                    fix=f"vitdeploy devices deploy BUNDLE --on {device.name}",
                 )
             )
     chosen = [device for device in chosen if there[device.name].previous]
@@ -437,7 +443,7 @@ def roll_back(name: str, devices: Sequence[Device], target: str, reporter: Repor
 
 @dataclass(frozen=True)
 class Standing:
-    """What runs where. `away`: devices that could not be asked, of which the last that was known is shown."""
+    """The status of deployments. `away`: unreachable devices, shown with their last known state."""
 
     fleets: Sequence[Fleet]
     away: Sequence[str]
@@ -448,16 +454,16 @@ class Standing:
 
     def lines(self) -> list[Line]:
         lines = [line for each in self.fleets for line in _lines(each, each.members)]
-        away = [f"could not be asked: {', '.join(self.away)}"] if self.away else []
-        return [*(lines or ["nothing is deployed on these devices"]), *away]
+        away = [f"not reachable: {', '.join(self.away)}"] if self.away else []
+        return [*(lines or ["no deployments on these devices"]), *away]
 
 
 def standing(devices: Sequence[Device], name: str | None, reporter: Reporter) -> Standing:
-    """Every deployment that these devices have, or that this machine knows of them, or the one of that name; and the
-    devices that could not be asked.
+    """Return all deployments (or the one called `name`) on these devices, by their own report or as last known, and the
+    unreachable devices.
 
     Raises:
-        StorageError: what is known of one cannot be read.
+        StorageError: the last known state cannot be read.
     """
     known = registry.read_fleets()
     names = {device.name for device in devices}
@@ -486,14 +492,14 @@ def standing(devices: Sequence[Device], name: str | None, reporter: Reporter) ->
     return Standing([each for each in shown if each.members], away)
 
 
-# --- What is printed of deployments -----------------------------------------------------------------------------------
+# --- Deployments as text ----------------------------------------------------------------------------------------------
 
 
 SHORT = 12
 WORDS = {
     "complete": "complete",
     "stopped": "stopped",
-    "partial": "not complete: the same command goes on with it",
+    "partial": "incomplete; run the same command again to continue",
 }
 
 
@@ -504,13 +510,13 @@ def _facts(fleet: Fleet, members: Sequence[FleetMember]) -> dict[str, Any]:
 
 def _lines(fleet: Fleet, members: Sequence[FleetMember]) -> list[Line]:
     expected = f"release {fleet.release[:SHORT]} of {fleet.bundle}, {WORDS[fleet.progress]}" if fleet.release else ""
-    head = f"{fleet.name}: {expected or 'brought by another machine'}"
+    head = f"{fleet.name}: {expected or 'deployed by another machine'}"
     columns = (
         Column("device"),
         Column("release", 8, left=True),
         Column("state", 9, left=True),
         Column("p99 ms", 5),
-        Column("of before", 4),
+        Column("vs previous", 4),
         Column("since", 3, left=True),
         Column("last seen", 6, left=True),
         Column("reason", 7, left=True),
@@ -531,17 +537,17 @@ def _row(member: FleetMember) -> tuple[str, ...]:
     )
 
 
-# --- A bundle that is ready to be deployed: intact, signed where that is asked for, with golden answers ---------------
+# --- Check that a bundle can be deployed: intact, signed if required, with golden answers -----------------------------
 
 
-# The comparison with the current release: latency alone, and no longer than asked for.
+# The comparison with the current release measures only latency, in the given duration.
 BLOCK_SECONDS = 0.5
 
 
 @dataclass(frozen=True)
 class Release:
-    """`digest` is the SHA-256 of the manifest; `files` are all of the bundle, by what they are sent as. `worse`: how
-    much slower p99 may be than that of the release before, 0.1 for a tenth."""
+    """A release of a bundle. `digest`: the SHA-256 of the manifest. `files`: all files of the bundle, by their entries.
+    `worse`: the share by which p99 may exceed that of the previous release, 0.1 for a tenth."""
 
     deployment: str
     digest: str
@@ -553,13 +559,13 @@ class Release:
 
 
 def ready(folder: Path, name: str | None, *, trust: Path | None, target: str, duration: float, worse: float) -> Release:
-    """The release of a bundle; `name` of the deployment, by default the bundle's.
+    """Return the release of a bundle. `name`: of the deployment, by default the bundle's.
 
     Raises:
-        MissingFileError, ManifestError, DigestError: no bundle, or not an intact one.
-        SignatureError: not signed by `trust`.
-        TargetError, GateError: no engine for the target that may be used, or several that take other batches.
-        InputError: an engine without golden answers, or a name that no deployment can have.
+        MissingFileError, ManifestError, DigestError: the bundle is missing or damaged.
+        SignatureError: it is not signed by `trust`.
+        TargetError, GateError: no usable engine for the target, or several with different batch sizes.
+        InputError: an engine without golden answers, or an invalid deployment name.
     """
     manifest, _ = open_bundle(folder, trust)
     engines = usable_engines(manifest, select_engines(manifest, target))
@@ -583,18 +589,18 @@ def ready(folder: Path, name: str | None, *, trust: Path | None, target: str, du
 
 
 def _require_signed(entries: list[FileEntry], signed: frozenset[str], folder: Path, trust: Path) -> None:
-    """What is sent is what the signature is of, whatever has become of the folder since it was checked."""
+    """Check that the files to send are the signed ones, also if the folder has changed since."""
     if any(entry.sha256 not in signed for entry in entries):
-        raise SignatureError(f"{folder} has changed while its signature was checked", expected=f"a signature by {trust}")
+        raise SignatureError(f"{folder} changed during the signature check", expected=f"a signature by {trust}")
 
 
 def _protocol(manifest: Manifest, engines: list[EngineSpec], duration: float) -> Protocol:
     batches = {1 if engine.dynamic_batch else engine.batch for engine in engines}
     if len(batches) > 1:
         raise TargetError(
-            f"the engines of {manifest.name} take other batches, so that one measurement does not fit all",
+            f"the engines of {manifest.name} have different batch sizes",
             found=", ".join(f"{engine.artifact}: {engine.batch}" for engine in engines),
-            expected="one batch",
-            fix="name one of them: --target " + engines[0].artifact,
+            expected="one batch size",
+            fix=f"select one engine: --target {engines[0].artifact}",
         )
     return Protocol(("single",), (batches.pop(),), duration, min(BLOCK_SECONDS, duration), max_extension=1)

@@ -1,7 +1,7 @@
-"""A runner whose engine is on a device: `verify` drives it as it drives any other.
+"""A runner with its engine on a device, for `verify`.
 
 The placement is sent once and compiled there; then each call sends its feeds and receives the outputs. After a lost
-connection it reconnects, compiles the engine again and repeats the call: calls change nothing there.
+connection it reconnects, compiles the engine again and repeats the call, since calls have no side effects.
 """
 
 import contextlib
@@ -23,15 +23,15 @@ from vitdeploy.runtime.runner import Array, Runner
 from vitdeploy.spec import EngineSpec, FileEntry, GraphSpec, TensorSpec, encode
 
 MAX_OUTPUT_BYTES = 4 << 30
-# An engine takes as many rows of each input as it was compiled for, or as the model has of something else.
+# The largest plausible leading axis of an input, besides the batch size that the engine was compiled for.
 MOST_ROWS = 4096
-# The types that engines return; no graph of ours has another output.
+# The output types of engines.
 DTYPES = {"float32", "float16", "int64", "int32", "uint8", "bool"}
 
 
 @dataclass(frozen=True)
 class _Loaded:
-    """The first answer of a session. Before that, `waits_for` alone, as often as it changes, then `begun` alone."""
+    """The first answer of a session. Answers with only `waits_for`, then one with only `begun`, may precede it."""
 
     engine: EngineSpec | None = None
     host: dict[str, str] | None = None
@@ -43,9 +43,9 @@ class _Loaded:
 
 
 class RemoteRunner(Runner):
-    """`placed` and its files, compiled and run on the device of `client`. `engine` and `host` are known once loaded.
+    """Compiles and runs `placed` and its files on the device of `client`. `engine` and `host` are known once loaded.
 
-    `graphs`: by part, the tensors of what is sent, which the engine must have."""
+    `graphs`: by part, the tensors of the sent graphs, which the engine must have."""
 
     def __init__(
         self,
@@ -64,7 +64,7 @@ class RemoteRunner(Runner):
         self.host: dict[str, str] = {}
 
     def _load(self) -> None:
-        self._connect()  # a device that was never reached is told at once
+        self._connect()  # fail at once if the device was never reachable
 
     def _connect(self) -> None:
         self._close()
@@ -79,13 +79,13 @@ class RemoteRunner(Runner):
             self.engine = clean(check_engine(device, loaded.engine, self._placed))
             self._check_tensors(loaded, self.engine)
             if self.inputs and (self.inputs, self.outputs) != (loaded.inputs, loaded.outputs):
-                raise refuse(device, "another engine than before the connection was lost", loaded.inputs, self.inputs)
+                raise refuse(device, "the engine changed after the connection was lost", loaded.inputs, self.inputs)
             self.inputs, self.outputs, self.provider = loaded.inputs, loaded.outputs, printable(loaded.provider)
             self.host = clean(loaded.host or {})
             self._call, self._open = call, stack.pop_all()
 
     def _check_tensors(self, loaded: _Loaded, engine: EngineSpec) -> None:
-        """Raise DeviceResultError if the session's inputs and outputs are not those of the graphs that were sent."""
+        """Raise DeviceResultError unless the session's inputs and outputs match those of the graphs that were sent."""
         device, parts = self._client.device.name, engine.parts or (engine,)
         check_tensors(device, (*loaded.inputs, *loaded.outputs))
         if self._graphs:
@@ -97,13 +97,13 @@ class RemoteRunner(Runner):
             check_named(device, loaded.outputs, whole.outputs)
         rows, most = [tensor.shape[:1] for tensor in loaded.inputs], max(self._placed.batch, MOST_ROWS)
         if not rows[0] or any(isinstance(size, int) and not 1 <= size <= most for each in rows for size in each):
-            raise refuse(device, "an engine for an impossible number of inputs at once", rows, f"1 to {most}")
+            raise refuse(device, "an engine with an implausible batch size", rows, f"1 to {most}")
 
     def _first_answer(self, call: Call) -> _Loaded:
-        """What the session says once it was its turn and the engine was built.
+        """Wait for the session's turn and for the engine; return the first answer.
 
         Raises:
-            DeviceError: either took longer than anybody waits.
+            DeviceError: a time limit was exceeded.
         """
         client, device, waits_for = self._client, self._client.device.name, ""
         limits = {True: client.patience.queue, False: client.patience.work}
@@ -114,9 +114,9 @@ class RemoteRunner(Runner):
             if left <= 0:
                 raise DeviceError(
                     f"{device}: no answer for {spelled(limits[queued])}",
-                    found=f"it waits for {waits_for}" if queued else "the engine is not built yet",
+                    found=f"it is waiting for {waits_for}" if queued else "the engine is not built yet",
                     expected="its turn" if queued else "an engine",
-                    fix="run the command again when it is free; `vitdeploy devices doctor` says what runs there",
+                    fix="run the command again when it is free; `vitdeploy devices doctor` shows its jobs",
                 )
             try:
                 loaded = parse(device, client.line(call, documents.MAX_JOB_BYTES, within=left, talk=True), _Loaded)
@@ -126,7 +126,7 @@ class RemoteRunner(Runner):
                 continue
             waits_for = printable(loaded.waits_for)
             if waits_for:
-                client.tell(f"{device}: waits for {waits_for}; for {spelled(limits[True])} at most", 0, 1)
+                client.tell(f"{device}: waiting for {waits_for} (at most {spelled(limits[True])})", 0, 1)
             elif not loaded.begun:
                 return loaded
 
@@ -137,7 +137,7 @@ class RemoteRunner(Runner):
         if self._call is None:
             self._connect()
         assert self._call is not None
-        call, self._call = self._call, None  # of no use any more, unless all of this goes well
+        call, self._call = self._call, None  # restored below if the call succeeds
         call.send(_request(feeds))
         line = self._client.line(call, documents.MAX_JOB_BYTES, within=self._client.patience.work)
         found = parse(self._client.device.name, line, tuple[TensorSpec, ...])
@@ -153,7 +153,7 @@ class RemoteRunner(Runner):
         return outputs
 
     def _check(self, found: tuple[TensorSpec, ...], batch: int) -> None:
-        """Check that the outputs are those of the engine, with possible sizes."""
+        """Check that the outputs match the engine, with plausible sizes."""
         device = self._client.device.name
         expected = {tensor.name: tensor for tensor in self.outputs}
         if [tensor.name for tensor in found] != list(expected):
@@ -165,7 +165,7 @@ class RemoteRunner(Runner):
             fits = len(sizes) == len(tensor.shape) == len(own.shape) and sizes[:1] == [batch]
             fits = fits and all(isinstance(b, str) or a == b for a, b in zip(sizes, own.shape, strict=True))
             if not fits or tensor.dtype != own.dtype or tensor.dtype not in DTYPES:
-                raise refuse(device, "an output that does not fit", tensor, own)
+                raise refuse(device, "an output of another shape or type", tensor, own)
             total += math.prod(sizes) * np.dtype(tensor.dtype).itemsize
         if total > MAX_OUTPUT_BYTES:
             raise refuse(device, "outputs that are too large", f"{total:,} bytes")

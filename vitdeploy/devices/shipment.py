@@ -1,6 +1,6 @@
-"""What is sent to a device: the placement of an artifact, never an engine made here, and jobs of such placements.
+"""Prepare placements and jobs to send to devices; engines built here are never sent.
 
-Nothing is compiled here, so that a target's runtime need not be installed here.
+Nothing is compiled here, so a target's runtime need not be installed here.
 """
 
 import dataclasses
@@ -32,9 +32,9 @@ DATA = ".onnx.data"
 
 @dataclass(frozen=True)
 class Shipment:
-    """What goes to a device for one artifact. `files`: those of `placed`, by their paths there. `setting`: how inputs
-    and outputs of an artifact are read that a user named. `accepted`: entries of the table of runtimes known to be
-    wrong that a bundle's engine was compiled in spite of."""
+    """The data to send to a device for one artifact. `files`: those of `placed`, by their paths on the device.
+    `setting`: how to read inputs and outputs of an artifact that a user named. `accepted`: the accepted known-bad
+    entries of a bundle's engine."""
 
     placed: PlacedArtifact
     files: Mapping[str, Path]
@@ -45,11 +45,11 @@ class Shipment:
 def find_device_artifacts(
     text: str, *, target: str | None, work: Path, trust: Path | None = None, golden: bool = False
 ) -> list[Shipment]:
-    """Every engine of a bundle (or the one for `target`), or a graph, which is placed in a new folder of `work`. With
-    `golden`, an engine must give its golden answers there: those of its bundle, or of its graph (`seeded`).
+    """Return every engine of a bundle (or the one for `target`), or a graph, placed in a new folder in `work`. With
+    `golden`, an engine must give golden answers on the device: those of its bundle, or of its graph (`seeded`).
 
     Raises:
-        InputError: an original, which no device can run. Errors of reading propagate.
+        InputError: an original model, which devices cannot run. Errors of reading propagate.
     """
     path, kind = Path(text), kind_of(text)
     if kind == "bundle":
@@ -60,14 +60,14 @@ def find_device_artifacts(
         ]
     if kind == "model":
         raise InputError(
-            f"{text} is a model, and devices run what was made of one",
-            expected="with --on: bundles, graphs of `vitdeploy export` or `vitdeploy quantize`",
+            f"{text} is a model, which devices cannot run",
+            expected="with --on: a bundle, or a graph from `vitdeploy export` or `vitdeploy quantize`",
             fix=f"vitdeploy export {quoted(text)} -o DIR, then give DIR",
         )
     file, answers = find_graph(path), dict[str, Path]()
     graphs = place_graphs(file, target or default_target(file), None, new_folder(work, "placed"))
     first, spec = next(iter(graphs.graphs.values()))
-    if golden:  # of a graph alone, whose part of images is its first
+    if golden:  # of the first graph, which takes the images
         seeded = seeded_answers(graphs.folder / f"{next(iter(graphs.graphs))}.onnx", graphs.target)
         answers = {} if seeded.why else golden_folder(seeded, graphs.target, new_folder(work, "golden"))
     shipment = placed_shipment(str(path), graphs, graphs.batch, answers)
@@ -86,14 +86,14 @@ def placed_shipment(name: str, graphs: PlacedGraphs, batch: int, golden: Mapping
 def _of_engine(
     folder: Path, manifest: Manifest, engine: EngineSpec, labels: tuple[str, ...], golden: bool, work: Path
 ) -> Shipment:
-    """Of an engine of a bundle: one that is code as it is, for the device that it was built on."""
+    """Return the shipment of a bundle's engine. An engine that is code is sent only for the device that built it."""
     require_image_alone(manifest.name, further_inputs(manifest.task, engine.inputs), "a device")
     require_graphs(folder, manifest, "a device that builds its own engine")
     files = {part.part: folder / part.graph for part in engine.parts or (engine,)}
-    if engine.row_parts is not None:  # as the bundle's own files compute them
+    if engine.row_parts is not None:  # as in the bundle's files
         files = {engine.part: new_folder(work, "rows") / MODEL_FILE}
         in_parts(folder / engine.graph, engine.row_parts, files[engine.part])
-    # What the device compares the engine that it builds with; nothing of a bundle without golden answers.
+    # The device compares its engine with these files; none for a bundle without golden answers.
     names = golden_files(manifest, engine) if golden else ()
     answers = {name: folder / name for name in ((MANIFEST_FILE, *names) if names else ())}
     facts = {name: getattr(engine, name) for name in ("sequence", "weight_bits", "row_parts", "float_rest")}
@@ -112,12 +112,12 @@ def _ship(
     plan: tuple[EngineSpec, Path] | None,
     facts: Mapping[str, Any],
 ) -> Shipment:
-    """The shipment of `graphs`, which are by part, with the precision that they were placed for: INT8 where one was.
+    """Return the shipment of `graphs` (by part), in the precision that they were placed for: INT8 if one of them is.
 
     Args:
         golden: the manifest and the golden answers of a bundle, by their paths in it.
-        plan: an engine built on a device before, and the folder of its files.
-        facts: further fields of the placement; its `weight_bits` are those of the graphs where this does not say.
+        plan: an engine that a device built before, and the folder of its files.
+        facts: further fields of the placement; `weight_bits` defaults to that of the graphs.
     """
     metadata = {part: admitted_metadata(graph) for part, graph in graphs.items()}
     own: dict[str, Precision] = {part: found.precision or "fp32" for part, found in metadata.items()}
@@ -127,7 +127,7 @@ def _ship(
     sent = []
     for part, graph in graphs.items():
         weights = sorted(graph.parent.glob(f"*{DATA}"))
-        # The graph names the file of its weights, and compilers look for it under the graph's own name.
+        # The graph contains the name of its weights file, and compilers expect it next to the graph's own name.
         called = weights[0].name.removesuffix(".data") if len(weights) == 1 else graph.name
         files |= {f"{part}/{called}": graph, **{f"{part}/{path.name}": path for path in weights}}
         precision = own[part] if len(set(own.values())) > 1 else None
@@ -145,15 +145,15 @@ def _ship(
 
 
 def entries(files: Mapping[str, Path]) -> dict[FileEntry, Path]:
-    """The files of a shipment with their sizes and digests."""
+    """Return the files of a shipment with their sizes and digests."""
     return {FileEntry(name, path.stat().st_size, file_sha256(path)): path for name, path in files.items()}
 
 
 def make_job(
     kind: Kind, shipments: Sequence[Shipment] = (), more: Mapping[FileEntry, Path] | None = None, **options: Any
 ) -> tuple[DeviceJob, dict[str, Path]]:
-    """One job of all shipments and of `more` files, and the local path of each file. Each shipment gets a folder of its
-    own. `options`: fields of the job that are of its kind."""
+    """Return one job for all shipments and `more` files, and the local path of each file. Each shipment gets its own
+    folder. `options`: further fields of the job."""
     placed, files = [], dict[str, Path]()
     for index, shipment in enumerate(shipments):
         files |= {f"{index}/{name}": path for name, path in shipment.files.items()}

@@ -1,8 +1,7 @@
-"""How far devices of one kind are apart, and which of them are not to be counted among them.
+"""Compare devices of the same kind, and find outliers among them.
 
-Two boards of one model differ by their silicon, their cooling and their supply. One that throttled is another machine
-while it does; one that is far from the others has something that they have not. Both are named, and left out of what is
-said of the kind: their own numbers stay.
+Boards of one model differ in silicon, cooling and power supply. Boards that throttled, or whose times are far from the
+others', are listed and left out of the statistics of the kind; their own results are kept.
 """
 
 import math
@@ -13,21 +12,22 @@ from dataclasses import dataclass
 from vitdeploy.document.bench import DeviceBench
 from vitdeploy.runtime.host import name_host
 
-# What makes two machines one kind: not their system and Python, which are named where they differ.
+# The facts that define a kind; the system and Python do not count.
 SAME = ("board", "cpu", "isa", "cores", "quota", "machine", "emulated")
-# The share of blocks in which a device may throttle: one in a long run is its governor.
+# The share of blocks in which a device may throttle; single blocks may be due to the governor.
 THROTTLED_SHARE = 0.1
-# How far a device may be from the median of its kind: beyond three standard deviations, estimated by the median of the
-# deviations (Rousseeuw and Croux 1993, "Alternatives to the median absolute deviation", Journal of the American
-# Statistical Association 88:1273-1283, equation 1.1), and by a tenth, which is more than boards of one model differ.
+# A device is an outlier if it differs from the median of its kind by more than three standard deviations, estimated by
+# the median absolute deviation (Rousseeuw and Croux 1993, "Alternatives to the median absolute deviation", Journal of
+# the American Statistical Association 88:1273-1283, equation 1.1), and by more than 10 %, which is more than boards of
+# one model normally differ.
 DEVIATIONS, NORMAL, LEAST_APART = 3.0, 1.4826, 0.10
-# Of fewer nobody can say which one is odd.
+# With fewer devices, outliers cannot be identified.
 LEAST_DEVICES = 3
 
 
 @dataclass(frozen=True)
 class Quarantined:
-    """A device that is not counted among its kind, and why."""
+    """A device that is left out of its kind's statistics, with the reason."""
 
     device: str
     reason: str
@@ -35,8 +35,8 @@ class Quarantined:
 
 @dataclass(frozen=True)
 class Apart:
-    """The median latencies of one artifact on the devices that count, in ms: their median, and the fastest and the
-    slowest of them. `spread`: by what share the slowest is slower than the fastest."""
+    """The median latencies of one artifact on the counted devices, in ms: their median, and the fastest and slowest
+    device. `spread`: the share by which the slowest is slower than the fastest."""
 
     artifact: str
     median_ms: float
@@ -50,7 +50,7 @@ class Apart:
 
 @dataclass(frozen=True)
 class DeviceKind:
-    """Devices of one kind: those that count, those that do not, and how far the former are apart."""
+    """Devices of one kind: the counted and the quarantined ones, and the spread of the counted ones."""
 
     name: str
     devices: tuple[str, ...]
@@ -59,7 +59,7 @@ class DeviceKind:
 
 
 def kinds_of(found: Mapping[str, DeviceBench]) -> list[DeviceKind]:
-    """Every kind of which two devices or more were measured; `found` is by the name of the device."""
+    """Return all kinds with at least two measured devices. `found`: results by device name."""
     groups: dict[tuple[str, ...], list[str]] = {}
     for device, bench in found.items():
         groups.setdefault(tuple(bench.host.get(key, "") for key in SAME), []).append(device)
@@ -91,7 +91,7 @@ def _kind(found: Mapping[str, DeviceBench]) -> DeviceKind:
 
 
 def _throttled(bench: DeviceBench) -> str:
-    """Why a device throttled too much to be counted; "" where it did not."""
+    """Return why a device throttled too much to count; "" if it did not."""
     for row in bench.results:
         for name, scenario in row.scenarios.items():
             seen = scenario.throttled
@@ -101,14 +101,14 @@ def _throttled(bench: DeviceBench) -> str:
 
 
 def _other_kernels(found: Mapping[str, DeviceBench]) -> dict[str, str]:
-    """Devices whose engines run in other kernels than those of most others: their times are not of the same thing."""
+    """Return devices whose engines use other kernels than most devices, so that their times are not comparable."""
     odd: dict[str, str] = {}
     for artifact in dict.fromkeys(name for bench in found.values() for name in bench.engines):
         ran = {device: _ran(bench, artifact) for device, bench in found.items() if artifact in bench.engines}
         usual = statistics.mode(ran.values())
         if 2 * list(ran.values()).count(usual) > len(ran):
             odd |= {
-                device: f"{artifact} runs {text} there, and {usual} elsewhere"
+                device: f"{artifact} runs {text}, but {usual} on the other devices"
                 for device, text in ran.items()
                 if text != usual
             }
@@ -121,7 +121,7 @@ def _ran(bench: DeviceBench, artifact: str) -> str:
 
 
 def _far(artifact: str, times: Mapping[str, float]) -> dict[str, str]:
-    """Devices that are far from the median of their kind."""
+    """Return the outliers: devices that are far from the median of their kind."""
     if len(times) < LEAST_DEVICES:
         return {}
     logs = {device: math.log(value) for device, value in times.items()}

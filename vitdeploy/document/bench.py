@@ -1,4 +1,4 @@
-"""`bench` of a report: the protocol, a row for each artifact, the ratios of pairs, and where the time goes."""
+"""The `bench` part of a report: the protocol, a row per artifact, the ratios of pairs, and the context of the times."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from vitdeploy.spec import SPARSE, EngineSpec, decode
 
 @dataclass(frozen=True)
 class ErrorFacts:
-    """The stable code, the exit code of the command, and the parts of the message."""
+    """An error: its stable code, the exit code of the command, and the parts of its message."""
 
     code: str
     message: str
@@ -26,12 +26,12 @@ class ErrorFacts:
         return decode(cls, error.to_dict())
 
 
-# --- `context`: the rates of the machine, and where the time of each artifact goes ------------------------------------
+# --- `context`: the machine's peak rates, and the parts of each artifact's time ---------------------------------------
 
 
 @dataclass(frozen=True)
 class Omission:
-    """Something that is missing, and why."""
+    """Something that was left out, and why."""
 
     what: str
     why: str
@@ -39,7 +39,7 @@ class Omission:
 
 @dataclass(frozen=True)
 class WorkFacts:
-    """The work of one query, see `graph.work.Work`; `bytes` are those of weights, inputs and outputs together."""
+    """The work of one query, see `graph.work.Work`; `bytes`: the bytes of weights, inputs and outputs together."""
 
     batch: int
     flops: dict[str, int]
@@ -51,11 +51,12 @@ class WorkFacts:
 
 @dataclass(frozen=True)
 class Roof:
-    """The least milliseconds of computing and of moving bytes, and the share of the latency that each is.
+    """The roofline: the least milliseconds for computing and for moving bytes at peak rates, and their shares of the
+    latency.
 
-    `memory_ms`, `memory_share`: None if the bytes fit in a cache. `flops`, `rates`: by precision, of the work and of
-    the machine. `copy_rate`: bytes per second that the memory copies; None if it was not measured, and then
-    `fits_in_cache` too.
+    `memory_ms`, `memory_share`: None if the bytes fit in a cache. `flops`, `rates`: the operations of the work and the
+    peak rates of the machine, by precision. `copy_rate`: bytes per second that the memory copies; None if it was not
+    measured, and `fits_in_cache` then too.
     """
 
     compute_ms: float
@@ -72,8 +73,8 @@ class Roof:
 
 @dataclass(frozen=True)
 class TimeShares:
-    """The parts of the time, in milliseconds and as shares of the latency at that moment (or of the layers' sum, if
-    larger). `products`: layers that multiply matrices, by precision; `others`: by kind."""
+    """The parts of the time, in milliseconds and as shares of the latency in the same run (or of the layers' sum, if
+    larger). `products`: layers that multiply matrices, by precision; `others`: other layers, by kind."""
 
     latency_ms: float
     layers_ms: float
@@ -86,8 +87,8 @@ class TimeShares:
 
 @dataclass(frozen=True)
 class LayerTime:
-    """One layer as the runtime ran it; `share` of all layers, `fuses` the nodes of the graph that it does the work
-    of."""
+    """One layer as the runtime ran it. `share`: its share of the time of all layers; `fuses`: the nodes of the graph
+    that it computes."""
 
     name: str
     kind: str
@@ -100,7 +101,7 @@ class LayerTime:
 
 @dataclass(frozen=True)
 class LayerGroup:
-    """Layers whose names differ in the number of their block only, summed up."""
+    """The totals of layers whose names differ only in the block number."""
 
     name: str
     kind: str
@@ -120,8 +121,8 @@ class ProfileFacts:
 
 @dataclass(frozen=True)
 class ArtifactContext:
-    """One artifact against the machine. `bound`: what the largest part of the time is; `line`: the same in a sentence,
-    None if nothing is known. `work_unknown`: why there is no `work`."""
+    """One artifact relative to the machine's peak rates. `bound`: the largest part of the time; `line`: a sentence on
+    it, None if unknown. `work_unknown`: why `work` is None."""
 
     artifact: str
     batch: int
@@ -139,7 +140,8 @@ class ArtifactContext:
 
 @dataclass(frozen=True)
 class ContextFacts:
-    """`machine`: its rates in a line, empty where none is known. `left_out`: what could not be measured."""
+    """The context of a bench. `machine`: its rates in a line, empty if none is known. `left_out`: failed
+    measurements."""
 
     machine: str
     rates: tuple[RateFacts, ...]
@@ -153,8 +155,8 @@ class ContextFacts:
 
 @dataclass(frozen=True)
 class ProtocolFacts:
-    """`rounds` by scenario; `batch` of all scenarios and, where there are two, of "offline"; `threads` 0 is each
-    runtime's own choice; `processes` that each artifact was measured in."""
+    """The protocol of a bench. `rounds`: by scenario; `batch`: the batch size of all scenarios, or a second one for
+    "offline"; `threads`: 0 for each runtime's own choice; `processes`: the number of processes of each artifact."""
 
     rounds: dict[str, int]
     block_seconds: float
@@ -166,9 +168,9 @@ class ProtocolFacts:
 
 @dataclass(frozen=True)
 class Bench:
-    """`undecided`: by artifact, why what was measured of it is not to be relied on. `samples_ms`: some latencies of
-    each artifact, evenly over time. `block_medians_ms`: the median of each round that counts. `context`: None if it
-    was not measured."""
+    """The results of a bench. `undecided`: by artifact, why its times are unreliable. `samples_ms`: a sample of each
+    artifact's latencies, evenly spread over time. `block_medians_ms`: the median of each round that counts. `context`:
+    None if it was not measured."""
 
     protocol: ProtocolFacts
     results: tuple[Row, ...]
@@ -187,15 +189,15 @@ class Bench:
 
 @dataclass(frozen=True, kw_only=True)
 class BenchDocument(Bench):
-    """The document of `bench --json`; `remarks`: remarks about the artifacts on this machine."""
+    """The document of `bench --json`. `remarks`: remarks on the artifacts on this machine."""
 
     remarks: tuple[str, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
 class DeviceBench(BenchDocument):
-    """The document of `bench --on --json` for a device: its description, the engines made there, and those that could
-    not be made."""
+    """The document of `bench --on --json` for a device. `host`: its description; `engines`: the engines compiled there;
+    `left_out`: the errors of engines that could not be compiled."""
 
     host: dict[str, str]
     engines: dict[str, EngineSpec]

@@ -1,4 +1,4 @@
-"""What single commands print as JSON: `explain`, `versions`, and the self-test of a target."""
+"""The JSON documents of `explain`, `versions`, and the self-test of a target."""
 
 from dataclasses import dataclass, field
 from typing import Literal
@@ -9,14 +9,14 @@ from vitdeploy.document.bench import Bench, ErrorFacts
 from vitdeploy.document.verified import Verified
 from vitdeploy.spec import SPARSE, Task
 
-# --- A bundle on a series of a runtime's releases ---------------------------------------------------------------------
+# --- `versions`: a bundle on a series of a runtime's releases ---------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class AnswersFacts:
-    """The golden answers of an engine: `same` of `inputs` are the original's, where `least_same` must be; `difference`
-    is the largest from when the bundle was made, of the largest output, where `tolerance` is allowed. `kernels`:
-    linears and convolutions by precision, of an engine that was compiled again."""
+    """The golden answers of an engine: `same` of `inputs` equal the original's, and at least `least_same` must;
+    `difference`: the largest difference from the outputs when the bundle was made, relative to the largest output, with
+    the limit `tolerance`. `kernels`: linears and convolutions by precision, for an engine that was compiled again."""
 
     ok: bool
     inputs: int
@@ -29,9 +29,8 @@ class AnswersFacts:
 
 @dataclass(frozen=True)
 class ReleaseFacts:
-    """One engine on one release: what it answers and the time that it takes, as a ratio to the release that the bundle
-    was made with, or the `error` that ended it. `changed`: what is other than with the release before, "answers" or
-    "time"."""
+    """One engine on one release: its answers, and its time as a ratio to the release that the bundle was made with, or
+    its `error`. `changed`: what differs from the previous release, "answers" or "time"."""
 
     version: str
     artifact: str
@@ -43,9 +42,9 @@ class ReleaseFacts:
 
 @dataclass(frozen=True)
 class VersionsDocument:
-    """The releases of `runtime` in `asked`: `releases` in order, an entry for each engine; `skipped` by release, with
-    the reason why it is not installed here. `own`: by engine, the release that the bundle was made with. `rebuilt`:
-    whether each release compiled the engine's graph, instead of loading the engine as it is."""
+    """The releases of `runtime` in the range `asked`. `releases`: in order, an entry per engine; `skipped`: by release,
+    the reason why it is not installed. `own`: by engine, the release that the bundle was made with. `rebuilt`: whether
+    each release compiled the engine's graph instead of loading the existing engine."""
 
     bundle: str
     runtime: str
@@ -56,13 +55,13 @@ class VersionsDocument:
     skipped: dict[str, str]
 
 
-# --- `explain`: where a model looks -----------------------------------------------------------------------------------
+# --- `explain`: the attention of a model ------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Explanation:
-    """The picture at `path` of where a model looks in `image`: its `size` (width, height) in pixels, the `grid` (rows,
-    columns) of patches, whose attention was read, and the titles of the maps."""
+    """The picture at `path` of a model's attention in `image`. `size`: (width, height) in pixels; `grid`: (rows,
+    columns) of patches; `read`: the token whose attention was read; `maps`: the titles of the maps."""
 
     path: str
     image: str
@@ -76,7 +75,7 @@ class Explanation:
     maps: tuple[str, ...]
 
 
-# --- The self-test of a target: each of its steps ---------------------------------------------------------------------
+# --- The self-test of a target ----------------------------------------------------------------------------------------
 
 
 StepStatus = Literal["done", "failed", "not run"]
@@ -84,7 +83,7 @@ StepStatus = Literal["done", "failed", "not run"]
 
 @dataclass(frozen=True)
 class StepFacts:
-    """One step of one model; `log`: the file of a failure."""
+    """One step of the self-test for one model. `log`: the log file of a failure."""
 
     model: str
     step: str
@@ -97,7 +96,7 @@ class StepFacts:
 
 @dataclass(frozen=True)
 class SelftestEngine:
-    """One engine: see `EngineSpec`; `bytes` of what the runtime loads."""
+    """One engine: see `EngineSpec`. `bytes`: the size of the files that the runtime loads."""
 
     artifact: str
     precision: str
@@ -111,7 +110,7 @@ class SelftestEngine:
 
 @dataclass(frozen=True)
 class SelftestModel:
-    """`trained`: its accuracy means something."""
+    """One model of the self-test. `trained`: whether its accuracy is meaningful."""
 
     name: str
     trained: bool
@@ -120,14 +119,14 @@ class SelftestModel:
 
     @property
     def artifacts(self) -> list[str]:
-        """The one that the others are compared with first, where there is one."""
+        """The artifacts in the order of the bench (the reference first), then engines that were not measured."""
         timed = [row.artifact for row in self.bench.results] if self.bench else []
         return list(dict.fromkeys([*timed, *(engine.artifact for engine in self.engines)]))
 
 
 @dataclass(frozen=True)
 class SelftestDocument:
-    """The whole document; `doctor`: what the target needs of this machine."""
+    """The whole document. `doctor`: the requirements of the target on this machine."""
 
     format: Literal[1]
     target: str

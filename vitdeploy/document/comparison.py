@@ -1,4 +1,4 @@
-"""compare.json: what a candidate has lost or gained against a baseline, engine by engine."""
+"""compare.json: the losses and gains of a candidate against a baseline, by engine."""
 
 from dataclasses import dataclass, field
 from typing import Literal
@@ -12,7 +12,7 @@ from vitdeploy.verification.gate import Gate
 
 @dataclass(frozen=True)
 class ComparisonLimits:
-    """The allowed loss of the candidate: points of accuracy, and percent of time. None is not judged."""
+    """The allowed loss of the candidate: points of accuracy, and percent of time; None without a limit."""
 
     max_drop: float | None
     max_slowdown: float | None
@@ -20,8 +20,8 @@ class ComparisonLimits:
 
 @dataclass(frozen=True)
 class AccuracyChange:
-    """`baseline`, `candidate` and `agreement` in percent of `n` samples, the drop in points; None is not known.
-    `control`: of what was measured."""
+    """`baseline`, `candidate` and `agreement` in percent of `n` samples, the drop in points; None if unknown.
+    `control`: the agreement of unrelated answers, if it was measured."""
 
     how: Literal["measured", "recorded", "same files"]
     n: int
@@ -37,7 +37,7 @@ class AccuracyChange:
 
 @dataclass(frozen=True)
 class TimeRatio:
-    """The ratio candidate / baseline, as in `bench.Ratio`; measured ones have its fields. `difference`: the interval's
+    """The ratio candidate / baseline, as in `bench.Ratio`; a measured ratio has all its fields. `difference`: the
     verdict on the candidate, in words."""
 
     metric: summary.Metric
@@ -57,7 +57,7 @@ class TimeRatio:
 
 @dataclass(frozen=True)
 class Check:
-    """One check of a pair, of its accuracy or of one of its times."""
+    """One check of a pair: of its accuracy, or of one of its times."""
 
     name: str
     status: GateStatus
@@ -66,8 +66,8 @@ class Check:
 
 @dataclass(frozen=True)
 class PairFacts:
-    """One pair of engines. `flags`: of either side's measurement. `same_engine`: both sides are one engine, on one
-    machine."""
+    """One pair of engines. `flags`: the flags of both sides' measurements. `same_engine`: both sides are the same
+    engine on the same machine."""
 
     engine: str
     accuracy: AccuracyChange | None
@@ -79,7 +79,7 @@ class PairFacts:
 
 @dataclass(frozen=True)
 class DigestPair:
-    """The sha256 of one thing on both sides; None if a side has nothing of that name."""
+    """The sha256 of one item on both sides; None if a side lacks it."""
 
     name: str
     baseline: str | None
@@ -92,7 +92,7 @@ class DigestPair:
 
 @dataclass(frozen=True)
 class ComparisonDocument:
-    """The whole document. `measured`: the engines were run, and not only read of."""
+    """The whole document. `measured`: whether the engines were run, instead of taking their numbers from reports."""
 
     format: Literal[1]
     created: str
@@ -110,5 +110,5 @@ class ComparisonDocument:
 
     @property
     def metrics(self) -> list[summary.Metric]:
-        """Those of the times that were compared."""
+        """The metrics of the compared times."""
         return list(dict.fromkeys(ratio.metric for engine in self.engines for ratio in engine.ratios))

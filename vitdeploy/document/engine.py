@@ -10,8 +10,8 @@ from vitdeploy.verification.gate import Gate
 
 @dataclass(frozen=True)
 class FoldFacts:
-    """A fold in front of `layers`: the exponent of their channels' scales (None without scaling), whether channels were
-    shifted, what their expected squared error is divided by (`gain`), and all of it in words."""
+    """A fold before `layers`: the exponent `alpha` of the channels' scales (None without scaling), whether channels
+    were `shifted`, the factor `gain` by which the expected squared error is reduced, and a description (`what`)."""
 
     layers: tuple[str, ...]
     alpha: float | None
@@ -22,7 +22,7 @@ class FoldFacts:
 
 @dataclass(frozen=True)
 class HiddenFacts:
-    """Changes of the hidden channels that `layer` reads: as in `FoldFacts`; `copies`: the number of copies by
+    """Changes of the hidden channels that `layer` reads, as in `FoldFacts`. `copies`: the number of copies by
     channel."""
 
     layer: str
@@ -35,7 +35,7 @@ class HiddenFacts:
 @dataclass(frozen=True)
 class Quantization:
     """The layers in INT8, and those left in float with the reason for each. Mixed precision adds what its choice was
-    based on; the typed INT8 of TensorRT does not. `int4`: the layers whose weights alone are in INT4."""
+    based on; the typed INT8 of TensorRT does not. `int4`: the layers with only their weights in INT4."""
 
     int8: tuple[str, ...]
     float: dict[str, str]
@@ -56,8 +56,9 @@ class HalfMacs:
 
 @dataclass(frozen=True)
 class HalfFacts:
-    """Half precision that is typed in the graph: the operations in float32 with the reason of each, the power of two
-    that the residual stream is divided by, and, by tensor, the share of its numbers that are lost to zero."""
+    """Half precision that is typed in the graph. `float32`: the operators in float32, with reasons;
+    `residual_exponent`: the power of two that divides the residual stream; `underflow`: by tensor, the share of its
+    values that underflow to zero."""
 
     type: str
     residual_exponent: int
@@ -68,10 +69,10 @@ class HalfFacts:
 
 @dataclass(frozen=True)
 class PlacementFacts:
-    """What placement.json of a run says: layers as in `Quantization`, and what a precision adds. `scores`: products of
-    queries and keys in INT8; `dynamic`: layers whose inputs the runtime quantizes, with reasons; `group`: inputs that
-    share a scale, by layer; `embeddings`: tables in INT8; `why`: what a search measured of layers in higher precision.
-    """
+    """The content of placement.json: layers as in `Quantization`, and facts of single precisions. `scores`: products of
+    queries and keys in INT8; `dynamic`: layers whose inputs the runtime quantizes, with reasons; `group`: the number of
+    inputs that share a scale, by layer; `embeddings`: tables in INT8; `why`: the result of the search for layers in
+    higher precision."""
 
     target: str
     int8: tuple[str, ...]
@@ -94,9 +95,9 @@ class PlacementFacts:
 
 @dataclass(frozen=True)
 class EngineFacts:
-    """`bytes` of what the runtime loads; `kernels`: linears and convolutions by the precision they ran in; `shipped`:
-    whether the recipe asked for it; `accepted`: entries of the table of runtimes known to be wrong that are about
-    it, and that the recipe accepts."""
+    """One engine. `bytes`: the size of the files that the runtime loads; `kernels`: linears and convolutions by the
+    precision that they ran in; `shipped`: whether the recipe requests it; `accepted`: known-bad entries that apply to
+    it and that the recipe accepts."""
 
     artifact: str
     target: str

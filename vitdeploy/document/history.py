@@ -1,4 +1,4 @@
-"""The document of `history --json`: series of results, and where each changed."""
+"""The document of `history --json`: series of results and their changes."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -12,8 +12,8 @@ Direction = Literal["slower", "faster"]
 class PointFacts:
     """One result of a series: `number` from 1 in the order of the history. `time`: the wall clock of its machine.
 
-    `p50_ms` with its 95 % interval, `throughput` in images per second, `agreement` and `value` in percent; None is not
-    known. `decided`: change points are found among these alone; if not, `undecided` says why. `error`: of a
+    `p50_ms` with its 95 % interval, `throughput` in images per second, `agreement` and `value` in percent; None if
+    unknown. `decided`: whether change detection uses the result; if not, `undecided` says why. `error`: the error of a
     recipe that failed, or of an engine that did not give its golden answers; these have no times.
     """
 
@@ -37,13 +37,13 @@ class PointFacts:
 
     @property
     def shown_flags(self) -> tuple[str, ...]:
-        """The flags, with that the result is not decided."""
+        """The flags, with "not decided" for an undecided result."""
         return self.flags if self.decided else (*self.flags, "not decided")
 
 
 @dataclass(frozen=True)
 class Difference:
-    """A fact that is another one on both sides of a change; empty is not known."""
+    """A fact that differs between both sides of a change; "" if unknown."""
 
     what: str
     before: str
@@ -52,9 +52,9 @@ class Difference:
 
 @dataclass(frozen=True)
 class ShareFacts:
-    """A value of a fact that more of the results right after a change have than of those right before it, and not all:
-    `after` of `of_after`, `before` of `of_before`. `ratio`: how many times as long those after it take as the others
-    there; None with too few of either."""
+    """A value of a fact that is more frequent, but not universal, right after a change: in `before` of `of_before`
+    results before it, and in `after` of `of_after` results after it. `ratio`: the time of results with it relative to
+    that of results without it, after the change; None with too few of either."""
 
     what: str
     value: str
@@ -67,11 +67,12 @@ class ShareFacts:
 
 @dataclass(frozen=True)
 class ChangeFacts:
-    """A change of the p50 latency. `number`: the point that is the first after it, `time` that of this result.
+    """A change of the p50 latency. `number` and `time`: those of the first result after it.
 
     `ratio`: after / before, of the geometric means of both sides up to the next changes, with its 95 % interval.
-    `differences`: what is another one on both sides; `same`: what is the same one on both; `unclear`: what neither is
-    true of, and `shares` has what came up among these. `sentence`: when, by how much, and what changed with it.
+    `differences`: facts that differ between both sides; `same`: facts that are equal; `unclear`: facts that are
+    neither, of which `shares` has the values that became more frequent. `sentence`: the time, the size and the
+    coinciding differences of the change.
     """
 
     number: int
@@ -89,7 +90,7 @@ class ChangeFacts:
 
     @property
     def further(self) -> list[str]:
-        """What else is known of both sides, a line each."""
+        """Further facts about both sides, one per line."""
         known = {each.what for each in self.shares}
         unclear = [each for each in self.unclear if each not in known]
         lines = [f"more than one value on a side: {', '.join(unclear)}"] if unclear else []
@@ -100,8 +101,8 @@ class ChangeFacts:
 class SeriesFacts:
     """One artifact on one kind of machine, at one batch size and number of threads.
 
-    `noise`: the standard deviation of single results, as a share; `correlation` of neighbours (see
-    `history.changes.Noise`); None with too few results, and then `too_few` says how many are needed.
+    `noise`: the standard deviation of single results, as a share; `correlation`: that of neighbouring results (see
+    `history.changes.Noise`); None with too few results, and `too_few` then says how many are needed.
     """
 
     model: str
@@ -125,13 +126,13 @@ class SeriesFacts:
 
 @dataclass(frozen=True)
 class CanaryFacts:
-    """An engine that did not give its golden answers with a release of its runtime: `results` times, on `machines`,
-    the last at `time` with `error`.
+    """An engine that did not give its golden answers with a release of its runtime: `results` times, on `machines`, the
+    last time at `time` with `error`.
 
-    Who is right: `right_machines`, where this engine gave its golden answers with the same release; `right_releases`,
-    with which it did so anywhere; `right_engines`: how many other engines did with the same release. `sentence` says
-    all of it. `proposal`: an entry for the table of runtimes known to be wrong, as JSON has it, whose pattern is all
-    that is known: the operators of the graph; None where they were not recorded.
+    `right_machines`: machines where this engine gave its golden answers with the same release; `right_releases`:
+    releases with which it did so on any machine; `right_engines`: the number of other engines that did so with the same
+    release. `sentence`: a summary. `proposal`: a draft entry for the known-bad table, whose pattern has all operators
+    of the graph; None if these were not recorded.
     """
 
     runtime: str
@@ -153,7 +154,7 @@ class CanaryFacts:
 
 @dataclass(frozen=True)
 class HistoryDocument:
-    """The whole document; `left_out`: files that are no part of it, and why."""
+    """The whole document. `left_out`: skipped files, and why."""
 
     format: Literal[1]
     created: str

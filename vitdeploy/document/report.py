@@ -1,4 +1,4 @@
-"""The report of a bundle, as dataclasses."""
+"""The report of a bundle (report.json) as dataclasses, and its reader."""
 
 import json
 import math
@@ -17,11 +17,11 @@ from vitdeploy.spec import SPARSE, DecodeError, FileEntry, GateStatus, Grade, Ta
 from vitdeploy.tasks.answers import AnswerFacts, AttentionFacts, Copies, ExampleFacts, MappingFacts
 from vitdeploy.verification.gate import Gate
 
-# --- report.json: what a run found, of every engine and of the verdict; the page is made of nothing else --------------
+# --- report.json: the results of a run for every engine, and the verdict; the page shows nothing more -----------------
 
 
 FORMAT: Literal[1] = 1
-# The name of the original among the artifacts; a report may not ask the pipeline for it.
+# The original's name among the artifacts; defined here too, because reports must not import the pipeline.
 ORIGINAL = "original"
 
 
@@ -29,9 +29,9 @@ ORIGINAL = "original"
 class VerdictFacts:
     """The verdict on a run or a search.
 
-    `recommended`: an artifact, or the original; None if nothing is decided. `grade`: how surely, None of a
-    search; `rivals`: what may be as fast as the recommended or leading artifact. `gate`: the gate of the
-    requested engines, with the reasons of all of them.
+    `recommended`: an artifact, or the original; None if nothing is decided. `grade`: how certain it is, None for a
+    search; `rivals`: artifacts that may be as fast as the recommended or leading one. `gate`: the gate of the requested
+    engines; `reasons`: those of all of them.
     """
 
     sentence: str
@@ -44,14 +44,14 @@ class VerdictFacts:
 
     @property
     def stands_for_all(self) -> str | None:
-        """The artifact whose numbers stand for the whole in a table."""
+        """The artifact whose numbers represent the whole."""
         return self.recommended
 
 
 @dataclass(frozen=True, kw_only=True)
 class RunVerdict(VerdictFacts):
-    """`leading`: what stands for the run in a table; `ships`: the engines of the bundle, in its order; `budget`: in
-    words."""
+    """The verdict on a run. `leading`: the artifact that represents the run; `ships`: the engines of the bundle, in its
+    order; `budget`: in words."""
 
     leading: str | None = None
     ships: tuple[str, ...] = ()
@@ -64,8 +64,8 @@ class RunVerdict(VerdictFacts):
 
 @dataclass(frozen=True)
 class ModelFacts:
-    """`image_size`: (height, width), zeros where the model takes no images, as then `channels`. `classes`: how many.
-    `checkpoint`: the name of its file."""
+    """The model. `image_size`: (height, width); zeros, like `channels`, if the model takes no images. `classes`: the
+    number of classes. `checkpoint`: the name of its file."""
 
     source: str
     family: str | None
@@ -82,8 +82,8 @@ class ModelFacts:
 
 @dataclass(frozen=True)
 class ExportFacts:
-    """`bytes` of all graphs; `tolerance`: the largest relative difference that is taken; `tokenizer`: what a model's
-    tokenizer was compared with."""
+    """The export. `bytes`: the size of all graphs; `tolerance`: the largest accepted relative difference; `tokenizer`:
+    what the model's tokenizer was compared with."""
 
     opset: int
     ir_version: int
@@ -95,7 +95,8 @@ class ExportFacts:
 
 @dataclass(frozen=True)
 class MergingFacts:
-    """Token merging in one graph. `tokens` without it; `remaining`: by block, how many are behind its attention."""
+    """Token merging in one graph. `tokens`: the number without it; `remaining`: by block, the number after its
+    attention."""
 
     tokens: int
     remaining: dict[str, int]
@@ -103,8 +104,8 @@ class MergingFacts:
 
 @dataclass(frozen=True)
 class PruningFacts:
-    """Pruning of one graph. `share` of its MACs that went. `kept`: by the linear that reads them, "channels" or
-    "heads", how many there were, and how many stay."""
+    """Pruning of one graph. `share`: the pruned share of its MACs. `kept`: by the linear that reads them, "channels" or
+    "heads", their number before, and their number after."""
 
     share: float
     kept: dict[str, tuple[str, int, int]]
@@ -112,8 +113,8 @@ class PruningFacts:
 
 @dataclass(frozen=True)
 class OptimizeFacts:
-    """By graph: in how many places each rewrite changed it, its nodes before and after, and the largest relative
-    difference that the exact rewrites make. `unproven`: as of `ParityRow`, by graph."""
+    """By graph: the number of places of each rewrite, the nodes before and after, and the largest relative difference
+    that the exact rewrites cause. `unproven`: as in `ParityRow`, by graph."""
 
     rewrites: dict[str, dict[str, int]]
     nodes: dict[str, tuple[int, int]]
@@ -125,7 +126,8 @@ class OptimizeFacts:
 
 @dataclass(frozen=True)
 class CalibrationFacts:
-    """`distinct` of the images; `memory`: bytes estimated, by what they are for; `digest` of the images."""
+    """The calibration. `distinct`: the number of distinct images; `memory`: estimated bytes by purpose; `digest`: the
+    digest of the images."""
 
     images: int
     digest: str | None
@@ -136,9 +138,9 @@ class CalibrationFacts:
 
 @dataclass(frozen=True)
 class DataFacts:
-    """`noun`: what a sample is called. `unannotated`: images of an annotated set without annotations.
-    `copies`: images of the same bytes, each counted once in `evaluation_images`. `remarks`: lines on
-    what was assumed of the data, left out, or read in another way than it is written."""
+    """The data. `noun`: the name of a sample, such as "image". `unannotated`: the number of images without annotations
+    in an annotated set. `copies`: images with the same bytes, counted once in `evaluation_images`. `remarks`: notes on
+    data that was assumed, left out, or read differently than written."""
 
     path: str
     labels: str
@@ -153,13 +155,13 @@ class DataFacts:
 
     @property
     def nouns(self) -> str:
-        """What samples are called, as a title has it."""
+        """The plural of `noun` with a capital, for titles."""
         return f"{self.noun.capitalize()}s"
 
 
 @dataclass(frozen=True)
 class SourceDigests:
-    """The files that the model was read from: sha256 by file name."""
+    """The model's files: sha256 by file name."""
 
     model: str | None
     revision: str | None
@@ -168,7 +170,7 @@ class SourceDigests:
 
 @dataclass(frozen=True)
 class DataDigests:
-    """Digests of the samples of each part, their files and labels; None without calibration."""
+    """Digests of the samples of each part, with their files and labels; None without calibration."""
 
     calibration: str | None
     evaluation: str
@@ -176,7 +178,7 @@ class DataDigests:
 
 @dataclass(frozen=True)
 class Provenance:
-    """`tools`: versions by package. `files`: the exported graph and all that engines were compiled to."""
+    """The provenance. `tools`: versions by package. `files`: the exported graph and all files of compiled engines."""
 
     recipe: dict[str, object]
     source: SourceDigests
@@ -185,14 +187,14 @@ class Provenance:
     files: tuple[FileEntry, ...]
 
     def of_engine(self, artifact: str) -> dict[str, str]:
-        """The digests of what an engine was compiled to, by path."""
+        """The digests of an engine's compiled files, by path."""
         return {each.path: each.sha256 for each in self.files if each.path.startswith(f"compile/{artifact}/")}
 
 
 @dataclass(frozen=True)
 class SizeRow:
-    """One image size: what to ship there, and the leading artifact in numbers. `path`: of its bundle inside of this
-    one, empty of the first."""
+    """One image size: its verdict, and the numbers of its leading artifact. `path`: the path of its bundle inside this
+    one, "" for the first size."""
 
     size: str
     path: str
@@ -211,8 +213,8 @@ class SizeRow:
 class Judgement:
     """The common part of a run and a search: every engine against the original, and the verdict.
 
-    `created`: ISO date and time. `environment` describes the machine, with the versions of tools. `bench`: None where
-    it was not run. `warnings`: reasons to doubt all numbers.
+    `created`: ISO date and time. `environment`: the machine, and the versions of tools. `bench`: None if it was not
+    run. `warnings`: reasons to doubt all numbers.
     """
 
     format: Literal[1]
@@ -227,7 +229,7 @@ class Judgement:
     environment: dict[str, str]
 
     def engine(self, artifact: str | None) -> EngineFacts | None:
-        """The facts about an engine; None for the original, or if there are none."""
+        """The facts about an engine; None for the original and for unknown artifacts."""
         return next((engine for engine in self.engines if engine.artifact == artifact), None)
 
     @property
@@ -237,7 +239,7 @@ class Judgement:
 
     @property
     def artifacts(self) -> list[str]:
-        """The original first, then the engines in the order of the report, then what was only benched."""
+        """The original first, then the engines in the order of the report, then artifacts that were only measured."""
         return list(dict.fromkeys([ORIGINAL, *(engine.artifact for engine in self.engines), *self.results]))
 
     @property
@@ -247,7 +249,8 @@ class Judgement:
 
     @property
     def starred(self) -> str | None:
-        """The recommended artifact, if decided: its gate does not fail, and its speed is known."""
+        """The recommended artifact, if its gate neither fails nor is undecided, and its speed is known; otherwise
+        None."""
         name, engine = self.verdict.recommended, self.engine(self.verdict.recommended)
         if engine is not None and engine.gate.status in ("fail", "undecided"):
             return None
@@ -255,7 +258,7 @@ class Judgement:
 
     @property
     def focus(self) -> list[str]:
-        """The engines that a reader cares for: the leading one, then those that are shipped; else all."""
+        """The most relevant engines: the leading one, then the shipped ones; otherwise all."""
         names = [engine.artifact for engine in self.engines]
         first = [name for name in names if name == self.verdict.stands_for_all]
         return list(dict.fromkeys([*first, *(each.artifact for each in self.engines if each.shipped)])) or names
@@ -271,19 +274,19 @@ class Judgement:
         return self.bench.ratio(artifact, ORIGINAL) if self.bench else None
 
     def flags_of(self, artifact: str) -> list[str]:
-        """What a reader must know before trusting the numbers of an artifact."""
+        """The flags of an artifact, which limit the trust in its numbers."""
         engine, result = self.engine(artifact), self.results.get(artifact)
         return [*([] if engine is None or engine.shipped else ["not shipped"]), *(result.flags if result else ())]
 
     @property
     def flags(self) -> list[str]:
-        """Those of all artifacts, one after the other."""
+        """The flags of all artifacts, in their order."""
         return [flag for name in self.artifacts for flag in self.flags_of(name)]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Report(Judgement):
-    """report.json. `sizes`: of a bundle with several image sizes."""
+    """report.json. `sizes`: the image sizes of a bundle with several."""
 
     verdict: RunVerdict
     model: ModelFacts
@@ -302,8 +305,8 @@ class Report(Judgement):
 
 @dataclass(frozen=True)
 class VerifyDocument:
-    """One artifact against another on the same samples. `skipped`: files that could not be read. `warnings`: what makes
-    all numbers doubtful. `copies`: images of the same bytes, None where there are none."""
+    """One artifact against another on the same samples. `skipped`: unreadable files. `warnings`: reasons to doubt all
+    numbers. `copies`: images with the same bytes, None without any."""
 
     artifact: str
     against: str
@@ -316,12 +319,12 @@ class VerifyDocument:
     copies: Copies | None = None
 
     def document(self) -> dict[str, object]:
-        """JSON values, with those of the comparison beside the others."""
+        """JSON values, with the fields of the comparison at the top level."""
         found = encode(self)
         return {"artifact": found.pop("artifact"), "against": found.pop("against"), **found.pop("verified"), **found}
 
 
-# --- Reading a report.json that may come from anywhere: nothing in it is trusted --------------------------------------
+# --- The reader of report.json, which trusts nothing in the file ------------------------------------------------------
 
 
 MAX_BYTES = 64 << 20
@@ -331,8 +334,8 @@ def read_report(path: Path) -> Report:
     """The report in `path`.
 
     Raises:
-        MissingFileError: there is none.
-        InputError: it is no report, or not one of this format.
+        MissingFileError: the file does not exist.
+        InputError: it is not a report of this format.
     """
     try:
         with path.open("rb") as file:
@@ -350,7 +353,7 @@ def read_report(path: Path) -> Report:
         problems = [f"the file: {error}"]
     if problems:
         raise InputError(
-            f"{path} is no report of vitdeploy",
+            f"{path} is not a vitdeploy report",
             found="; ".join(problems)[:300],
             expected="a report.json of format 1, as `vitdeploy run` writes it",
         )
@@ -358,7 +361,7 @@ def read_report(path: Path) -> Report:
 
 
 def _impossible(report: Report) -> list[str]:
-    """Numbers that nothing can be computed with."""
+    """Problems with numbers that are out of range."""
     problems = [
         f"$.engines[{index}].verify: expected samples, and a value in percent"
         for index, engine in enumerate(report.engines)

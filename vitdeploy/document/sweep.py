@@ -1,4 +1,4 @@
-"""What sweeps and tunings print as JSON."""
+"""The JSON documents of sweeps and searches (`sweep`, `tune`)."""
 
 from dataclasses import dataclass, field
 from typing import Literal
@@ -15,9 +15,9 @@ from vitdeploy.spec import SPARSE, Budget
 
 @dataclass(frozen=True)
 class SweptRecipe:
-    """One recipe by its name and file, with its report, or the error that it failed with, or why it was not begun. Of a
-    recipe out of a grid, `recipe` is the grid's file, and `axes` the values that it has there, as the file calls them,
-    by field. `host`: the node that measured it, where that was not the machine of the command."""
+    """One recipe by its name and file, with its report, its error, or why it was not started. For a recipe from a grid,
+    `recipe` is the grid's file, and `axes` its values by field, with the names in that file. `host`: the node that
+    measured it, if it was not the machine of the command."""
 
     name: str
     recipe: str
@@ -30,8 +30,8 @@ class SweptRecipe:
 
 @dataclass(frozen=True)
 class StageCounts:
-    """Stages that were made ahead of measuring: `asked` of all recipes together, `distinct` of these, `made` by this
-    command; the rest was in the store."""
+    """Numbers of stages that ran before measuring: `asked`: of all recipes together; `distinct` ones of these; `made`:
+    computed by this command; the rest was in the store."""
 
     asked: int
     distinct: int
@@ -40,8 +40,8 @@ class StageCounts:
 
 @dataclass(frozen=True)
 class Running:
-    """A sweep that goes on: `done` of `total` of the phase that `text` names, at a time; how many `seconds_left`, None
-    where nothing was measured yet that says it."""
+    """The state of a running sweep at the time `at`: `done` of `total` in the phase `text`, and the expected
+    `seconds_left`, None if unknown."""
 
     text: str
     done: int
@@ -52,8 +52,8 @@ class Running:
 
 @dataclass(frozen=True)
 class SweepDocument:
-    """The whole document; `environment` describes the machine of the command. `stages`: None where each recipe was made
-    when it was measured; `running`: only on a page of a sweep that goes on."""
+    """The whole document. `environment`: the machine of the command. `stages`: None if each recipe's stages ran right
+    before its measurement; `running`: only on the page of a running sweep."""
 
     format: Literal[1]
     created: str
@@ -64,16 +64,16 @@ class SweepDocument:
 
     @property
     def flags(self) -> list[str]:
-        """Those of all artifacts of all recipes."""
+        """The flags of all artifacts of all recipes."""
         return [flag for each in self.recipes if each.report for flag in each.report.flags]
 
 
-# --- What a sweep would do, and what that costs, before anything starts -----------------------------------------------
+# --- The plan of a sweep and its expected cost, before anything starts ------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """Of a stage or of several, from what such stages took: the least, the median and the most that was seen."""
+    """The expected cost of one or several stages: the least, the median and the most of similar stages."""
 
     least: float
     median: float
@@ -82,9 +82,9 @@ class Estimate:
 
 @dataclass(frozen=True)
 class PlannedStage:
-    """A stage that at least one of the recipes needs. `name`: as plans have it; `recipes`: the names of those that need
-    it; `there`: in the store already. `seconds`, `bytes`: estimates of making it, None where it is there, and where
-    nothing like it is known (`seen` 0); `seen`: how many such stages the estimate is from."""
+    """A stage that at least one of the recipes needs. `name`: its name in plans; `recipes`: the names of the recipes
+    that need it; `there`: whether it is in the store. `seconds`, `bytes`: its expected cost, None if it is in the store
+    or if no similar stage is known (`seen` 0); `seen`: the number of similar stages behind the estimate."""
 
     name: str
     recipes: tuple[str, ...]
@@ -96,8 +96,9 @@ class PlannedStage:
 
 @dataclass(frozen=True)
 class PlannedRecipe:
-    """One recipe: `finished` where its bundle is done by an earlier sweep, or the error that it would fail with. To
-    measure it takes `seconds` on a quiet machine, and `most` at most; None where it is not measured."""
+    """One recipe. `finished`: an earlier sweep has made its bundle; `error`: the error that it would fail with.
+    `seconds`, `most`: the expected time of its measurement on a quiet machine, and at most; None if it is not
+    measured."""
 
     name: str
     recipe: str
@@ -110,10 +111,9 @@ class PlannedRecipe:
 
 @dataclass(frozen=True)
 class PlanTotal:
-    """Numbers of stages: `asked` of all recipes together, `distinct` of these, `there` already, `to_make`, and
-    `unknown`: those to be made of which nothing is known, which the estimates leave out. `seconds`, `bytes`: of what is
-    to be made, one after the other; None where nothing is known of any. `measuring`: seconds on a quiet machine, and
-    `measuring_most` at most."""
+    """Numbers of stages: `asked` of all recipes together, `distinct` ones of these, `there` (in the store), `to_make`,
+    and `unknown`: stages to make without an estimate. `seconds`, `bytes`: the cost of the stages to make, one after the
+    other; None without any estimate. `measuring`: seconds on a quiet machine, and `measuring_most` at most."""
 
     asked: int
     distinct: int
@@ -128,7 +128,7 @@ class PlanTotal:
 
 @dataclass(frozen=True)
 class SweepPlanDocument:
-    """The whole document; `environment` describes the machine."""
+    """The whole document. `environment`: the machine."""
 
     format: Literal[1]
     created: str
@@ -138,13 +138,13 @@ class SweepPlanDocument:
     environment: dict[str, str]
 
 
-# --- tune.json: every variant that a search tried, and the finalists as a report has engines --------------------------
+# --- tune.json: every variant of a search, and its finalists as engines of a report -----------------------------------
 
 
 @dataclass(frozen=True, kw_only=True)
 class TuneVerdict(VerdictFacts):
-    """`confirmed`: the finalists that the evaluation samples confirm, the nearest to the original first; `stopped`: the
-    one that they do not."""
+    """The verdict on a search. `confirmed`: the finalists that the evaluation samples confirm, the closest to the
+    original first; `stopped`: the first one that they do not confirm."""
 
     confirmed: tuple[str, ...]
     stopped: str | None
@@ -152,9 +152,9 @@ class TuneVerdict(VerdictFacts):
 
 @dataclass(frozen=True)
 class VariantFacts:
-    """One variant. `merges`: (block, tokens that remain) each; `prune`: the least share of MACs that is gone.
-    `latency_ms`: the median of `rounds_ms`. `distance` from the original on `images` calibration images, with its 95 %
-    interval; `expected` of a classifier's answers."""
+    """One variant. `merges`: pairs (block, remaining tokens); `prune`: the least share of pruned MACs. `latency_ms`:
+    the median of `rounds_ms`. `distance` from the original on `images` calibration images, with its 95 % interval;
+    `expected`: the expected agreement of a classifier's answers."""
 
     name: str
     target: str
@@ -173,7 +173,7 @@ class VariantFacts:
 
 @dataclass(frozen=True)
 class MergingTrial:
-    """The trials of token merging; `tokens`: their number without it."""
+    """The trials of token merging. `tokens`: the number of tokens without merging."""
 
     tokens: int
     schedules: tuple[Schedule, ...]
@@ -181,7 +181,8 @@ class MergingTrial:
 
 @dataclass(frozen=True, kw_only=True)
 class TuneDocument(Judgement):
-    """`unit` of distances; `merging`: by target; `recipe`: of what to ship; `pruning`: its trials."""
+    """tune.json. `unit`: the unit of distances; `merging`: by target; `recipe`: the recommended recipe; `pruning`: its
+    trials."""
 
     verdict: TuneVerdict
     bench: Bench
@@ -195,5 +196,5 @@ class TuneDocument(Judgement):
 
     @property
     def nearest(self) -> list[VariantFacts]:
-        """All variants, the nearest to the original first."""
+        """All variants, the closest to the original first."""
         return sorted(self.variants, key=lambda each: (each.distance, each.latency_ms))

@@ -1,4 +1,4 @@
-"""The result of `verify` for one engine: the comparison of its task, with why the two differ."""
+"""The result of `verify` for one engine: the comparison of its task, and the likely cause of differences."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from vitdeploy.verification.comparison import Comparison
 
 @dataclass(frozen=True)
 class SameTensor:
-    """The comparison where both sides were given one tensor, whatever their own preprocessing is."""
+    """The comparison with the same input tensor on both sides, independent of their preprocessing."""
 
     agreement: float
     max_difference: float
@@ -23,14 +23,14 @@ class SameTensor:
 
 @dataclass(frozen=True, kw_only=True)
 class _Diagnosed:
-    """Why an engine and the original differ, in a sentence. `same_tensor`: None if the original cannot be fed the
-    engine's tensors."""
+    """The likely cause of differences between an engine and the original, in a sentence. `same_tensor`: None if the
+    original cannot take the engine's tensors."""
 
     same_tensor: SameTensor | None
     diagnosis: str
 
     def __reduce__(self) -> Any:
-        """Pickles name the class of the comparison, which stands in a module."""
+        """Pickles name the class of the comparison, which is importable."""
         _, comparison = type(self).__bases__
         return _make, (comparison, {each.name: getattr(self, each.name) for each in fields(self)})
 
@@ -39,7 +39,7 @@ _CLASSES: dict[type[Comparison], type[Any]] = {}
 
 
 def verified_class(comparison: type[Comparison]) -> type[Any]:
-    """The class of a task's documents: what its comparison says, and why the two differ."""
+    """The class of a task's documents: the fields of its comparison, and the diagnosis."""
     if comparison not in _CLASSES:
         name = f"Verified{comparison.__name__.removesuffix('Comparison')}"
         facts = {"__doc__": comparison.__doc__, "__module__": __name__}
@@ -66,7 +66,7 @@ else:
 
 
 def diagnosed(found: Comparison, same_tensor: SameTensor | None, diagnosis: str) -> Verified:
-    """A task's comparison with why the two differ."""
+    """A task's comparison with its diagnosis."""
     made: Verified = _make(type(found), {**vars(found), "same_tensor": same_tensor, "diagnosis": diagnosis})
     return made
 

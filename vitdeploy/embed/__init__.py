@@ -1,1 +1,1 @@
-"""Embeds a bundle in an app: writes sources and layouts that a person can read, build and keep."""
+"""Embed a bundle in an app: write readable sources and layouts to build, edit and keep."""

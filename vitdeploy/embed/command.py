@@ -21,14 +21,14 @@ Write = Callable[[Path, Path], list[str]]
 
 @dataclass(frozen=True)
 class EmbedKind:
-    """A way to embed a bundle: `place` is "module:name" in `vitdeploy.embed`, which takes a second to import."""
+    """A way to embed a bundle. `place`: "module:name" in `vitdeploy.embed`, imported only when needed (about 1 s)."""
 
     what: str
     place: str
 
     @property
     def write(self) -> Write:
-        """`write(bundle, out)` fills the empty folder `out` and returns the commands that build and test it there."""
+        """`write(bundle, out)` fills the empty folder `out` and returns the commands to build and test it there."""
         module, _, name = self.place.partition(":")
         return cast("Write", getattr(importlib.import_module(f"vitdeploy.embed.{module}"), name))
 
@@ -36,7 +36,7 @@ class EmbedKind:
 KINDS = {
     "cpp": EmbedKind("a C++ program for OpenVINO, with CMake", "cpp:write"),
     "web": EmbedKind("a static page for onnxruntime-web", "web:write"),
-    "triton": EmbedKind("a model repository for NVIDIA's Triton", "servers:write_triton"),
+    "triton": EmbedKind("a model repository for NVIDIA Triton", "servers:write_triton"),
     "ovms": EmbedKind("a model repository for OpenVINO Model Server", "servers:write_ovms"),
     "kserve": EmbedKind("a model repository and its InferenceService", "servers:write_kserve"),
 }
@@ -46,14 +46,14 @@ KINDS = {
 class Embed(Options):
     bundle: Path = field(metadata=required(place="one"))
     kind: str = field(metadata=required("cpp, web, triton, ovms or kserve.", flag="--as", kind="embedding"))
-    folder: Path = field(metadata=required(OUTPUT, help="Write it into this new folder."))
+    folder: Path = field(metadata=required(OUTPUT, help="New folder to write to."))
 
 
 @command_of(Embed, name="embed")
 def command(console: Console, options: Embed) -> None:
-    """Write an app around a bundle's engine, as sources to read, build and keep.
+    """Write the sources of an app that runs a bundle's engine.
 
-    The bundle's golden answers come with it as a test.
+    They include the bundle's golden answers as a test.
 
     \b
     Example:

@@ -1,4 +1,4 @@
-"""What is written into an app."""
+"""The parts of a bundle that are written into an app."""
 
 import json
 import re
@@ -21,25 +21,25 @@ from vitdeploy.runtime.values import read_labels
 from vitdeploy.spec import DEVICE_ROWS, EngineSpec, Fit, Manifest, PreprocessSpec, TensorSpec
 
 # --- The parts of a bundle that every embedding uses ------------------------------------------------------------------
-# one engine that it can run, and the golden answers as its test.
+# An engine that the app can run, and the golden answers as a test.
 
 
-# Fits that no program of ours prepares images by, and what that would be in words.
+# Fits that embedded apps do not implement, in words.
 NOT_DONE: Mapping[Fit, str] = {
-    "longest-pad": "pad images beside their longer side",
+    "longest-pad": "resize images by their longer side and pad them",
     "contain": "pad images",
 }
 
 
 @dataclass(frozen=True)
 class Embedded:
-    """A bundle of an image model, and the engine of it that is embedded.
+    """A bundle of an image model, and its embedded engine.
 
-    `digest` is the SHA-256 of the manifest, which names that of everything else. `pixels` are the golden inputs, uint8
-    [n, height, width, channels]; `outputs` what the engine gave for them when the bundle was made, [n, ...] by name, as
-    far as it can be compared (`runtime.golden.comparable`); `tolerance` how far from that it may be on another machine
-    (`spec.GoldenEngine`); `original` what the original gives, and at least `least_same`
-    of the engine's answers must be its. `form`: that of its answers, None of a task that says none.
+    `digest`: the SHA-256 of the manifest, which contains the digests of all other files. `pixels`: the golden inputs,
+    uint8 [n, height, width, channels]. `outputs`: the engine's outputs for them when the bundle was made, [n, ...] by
+    name, if comparable (`runtime.golden.comparable`). `tolerance`: the allowed difference from these on another machine
+    (`spec.GoldenEngine`). `original`: the original's outputs; at least `least_same` of the engine's answers must equal
+    them. `form`: the form of the task's answers; None if it defines none.
     """
 
     folder: Path
@@ -57,66 +57,66 @@ class Embedded:
 
 
 def refuse_fit(found: Embedded, what: str) -> None:
-    """Raise CapabilityError where `what` prepares images itself, and does not as this model wants them.
+    """Raise CapabilityError if `what` prepares images itself, but not with this model's fit.
 
-    Boxes are cut out for key points alone: other answers are not mapped back from a box.
+    Boxes are cropped only for key points: other answers are not mapped back from a box.
     """
     fit = found.preprocess.fit
     if fit in NOT_DONE:
         raise CapabilityError(
-            f"{what} does not {NOT_DONE[fit]} yet",
-            found=f"the bundle {found.manifest.name}, whose images are prepared with fit {fit}",
+            f"{what} cannot {NOT_DONE[fit]} yet",
+            found=f"the bundle {found.manifest.name}, which prepares images with fit {fit}",
             expected="images that are resized and cropped",
         )
     if fit == "topdown" and not isinstance(found.form, forms.PointsForm):
         raise CapabilityError(
-            f"{what} cuts boxes out of images for key points only",
-            found=f"the task {found.manifest.task}, whose images are prepared with fit topdown",
+            f"{what} can crop boxes from images only for key points",
+            found=f"the task {found.manifest.task}, which prepares images with fit topdown",
             expected="images that are resized and cropped",
         )
 
 
 def require_pixels(found: Embedded, tensors: Sequence[TensorSpec], what: str) -> None:
-    """Raise CapabilityError unless `tensors` are one input of images as `what` makes them: plain, or normalised."""
+    """Raise CapabilityError unless `tensors` are one image input that `what` supports: uint8 or normalised float32."""
     size, channels = found.preprocess.crop, found.preprocess.channels
     pixels, planes = (*size, channels), (channels, *size)
     if [(tensor.dtype, tensor.shape[1:]) for tensor in tensors] not in ([("uint8", pixels)], [("float32", planes)]):
         raise CapabilityError(
-            f"{what} cannot feed this engine",
+            f"{what} does not support the engine's inputs",
             found=", ".join(map(str, tensors)),
             expected=f"uint8 {pixels} or float32 {planes}",
         )
 
 
 def _instead(manifest: Manifest) -> str:
-    """What an app takes in the place of a program, page or layout."""
+    """Return an alternative to a program, page or layout."""
     if manifest.preprocess is None:
-        return "vitdeploy.runtime.load_sequence(BUNDLE) in a Python app"
-    return "vitdeploy.runtime.load(BUNDLE) in a Python app, or `vitdeploy serve BUNDLE` for others"
+        return "use vitdeploy.runtime.load_sequence(BUNDLE) in a Python app"
+    return "use vitdeploy.runtime.load(BUNDLE) in a Python app, or `vitdeploy serve BUNDLE` for other apps"
 
 
 def has_form(task: DeviceTask) -> bool:
-    """Whether a program can write the answers of a task."""
+    """Whether a program can output the answers of a task."""
     return task.form is not None
 
 
 def find_embedded(folder: Path, targets: Sequence[str], what: str, answers: Callable[[DeviceTask], bool]) -> Embedded:
-    """The bundle in `folder` with its first engine for one of `targets`, with every file verified.
+    """Return the bundle in `folder` with its first engine for one of `targets`, with every file verified.
 
     Args:
-        answers: whether `what` answers for models of a task.
+        answers: whether `what` supports a task.
 
     Raises:
-        CapabilityError: another task.
-        TargetError: no such engine.
+        CapabilityError: an unsupported task.
+        TargetError: no engine for one of `targets`.
         GateError: every such engine failed its budget.
-        InputError: no golden answers to test it with. Errors of reading the bundle come through.
+        InputError: the bundle has no golden answers. Errors of reading the bundle propagate.
     """
     manifest = read_bundle(folder)
     task = TASKS[manifest.task]
     if manifest.preprocess is None or not answers(task):
         raise CapabilityError(
-            f"{what} does not answer for models of this task yet",
+            f"{what} does not support this task yet",
             found=f"the task {manifest.task}",
             expected=", ".join(name for name in DEVICE_ROWS if answers(TASKS[name])),
             fix=_instead(manifest),
@@ -124,7 +124,7 @@ def find_embedded(folder: Path, targets: Sequence[str], what: str, answers: Call
     found = [each for each in manifest.engines if each.target in targets]
     if not found:
         raise TargetError(
-            f"the bundle {manifest.name} has no engine that {what} could run",
+            f"the bundle {manifest.name} has no engine that {what} can run",
             found=", ".join(each.target for each in manifest.engines) or "none",
             expected=" or ".join(targets),
             fix=f"vitdeploy run RECIPE --set 'targets=[{targets[0]}]'",
@@ -153,12 +153,12 @@ def find_embedded(folder: Path, targets: Sequence[str], what: str, answers: Call
     )
 
 
-# --- Sources and settings from templates: no HTML, so nothing is escaped except what a template quotes itself ---------
+# --- Sources and settings from templates: no HTML, so templates quote values explicitly -------------------------------
 
 
 def render(folder: Path, template: str, facts: Mapping[str, object]) -> str:
-    """The text of a template in `folder`. Whoever gives the facts has reduced names of others to harmless characters;
-    the filter `quoted` writes a JSON string, and `literal` a literal of C++ for any text."""
+    """Render a template in `folder`. The caller must sanitise untrusted names in `facts`; the filter `quoted` writes a
+    JSON string, and `literal` a C++ literal of any text."""
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(folder),
         undefined=jinja2.StrictUndefined,
@@ -172,7 +172,7 @@ def render(folder: Path, template: str, facts: Mapping[str, object]) -> str:
 
 
 def _literal(text: str) -> str:
-    """A literal of C++ for a text of others: all but letters and digits of ASCII as octal bytes of UTF-8."""
+    """Return a C++ literal of an untrusted text: all but ASCII letters and digits as octal bytes of UTF-8."""
     return '"' + "".join(c if c.isascii() and c.isalnum() else _octal(c) for c in text) + '"'
 
 
@@ -180,7 +180,7 @@ def _octal(text: str) -> str:
     return "".join(f"\\{byte:03o}" for byte in text.encode("utf-8"))
 
 
-# --- The golden answers of a bundle as plain files, which every language reads ----------------------------------------
+# --- The golden answers of a bundle as plain binary files -------------------------------------------------------------
 
 
 ORIGINAL = "original"
@@ -188,15 +188,15 @@ ORIGINAL = "original"
 
 def write_golden(found: Embedded, out: Path) -> None:
     """Fill the new folder `out`: inputs.u8, NAME.f32 for each output of the engine, and original/NAME.f32 for those of
-    the original; float32 in little-endian order.
+    the original, in little-endian float32.
 
     Raises:
-        ManifestError: an output whose name is no name for a file.
+        ManifestError: an output name is not a valid file name.
     """
     for name in found.outputs:
         if not re.fullmatch(r"\w[\w.-]*", name, re.ASCII):
             raise ManifestError(
-                f"the bundle {found.manifest.name} has a golden output whose name is no name for a file",
+                f"the bundle {found.manifest.name} has a golden output whose name is not a valid file name",
                 found=repr(name[:60]),
                 expected="letters, digits, _, - and .",
             )

@@ -1,1 +1,1 @@
-"""PyTorch -> ONNX, and the proof that both are the same function."""
+"""Export from PyTorch to ONNX, with a check that both compute the same function."""

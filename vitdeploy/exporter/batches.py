@@ -1,4 +1,4 @@
-"""Batches: which a graph takes, and tables that depend on it."""
+"""Batch sizes at which a graph is valid, and tables that depend on the batch size."""
 
 import contextlib
 import operator
@@ -21,12 +21,12 @@ from vitdeploy.runtime.preprocess import normalise
 from vitdeploy.runtime.runner import Array, Runner
 from vitdeploy.spec import PreprocessSpec
 
-# --- Find batch sizes at which an ONNX file is one function: an image's outputs do not depend on the other images -----
-# A file may leave its batch open and still contain sizes of the batch that it was traced with, or mix data of different
-# images. Such a file is right only at some batch sizes, mostly at one.
+# --- Find the batch sizes at which the outputs of an image do not depend on the other images --------------------------
+# A file may declare a dynamic batch and still contain sizes of the batch that it was traced with, or mix data of
+# different images. Such a file is correct only at some batch sizes, usually at one.
 
 
-# Asked one after the other where the file is not one function at all sizes.
+# Tried in order if the file is not correct at all sizes.
 SIZES = (1, 2, 3, 4, 5, 6, 7, 8, 16, 32)
 
 Answers = Mapping[str, Array]
@@ -34,18 +34,18 @@ Answers = Mapping[str, Array]
 
 @dataclass(frozen=True)
 class OneFunction:
-    """`sizes` are the batch sizes at which the file is one function, () if it is at all that were tried; `why` says
-    what happens at the first other one."""
+    """`sizes`: the batch sizes at which the file is correct, () if it is at all that were tried; `why`: what happens at
+    the first incorrect one."""
 
     sizes: tuple[int, ...]
     why: str = ""
 
 
 def one_function(runner: Runner, preprocess: PreprocessSpec) -> OneFunction:
-    """Compare the outputs of a loaded runner with an open batch for seeded random images, alone and among others.
+    """Compare a loaded runner's outputs for seeded random images run alone and together; its batch is dynamic.
 
     Raises:
-        ExportError: it gives different outputs for the same image, or runs at no size.
+        ExportError: it gives different outputs for the same image, or does not run at any size.
     """
     images, (image, *others) = _images(preprocess, max(SIZES)), runner.inputs
     fed = images if image.dtype == "uint8" else normalise(images, preprocess)
@@ -60,16 +60,16 @@ def one_function(runner: Runner, preprocess: PreprocessSpec) -> OneFunction:
     sizes = tuple(size for size in SIZES if not asker.trouble(size))
     if not sizes:
         raise ExportError(
-            "the ONNX file runs at no batch size",
+            "the ONNX file does not run at any batch size",
             found=why,
-            expected=f"one of {', '.join(map(str, SIZES))}",
+            expected=f"at least one of {', '.join(map(str, SIZES))}",
             fix="export the model again with a fixed batch of 1",
         )
     return OneFunction(sizes, why)
 
 
 class _Asker:
-    """Asks a runner about the images of `feeds`, by their numbers; an answer in words says why it does not run."""
+    """Runs the images of `feeds`, selected by index; a result of type str says why the runner fails."""
 
     def __init__(self, runner: Runner, feeds: Answers) -> None:
         self._runner, self._feeds = runner, feeds
@@ -87,14 +87,14 @@ class _Asker:
         return self._alone[number]
 
     def trouble(self, size: int) -> str:
-        """The problem at a size; "" without one. Checks the first and the last image."""
+        """Describe the problem at a batch size; "" if outputs agree. Checks the first and the last image."""
         numbers = list(range(size))
         found = self.together(numbers)
         if isinstance(found, str):
             return f"does not run ({found})"
         if any(len(array) != size for array in found.values()):
-            return f"gives {', '.join(f'{name} {list(array.shape)}' for name, array in found.items())}"
-        # Where it does not run at 1: the same images in another order.
+            return f"returns {', '.join(f'{name} {list(array.shape)}' for name, array in found.items())}"
+        # If it does not run at 1: the same images in another order.
         turned = self.together(numbers[::-1]) if isinstance(self.alone(0), str) else None
         for row in sorted({0, size - 1}):
             other, at = (self.alone(row), 0) if turned is None else (turned, size - 1 - row)
@@ -103,10 +103,10 @@ class _Asker:
             theirs = {name: array[at : at + 1] for name, array in other.items()}
             mine = {name: array[row : row + 1] for name, array in found.items()}
             if any(mine[name].shape != theirs[name].shape for name in mine):
-                return "says of an image what it does not say of it alone"
+                return "makes the outputs of an image depend on the other images"
             apart = worst_difference(mine, theirs)
             if not apart <= TOLERANCE:
-                return f"says of an image what it does not say of it alone (max|a-b| / max|b| = {apart:.1e})"
+                return f"makes the outputs of an image depend on the other images (max|a-b| / max|b| = {apart:.1e})"
         return ""
 
 
@@ -116,24 +116,24 @@ def _images(preprocess: PreprocessSpec, count: int) -> np.ndarray:
     return generator.integers(0, 256, (count, height, width, preprocess.channels), dtype=np.uint8)
 
 
-# --- What a module computes of the batch's size alone, as constants ---------------------------------------------------
-# position tables of an all-valid mask, anchors, the. reference points of a grid. Its own checks of such tensors are
-# made here, once, and leave no operation behind.
+# --- Fold values that a module computes from the batch size alone into constants --------------------------------------
+# Examples: position tables of an all-valid mask, anchors, the reference points of a grid. The module's own checks of
+# such tensors are evaluated once, here, and leave no operation in the graph.
 #
-# A runtime would compute them again for each image, though no pixel enters; constant folding cannot see it, for the
-# batch is free.
+# A runtime would compute them again for each image, although they do not depend on pixels; constant folding cannot
+# remove them, because the batch is dynamic.
 
 
 aten = torch.ops.aten
-# A table has the same rows at both sizes. Neither is 1, which would broadcast.
+# A table has the same rows at both batch sizes. Neither is 1, which would broadcast.
 TABLE_SIZES = (2, 3)
 MAX_ELEMENTS = 1 << 24
-# They read only the shape and the type of their first argument.
+# Operators that read only the shape and the type of their first argument.
 _LIKE = {
     *(aten.zeros_like.default, aten.ones_like.default, aten.full_like.default, aten.empty_like.default),
     *(aten.new_zeros.default, aten.new_ones.default, aten.new_full.default, aten.new_empty.default),
 }
-# They compute nothing: as an Expand they are as short as a table would be.
+# Operators that compute nothing: as an Expand they are as small as a table.
 _COPIES = _LIKE | {
     *(aten.expand.default, aten.expand_as.default, aten.repeat.default, aten.view.default, aten.reshape.default),
     *(aten.flatten.using_ints, aten.unsqueeze.default, aten.squeeze.dim, aten.permute.default, aten.transpose.int),
@@ -141,13 +141,13 @@ _COPIES = _LIKE | {
     *(aten.clone.default, aten.contiguous.default, aten.detach.default, aten.alias.default, aten.dropout.default),
     *(aten.to.dtype, aten.to.dtype_layout, aten.lift_fresh_copy.default),
 }
-# A module's own checks. They held where it was run before, at this image size; no runtime could make them.
+# A module's own checks. They passed when it was run before, at this image size; no runtime can execute them.
 _CHECKS = {aten._assert_scalar.default, aten._assert_async.default, aten._assert_async.msg}
 
 
 @contextlib.contextmanager
 def constant_tables() -> Iterator[None]:
-    """Inside, `torch.export.export` gives programs in which tables are constants."""
+    """Context in which `torch.export.export` returns programs with tables as constants."""
     own = torch.export.export
 
     def export(*arguments: Any, **options: Any) -> ExportedProgram:
@@ -163,7 +163,7 @@ def constant_tables() -> Iterator[None]:
 
 
 def fold_tables(program: ExportedProgram) -> int:
-    """Replace in place what depends on the batch's size alone; returns how many tensors became constants."""
+    """Replace in place the tensors that depend on the batch size alone; returns how many became constants."""
     found = _Tables(program)
     tables = {node: table for node in program.graph.nodes if (table := found.table(node)) is not None}
     shown = {node: table for node, table in tables.items() if any(user not in tables for user in node.users)}
@@ -178,7 +178,7 @@ def fold_tables(program: ExportedProgram) -> int:
 
 
 class _Tables:
-    """The tensors of a program that no pixel enters, by their values at each of `SIZES`."""
+    """The tensors of a program that do not depend on pixels, with their values at each of `TABLE_SIZES`."""
 
     def __init__(self, program: ExportedProgram) -> None:
         self._program = program
@@ -207,7 +207,7 @@ class _Tables:
         return self._known.issuperset(node.all_input_nodes)
 
     def _is_computed(self, node: Node) -> bool:
-        """Whether more than copying happened on the way to it, where the batch's size enters."""
+        """Whether more than copies lead from the batch size to this node."""
         if node.op != "call_function" or _is_size(node.meta.get("val")) or node.target in _LIKE:
             return False
         if not self._computed.isdisjoint(node.all_input_nodes):
@@ -215,7 +215,7 @@ class _Tables:
         return node.target not in _COPIES and bool(_symbols([each.meta.get("val") for each in node.all_input_nodes]))
 
     def _evaluated(self, batch: int) -> dict[Node, Any]:
-        """The values of what is computed, and of all that it is computed of, in a batch of this size."""
+        """Evaluate the computed nodes and their inputs at this batch size."""
         expected: set[Node] = set()
         for node in reversed(self._program.graph.nodes):
             if node in self._computed or (node in self._known and not expected.isdisjoint(node.users)):
@@ -233,19 +233,19 @@ class _Tables:
             return kept[spec.target].detach()
         if _is_size(node.meta.get("val")):
             return _number(node.meta["val"], batch)
-        given: list[Any] = list(node.args)
+        leaves: list[Any] = list(node.args)
         if node.target in _LIKE:
-            like = given[0].meta["val"]
-            given[0] = torch.zeros([_number(size, batch) for size in like.shape], dtype=like.dtype)
+            like = leaves[0].meta["val"]
+            leaves[0] = torch.zeros([_number(size, batch) for size in like.shape], dtype=like.dtype)
         arguments, options = pytree.tree_map(
-            lambda each: values[each] if isinstance(each, Node) else each, (given, dict(node.kwargs))
+            lambda each: values[each] if isinstance(each, Node) else each, (leaves, dict(node.kwargs))
         )
         options.pop("device", None)
         call: Any = node.target
         return call(*arguments, **options)
 
     def table(self, node: Node) -> Tensor | None:
-        """Its value with an axis of size 1 where the batch was; None if it is no table."""
+        """Return the node's value with a batch axis of size 1; None if it is not a table."""
         val = node.meta.get("val")
         if not self._values or node not in self._computed or not isinstance(val, Tensor) or not node.users:
             return None
@@ -262,7 +262,7 @@ class _Tables:
 
 
 def _changed(nodes: Iterable[Node]) -> set[Node]:
-    """What is written to in place, and whatever may share its memory."""
+    """Return the nodes that are written to in place, and all that may share their memory."""
     groups: dict[Node, set[Node]] = {}
     written: set[Node] = set()
     for node in nodes:
@@ -288,7 +288,7 @@ class _Writer:
         self._count = 0
 
     def replace(self, node: Node, table: Tensor) -> None:
-        """Let users of `node` read the constant `table`, expanded to its shape."""
+        """Make users of `node` read the constant `table`, expanded to its shape."""
         program, graph, val = self._program, self._program.graph, node.meta["val"]
         self._count += 1
         name = f"table_{self._count}"
@@ -301,13 +301,13 @@ class _Writer:
         with graph.inserting_before(node):
             sizes = [self._batch() if isinstance(size, SymInt) else size for size in val.shape]
             narrow = graph.call_function(aten.expand.default, (placeholder, sizes))
-            # A copy for PyTorch, whose views need its memory; ONNX has no strides, and no node for it.
+            # A copy, because PyTorch's views need contiguous memory; ONNX has no strides, and no node for it.
             wide = graph.call_function(aten.clone.default, (narrow,), {"memory_format": torch.contiguous_format})
         narrow.meta, wide.meta = dict(node.meta), dict(node.meta)
         node.replace_all_uses_with(wide)
 
     def _batch(self) -> Node:
-        """The node that reads the batch's size from the image."""
+        """Return the node that reads the batch size from the image."""
         if self._size is None:
             graph, names = self._program.graph, self._program.graph_signature.user_inputs
             image, *_ = (node for node in graph.nodes if node.op == "placeholder" and node.name in names)
@@ -319,7 +319,7 @@ class _Writer:
 
 
 def _symbols(values: Any) -> set[str]:
-    """The names of all free sizes in the shapes of tensors, and in sizes."""
+    """Return the names of all symbolic sizes among tensor shapes and sizes."""
     found: set[str] = set()
     for value in pytree.tree_leaves(values):
         for size in value.shape if isinstance(value, Tensor) else [value]:
@@ -333,7 +333,7 @@ def _is_size(value: Any) -> bool:
 
 
 def _number(size: Any, batch: int) -> int:
-    """A size where the batch is a number."""
+    """Return a size at a concrete batch size."""
     if isinstance(size, int):
         return size
     expression = size.node.expr

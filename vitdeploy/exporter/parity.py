@@ -1,4 +1,4 @@
-"""Is the graph the same function as the model? Run both at three batch sizes and compare."""
+"""Compare the exported graph with the model: run both at three batch sizes."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -16,32 +16,32 @@ from vitdeploy.runtime.preprocess import normalise
 from vitdeploy.runtime.runner import Runner
 from vitdeploy.spec import SPARSE, PreprocessSpec, TensorSpec
 
-# It imports torch; what compares engines needs none.
+# It imports torch, which comparing engines does not need.
 ties = lazy("vitdeploy.exporter.ties")
 
 BATCHES = (1, 2, 5)
 TOLERANCE = 1e-4
-# What an output has to change by from input to input, of its largest, for the tolerance to tell two models apart.
+# Minimum change of an output between inputs, relative to its largest value, for the tolerance to separate two models.
 LEAST_CHANGE = 10 * TOLERANCE
 _MANY_QUERIES = 100
-_OTHER_KEYS = 1e-2  # what two keys of many that are others change in the answers of all others
+_OTHER_KEYS = 1e-2  # the effect of two different keys among many on the outputs of all other queries
 SEED = 0
 TIED = (
-    "scores by which the model chooses its queries are equal up to rounding: the export was compared for the same "
-    "choice, and on the same image another runtime may choose, and find, others"
+    "the model selects its queries by scores that are equal up to rounding: the export was compared for the same "
+    "selection; on the same image, another runtime may select other queries and return other objects"
 )
 FREE_BATCH = (
-    "in the model, take the batch from x.shape[0] or len(x): int(x.shape[0]) and TorchScript make a plain number of "
-    "it; or export with a fixed --batch"
+    "in the model, take the batch from x.shape[0] or len(x): int(x.shape[0]) and TorchScript turn it into a constant; "
+    "or export with a fixed --batch"
 )
 
 
 @dataclass(frozen=True)
 class ParityRow:
-    """max|a - b| / max|b|, the worst of all outputs, of the exported graph on ONNX Runtime and the original, at one
-    batch size; of sequences also with what length of the source, and after how many steps; of one of several graphs its
-    name. `unproven`: outputs that are all but the same for all inputs, of which the difference proves nothing. `tied`:
-    scores tie by which the model chooses its queries; compared is what both give for the same choice."""
+    """max|a - b| / max|b|, the worst over all outputs, between the exported graph on ONNX Runtime and the original, at
+    one batch size; for sequences also the source length and the number of steps; for one of several graphs its name.
+    `unproven`: outputs that are almost the same for all inputs, so that their difference proves nothing. `tied`: the
+    scores that select queries are tied; outputs are compared for the same selection."""
 
     batch: int
     max_relative_difference: float
@@ -52,14 +52,14 @@ class ParityRow:
     tied: bool | None = field(default=None, metadata=SPARSE)
 
     def facts(self) -> dict[str, Any]:
-        """The row of export.json: without what such a graph does not have."""
+        """Return the row for export.json, without fields that do not apply."""
         return {key: value for key, value in vars(self).items() if value is not None or key in ("unproven", "tied")}
 
 
 @dataclass(frozen=True)
 class ReferenceAnswers:
-    """uint8 pixels [batch, height, width, channels], what the original gives for them, by output, the indices that its
-    `torch.topk` took, and what each image brought besides its pixels, [batch, ...] by name."""
+    """uint8 pixels [batch, height, width, channels], the original's outputs for them by name, the indices that its
+    `torch.topk` returned, and the further inputs of each image, [batch, ...] by name."""
 
     pixels: npt.NDArray[np.uint8]
     outputs: Mapping[str, np.ndarray]
@@ -68,18 +68,18 @@ class ReferenceAnswers:
 
 
 def ask(reference: Runner, preprocess: PreprocessSpec, fixed_batch: int | None) -> list[ReferenceAnswers]:
-    """What the original, loaded, gives for seeded random pixels, so that it can go before the graph is loaded: at batch
-    1, 2 and 5; of a fixed batch thrice at that batch, for other pixels.
+    """Run the loaded original on seeded random pixels, so that it can be closed before the graph is loaded: at batch 1,
+    2 and 5, or three times at a fixed batch, each time with other pixels.
 
     Raises:
-        ExportError: the original itself does not run at a batch, or gives two answers to the same images; or an input
-            that each image brings changes nothing.
+        ExportError: the original does not run at a batch, or gives two different results for the same images; or a
+            per-image input has no effect.
     """
     generator = np.random.default_rng(SEED)
-    (image, *others), (height, width), asked = reference.inputs, preprocess.crop, list[ReferenceAnswers]()
+    (image, *others), (height, width), answers = reference.inputs, preprocess.crop, list[ReferenceAnswers]()
     for batch in BATCHES if fixed_batch is None else (fixed_batch,) * len(BATCHES):
         pixels = generator.integers(0, 256, (batch, height, width, preprocess.channels), dtype=np.uint8)
-        brought = random_inputs(others, batch, len(asked))
+        brought = random_inputs(others, batch, len(answers))
         try:
             with ties.Choices() as choices:
                 outputs = reference.infer(_feed(image, ReferenceAnswers(pixels, {}, further=brought), preprocess))
@@ -90,8 +90,8 @@ def ask(reference: Runner, preprocess: PreprocessSpec, fixed_batch: int | None) 
                 expected="every batch size" if fixed_batch is None else f"batch {batch}",
                 fix=FREE_BATCH,
             ) from error
-        asked.append(ReferenceAnswers(pixels, outputs, choices.taken, brought))
-    refuse_two_answers(reference.infer(_feed(image, asked[0], preprocess)), asked[0].outputs)
+        answers.append(ReferenceAnswers(pixels, outputs, choices.taken, brought))
+    refuse_two_answers(reference.infer(_feed(image, answers[0], preprocess)), answers[0].outputs)
     for tensor in others:
         changes = (
             worst_difference(
@@ -100,37 +100,37 @@ def ask(reference: Runner, preprocess: PreprocessSpec, fixed_batch: int | None) 
                 ),
                 each.outputs,
             )
-            for number, each in enumerate(asked)
+            for number, each in enumerate(answers)
         )
         if not any(change > 0 for change in changes):
             raise ExportError(
-                f"the answers do not depend on the input {tensor.name}, which each image is to bring",
+                f"the outputs do not depend on the per-image input {tensor.name}",
                 found="the same outputs for other values of it",
-                expected="an input that changes something",
+                expected="outputs that change with it",
                 fix=f"bind it to a value: --bind {tensor.name}=VALUE (source.bind in a recipe)",
             )
-    return asked
+    return answers
 
 
-def _feed(tensor: TensorSpec, asked: ReferenceAnswers, preprocess: PreprocessSpec) -> dict[str, np.ndarray]:
-    pixels = asked.pixels if tensor.dtype == "uint8" else normalise(asked.pixels, preprocess)
-    return {tensor.name: pixels, **asked.further}
+def _feed(tensor: TensorSpec, answers: ReferenceAnswers, preprocess: PreprocessSpec) -> dict[str, np.ndarray]:
+    pixels = answers.pixels if tensor.dtype == "uint8" else normalise(answers.pixels, preprocess)
+    return {tensor.name: pixels, **answers.further}
 
 
 def refuse_two_answers(second: Mapping[str, np.ndarray], first: Mapping[str, np.ndarray]) -> None:
-    """Raise ExportError if the original's answers to the same images are not the same."""
+    """Raise ExportError if the original's outputs for the same images differ."""
     apart = worst_difference(second, first)
     if apart > TOLERANCE:
         raise ExportError(
-            "the original gives two answers to the same image",
+            "the original gives two different results for the same image",
             found=f"max|a-b| / max|b| = {apart:.2e}",
-            expected="one answer",
-            fix="a model that draws random numbers when it runs (dropout, torch.rand) has no one answer: take that out",
+            expected="the same result",
+            fix="remove random numbers from the forward pass (dropout, torch.rand)",
         )
 
 
 def check_graph(graph: Path, asked: Sequence[ReferenceAnswers], preprocess: PreprocessSpec) -> list[ParityRow]:
-    """Compare the ONNX file with what the original gave.
+    """Compare the ONNX file with the outputs of the original.
 
     Raises:
         ExportError: a batch that does not run (a batch baked into a constant), or a difference above 1e-4.
@@ -147,7 +147,7 @@ def check_graph(graph: Path, asked: Sequence[ReferenceAnswers], preprocess: Prep
 def check_outputs(
     graph: Path, feeds: Sequence[tuple[Mapping[str, np.ndarray], Mapping[str, np.ndarray]]], name: str
 ) -> list[ParityRow]:
-    """The same of a graph of any inputs: each of `feeds` has inputs, and what the original gives for them."""
+    """Like `check_graph` for a graph with any inputs: each of `feeds` has inputs and the original's outputs."""
     with OnnxRuntimeRunner(graph, name=f"the exported graph {name}") as runner:
         rows = _rows(runner, [inputs for inputs, _ in feeds], [answers for _, answers in feeds], graph=name)
     _refuse_different(rows)
@@ -175,14 +175,17 @@ def _rows(
 
 
 def _at_the_choice(
-    graph: Path, asked: Sequence[ReferenceAnswers], feeds: Sequence[Mapping[str, np.ndarray]], rows: list[ParityRow]
+    graph: Path,
+    references: Sequence[ReferenceAnswers],
+    feeds: Sequence[Mapping[str, np.ndarray]],
+    rows: list[ParityRow],
 ) -> list[ParityRow]:
-    """The rows of what the graph gives for the choices that the original made among scores; `rows` where it would make
-    others though nothing ties."""
-    answers = ties.answers_of_choices(graph, feeds, [each.choices for each in asked], TOLERANCE)
+    """Return the rows of the graph's outputs for the original's selection of queries; `rows` if the graph selects other
+    queries although no scores are tied."""
+    answers = ties.answers_of_choices(graph, feeds, [each.choices for each in references], TOLERANCE)
     if answers is None:
         return rows
-    worst = [worst_difference(ours, each.outputs) for ours, each in zip(answers, asked, strict=True)]
+    worst = [worst_difference(ours, each.outputs) for ours, each in zip(answers, references, strict=True)]
     return [replace(row, max_relative_difference=apart, tied=True) for row, apart in zip(rows, worst, strict=True)]
 
 
@@ -193,29 +196,29 @@ def _refuse_different(rows: Sequence[ParityRow]) -> None:
             "the exported graph is not the same function as the original",
             found=f"max|a-b| / max|b| = {worst.max_relative_difference:.2e} at batch {worst.batch}",
             expected=f"at most {TOLERANCE:.0e}",
-            fix="bring an ONNX file that was exported another way, and report it please",
+            fix="use an ONNX file that was exported another way, and please report this",
         )
 
 
 def all_but_constant(answers: Sequence[Mapping[str, np.ndarray]]) -> tuple[str, ...] | None:
-    """The outputs [batch, ...] that change by less than `LEAST_CHANGE` of their largest from one input to another: the
-    tolerance takes any model for the original that has the same constants. None of no output."""
+    """Return the outputs [batch, ...] that change between inputs by less than `LEAST_CHANGE` of their largest value:
+    any model with the same constants is within the tolerance. None if all outputs change more."""
     found = [name for name in answers[0] if _change([each[name] for each in answers]) < LEAST_CHANGE]
     return tuple(found) or None
 
 
 def unproven_told(parity: Sequence[Mapping[str, Any]], pair: tuple[str, str] = ("export", "original")) -> list[str]:
-    """A sentence each on the `unproven` outputs and on ties in the rows of export.json, if there are any. `pair`: what
-    was compared with what."""
+    """Return one sentence each on the `unproven` outputs and on ties in the rows of export.json, if there are any.
+    `pair`: the names of the two sides compared."""
     names = ", ".join(dict.fromkeys(name for row in parity for name in row.get("unproven") or ()))
     ours, theirs = pair
-    told = f"that the {ours} computes {names} as the {theirs} does is not shown: all inputs give all but the same there"
+    sentence = f"agreement of {ours} and {theirs} is not proven for {names}: all inputs give almost the same values"
     tied = [TIED] if any(row.get("tied") for row in parity) else []
-    return [told, *tied] if names else tied
+    return [sentence, *tied] if names else tied
 
 
 def _change(arrays: Sequence[np.ndarray]) -> float:
-    """Of outputs of several shapes the most that those of one shape change."""
+    """Return the largest change among outputs of the same shape."""
     shapes = {each.shape[1:] for each in arrays}
     rows = [np.concatenate([each for each in arrays if each.shape[1:] == shape]) for shape in shapes]
     largest = max(float(np.abs(each.astype(np.float64)).max(initial=0.0)) for each in rows)
@@ -224,14 +227,14 @@ def _change(arrays: Sequence[np.ndarray]) -> float:
 
 
 def compare_graphs(before: Path, after: Path) -> tuple[float, tuple[str, ...] | None]:
-    """max|a - b| / max|b| of all outputs of two graphs with the same inputs, on ONNX Runtime and two sets of seeded
-    random inputs; and the outputs of which that proves nothing, as `all_but_constant` names them.
+    """Return max|a - b| / max|b| over all outputs of two graphs with the same inputs, on ONNX Runtime and two sets of
+    seeded random inputs; and the outputs for which this proves nothing, as named by `all_but_constant`.
 
     Raises:
-        ExportError: other inputs or outputs, or a difference above 1e-4.
+        ExportError: different inputs or outputs, or a difference above 1e-4.
     """
     with OnnxRuntimeRunner(after, name="the graph after", external=before.name) as runner:
-        # Of its inputs: the graph before may leave sizes open that this one has.
+        # Feeds for this graph's inputs: the graph before may have dynamic sizes that are fixed here.
         feeds, outputs = [_random_feeds(runner.inputs, seed) for seed in (SEED, SEED + 1)], runner.outputs
         ours = [runner.infer(feed) for feed in feeds]
     with OnnxRuntimeRunner(before, name="the graph before", external=before.name) as runner:
@@ -241,16 +244,16 @@ def compare_graphs(before: Path, after: Path) -> tuple[float, tuple[str, ...] | 
     worst = float(np.max([worst_difference(*answers) for answers in zip(ours, theirs, strict=True)]))
     if not worst <= TOLERANCE:
         raise ExportError(
-            "the rewritten graph is not the same function as the graph before",
+            "the rewritten graph is not the same function as the original graph",
             found=f"max|a-b| / max|b| = {worst:.2e}",
             expected=f"at most {TOLERANCE:.0e}",
-            fix="leave out the rewrite that does it (--without), and report it please",
+            fix="exclude the rewrite that causes it (--without), and please report this",
         )
     return worst, all_but_constant(theirs)
 
 
 def _random_feeds(inputs: Sequence[TensorSpec], seed: int) -> dict[str, np.ndarray]:
-    """Arrays for any inputs; an axis of one name has one size everywhere. Token numbers are 0 and 1, which all have."""
+    """Return arrays for any inputs; an axis name has the same size everywhere. Token ids are 0 and 1, always valid."""
     generator = np.random.default_rng(seed)
     sizes: dict[str, int] = {}
     feeds = {}
@@ -266,11 +269,11 @@ def _random_feeds(inputs: Sequence[TensorSpec], seed: int) -> dict[str, np.ndarr
 
 
 def worst_difference(ours: Mapping[str, np.ndarray], reference: Mapping[str, np.ndarray]) -> float:
-    """max|a - b| / max|b|, the worst of all outputs; NaN where any has one.
+    """Return max|a - b| / max|b|, the worst over all outputs; NaN if any output has one.
 
-    What a detector finds is a set: a rounding error swaps two objects whose scores differ by less, whether the graph
-    ranks them ("labels", "boxes" and "scores") or chooses its queries ("logits" and "boxes"). So each object is
-    compared with the nearest of the other side, whatever its rank.
+    Detections are a set: a rounding error swaps two objects whose scores differ by less, whether the graph ranks them
+    ("labels", "boxes" and "scores") or selects its queries ("logits" and "boxes"). So each object is compared with the
+    nearest one on the other side, whatever its rank.
     """
     ranked = {"labels", "boxes", "scores"}
     if ranked <= set(reference):
@@ -283,8 +286,8 @@ def worst_difference(ours: Mapping[str, np.ndarray], reference: Mapping[str, np.
 
 
 def _ranked_difference(ours: Mapping[str, np.ndarray], reference: Mapping[str, np.ndarray]) -> float:
-    """Each object against the nearest one of its label. One that the other side has not counts by how far its score
-    lies above the lowest score there: of objects with nearly that score any may be the last."""
+    """Compare each object with the nearest one of its label. An object without a counterpart counts by how far its
+    score lies above the lowest score there: among objects with nearly that score, any may be last."""
     both = [np.concatenate([each["boxes"], each["scores"][..., None]], axis=-1) for each in (ours, reference)]
     scale, worst = max(float(np.abs(both[1]).max()), float(np.finfo(np.float32).tiny)), 0.0
     for i in range(len(both[0])):
@@ -298,11 +301,11 @@ def _ranked_difference(ours: Mapping[str, np.ndarray], reference: Mapping[str, n
 
 
 def _query_difference(ours: Mapping[str, np.ndarray], reference: Mapping[str, np.ndarray]) -> float:
-    """Each query against the one with the nearest logits and box.
+    """Compare each query with the one with the nearest logits and box.
 
-    A rounding error also swaps the last cell that becomes a query with the first that does not; or two cells, where
-    each rank has learned a query of its own (RF-DETR). Then one or two queries are others, and all others see keys
-    that are others: such an image is left out where the batch has one without.
+    A rounding error may also swap the last selected cell with the first one not selected; or two cells, if each rank
+    has its own learned query (RF-DETR). Then one or two queries differ, and all others attend to different keys: such
+    an image is skipped if the batch has one without.
     """
     scales = {name: max(float(np.abs(b).max()), float(np.finfo(np.float32).tiny)) for name, b in reference.items()}
     images = [_of_queries(ours, reference, scales, index) for index in range(len(reference["logits"]))]
@@ -313,7 +316,8 @@ def _query_difference(ours: Mapping[str, np.ndarray], reference: Mapping[str, np
 def _of_queries(
     ours: Mapping[str, np.ndarray], reference: Mapping[str, np.ndarray], scales: Mapping[str, float], index: int
 ) -> tuple[float, float]:
-    """The largest difference of a query of one image, and that of all but two; of few queries the largest twice."""
+    """Return the largest difference of a query of one image, and the largest without the worst two (with few queries,
+    the largest twice)."""
     apart = np.max(
         [_apart(ours[name][index], reference[name][index]) / scales[name] for name in ("logits", "boxes")], 0
     )
@@ -329,7 +333,7 @@ def _of_queries(
 
 
 def _apart(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    """max|a_i - b_j| over the last axis, [n, n]."""
+    """Return max|a_i - b_j| over the last axis, [n, n]."""
     columns = zip(np.moveaxis(a, -1, 0), np.moveaxis(b, -1, 0), strict=True)
     found = np.zeros((len(a), len(b)))
     for mine, theirs in columns:
@@ -338,8 +342,8 @@ def _apart(a: np.ndarray, b: np.ndarray) -> np.ndarray:
 
 
 def relative_difference(ours: np.ndarray, reference: np.ndarray) -> float:
-    """max|a - b| / max|b|, in float64; NaN where either has one. Of what is no float, the share of elements that are
-    not equal: an index has no distance, and one that rounding moves is not far off."""
+    """Return max|a - b| / max|b|, in float64; NaN if either has one. For integers and booleans, return the share of
+    unequal elements: indices have no distance."""
     if reference.dtype.kind not in "fc":
         return float((ours != reference).mean())
     difference = np.abs(ours.astype(np.float64) - reference.astype(np.float64)).max()
@@ -348,7 +352,7 @@ def relative_difference(ours: np.ndarray, reference: np.ndarray) -> float:
 
 def _baked(batch: int, found: str) -> ExportError:
     return ExportError(
-        f"the exported graph does not run at batch {batch}: a batch is baked into a constant of the graph",
+        f"the exported graph does not run at batch {batch}: a batch size is baked into a constant of the graph",
         found=found,
         expected="every batch size",
         fix=FREE_BATCH,

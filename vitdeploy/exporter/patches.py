@@ -1,5 +1,5 @@
-"""What of PyTorch, and of a model, is replaced while it is exported: attention in the one form that passes and runtimes
-know (tokens behind the batch, MatMul, Softmax, MatMul), parts that are scripts, and lengths as sizes."""
+"""Patches of PyTorch and of the model during export: attention in the form that passes and runtimes recognise (batch
+axis first, MatMul, Softmax, MatMul), TorchScript parts, and `len` as a symbolic size."""
 
 import builtins
 import contextlib
@@ -30,8 +30,8 @@ def attention(
 
     The exporter's own translation transposes the key through Reshape nodes with computed shapes.
     Source: arXiv 1706.03762, equation 1; `scale` multiplies the query before the first MatMul. A mask of numbers is
-    added to the scores; one of truth values keeps those that are true. A causal mask is a constant; keys and values
-    that several heads of queries share are picked by a constant, too.
+    added to the scores; a boolean mask keeps the true positions. A causal mask is a constant; keys and values shared by
+    several query heads are gathered with a constant, too.
     """
     if dropout_p:
         raise NotImplementedError(f"scaled_dot_product_attention with dropout_p={dropout_p:g} draws random numbers")
@@ -43,7 +43,7 @@ def attention(
     scores = op.MatMul(scaled, op.Transpose(key, perm=[*range(rank - 2), rank - 1, rank - 2]))
     if is_causal:
         if not isinstance(rows, int) or not isinstance(columns, int):
-            raise NotImplementedError("scaled_dot_product_attention with a causal mask of a free size")
+            raise NotImplementedError("scaled_dot_product_attention with a causal mask of dynamic size")
         hidden = np.triu(np.full((rows, columns), -np.inf, np.float32), 1)
         scores = op.Add(scores, op.Constant(value=ir.tensor(hidden)))
     elif attn_mask is not None and attn_mask.dtype == ir.DataType.BOOL:
@@ -54,7 +54,7 @@ def attention(
 
 
 def _for_heads(shared: Any, query: Any) -> Any:
-    """[..., heads of keys, tokens, width] with one for each head of the query."""
+    """Repeat keys or values [..., key heads, tokens, width] for each query head."""
     heads, own = query.shape[-3], shared.shape[-3]
     if heads == own:
         return shared
@@ -64,10 +64,10 @@ def _for_heads(shared: Any, query: Any) -> Any:
 
 @contextlib.contextmanager
 def plain_attention() -> Iterator[None]:
-    """`nn.MultiheadAttention` computes with the batch in front, and encoder layers as they do in training.
+    """Context in which `nn.MultiheadAttention` computes batch-first, and encoder layers take their training path.
 
-    Its own way moves the tokens in front of the batch and joins batch and heads, in which form no pass finds what a
-    class token does not need; the fused encoder layer is one operator, which ONNX has not.
+    PyTorch's own code moves the tokens before the batch and merges batch and heads; in that form no pass can remove
+    what a class token does not need. The fused encoder layer is one operator, which ONNX does not have.
     """
     fused, own = torch.backends.mha.get_fastpath_enabled(), nn.MultiheadAttention.forward
     detect = transformer._detect_is_causal_mask
@@ -78,7 +78,7 @@ def plain_attention() -> Iterator[None]:
 
     torch.backends.mha.set_fastpath_enabled(False)
     nn.MultiheadAttention.forward = forward  # type: ignore[method-assign, assignment]
-    # It looks into the mask whether it is causal, which only says that the mask need not be read.
+    # PyTorch inspects the mask's values to detect a causal one, only to skip reading the mask.
     transformer._detect_is_causal_mask = lambda mask, is_causal=None, size=None: bool(is_causal)
     try:
         yield
@@ -99,8 +99,8 @@ def _multihead(
     average_attn_weights: bool = True,
     is_causal: bool = False,
 ) -> tuple[Tensor, Tensor | None] | None:
-    """The result of the module's own `forward`, up to rounding; None for cases left to it: no batch axis, or tokens
-    that are added to keys and values."""
+    """Return the result of the module's own `forward`, up to rounding; None for cases left to it: no batch axis, or
+    extra tokens in keys and values."""
     if query.dim() != 3 or module.bias_k is not None or module.add_zero_attn:
         return None
     q, k, v = _projected(module, query, key, value)
@@ -119,7 +119,7 @@ def _multihead(
 
 
 def _projected(module: nn.MultiheadAttention, query: Tensor, key: Tensor, value: Tensor) -> list[Tensor]:
-    """Query, key and value, [batch, heads, tokens, width of a head]. What reads the same tensor is one linear."""
+    """Return query, key and value, [batch, heads, tokens, head width], with one linear layer for each source tensor."""
     same, width = module._qkv_same_embed_dim, module.embed_dim
     weight: Tensor | None = module.in_proj_weight if same else None
     parts: list[tuple[list[Tensor], Tensor]]
@@ -144,7 +144,7 @@ def _projected(module: nn.MultiheadAttention, query: Tensor, key: Tensor, value:
 
 
 def _mask(attn_mask: Tensor | None, key_padding_mask: Tensor | None, query: Tensor) -> Tensor | None:
-    """Both masks as numbers that are added to the scores [batch, heads, queries, keys]; a true one hides."""
+    """Return both masks as one additive mask for scores [batch, heads, queries, keys]; true hides a position."""
     batch, heads = query.shape[:2]
     found = []
     if attn_mask is not None:
@@ -159,28 +159,28 @@ def _numbers(mask: Tensor, like: Tensor) -> Tensor:
     return torch.zeros_like(mask, dtype=like.dtype).masked_fill(mask, -torch.inf) if mask.dtype == torch.bool else mask
 
 
-# --- Parts of a model that are TorchScript: `torch.export` runs them, and records the operations that they run --------
+# --- TorchScript parts of a model: `torch.export` runs them and records their operations ------------------------------
 
 
 class _Run(nn.Module):
-    """A scripted module, run by its interpreter. Not registered as a child: `torch.export` makes proxies of children,
-    in which a scripted `forward` is given itself twice. Its weights become constants of the graph."""
+    """A scripted module, run by its interpreter. Not registered as a child: `torch.export` wraps children in proxies,
+    which pass a scripted `forward` its `self` twice. Its weights become constants of the graph."""
 
     def __init__(self, scripted: torch.jit.ScriptModule) -> None:
         super().__init__()
         self._hidden = (scripted,)
 
     def forward(self, *arguments: Any, **options: Any) -> Any:
-        # With gradients, a scripted encoder layer does not take its fused way, which is no operator of ONNX.
+        # With gradients enabled, a scripted encoder layer avoids its fused path, an operator that ONNX does not have.
         with torch.enable_grad():
             return self._hidden[0]._c._get_method("forward")(*arguments, **options)
 
 
 @contextlib.contextmanager
 def scripts_as_they_run(model: nn.Module) -> Iterator[None]:
-    """Inside, scripted parts of `model` can be exported. Sizes that a script reads of a tensor are numbers to it.
+    """Context in which scripted parts of `model` can be exported. Sizes that a script reads become constants.
 
-    The interpreter's profiles are off: they take every size that a tensor has for the only one.
+    The interpreter's profiling is off: it specialises on the sizes that it has seen.
     """
     replaced = list(_replace(model))
     profiling, optimized = torch._C._jit_set_profiling_executor(False), torch._C._get_graph_executor_optimize()
@@ -203,7 +203,7 @@ def _replace(model: nn.Module) -> Iterator[tuple[nn.Module, str, nn.Module]]:
             yield from _replace(child)
 
 
-# --- `len(tensor)` in a module's own code, which Python makes a number of: inside, it is the tensor's first size ------
+# --- `len(tensor)` in a module's own code: Python turns it into an int; here it stays a symbolic size -----------------
 
 
 def _length(value: Any) -> Any:
@@ -212,10 +212,10 @@ def _length(value: Any) -> Any:
 
 @contextlib.contextmanager
 def lengths_as_sizes(model: nn.Module) -> Iterator[None]:
-    """Inside, `len` of a tensor is `shape[0]` in the files that define the classes of `model` and of its parts.
+    """Context in which `len` of a tensor is `shape[0]` in the files that define the classes of `model` and its parts.
 
-    `torch.export` would otherwise take the length of the example's batch for the only one: Python's `len` returns an
-    `int`, never a free size.
+    Otherwise `torch.export` would fix the batch size of the example: Python's `len` returns an `int`, never a symbolic
+    size.
     """
     files = {base.__module__ for part in model.modules() for base in type(part).__mro__}
     spaces = [vars(sys.modules[name]) for name in sorted(files) if name in sys.modules and not _of_torch(name)]

@@ -1,6 +1,6 @@
-"""An encoder-decoder as two ONNX graphs, and the proof that decoding with them is the model.
+"""Export an encoder-decoder as two ONNX graphs, and compare decoding through them with the model.
 
-`encoder` runs once a source. `decoder_step` runs once a target token, on the keys and values that earlier steps gave:
+`encoder` runs once per source. `decoder_step` runs once per target token, on the keys and values of earlier steps:
 
     encoder        source int64 [batch, source_length]
                 -> memory [batch, source_length, width], source_mask [batch, 1, 1, source_length],
@@ -10,11 +10,11 @@
                 -> logits [batch, vocabulary],
                    and for each block: present_key_i, present_value_i [batch, heads, past_length + 1, head_width]
 
-All floats are float32. The token's position is past_length, so that no caller can give a wrong one. Caches are one
-tensor a block and not one stack: a runtime then grows each in place of cutting the stack up and joining it again.
+All floats are float32. The token's position is past_length, so that no caller can pass a wrong one. Each block has its
+own cache tensors instead of one stack, which a runtime would have to split and join at every step.
 
-Where the source is an image, the encoder takes it as every image model does and gives the keys and values alone, and
-the step has no source_mask: an image has no padding.
+If the source is an image, the encoder takes it like every image model and returns only the keys and values, and the
+step has no source_mask: an image has no padding.
 """
 
 from collections.abc import Sequence
@@ -39,9 +39,9 @@ from vitdeploy.spec import PreprocessSpec, SequenceSpec
 
 ENCODER, DECODER_STEP = "encoder", "decoder_step"
 SOURCE_LENGTH, PAST_LENGTH = "source_length", "past_length"
-# torch.export takes sizes 0 and 1 for constants, and equal sizes for one axis.
+# torch.export treats sizes 0 and 1 as constants, and equal sizes as the same axis.
 EXAMPLE_BATCH, EXAMPLE_SOURCE, EXAMPLE_PAST = 3, 5, 7
-# What parity is checked at: runtimes compute in blocks of up to 16, and a block has to be passed to see its seam.
+# Lengths and steps for the parity check: runtimes compute in blocks of up to 16, so lengths must exceed one block.
 SOURCE_LENGTHS, STEPS = (1, 4, 19), 20
 
 
@@ -50,7 +50,8 @@ KeyValue: TypeAlias = tuple[Tensor, Tensor]
 
 
 class _Encoder(nn.Module):
-    """Of a model whose `encode` gives the keys and values of each block of the decoder, perhaps after other tensors."""
+    """The encoder of a model whose `encode` returns the keys and values of each decoder block, perhaps after other
+    tensors."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
@@ -63,7 +64,7 @@ class _Encoder(nn.Module):
 
 
 class _DecoderStep(nn.Module):
-    """One token more, of lists of keys and values; between them and the token stands what else `step` takes."""
+    """One decoder step. Arguments: the token, the further inputs of `step`, then the lists of keys and values."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
@@ -76,7 +77,7 @@ class _DecoderStep(nn.Module):
 
 
 class _MaskedStep(_DecoderStep):
-    """The same where the source is padded. torch.export names axes by the arguments, and so do the graphs."""
+    """The same with a source mask. torch.export names axes after the arguments, and so do the graphs."""
 
     def forward(self, token: Tensor, mask: Tensor, cross: list[Tensor], past: list[Tensor]) -> list[Tensor]:
         return super().forward(token, mask, cross, past)
@@ -98,17 +99,17 @@ def _names(kind: str, blocks: int) -> list[str]:
 
 
 def export_sequence(module: nn.Module, *, name: str, opset: int) -> dict[str, ir.Model]:
-    """The graphs "encoder" and "decoder_step" of `module`, named `<name>_encoder` and `<name>_decoder_step`.
+    """Return the graphs "encoder" and "decoder_step" of `module`, named `<name>_encoder` and `<name>_decoder_step`.
 
-    `module` is one as `models.architectures.transformer.Transformer`, with its `config`, `encode` and `step`.
+    `module` has the `config`, `encode` and `step` of `models.architectures.transformer.Transformer`.
 
     Raises:
-        ExportError: the model cannot be exported, or its max_length is too small to tell its axes apart.
+        ExportError: the model cannot be exported, or its max_length is too small to distinguish its axes.
     """
     config: Any = module.config
     if config.max_length <= EXAMPLE_PAST:
         raise ExportError(
-            f"{name} is too short to be exported with dynamic lengths",
+            f"max_length of {name} is too small for an export with dynamic lengths",
             found=f"max_length {config.max_length}",
             expected=f"at least {EXAMPLE_PAST + 1}",
             fix="build the model with a larger max_length: its weights do not depend on it",
@@ -165,15 +166,16 @@ def export_image_text(
     batch: int | None,
     in_graph: bool,
 ) -> dict[str, ir.Model]:
-    """The graphs "encoder" and "decoder_step" of a model that writes what an image says, with their metadata.
+    """Return the graphs "encoder" and "decoder_step" of an image-to-text model, with their metadata.
 
-    `module` is one as `models.external.image_text.ImageText`, with its `encode` and `step`.
+    `module` has the `encode` and `step` of `models.external.image_text.ImageText`.
 
     Args:
-        batch: of images, None for a dynamic one; that of the step is dynamic, as a search has several texts an image.
+        batch: the batch of images, None if dynamic; the step's is always dynamic, as a search has several texts per
+            image.
 
     Raises:
-        ExportError: the model cannot be exported, or writes too few tokens to tell its axes apart.
+        ExportError: the model cannot be exported, or writes too few tokens to distinguish its axes.
     """
     size, longest = preprocess.crop, sequence.max_length
     with torch.no_grad():
@@ -193,10 +195,10 @@ def export_image_text(
         raise ExportError(
             f"{name}_{DECODER_STEP} writes too few tokens to be exported with a dynamic length",
             found=f"{longest}",
-            expected="at least 3",
+            expected="at least 3 tokens",
             fix="raise max_length in generation_config.json",
         )
-    # A length that no other axis of the example has, and that the model has positions for.
+    # A length that differs from all other axes of the example and is within the model's positions.
     length = min(EXAMPLE_PAST, longest - 1)
     past = [tensor.new_zeros(EXAMPLE_BATCH, tensor.shape[1], length, tensor.shape[3]) for tensor in cross]
     open_batch, past_length = torch.export.Dim(BATCH), torch.export.Dim(PAST_LENGTH, max=longest - 1)
@@ -221,14 +223,14 @@ def export_image_text(
 
 
 def check_sequence_parity(encoder: Path, decoder_step: Path, module: nn.Module) -> list[ParityRow]:
-    """Decode greedily through both graphs, and compare each step with the model that sees the whole target at once.
+    """Decode greedily through both graphs, and compare each step with the model run on all target tokens at once.
 
     Sources are seeded random tokens of several lengths with padding of several widths, at batch 1, 2 and 5. The target
     never ends early: every run goes through the same number of steps, the first with an empty cache.
 
     Raises:
-        ExportError: a batch or length that does not run, a difference above 1e-4, or another token than the model's
-            where its best logit leads by more than that difference.
+        ExportError: a batch or length that does not run, a difference above 1e-4, or a token that differs from the
+            model's although its best logit leads by more than that.
     """
     config: Any = module.config
     module.eval()
@@ -268,8 +270,8 @@ def check_text_parity(
     *,
     fixed_batch: int | None = None,
 ) -> list[ParityRow]:
-    """Write greedily through both graphs, and compare each step with the model that sees all tokens at once, on seeded
-    random pixels at batch 1, 2 and 5, or thrice at a fixed one. No text ends early.
+    """Decode greedily through both graphs, and compare each step with the model run on all tokens at once, on seeded
+    random pixels at batch 1, 2 and 5, or three times at a fixed batch. No text ends early.
 
     Raises:
         ExportError: a batch that does not run, or a difference above 1e-4.
@@ -298,7 +300,7 @@ def check_text_parity(
 
 
 def _decoded(decoder: Any, source: runner.Array, where: str, expected: str) -> tuple[runner.Array, runner.Array]:
-    """Tokens and logits; raises ExportError where the graphs do not run."""
+    """Return tokens and logits; raises ExportError if the graphs do not run."""
     try:
         tokens, logits = decoder.decode_with_logits(source, STEPS)
     except (EngineError, TensorError) as error:
@@ -306,13 +308,13 @@ def _decoded(decoder: Any, source: runner.Array, where: str, expected: str) -> t
             f"the exported graphs do not run {where}",
             found=error.found,
             expected=expected,
-            fix="in the model, take sizes from the tensor",
+            fix="in the model, read sizes from the tensor's shape",
         ) from None
     return tokens, logits
 
 
 def _whole(model: Any, source: runner.Array, tokens: runner.Array, start: int) -> runner.Array:
-    """The model's logits [b, t, v] for the tokens that were decoded, without a cache."""
+    """Return the model's logits [b, t, v] for the decoded tokens, computed without a cache."""
     target = np.concatenate([np.full((len(tokens), 1), start, np.int64), tokens[:, :-1]], axis=1)
     with torch.inference_mode():
         logits: runner.Array = model(torch.from_numpy(source), torch.from_numpy(target)).numpy()

@@ -1,9 +1,9 @@
-"""Choices that equal scores leave open.
+"""Selections that tied scores leave open.
 
-A detector takes as its queries the cells of the highest scores (TopK). Of cells with equal scores, or with scores that
-are nearer than rounding moves them, each runtime takes others, or in another order: then the answers of the same
-function differ. What is defined is compared: that the graph scores the cells which the original took as high as those
-that it would take itself, and that it gives the same answers for the same choice.
+A detector selects the cells with the highest scores as its queries (TopK). Among cells whose scores are equal up to
+rounding, runtimes select different cells or a different order, so that the outputs of the same function differ. The
+comparison covers what is defined: the graph must score the original's cells as high as those that it would select
+itself, and must return the same outputs for the same selection.
 """
 
 import tempfile
@@ -21,7 +21,7 @@ from vitdeploy.runtime.ort import OnnxRuntimeRunner
 
 
 class Choices(TorchFunctionMode):
-    """Inside it the indices of every `torch.topk` are kept in `taken`, in the order of the calls."""
+    """Mode that records the indices of every `torch.topk` in `taken`, in the order of the calls."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -37,10 +37,10 @@ class Choices(TorchFunctionMode):
 def answers_of_choices(
     graph: Path, feeds: Sequence[Mapping[str, np.ndarray]], choices: Sequence[Sequence[np.ndarray]], tolerance: float
 ) -> list[dict[str, np.ndarray]] | None:
-    """What the graph gives for each of `feeds` if its TopK take what the original's took.
+    """Return the graph's outputs for each of `feeds` with its TopK forced to the original's selection.
 
-    None where it has other TopK than the original, one that is an answer itself, or one whose choice is not of its
-    highest scores, up to `tolerance`.
+    None if the graph has other TopK nodes than the original, if one is an output itself, or if the selected scores are
+    not the highest, up to `tolerance`.
     """
     model = load_graph(graph)
     nodes = [node for node in model.graph if node.op_type == "TopK"]
@@ -51,7 +51,7 @@ def answers_of_choices(
     answers = []
     with tempfile.TemporaryDirectory() as folder:
         save_graph(model, Path(folder) / "model.onnx")
-        with OnnxRuntimeRunner(Path(folder) / "model.onnx", name="the exported graph, its choices given") as runner:
+        with OnnxRuntimeRunner(Path(folder) / "model.onnx", name="the exported graph with a fixed selection") as runner:
             for feed, taken in zip(feeds, choices, strict=True):
                 found = runner.infer({**feed, **{f"choice_{i}": indices for i, indices in enumerate(taken)}})
                 for i, (indices, axis) in enumerate(zip(taken, axes, strict=True)):
@@ -85,8 +85,8 @@ def _impose(model: ir.Model, node: ir.Node, index: int, taken: np.ndarray) -> in
 
 
 def _below_cut(scores: np.ndarray, taken: np.ndarray, axis: int) -> float:
-    """How far the lowest score of a choice lies below that of the best choice, relative to the largest of the latter;
-    NaN where a score is one."""
+    """Return how far the lowest score of a selection lies below that of the best selection, relative to the latter's
+    largest score; NaN if a score is NaN."""
     chosen = np.sort(np.take_along_axis(scores, taken, axis).astype(np.float64), axis)
     count = chosen.shape[axis]
     best = np.sort(scores.astype(np.float64), axis).take(range(scores.shape[axis] - count, scores.shape[axis]), axis)

@@ -1,4 +1,4 @@
-"""Export a PyTorch module to an ONNX graph with its preprocessing and nothing of the machine it was made on."""
+"""Export a PyTorch module to an ONNX graph with its preprocessing and without traces of the build machine."""
 
 import ast
 import contextlib
@@ -33,11 +33,11 @@ from vitdeploy.graph.io.files import BATCH, GraphMetadata, set_metadata
 from vitdeploy.runtime.inputs import random_inputs
 from vitdeploy.spec import Postprocess, PreprocessSpec, Task, TensorSpec
 
-# --- Names that a person can read, and no trace of the machine --------------------------------------------------------
-# what the dynamo exporter leaves behind, put in order.
+# --- Readable names, and no traces of the build machine ---------------------------------------------------------------
+# Clean up the output of the dynamo exporter.
 #
 # The exporter writes the module path of every node, together with stack traces and absolute source paths, into
-# metadata. The path becomes the node's name ("blocks.7.mlp.fc2/MatMul"), and all metadata goes.
+# metadata. The path becomes the node's name ("blocks.7.mlp.fc2/MatMul"), and all metadata is removed.
 
 
 SCOPES = "pkg.torch.onnx.name_scopes"
@@ -49,7 +49,7 @@ def tidy(model: ir.Model, prefix: str) -> None:
     taken: set[str] = {str(value.name) for value in (*model.graph.inputs, *model.graph.outputs)}
     initializers = {str(value.name): value for value in model.graph.initializers.values()}
     for i, value in enumerate(initializers.values()):
-        value.name = f"initializer {i}"  # out of the way: one may be given the name that another still has
+        value.name = f"initializer {i}"  # temporary: the new name of one may be the old name of another
     for name, value in initializers.items():
         _rename(value, name.removeprefix(f"{prefix}."), taken)
     for node in model.graph:
@@ -63,7 +63,7 @@ def tidy(model: ir.Model, prefix: str) -> None:
 
 
 def _adopt_constants(model: ir.Model) -> None:
-    """Constants that nodes read and no graph has become initializers: onnxscript's fusion of two Clips forgets it."""
+    """Turn constants that are missing from the graph into initializers: onnxscript's fusion of two Clips forgets it."""
     known = set(model.graph.initializers.values())
     taken = {str(value.name) for node in model.graph for value in (*node.inputs, *node.outputs) if value is not None}
     for node in model.graph:
@@ -96,14 +96,14 @@ def strip(model: ir.Model) -> None:
 
 
 def _module_path(node: ir.Node, prefix: str) -> str:
-    """The path of the innermost module, without the wrapper: the last entry of the scopes is the operation itself."""
+    """Return the path of the innermost module, without the wrapper; the last scope is the operation itself."""
     scopes = ast.literal_eval(node.metadata_props.get(SCOPES, "[]"))
     path = str(scopes[-2]) if len(scopes) > 1 else ""
     return path.removeprefix(prefix).removeprefix(".") if path.startswith(prefix) else ""
 
 
 def _name_weight(node: ir.Node, scope: str, taken: set[str]) -> None:
-    """A linear's weight, transposed by constant folding, lost its name: give it back as `<module>.weight_t`."""
+    """Name a linear weight `<module>.weight_t`: constant folding transposed it and dropped its name."""
     weight = node.inputs[1] if node.op_type == "MatMul" and len(node.inputs) == 2 else None
     if weight is not None and weight.is_initializer() and str(weight.name).startswith("val_") and scope:
         _rename(weight, f"{scope}.weight_t", taken)
@@ -115,18 +115,18 @@ def _rename(value: ir.Value, name: str, taken: set[str]) -> None:
         value.const_value.name = value.name
 
 
-# --- Export a PyTorch module to an ONNX graph with its preprocessing and nothing of the machine it was made on --------
+# --- Export a PyTorch module to an ONNX graph with its preprocessing --------------------------------------------------
 
 
 INPUT = "image"
-# Where the batch is dynamic: torch.export treats sizes 0 and 1 as constants.
+# Batch of the example for a dynamic batch: torch.export treats sizes 0 and 1 as constants.
 EXAMPLE_BATCH = 2
 LOGGERS = ("torch.onnx", "torch.export", "torch.fx.experimental.symbolic_shapes", "onnxscript", "onnx_ir")
 
 
 class PixelsIn(nn.Module):
-    """The cheap half of preprocessing before a model: uint8 NHWC pixels -> float32 NCHW, (x / 255 - mean) / std, the
-    channels in the model's order.
+    """A model with normalisation in front: uint8 NHWC pixels -> float32 NCHW, (x / 255 - mean) / std, with the channels
+    in the model's order.
 
     Written as one multiplication and one addition per pixel: x * 1 / (255 std) - mean / std.
     """
@@ -151,7 +151,7 @@ class PixelsIn(nn.Module):
 
 
 class ModelIn(nn.Module):
-    """The model alone, of any inputs, under the same attribute name, so that all exports have the same node names."""
+    """The model alone, with any inputs, under the same attribute name, so that all exports have the same node names."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
@@ -176,10 +176,10 @@ def export_graph(
     postprocess: Postprocess | None = None,
     further: Sequence[TensorSpec] = (),
 ) -> ir.Model:
-    """The ONNX graph of `model` (float32 [batch, channels, height, width] -> the tensors named by `outputs`).
+    """Return the ONNX graph of `model` (float32 [batch, channels, height, width] -> the tensors named by `outputs`).
 
     Args:
-        further: what the model takes behind the image, in that order, each [batch, ...].
+        further: the model's further inputs after the image, in order, each [batch, ...].
         batch: a fixed batch, or None for a dynamic axis named "batch".
         in_graph: True takes "image" as uint8 [batch, height, width, channels]; False as normalised float32 NCHW.
 
@@ -211,7 +211,7 @@ def _require_inputs(graph: ir.Model, names: Sequence[str], what: str) -> None:
     found = [str(value.name) for value in graph.graph.inputs]
     if found != list(names):
         raise ExportError(
-            f"the graph of {what} has other inputs than the model",
+            f"the inputs of the exported graph of {what} differ from the model's",
             found=", ".join(found),
             expected=", ".join(names),
             fix="bind an input that the model does not use to a constant",
@@ -225,10 +225,9 @@ def expected_seconds(
     batch: int | None,
     further: Sequence[TensorSpec] = (),
 ) -> float:
-    """How long export and comparison of a model of images will take on this machine with nothing else on it, from one
-    run with the batch that it is exported with: its operators, of which a trace takes some 10 ms each, and the time of
-    an image, which three batch sizes in two runtimes take some 28 times. Five models of 67 to 2,776 operators took 0.8
-    to 1.3 times as long."""
+    """Estimate the seconds for export and comparison of an image model on this machine when idle, from one run at the
+    export batch: about 10 ms of tracing per operator, plus about 28 times the run time of an image (three batch sizes
+    in two runtimes). Five models of 67 to 2,776 operators took 0.8 to 1.3 times the estimate."""
 
     class Count(TorchDispatchMode):
         operators = 0
@@ -246,8 +245,8 @@ def expected_seconds(
 def export_tensors_graph(
     model: nn.Module, *, name: str, inputs: Sequence[TensorSpec], outputs: Sequence[str], opset: int
 ) -> ir.Model:
-    """The ONNX graph of a part of a model: `inputs`, in the order of its arguments, each with a leading axis of one
-    dynamic batch, to the tensors named by `outputs`.
+    """Return the ONNX graph of a part of a model, from `inputs`, in the order of its arguments and each with the same
+    dynamic batch axis first, to the tensors named by `outputs`.
 
     Raises:
         ExportError: the model cannot be exported.
@@ -261,7 +260,7 @@ def export_tensors_graph(
 
 
 def export_text_graph(model: nn.Module, *, name: str, length: int, opset: int) -> ir.Model:
-    """The ONNX graph of a text tower: "text", int64 [batch, length], to "features", with a dynamic batch.
+    """Return the ONNX graph of a text tower: "text", int64 [batch, length], to "features", with a dynamic batch.
 
     Raises:
         ExportError: the model cannot be exported.
@@ -272,12 +271,12 @@ def export_text_graph(model: nn.Module, *, name: str, length: int, opset: int) -
 
 @contextlib.contextmanager
 def _no_work_twice() -> Iterator[None]:
-    """What PyTorch's exporter and onnxscript do again and again, done once: a third of the time of a large graph, half
-    of that of a small one. The graphs are the same bytes.
+    """Cache repeated work of PyTorch's exporter and onnxscript, which takes a third of the time for a large graph and
+    half for a small one. The resulting graphs are byte-identical.
 
-    The exporter reads the source and the signatures of its 500 translations at every export, and names all operators
-    a dozen times. onnxscript tries each of its rules at every node, and lists the whole graph each time for those that
-    have two outputs; here a rule is tried where its operator is that of the node, as it fits nowhere else.
+    The exporter reads the source and the signatures of its 500 translations at every export, and lists all operators
+    a dozen times. onnxscript tries each of its rules at every node, and walks the whole graph each time for rules with
+    two outputs; here a rule is tried only at nodes of its operator, as it cannot match others.
     """
     match = SimplePatternMatcher.match
 
@@ -313,15 +312,15 @@ def exported(
     name: str,
     lengths: bool = False,
 ) -> ir.Model:
-    """The ONNX graph of a model called `name` whose parts are below its attribute `model`, tidy and in canonical form,
-    with the open axes that `shapes` says by argument of `forward`. `lengths`: not the batch alone is open.
+    """Return the ONNX graph, named `name`, of a model whose parts are below its attribute `model`: with clean names, in
+    canonical form. `shapes`: the dynamic axes by argument of `forward`. `lengths`: axes besides the batch are dynamic.
 
     Raises:
         ExportError: the model cannot be exported.
     """
     try:
-        # A bias made from a parameter that requires gradients gives attention other strides in the exporter's second
-        # trace than in its first, and a view recorded in the first then fails.
+        # A bias computed from a parameter that requires gradients gives attention different strides in the exporter's
+        # second trace than in its first, and a view recorded in the first then fails.
         with (
             _quiet(),
             patches.plain_attention(),
@@ -348,8 +347,8 @@ def exported(
         raise ExportError(
             f"{name} cannot be exported to ONNX",
             found=(lines[0] if lines else repr(cause))[:300] + _model_line(error),
-            expected="operations that ONNX has, and no Python branch or loop that depends on the values of tensors",
-            fix="change that line (torch.where for a branch), or bring an ONNX file that was exported another way",
+            expected="operations that ONNX has, and no Python branch or loop that depends on tensor values",
+            fix="change that line (torch.where for a branch), or use an ONNX file that was exported another way",
         ) from error
     assert program is not None
     graph = program.model
@@ -366,10 +365,10 @@ def exported(
 
 
 def copy_sizes(model: ir.Model) -> None:
-    """Give every Reshape a constant shape where its declared shapes allow: 0 keeps a size, one -1 is worked out.
+    """Give every Reshape a constant shape if its declared shapes allow: 0 keeps a size, one -1 is inferred.
 
     The exporter reads dynamic sizes from the input with Shape and Concat. `[batch, length, width]` to
-    `[batch, length, heads, head_width]` needs none of that: the shape is `[0, 0, heads, head_width]`. In place.
+    `[batch, length, heads, head_width]` does not need them: the shape is `[0, 0, heads, head_width]`. In place.
     """
     names = edit.Names(model)
     for node in model.graph:
@@ -385,19 +384,19 @@ def copy_sizes(model: ir.Model) -> None:
         if sizes.count(-1) > 1 or 0 in after.shape.dims:
             continue
         node.replace_input_with(1, names.constant(np.array(sizes, np.int64), f"{node.name}.shape"))
-        node.attributes.pop("allowzero", None)  # the exporter sets it, and with it 0 is a size
+        node.attributes.pop("allowzero", None)  # the exporter sets it; then 0 means size 0
     edit.drop_unused(model)
 
 
 def _root(error: BaseException) -> BaseException:
-    """The root cause within the exporter's errors."""
+    """Return the root cause of an exporter error."""
     while error.__cause__ is not None:
         error = error.__cause__
     return error
 
 
 def _model_line(error: BaseException | None) -> str:
-    """The last line of the model's own code that an error came through; "" without any."""
+    """Return the last line of the model's own code in the traceback, else ""."""
     found = ""
     while error is not None:
         for frame in traceback.extract_tb(error.__traceback__):
@@ -408,7 +407,7 @@ def _model_line(error: BaseException | None) -> str:
 
 
 def _is_machinery(file: str) -> bool:
-    """Code of PyTorch, of the exporter, of Python itself or of ours: none of it is the model's."""
+    """Whether a file belongs to PyTorch, the exporter, Python itself or vitdeploy, and not to the model."""
     if file.startswith("<") or "/site-packages/onnx" in file:
         return True
     if any(Path(file).is_relative_to(folder) for folder in (Path(torch.__file__).parent, Path(__file__).parents[1])):
@@ -418,8 +417,8 @@ def _is_machinery(file: str) -> bool:
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """The exporter logs its own progress and the absence of torchvision, and prints the graph that it could not trace
-    to standard error; none of it concerns the user."""
+    """Suppress the exporter's logs, warnings and standard error: its progress, the absence of torchvision, and graphs
+    that it could not trace do not concern the user."""
     loggers = [logging.getLogger(name) for name in LOGGERS]
     levels = [logger.level for logger in loggers]
     for logger in loggers:

@@ -1,2 +1,2 @@
-"""ONNX graphs: what stands in them, and rewrites. `values.py` reads one value, `edit.py` makes and changes nodes; each
-room imports what is above it in this list: shapes, analysis, edit, io and canonical, passes and half."""
+"""Analyse and rewrite ONNX graphs. `values.py` reads values, `edit.py` creates and changes nodes. Each part imports
+only from those before it in this list: shapes, analysis, edit, io and canonical, passes and half."""

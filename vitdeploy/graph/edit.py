@@ -1,7 +1,7 @@
-"""Edit a graph: new names, constants and nodes, replacements of nodes, new weights for one linear.
+"""Edit a graph: new names, constants and nodes, replacements of nodes, new weights for a linear.
 
-A file may already hold any name that a pass wants to use: an exporter gives two linears of one module the same stem, a
-rewritten graph is rewritten again. So every name of a new value or node is requested here.
+A graph may already use any name that a pass wants: an exporter gives two linears of one module the same stem, and a
+rewritten graph may be rewritten again. So every name of a new value or node comes from here.
 """
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -20,7 +20,7 @@ Numbers = npt.NDArray[np.floating]
 
 
 def free_name(name: str, taken: set[str]) -> str:
-    """`name`, with a number behind it where it is `taken`; it is from then on."""
+    """Return `name`, with a number appended if it is `taken`; add the result to `taken`."""
     free, count = name, 1
     while free in taken:
         count += 1
@@ -30,14 +30,14 @@ def free_name(name: str, taken: set[str]) -> str:
 
 
 def constant(array: npt.NDArray[Any], name: str) -> ir.Value:
-    """A constant that is in no graph yet."""
+    """A constant that does not belong to a graph yet."""
     tensor = ir.tensor(array, name=name)
     return ir.Value(name=name, type=ir.TensorType(tensor.dtype), shape=ir.Shape(array.shape), const_value=tensor)
 
 
 def _named(graph: ir.Graph) -> Iterator[ir.Value | ir.Node]:
-    """Every value and node of a graph, of its branches and loops too. One walk: a rewrite makes new names again and
-    again, and the library's own walks take several times as long."""
+    """Every value and node of a graph, including its branches and loops. One walk: a rewrite creates names often, and
+    the library's walks take several times as long."""
     yield from graph.inputs
     yield from graph.initializers.values()
     for node in graph:
@@ -52,9 +52,9 @@ def _named(graph: ir.Graph) -> Iterator[ir.Value | ir.Node]:
 
 
 class Names:
-    """The names that are taken in a model: of values, initializers and nodes, in branches and loops too.
+    """The names in use in a model: values, initializers and nodes, including branches and loops.
 
-    A name that is given is taken from then on. What others add to the model later is not known here: make a new one.
+    Names returned here are taken. Names that other code adds to the model later are unknown here: create a new `Names`.
     """
 
     def __init__(self, model: ir.Model) -> None:
@@ -62,7 +62,7 @@ class Names:
         self._taken = {str(each.name) for each in _named(model.graph)}
 
     def free(self, name: str) -> str:
-        """`name`, with a number behind it where it is taken."""
+        """Return `name`, with a number appended if it is taken."""
         return free_name(name, self._taken)
 
     def release(self, name: str) -> None:
@@ -86,7 +86,7 @@ class Names:
         output: str | None = None,
         outputs: int = 1,
     ) -> ir.Node:
-        """A node that is in no graph yet. A single output is called `output`, by default as the node."""
+        """A node that does not belong to a graph yet. A single output is named `output`, by default like the node."""
         node = ir.node(operator, inputs, attributes, domain=domain, num_outputs=outputs, name=self.free(name))
         for i, value in enumerate(node.outputs):
             if outputs > 1:
@@ -97,7 +97,7 @@ class Names:
 
 
 def rename(model: ir.Model, value: ir.Value, name: str) -> None:
-    """Give `value` the name; a value that has it, as files of other tools may, takes a new one."""
+    """Rename `value`; another value with this name, as in third-party files, gets a new name."""
     for other in list(_named(model.graph)):
         if isinstance(other, ir.Value) and other is not value and other.name == name:
             other.name = Names(model).free(name)
@@ -105,7 +105,7 @@ def rename(model: ir.Model, value: ir.Value, name: str) -> None:
 
 
 def replace(model: ir.Model, node: ir.Node, new: Sequence[ir.Node]) -> None:
-    """Put `new` in the place of `node`; the first output of the last one takes over the name and all uses."""
+    """Replace `node` by `new`; the first output of the last new node takes over the name and all uses."""
     names = Names(model)
     for other in new:
         if other.name is None or other.name != node.name:
@@ -116,9 +116,9 @@ def replace(model: ir.Model, node: ir.Node, new: Sequence[ir.Node]) -> None:
 
 
 def bypass(node: ir.Node, value: ir.Value) -> bool:
-    """Let everything that reads the output of `node` read `value`; False where a graph output keeps the node.
+    """Make all readers of the output of `node` read `value`; False if the node must stay because of a graph output.
 
-    An output of the graph must keep its name, so only an inner, computed value can take its place.
+    A graph output must keep its name, so only an inner, computed value can replace it.
     """
     old = node.outputs[0]
     if old.is_graph_output():
@@ -134,15 +134,15 @@ def bypass(node: ir.Node, value: ir.Value) -> bool:
 
 
 def drop_unused(model: ir.Model) -> None:
-    """Remove nodes, initializers and opset imports that nothing reads, and sort what is left. In place."""
+    """Remove unused nodes, initializers and opset imports, and sort the remaining nodes, in place."""
     for clean in (RemoveUnusedNodesPass(), RemoveUnusedOpsetsPass(), TopologicalSortPass()):
         clean(model)
 
 
 class Editor:
-    """Adds constants and nodes to the main graph of a model. Names are made unique; nothing is ever renamed.
+    """Adds constants and nodes to the main graph of a model. New names are unique; existing names never change.
 
-    Constants are never changed in place: exporters give equal constants one tensor, which other layers then read too.
+    Constants are never changed in place: exporters store equal constants once, so other layers may read them too.
     """
 
     def __init__(self, model: ir.Model) -> None:
@@ -152,11 +152,11 @@ class Editor:
 
     @property
     def linears(self) -> list[Linear]:
-        """The linears and convolutions as they are now, in graph order of the start."""
+        """The current linears and convolutions, in their original graph order."""
         return list(self._linears.values())
 
     def linear_behind(self, value: ir.Value) -> Linear | None:
-        """The linear, not convolution, whose output (with its bias) is `value`."""
+        """The linear (not a convolution) whose output, including the bias, is `value`."""
         linear = self._linears.get(value)
         return linear if linear is not None and linear.kind == "matmul" else None
 
@@ -173,19 +173,19 @@ class Editor:
         *shapes: Sequence[Any] | ir.Shape | None,
         **attributes: Any,
     ) -> Sequence[ir.Value]:
-        """Insert a node with one output for each of `shapes` in front of `before`, and return its outputs.
+        """Insert a node with one output per shape before the node `before`, and return its outputs.
 
-        The node is called `<name>/<operator>`, and so is a single output; outputs have the type of the first input.
+        The node is named `<name>/<operator>`, and so is a single output; outputs have the type of the first input.
         """
         node = self._node(operator, inputs, name, shapes, **attributes)
         self.graph.insert_before(before, node)
         return node.outputs
 
     def first(self, before: ir.Node, value: ir.Value, axis: int, count: int, name: str) -> ir.Value:
-        """Insert a Split of a value behind the first `count` along a static axis, and return the part in front.
+        """Insert a Split of a value after the first `count` along a static axis, and return the first part.
 
-        Not a Slice, which copies: where nothing but ones is in front of the axis, as at batch 1, a runtime may give out
-        the memory of the value itself, and OpenVINO does.
+        A Slice would copy; if all axes before this one are 1, as at batch 1, a runtime may let a Split's output share
+        the memory of the value, and OpenVINO does.
         """
         shape = list(value.shape or ())
         whole = shape[axis]
@@ -196,7 +196,7 @@ class Editor:
         return self.node(before, "Split", [value, sizes], name, *shapes, axis=axis)[0]
 
     def set_input(self, node: ir.Node, index: int, array: npt.NDArray[Any]) -> None:
-        """Give one input of one node a new constant, under the name of the old one where nothing else reads that."""
+        """Set one input of one node to a new constant, under the name of the old one if it had no other readers."""
         old = node.inputs[index]
         assert old is not None
         name = str(old.name)
@@ -207,10 +207,10 @@ class Editor:
         node.replace_input_with(index, self.constant(array, name))
 
     def set_linear(self, linear: Linear, weight: Numbers | None = None, bias: Numbers | None = None) -> Linear:
-        """Give a linear or convolution another weight or bias [out] (in its shape; stored as float32).
+        """Set the weight or bias [out] of a linear or convolution (weight in its shape; stored as float32).
 
-        The Add of a MatMul's bias goes where the new bias is all zero, and comes where there was none.
-        Returns: the linear as it is now.
+        The Add of a MatMul's bias is removed if the new bias is all zero, and inserted if it was missing.
+        Returns: the changed linear.
         """
         if weight is not None:
             linear = changed(linear, weight=weight.astype(np.float32))
@@ -246,8 +246,8 @@ class Editor:
         return changed(linear, bias=bias, bias_add=add)
 
     def resize(self, value: ir.Value, axes: Collection[int], count: int) -> None:
-        """Let these axes of a tensor, whose inputs have changed so, be of `count`: in its shape, and in the constant
-        sizes of a Reshape that makes it."""
+        """Set the size of these axes of a tensor, whose inputs already changed, to `count`: in its shape, and in the
+        constant sizes of a Reshape that computes it."""
         node = value.producer()
         sizes = reshape_sizes(node) if node is not None and node.op_type == "Reshape" else None
         if node is not None and sizes is not None and any(sizes[axis] > 0 for axis in axes):

@@ -1,4 +1,4 @@
-"""Read properties of a graph's values without changing them: constant, sizes, neighbouring nodes."""
+"""Read properties of a graph's values without changing them: constants, sizes, neighbouring nodes."""
 
 import re
 from collections import deque
@@ -11,13 +11,13 @@ import onnx_ir as ir
 
 
 def array_of(value: ir.Value | None, *, overridable: bool = False) -> npt.NDArray[Any] | None:
-    """The value of an initializer of any type, or None for what is computed or can be fed from outside.
+    """The content of an initializer of any type; None for values that are computed or fed from outside.
 
-    `normalise` makes initializers of Constant nodes, so that there is nothing else to read.
+    `normalise` turns Constant nodes into initializers, so no other constants exist.
 
     Args:
-        overridable: also that of an initializer which the file lists among its inputs, as exporters did with every
-            weight before IR version 4. Nothing here ever feeds one; but what folds constants would take it from others.
+        overridable: also read initializers that the file lists among its inputs, as exporters did with every weight
+            before IR version 4. vitdeploy never feeds them; folding them would take that option from other users.
     """
     if value is None or value.const_value is None or (value.is_graph_input() and not overridable):
         return None
@@ -25,7 +25,7 @@ def array_of(value: ir.Value | None, *, overridable: bool = False) -> npt.NDArra
 
 
 def floats_of(value: ir.Value | None) -> npt.NDArray[np.float32] | None:
-    """The value of a float32 initializer, overridable or not; None for anything else."""
+    """The content of a float32 initializer, overridable or not; None for anything else."""
     array = array_of(value, overridable=True)
     return array if array is not None and array.dtype == np.float32 else None
 
@@ -37,7 +37,7 @@ def integers_of(value: ir.Value | None) -> list[int] | None:
 
 
 def scalar_of(value: ir.Value | None) -> float | None:
-    """The number in a constant of one element that nobody can feed, whatever its type and shape."""
+    """The number in a constant of one element that is not an input, whatever its type and shape."""
     if value is None or value.const_value is None or value.const_value.size != 1:
         return None
     array = array_of(value)
@@ -56,12 +56,12 @@ def weight_bytes(model: ir.Model) -> int:
 
 
 def rank_of(value: ir.Value | None) -> int | None:
-    """The number of axes where it is known."""
+    """The number of axes, None if unknown."""
     return len(value.shape) if value is not None and value.shape is not None else None
 
 
 def dim(value: ir.Value | None, axis: int) -> int | None:
-    """The size of one axis where it is known and static."""
+    """The size of one axis if it is known and static; else None."""
     if value is None or value.shape is None or not -len(value.shape) <= axis < len(value.shape):
         return None
     size = value.shape[axis]
@@ -69,7 +69,7 @@ def dim(value: ir.Value | None, axis: int) -> int | None:
 
 
 def operands(node: ir.Node | None, operator: str) -> tuple[ir.Value, ir.Value] | None:
-    """The two inputs of `node` if it is that binary operator."""
+    """The two inputs of `node` if it is this binary operator; else None."""
     if node is None or node.op_type != operator or node.domain != "" or len(node.inputs) != 2:
         return None
     left, right = node.inputs
@@ -77,7 +77,7 @@ def operands(node: ir.Node | None, operator: str) -> tuple[ir.Value, ir.Value] |
 
 
 def with_constant(node: ir.Node | None, operator: str) -> tuple[ir.Value, float] | None:
-    """(x, c) of `x operator c` with a constant of one element; of `c operator x` too where the operator commutes."""
+    """(x, c) of `x operator c` with a constant of one element; also of `c operator x` if the operator commutes."""
     pair = operands(node, operator)
     if pair is None:
         return None
@@ -89,20 +89,20 @@ def with_constant(node: ir.Node | None, operator: str) -> tuple[ir.Value, float]
 
 
 def producer(value: ir.Value | None, operator: str) -> ir.Node | None:
-    """The node that computes `value` if it is that operator of ONNX."""
+    """The node that computes `value` if it is this ONNX operator; else None."""
     node = value.producer() if value is not None else None
     return node if node is not None and node.op_type == operator and node.domain == "" else None
 
 
 def only_user(value: ir.Value) -> ir.Node | None:
-    """The node that alone reads `value`, once; None for a graph output too."""
+    """The only reader of `value`, if it reads it once; None for other values and for graph outputs."""
     uses = list(value.uses())
     return uses[0].node if len(uses) == 1 and not value.is_graph_output() else None
 
 
 def ancestors(value: ir.Value, *, past_sizes: bool = True) -> Iterator[ir.Node]:
-    """The nodes that a value is computed from, nearest first. Without `past_sizes`, only those that depend on what an
-    input holds: not what a Shape node makes of its size."""
+    """The nodes that a value is computed from, closest first. Without `past_sizes`, stop at Shape nodes, whose results
+    depend only on the size of an input."""
     seen: set[ir.Node] = set()
     queue = deque([value])
     while queue:
@@ -115,7 +115,7 @@ def ancestors(value: ir.Value, *, past_sizes: bool = True) -> Iterator[ir.Node]:
 
 
 def depends_on_input(value: ir.Value) -> bool:
-    """Whether a tensor depends on the content of a graph input, not on its size alone."""
+    """Whether a tensor depends on the content of a graph input, not only on its size."""
     values = [value, *(each for node in ancestors(value, past_sizes=False) for each in node.inputs if each is not None)]
     return any(each.is_graph_input() for each in values)
 
@@ -131,8 +131,8 @@ Vector = npt.NDArray[np.float64]
 def affine_of(
     node: ir.Node, axis: int, channels: int, rank: int, *, overridable: bool = True
 ) -> tuple[ir.Value, Vector, Vector] | None:
-    """(x, scale, shift) of a Mul, Div, Add or Sub that computes x * scale + shift by a constant, for x of `rank` axes
-    with `channels` along `axis`; scale and shift [channels]."""
+    """(x, scale, shift) of a Mul, Div, Add or Sub with a constant that computes x * scale + shift, for x of `rank` axes
+    with `channels` along `axis`; scale and shift [channels]. None for other nodes."""
     pair = operands(node, node.op_type) if node.op_type in ("Mul", "Div", "Add", "Sub") else None
     for x, constant in (pair, pair[::-1])[: 2 if node.op_type in ("Mul", "Add") else 1] if pair is not None else ():
         array = floats_of(constant) if overridable or not constant.is_graph_input() else None

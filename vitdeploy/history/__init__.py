@@ -1,1 +1,1 @@
-"""A memory of results: rows of documents in Parquet files, and where a series of them changed."""
+"""A history of results: rows of documents in Parquet files, and changes in their series."""

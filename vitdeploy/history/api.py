@@ -1,4 +1,4 @@
-"""Histories."""
+"""Read, extend and send histories of results."""
 
 import contextlib
 import json
@@ -33,18 +33,19 @@ from vitdeploy.spec import DecodeError, decode, encode
 from vitdeploy.stages.step import find_graph, package_versions
 
 if TYPE_CHECKING:
-    # Making a bundle needs PyTorch, and keeping the result of a benchmark does not.
+    # Deploying a bundle needs PyTorch; recording a benchmark does not.
     from vitdeploy.api.bench import Benchmark
     from vitdeploy.api.deploy import Deployment
     from vitdeploy.api.sweep import Swept
     from vitdeploy.api.verify import Compared
 
-# --- Print a history for people: one line per series, then where each changed -----------------------------------------
+# --- A history as text: one line per series, then the changes of each -------------------------------------------------
 
 
 def history_lines(document: HistoryDocument) -> list[Line]:
-    """A table of the series, then each change in words, then remarks."""
-    several = f"{document.results} results of {len(document.series)} series at {document.place}"
+    """Return a table of the series, then each change in words, then remarks."""
+    results = f"{document.results} result{'' if document.results == 1 else 's'}"
+    several = f"{results} in {len(document.series)} series at {document.place}"
     lines: list[Line] = [several, *([_table(document)] if document.series else [])]
     for number, series in enumerate(document.series, 1):
         lines += [line for change in series.changes for line in change_lines(number, change)]
@@ -52,7 +53,7 @@ def history_lines(document: HistoryDocument) -> list[Line]:
     for canary in document.canaries:
         lines.append(f"wrong answers: {canary.sentence}")
         if canary.proposal is not None:
-            lines.append("    --json has an entry for the table of runtimes known to be wrong (docs/known-bad.md)")
+            lines.append("    --json contains a proposed entry for the known-bad table (docs/known-bad.md)")
     return [*lines, *(f"left out: {each.what}: {each.why}" for each in document.left_out)]
 
 
@@ -67,7 +68,7 @@ def _table(document: HistoryDocument) -> Table:
         Column("results", 60),
         Column("last p50 ms", 100, left=True),
         Column("changes", 98, left=True),
-        Column("flags of the last", 70, left=True),
+        Column("flags (last)", 70, left=True),
     )
     return Table(columns, tuple(_row(number, series) for number, series in enumerate(document.series, 1)))
 
@@ -97,26 +98,26 @@ def _p50(point: PointFacts) -> str:
 
 
 def change_lines(number: int, change: ChangeFacts) -> list[str]:
-    """A change in words: the sentence, then the levels and what else is known of both sides."""
+    """Return a change in words: the sentence, then the levels and further facts of both sides."""
     level = f"{change.before_ms:.4g} to {change.after_ms:.4g} ms"
     return [f"series {number}: {change.sentence}", *(f"    {line}" for line in (level, *change.further))]
 
 
 def _remarks(series: SeriesFacts) -> list[str]:
     undecided = [str(point.number) for point in series.points if not point.decided and not point.error]
-    remarks = [f"not decided, and no part of the search for changes: {', '.join(undecided)}"] if undecided else []
+    remarks = [f"undecided results, left out of change detection: {', '.join(undecided)}"] if undecided else []
     remarks += [f"result {point.number} ({point.time}): {point.error}" for point in series.points if point.error]
     return remarks + ([series.too_few] if series.too_few else [])
 
 
-# --- The rows of a history of one result: what its document says, and what it leaves out of machine and model ---------
+# --- The rows of one result: from its document, with the machine and the model ----------------------------------------
 
 
 Result: TypeAlias = Union["Benchmark", "Deployment", "Compared", "Swept"]
 
 
 def rows_of(result: Result) -> list[ResultRow]:
-    """The rows of a result that was measured on this machine, or on a registered device."""
+    """Return the rows of a result that was measured on this machine, or on a registered device."""
     document = result.document
     if isinstance(document, Report):
         return of_documents.rows_of_report(document, this_machine(engine.target for engine in document.engines))
@@ -132,18 +133,18 @@ def rows_of(result: Result) -> list[ResultRow]:
 
 
 def _machine_of(document: BenchDocument, device: str) -> MeasuredMachine:
-    """The machine of a benchmark run: this one, or the `device` that ran it."""
+    """Return the machine of a benchmark: this one, or the `device` that ran it."""
     if not isinstance(document, DeviceBench):
         return this_machine(row.target for row in document.results)
     engines = document.engines.values()
-    # What runs there is this vitdeploy, which was sent.
+    # The device runs the version of vitdeploy that was sent from here.
     return MeasuredMachine(
         {"vitdeploy": __version__, **document.host}, {engine.target: engine.device for engine in engines}, device
     )
 
 
 def this_machine(targets: Iterable[str]) -> MeasuredMachine:
-    """This machine, with what these targets run on."""
+    """Return this machine, with the devices of these targets."""
     known = sorted({target for target in targets if target in TARGETS})
     devices: dict[str, Mapping[str, str]] = {}
     for target in known:
@@ -154,8 +155,8 @@ def this_machine(targets: Iterable[str]) -> MeasuredMachine:
 
 
 def _named(text: str) -> MeasuredArtifact:
-    """What a name of an artifact in a bench stands for: FOLDER:ENGINE of a bundle, a graph, or a model. One that was
-    given twice has a number behind it."""
+    """Resolve the name of a benchmarked artifact: FOLDER:ENGINE of a bundle, a graph, or a model. Duplicates end in a
+    number."""
     name = re.sub(r" \([0-9]+\)$", "", text)
     folder, _, engine = name.rpartition(":")
     if folder and (found := _of_bundle(Path(folder), engine)) is not None:
@@ -167,13 +168,13 @@ def _named(text: str) -> MeasuredArtifact:
 
 
 def named_engine(bundle: Path, engine: str) -> MeasuredArtifact:
-    """An engine of a bundle, which may be one that cannot be read."""
+    """Return an engine of a bundle, by its names if the bundle cannot be read."""
     return _of_bundle(bundle, engine) or MeasuredArtifact(bundle.name, engine)
 
 
 def graph_of(bundle: Path, engine: str) -> dict[str, object] | None:
-    """The operators and the opset of the graph of an engine, for whoever looks for what its runtime does wrong; None
-    where it cannot be read."""
+    """Return the operators and the opset of an engine's graph, to find what its runtime computes wrongly; None if it
+    cannot be read."""
     try:
         from vitdeploy.graph.io.admit import admit_graph
 
@@ -186,21 +187,21 @@ def graph_of(bundle: Path, engine: str) -> dict[str, object] | None:
 
 
 def _of_bundle(folder: Path, engine: str) -> MeasuredArtifact | None:
-    """An engine of a bundle; None if there is no bundle that can be read."""
+    """Return an engine of a bundle; None without a readable bundle."""
     try:
         manifest = read_bundle(folder)
     except VitdeployError:
         return None
     try:
         files = decode(Provenance, manifest.provenance).source.sha256
-    except DecodeError:  # a bundle of something else than `run`
+    except DecodeError:  # a bundle that `run` did not make
         graphs = {engine.graph or engine.files[0] for engine in manifest.engines}
         files = {entry.path: entry.sha256 for entry in manifest.files if entry.path in graphs}
     return MeasuredArtifact(manifest.name, engine, digest_of(files))
 
 
 def _candidate(document: ComparisonDocument) -> MeasuredArtifact:
-    """What a comparison judged: a bundle, or a report."""
+    """Return the candidate of a comparison: a bundle or a report."""
     path = Path(document.candidate)
     if (of_bundle := _of_bundle(path, "") if is_dir(path) else None) is not None:
         return of_bundle
@@ -210,7 +211,7 @@ def _candidate(document: ComparisonDocument) -> MeasuredArtifact:
     return MeasuredArtifact(path.name, "")
 
 
-# --- A memory of results: each is one more file of a history, and a history says where its series changed -------------
+# --- Record results: each adds one file to a history ------------------------------------------------------------------
 
 
 @dataclass(frozen=True, repr=False)
@@ -221,12 +222,12 @@ class History(Shown):
 
     @property
     def slower(self) -> tuple[tuple[SeriesFacts, ChangeFacts], ...]:
-        """Each series with each of its changes to a longer latency."""
+        """Pairs of a series and one of its changes to a longer latency."""
         return self._of("slower")
 
     @property
     def faster(self) -> tuple[tuple[SeriesFacts, ChangeFacts], ...]:
-        """Each series with each of its changes to a shorter latency."""
+        """Pairs of a series and one of its changes to a shorter latency."""
         return self._of("faster")
 
     def _of(self, direction: str) -> tuple[tuple[SeriesFacts, ChangeFacts], ...]:
@@ -238,17 +239,17 @@ class History(Shown):
 
 
 def read_history(where: str | Path, page: str | Path | None = None, *, progress: bool | Reporter = True) -> History:
-    """Read a history: its series, and where each changed.
+    """Read a history: its series and their changes.
 
     Args:
         where: a folder, or a URI that fsspec knows, such as "s3://bucket/folder".
-        page: a file for the HTML page.
+        page: the file to write the HTML page to.
         progress: as for `vitdeploy.export`.
 
     Raises:
-        MissingFileError: there is no history. InputError: an unknown URI. StorageError: it cannot be read, or the page
-            not be written. MissingPackageError: without the extra `history`. OutputError: `page` is a folder or a file
-            of something else.
+        MissingFileError: no history at `where`. InputError: an unknown URI. StorageError: the history cannot be read,
+            or the page cannot be written. MissingPackageError: the extra `history` is not installed. OutputError:
+            `page` is a folder, or a file that vitdeploy did not write.
     """
     place, reporter = open_place(where), reporting(progress)
     with reporter:
@@ -260,11 +261,11 @@ def read_history(where: str | Path, page: str | Path | None = None, *, progress:
 
 
 def record(where: str | Path, result: Result) -> str:
-    """Add a result to a history, as one new file; returns the file's name. It may run in many processes at once.
+    """Add a result to a history as one new file; return the file's name. Safe to call from several processes at once.
 
     Args:
-        where: a folder, which is made where it is missing, or a URI.
-        result: what `bench`, `deploy`, `run`, `compare` or `sweep` returned, on this machine.
+        where: a folder, created if missing, or a URI.
+        result: a result of `bench`, `deploy`, `run`, `compare` or `sweep` on this machine.
 
     Raises:
         Errors as `read_history`; StorageError: nothing can be written there.
@@ -283,10 +284,10 @@ def record(where: str | Path, result: Result) -> str:
 def recorded(
     where: str | Path | None, trackers: Sequence[str] = (), *, bundle: bool = False, progress: bool | Reporter = False
 ) -> Iterator[Callable[[Result], None]]:
-    """Around what measures: a history that cannot be written, and a tracker that cannot be sent to, are told before,
-    and an engine that does not give its golden answers is recorded too. The block calls what it is given with the
-    result. An error of writing or sending the result is raised with
-    `after_document`: it has been printed by then.
+    """Context manager around a measurement; yields a function that records and sends its result.
+
+    An unwritable history or unusable tracker raises before the block. An engine that fails its golden answers is
+    recorded too. Errors of recording the result have `after_document` set: the result has been printed by then.
 
     Raises:
         Errors as `record` and `report_to`.
@@ -303,13 +304,13 @@ def recorded(
     try:
         yield write
     except AnswersError as error:
-        with contextlib.suppress(VitdeployError):  # wrong answers are what has to be told
+        with contextlib.suppress(VitdeployError):  # the wrong answers are the error to report
             memory.keep_canary(error)
         raise
 
 
 class _Memory:
-    """Where results go; raises when it is made if one of the places does not take any."""
+    """The destinations of results; the constructor raises if one of them is not usable."""
 
     def __init__(self, where: str | Path | None, trackers: Sequence[str], bundle: bool, reporter: Reporter) -> None:
         self._place, self._bundle, self._reporter = None, bundle, reporter
@@ -354,7 +355,7 @@ def _write_page(page: Path, document: HistoryDocument) -> None:
 
 @dataclass(frozen=True, repr=False)
 class Reported(Shown):
-    """What became of results at each tracker."""
+    """The outcome of sending results to each tracker."""
 
     sent: tuple[Sent, ...]
 
@@ -363,7 +364,7 @@ class Reported(Shown):
 
 
 def sent_lines(sent: Sent) -> list[Line]:
-    """What became of results at one tracker."""
+    """Return the outcome of sending results to one tracker, as lines."""
     return [sent.sentence, *(f"left out of {sent.where}: {each.what}: {each.why}" for each in sent.left_out)]
 
 
@@ -374,19 +375,20 @@ def report_to(
     bundle: bool = False,
     progress: bool | Reporter = True,
 ) -> Reported:
-    """Send a result, or all of a history, to trackers of experiments. What is there already is not sent again: it is
-    known by its run in the history. A result that is in none is new each time.
+    """Send a result, or a whole history, to experiment trackers. Results that a tracker already has are not sent again:
+    their run in the history identifies them. A result outside a history is new each time.
 
     Args:
-        trackers: "mlflow" or "mlflow:URI", "wandb" or "wandb:PROJECT", with "ENTITY/" before it or not, and
-            "bencher:FILE", which has the latest result of each series in the Bencher Metric Format.
-        results: what `bench`, `deploy`, `run`, `compare` or `sweep` returned, or a history: a folder or a URI.
-        bundle: send the bundle of a `run`, and those of a `sweep`, too.
+        trackers: "mlflow" or "mlflow:URI"; "wandb", "wandb:PROJECT" or "wandb:ENTITY/PROJECT"; "bencher:FILE", which
+            holds the latest result of each series in the Bencher Metric Format.
+        results: a result of `bench`, `deploy`, `run`, `compare` or `sweep`; or a history: a folder or a URI.
+        bundle: also send the bundle of a `run`, and those of a `sweep`.
         progress: as for `vitdeploy.export`.
 
     Raises:
-        InputError: no tracker that is known. MissingPackageError: its client is not installed. HostError: it does not
-            answer, or refuses. OutputError, StorageError: of a file. Errors of a history as `read_history`.
+        InputError: an unknown tracker. MissingPackageError: its client is not installed. HostError: the tracker does
+            not answer, or refuses. OutputError, StorageError: a file cannot be written. Errors of a history as
+            `read_history`.
 
     >>> import json, vitdeploy as vd
     >>> graph = vd.export("vit_w32d2h2_patch8_32", progress=False)
@@ -409,7 +411,7 @@ def report_to(
 
 
 def outcomes_of_history(where: str | Path, reporter: Reporter) -> list[TrackedResult]:
-    """All results of a history, in its order; the files that are none of it are left out, as `read_history` tells."""
+    """Return all results of a history, in its order, without foreign files, which `read_history` reports."""
     place = open_place(where)
     rows, _ = read_rows(place, reporter.progress)
     document_of = documents_of(place)
@@ -421,7 +423,7 @@ def outcomes_of_history(where: str | Path, reporter: Reporter) -> list[TrackedRe
 
 
 def outcomes_of_result(result: Result, rows: Sequence[ResultRow], bundle: bool) -> list[TrackedResult]:
-    """A result with its rows, and with its bundles if they are requested."""
+    """Return a result with its rows, and with its bundles if requested."""
     text = json.dumps(encode(result.document), allow_nan=False)
 
     def outcome(rows: tuple[ResultRow, ...]) -> TrackedResult:
@@ -433,18 +435,18 @@ def outcomes_of_result(result: Result, rows: Sequence[ResultRow], bundle: bool) 
 
 
 def _home(result: Result, model: str) -> Path | None:
-    """The folder of the bundle that was made of a model."""
+    """Return the folder of a model's bundle."""
     if isinstance(result.document, Report | SweepDocument):
         return result.folder / model if isinstance(result.document, SweepDocument) else result.folder
     return None
 
 
 def _attached(row: ResultRow, text: str | None, home: Path | None) -> Attached:
-    """The document with its page, which is the one in the folder `home` where there is one, and the recipe."""
+    """Return the document with its page (that of the folder `home`, if it has one) and the recipe."""
     document = json.loads(text) if text is not None else None
     if not isinstance(document, dict):
         return Attached()
-    if isinstance(document.get("recipes"), list):  # of a sweep, what is about this model
+    if isinstance(document.get("recipes"), list):  # a sweep: the part for this model
         parts = [each["report"] or {"name": each["name"], **(each["error"] or {})} for each in document["recipes"]]
         document = next((each for each in parts if each["name"] == row.model), {})
     files = {"result.json": json.dumps(document, indent=1).encode()}
@@ -457,7 +459,7 @@ def _attached(row: ResultRow, text: str | None, home: Path | None) -> Attached:
 
 
 def _rendered(document: dict[str, object]) -> bytes | None:
-    """The page of a document that has one, without pictures; None of others, and of what is not read here."""
+    """Return the page of a document, without pictures; None if it has none or cannot be read."""
     try:
         from vitdeploy.report.html import render_html, render_regression
 

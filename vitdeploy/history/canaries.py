@@ -1,4 +1,4 @@
-"""Golden canaries that failed, and what they propose for the table of runtimes known to be wrong."""
+"""Failed golden canaries, and the entries that they propose for the known-bad table."""
 
 import json
 import re
@@ -10,13 +10,13 @@ from vitdeploy.history.row import ResultRow, joined
 from vitdeploy.known_bad.entries import Device, KnownBadEntry, Pattern
 from vitdeploy.spec import encode
 
-# Of the document of a canary: {"operators": ["Add", ...], "opset": 20}, of the engine's graph.
+# Key in a canary's document: {"operators": ["Add", ...], "opset": 20} of the engine's graph.
 GRAPH = "graph"
 _DEVICES: dict[str, Device] = {"CPU": "CPU", "GPU": "GPU", "NPU": "NPU"}
 
 
 def canaries_of(rows: Sequence[ResultRow], document_of: Callable[[ResultRow], str | None]) -> tuple[CanaryFacts, ...]:
-    """What canaries say, by engine and release, of rows in the order of a history."""
+    """Return the failed canaries of a history's rows, grouped by engine and release."""
     groups: dict[tuple[str, ...], list[ResultRow]] = {}
     for row in rows:
         if row.kind == "canary" and row.target in TARGETS:
@@ -27,7 +27,7 @@ def canaries_of(rows: Sequence[ResultRow], document_of: Callable[[ResultRow], st
 
 
 def _gave_golden_answers(row: ResultRow) -> bool:
-    """Whether a row is of an engine of a bundle that ran: they are asked before they are measured."""
+    """Whether a row belongs to a bundle's engine that ran: golden answers are checked before a measurement."""
     of_bundle = row.kind in ("run", "compare", "sweep") or row.artifact == f"{row.target}-{row.precision}"
     return of_bundle and not row.error and row.target in TARGETS and bool(row.runtime_version)
 
@@ -72,14 +72,16 @@ def _sentence(
     right_engines: int,
 ) -> str:
     times = "" if results == 1 else f"{results} times "
-    what = f"{last.runtime} {last.runtime_version or 'of an unknown release'}"
+    what = f"{last.runtime} {last.runtime_version or '(unknown release)'}"
     wrong = f"{what} {times}gave wrong answers with {last.model} {last.artifact} on {joined(machines)}"
     right = [f"this engine on {joined(right_machines)}"] if right_machines else []
     right += [f"{right_engines} other engine{'' if right_engines == 1 else 's'}"] if right_engines else []
     same = (
-        f"the same release was right with {joined(right)}" if right else "nothing else ran right with this release here"
+        f"the same release was correct with {joined(right)}"
+        if right
+        else "no other engine was correct with this release"
     )
-    before = f"; this engine was right with {joined(right_releases)}" if right_releases else ""
+    before = f"; this engine was correct with {joined(right_releases)}" if right_releases else ""
     return f"{wrong}; {same}{before}."
 
 
@@ -90,8 +92,8 @@ def _proposal(
     operators: tuple[str, ...],
     opset: int,
 ) -> dict[str, object] | None:
-    """An entry that is no wider than what was seen. Where the same engine is right on another machine, it is about the
-    instruction sets that only wrong ones have. None of a release whose name is no version."""
+    """Return an entry that covers exactly the failures. If the same engine is correct on another machine, the entry is
+    limited to instruction sets that only the failing machines have. None if the release is not a version number."""
     last = rows[-1]
     wrong_isa = set.intersection(*(set(row.isa.split()) for row in rows))
     isa = sorted(wrong_isa - {each for row in elsewhere for each in row.isa.split()}) if elsewhere else []
@@ -107,12 +109,12 @@ def _proposal(
             versions=f"=={last.runtime_version}",
             pattern=Pattern(operators=operators, beside=operators, opset=opset),
             action="refuse",
-            wrong=f"{last.artifact} of {last.model} does not give its golden answers; which node it is has to be found",
+            wrong=f"{last.artifact} of {last.model} does not give its golden answers; the node is not yet known",
             way_out=f"Install {last.runtime} {right_releases[-1]}."
             if right_releases
             else "Choose another target or release.",
-            sources=("the address of an issue",),
-            reproduced=seen + (f"; {', '.join(right_releases)} right" if right_releases else ""),
+            sources=("the URL of an issue",),
+            reproduced=seen + (f"; {', '.join(right_releases)} correct" if right_releases else ""),
             isa=tuple(isa),
             precisions=(last.precision,) if last.precision else (),
         )
@@ -123,7 +125,7 @@ def _proposal(
 
 
 def _graph(document: str | None) -> tuple[tuple[str, ...], int] | None:
-    """The operators and the opset that a canary's document has; None where it has none."""
+    """Return the operators and the opset in a canary's document; None without them."""
     try:
         found = json.loads(document or "{}").get(GRAPH) or {}
         operators, opset = tuple(str(each) for each in found["operators"]), int(found["opset"])
@@ -137,9 +139,9 @@ def _engine(row: ResultRow) -> tuple[str, str]:
 
 
 def _machine(row: ResultRow) -> str:
-    return ", ".join(filter(None, [row.device, row.cpu])) or row.host or "a machine that is not known"
+    return ", ".join(filter(None, [row.device, row.cpu])) or row.host or "an unknown machine"
 
 
 def _version(text: str) -> list[tuple[int, str]]:
-    """For the order of releases."""
+    """Sort key of releases."""
     return [(int(part), "") if part.isdecimal() else (0, part) for part in re.split(r"[.+-]", text)]

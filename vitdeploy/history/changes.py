@@ -1,22 +1,22 @@
-"""Where a series of latencies changed: PELT on the logarithms of results, with a penalty that says how often chance
-does the same.
+"""Detect changes in a series of latencies: PELT on the logarithms of results, with a penalty that bounds false alarms.
 
-What is known of such series: results scatter by a few percent, some are far off, and neighbours are alike on a shared
-machine. So:
+Properties of such series: results scatter by a few percent, some are outliers, and on a shared machine neighbouring
+results are correlated. The steps:
 
-1. Single results that are far off are taken for the median of those around them (Hampel's filter: Pearson 2002,
-   "Outliers in process modeling and identification", IEEE Transactions on Control Systems Technology 10:55-63).
-2. The noise around the levels is taken for a sum of white noise and noise whose correlation decays geometrically, which
-   are fitted to its periodogram by the greatest likelihood (Whittle 1953, "Estimation and information in stationary
-   time series", Arkiv for Matematik 2:423-434).
-3. A change has to lower the squared error by a penalty in units of the variance of a long mean, which accounts for the
-   correlation. As that variance is an estimate, the penalty is a quantile of F. All places where a change may be share
-   `ALARMS`.
-4. The changes with the least sum of errors and penalties are found exactly (PELT: Killick, Fearnhead and Eckley 2012,
+1. Replace outliers by the median of the results around them (Hampel's filter: Pearson 2002, "Outliers in process
+   modeling and identification", IEEE Transactions on Control Systems Technology 10:55-63).
+2. Model the noise around the levels as a sum of white noise and noise with a geometrically decaying correlation, fitted
+   to its periodogram by maximum likelihood (Whittle 1953, "Estimation and information in stationary time series", Arkiv
+   for Matematik 2:423-434).
+3. Accept a change if it lowers the squared error by a penalty in units of the variance of a long mean, which accounts
+   for the correlation. That variance is an estimate, so the penalty is a quantile of F. All possible places of a change
+   share `ALARMS`.
+4. Find the changes with the least sum of errors and penalties exactly (PELT: Killick, Fearnhead and Eckley 2012,
    "Optimal detection of changepoints with a linear computational cost", Journal of the American Statistical Association
-   107:1590-1598; the package ruptures). Their edges say more of the noise, so 2 to 4 are done until nothing moves.
+   107:1590-1598; the package ruptures). The new levels refine the noise model, so steps 2 to 4 repeat until they
+   converge.
 
-docs/history.md has what this finds, and how often it is wrong, on simulated series.
+docs/history.md reports detection and false alarm rates on simulated series.
 """
 
 import itertools
@@ -33,31 +33,31 @@ from vitdeploy.extensions import lazy
 stats = lazy("scipy.stats")
 Values = npt.NDArray[np.float64]
 
-# The share of series without a change in which one is found, at most, by the union bound, were the noise known.
+# Upper bound (by the union bound, for known noise) on the share of unchanged series in which a change is found.
 ALARMS = 0.01
-# With fewer results the noise is not known; a level needs as many results to be one and no outlier.
+# The fewest results to estimate the noise, and the fewest to count as a level rather than outliers.
 LEAST_RESULTS, LEAST_OF_LEVEL = 10, 4
-# Results on either side of the median that an outlier is far from, and how far.
+# Results on either side of the median of the outlier filter, and its threshold in deviations.
 _BESIDE, _FAR = 4, 3.0
-# The decays of the correlation from one result to the next that are tried, and the shares of the variance that has it.
+# Grid of the noise model: the decay of the correlation per result, and the share of the variance that is correlated.
 _DECAYS, _SHARES = np.linspace(0.2, 0.9, 15), np.linspace(0.1, 1.0, 10)
 # The median of |x| of a normal distribution, in standard deviations.
 _MEDIAN = 0.6744897501960817
-# Clocks of runtimes, and how they round, are no better than this.
+# The smallest noise: timer resolution and rounding.
 _LEAST_NOISE = 1e-3
-# The degrees of freedom of the variance of a long mean, for each result that is independent of the others: it is of the
-# slowest part of the noise, of which a series shows little. By simulation (benchmarks/history_changes.py): with
-# twice as many chance makes changes in 5 % of series whose noise is correlated, with half as many few are found.
+# Degrees of freedom of the variance of a long mean, per independent result. That variance describes the slowest part of
+# the noise, of which a series shows little. By simulation (benchmarks/history_changes.py): twice this value gives false
+# changes in 5 % of series with correlated noise; half of it misses many changes.
 _FREEDOM = 0.25
-# Where changes may be is not known when the noise is estimated: the largest ones are taken, one for so many results.
+# The changes are not known when the noise is first estimated: start from the largest, one per this many results.
 _RESULTS_AN_EDGE = 50
 _MOST_TURNS = 10
 
 
 @dataclass(frozen=True)
 class Noise:
-    """`deviation`: of single results, of their logarithms. `correlation`: of neighbours. `long_run`: the deviation of
-    the mean of n results times sqrt(n), for large n. `freedom`: the degrees of freedom of that."""
+    """`deviation`: the standard deviation of the logarithms of single results. `correlation`: between neighbours.
+    `long_run`: the deviation of the mean of n results times sqrt(n), for large n; `freedom`: its degrees of freedom."""
 
     deviation: float
     correlation: float
@@ -67,8 +67,8 @@ class Noise:
 
 @dataclass(frozen=True)
 class Change:
-    """`first`: the index of the first result after it. `ratio`: after / before, of the geometric means of both sides up
-    to the next changes, with its 95 % interval; `before` and `after` are these means."""
+    """`first`: the index of the first result after the change. `before`, `after`: the geometric means of both sides up
+    to the next changes; `ratio`: after / before, with its 95 % interval."""
 
     first: int
     before: float
@@ -78,11 +78,10 @@ class Change:
 
 
 def find_changes(latencies: Sequence[float]) -> tuple[list[Change], Noise]:
-    """The changes of the level of latencies (or others above 0) in the order in which they were measured, and the
-    noise that they stand out of.
+    """Return the level changes of latencies (or other positive numbers) in the order of measurement, and the noise.
 
     Raises:
-        ValueError: fewer than `LEAST_RESULTS`, or one that is not above 0. MissingPackageError: without ruptures.
+        ValueError: fewer than `LEAST_RESULTS` numbers, or one not above 0. MissingPackageError: without ruptures.
     """
     values = np.asarray(latencies, np.float64)
     if values.size < LEAST_RESULTS or not np.all(np.isfinite(values) & (values > 0)):
@@ -104,9 +103,9 @@ def find_changes(latencies: Sequence[float]) -> tuple[list[Change], Noise]:
 
 
 def without_outliers(logs: Values, edges: Sequence[int] = ()) -> Values:
-    """The values, float64 [n], with the median of those around it in the place of each that is further than `_FAR`
-    deviations from that. At either end, and at `edges`, the first indices of new levels, the series is mirrored: what
-    is around a result is of its level, and a new level is none of outliers as soon as it has `LEAST_OF_LEVEL` results.
+    """Return the values, float64 [n], with each that is more than `_FAR` deviations from the median around it replaced
+    by that median. The series is mirrored at both ends and at `edges` (the first indices of new levels), so that only
+    results of the same level count, and a new level is not filtered once it has `LEAST_OF_LEVEL` results.
     """
     around = np.concatenate([_medians(level) for level in np.split(logs, list(edges))])
     reach = _FAR * max(float(np.median(np.abs(logs - around))) / _MEDIAN, _LEAST_NOISE)
@@ -114,18 +113,18 @@ def without_outliers(logs: Values, edges: Sequence[int] = ()) -> Values:
 
 
 def _medians(logs: Values) -> Values:
-    """The median of each value and those around it."""
+    """Return the moving median of the values."""
     mirrored = np.pad(logs, _BESIDE, mode="symmetric")
     found: Values = np.median(np.lib.stride_tricks.sliding_window_view(mirrored, 2 * _BESIDE + 1), axis=1)
     return found
 
 
 def noise_of(logs: Values, edges: Sequence[int] = ()) -> Noise:
-    """The noise around levels that change at `edges`, the first indices of new ones.
+    """Return the noise around levels that change at `edges`, the first indices of new levels.
 
-    A share s of the variance v has a correlation that decays by d a result, which at the frequency w is the spectral
-    density v (1 - s + s (1 - d^2) / (1 - 2 d cos w + d^2)). Of all d and s that are tried, those with the least
-    sum over frequencies of log(density) + periodogram / density: Whittle's likelihood.
+    A share s of the variance v has a correlation that decays by d per result. Its spectral density at the frequency w
+    is v (1 - s + s (1 - d^2) / (1 - 2 d cos w + d^2)). The chosen d and s minimise the sum over frequencies of
+    log(density) + periodogram / density (Whittle's likelihood).
     """
     levels = np.split(logs, list(edges))
     around = np.concatenate([level - level.mean() for level in levels])
@@ -137,24 +136,24 @@ def noise_of(logs: Values, edges: Sequence[int] = ()) -> Noise:
         variance = max(float(np.mean(power / shape)), _LEAST_NOISE**2)
         fits.append((np.sum(np.log(variance * shape) + power / (variance * shape)), variance, decay, share))
     _, variance, decay, share = min(fits)
-    variance *= logs.size / max(1, logs.size - len(levels))  # each mean has taken one degree of freedom
+    variance *= logs.size / max(1, logs.size - len(levels))  # each mean takes one degree of freedom
     long_run = variance * (1 - share + share * (1 + decay) / (1 - decay))
     freedom = max(2.0, _FREEDOM * logs.size * variance / long_run)
     return Noise(math.sqrt(variance), float(share * decay), math.sqrt(long_run), freedom)
 
 
 def _penalty(size: int, freedom: float) -> float:
-    """What a change has to lower the squared error by, in units of the noise: chance does so at one of `size` places in
-    `ALARMS` of all series at most, as the lowered error of one change has a distribution F(1, freedom)."""
+    """Return the least reduction of the squared error by a change, in units of the noise. Chance reaches it at one of
+    `size` places in at most `ALARMS` of all series, as the reduction by one change follows F(1, freedom)."""
     return float(stats.f.isf(ALARMS / size, 1, freedom))
 
 
 def _segments(values: Values, *, count: int | None = None, penalty: float | None = None) -> list[int]:
-    """The first index of each segment but the first one: of `count` changes, or of as many as pay their penalty."""
+    """Return the first index of each segment except the first, for `count` changes or by a `penalty` per change."""
     try:
         import ruptures
     except ModuleNotFoundError as error:
-        raise MissingPackageError("ruptures", "history", "finding where a series changed", error=error) from None
+        raise MissingPackageError("ruptures", "history", "change detection", error=error) from None
     # The linear kernel's cost is the squared error around the mean.
     search = ruptures.KernelCPD(kernel="linear", min_size=LEAST_OF_LEVEL).fit(values[:, None])
     return [int(end) for end in search.predict(n_bkps=count, pen=penalty)[:-1]]

@@ -1,4 +1,4 @@
-"""`vitdeploy history DIR`: all recorded results as series, and where they changed."""
+"""`vitdeploy history DIR`: show recorded results as series with their changes."""
 
 # Annotations of options are evaluated: no future import.
 
@@ -18,17 +18,17 @@ from vitdeploy.extensions import wing
 @dataclass(frozen=True)
 class HistoryOptions(Options):
     where: str = field(metadata=required(place="one", metavar="DIR-or-URI"))
-    folder: Path | None = option(None, OUTPUT, help="Write a page (HTML) to this file.", kind="file", required=False)
+    folder: Path | None = option(None, OUTPUT, help="Write an HTML page to this file.", kind="file", required=False)
     trackers: Sequence[str] = option((), TRACKERS)
 
 
 @command_of(HistoryOptions, name="history")
 def command(console: Console, options: HistoryOptions) -> None:
-    """Show the series of a history: an artifact on a machine each, with the last latency and every change.
+    """Show the series of a history (one artifact on one machine each) with the last latency and every change.
 
-    Results get into a history by --history of run, bench, compare and sweep. A change is told with what is another one
-    on both sides: the runtime, the driver, vitdeploy, the model. Results that are not decided are shown and no part of
-    the search. Files that are none of a history are named and left out. The exit code is 0 whatever has changed.
+    run, bench, compare and sweep add results with --history. Each change lists what differs before and after: the
+    runtime, the driver, vitdeploy, the model. Undecided results are shown, but left out of change detection. Files that
+    do not belong to the history are listed and skipped. The exit code is 0 also if there are changes.
 
     \b
     Example:

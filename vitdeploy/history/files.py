@@ -1,9 +1,9 @@
-"""The files of a history: each append is one new Parquet file, and no file is ever changed.
+"""The files of a history: each append writes one new Parquet file, and files are never modified.
 
 A file's name is SEQUENCE-UNIQUE.parquet. The sequence is one more than the largest that its writer saw, a logical clock
 (Lamport 1978, "Time, clocks, and the ordering of events in a distributed system", Communications of the ACM
-21:558-565): what was written after something else comes after it, however wrong the clocks of machines are. Two writers
-at once may take the same one; then the wall clock decides, and the unique name, which no two have.
+21:558-565): later writes sort after earlier ones even if the machines' clocks are wrong. Two simultaneous writers may
+use the same sequence; then the wall clock and finally the unique name decide.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ else:
 
 _NAME = re.compile(r"([0-9]{10,15})-[0-9a-f]{12}\.parquet")
 MAX_ROWS = 100_000
-# What a series is made of; the whole document is for other questions.
+# Columns whose values must be positive.
 _POSITIVE = ("p50_ms", "p90_ms", "p99_ms", "mean_ms", "throughput")
 
 
 def require_packages() -> None:
-    """Raise MissingPackageError unless Parquet files can be written and read here."""
+    """Raise MissingPackageError if Parquet files cannot be written and read here."""
     try:
         import pyarrow.parquet  # noqa: F401
     except ModuleNotFoundError as error:
@@ -48,16 +48,16 @@ def require_packages() -> None:
 
 
 def of_one_result(rows: Sequence[ResultRow]) -> list[ResultRow]:
-    """The rows with the host, and one `run` that no other result has."""
+    """Return the rows with the host and a new, unique `run`."""
     run = uuid.uuid4().hex[:12]
     return [dataclasses.replace(row, run=run, host=platform.node()) for row in rows]
 
 
 def append(place: Place, rows: Sequence[ResultRow], document: object) -> str:
-    """Add the rows of one document, which may be those of `of_one_result`, as one new file; returns its name.
+    """Add the rows of one document (also as returned by `of_one_result`) as one new file; return its name.
 
     Raises:
-        MissingPackageError: without pyarrow. StorageError: nothing can be written there.
+        MissingPackageError: pyarrow is missing. StorageError: the place is not writable.
     """
     require_packages()
     place.prepare()
@@ -91,11 +91,12 @@ def _sequence(name: str) -> int:
 
 
 def read_rows(place: Place, progress: Progress) -> tuple[list[ResultRow], list[Omission]]:
-    """All rows in the order of their sequence, without their documents, and the files that are left out, each with the
-    reason: foreign ones, damaged ones, and those of a newer format.
+    """Return all rows in the order of their sequence, without their documents, and the skipped files (foreign, damaged
+    or in a newer format) with the reason for each.
 
     Raises:
-        MissingFileError: no such folder. MissingPackageError: without pyarrow. StorageError: it cannot be read.
+        MissingFileError: the folder is missing. MissingPackageError: pyarrow is missing. StorageError: the place cannot
+            be read.
     """
     require_packages()
     found: dict[tuple[str, int], ResultRow] = {}
@@ -103,7 +104,7 @@ def read_rows(place: Place, progress: Progress) -> tuple[list[ResultRow], list[O
     for number, name in enumerate(names):
         progress("reading the history", number, len(names))
         try:
-            # A file that somebody copied into the folder a second time says nothing new.
+            # A copy of a file in the same folder adds nothing.
             found |= {(row.run, index): row for index, row in enumerate(_read(place, name))}
         except (InputError, UnsafeError) as error:
             left_out.append(Omission(name, f"{error.message}: {error.found}" if error.found else error.message))
@@ -111,10 +112,10 @@ def read_rows(place: Place, progress: Progress) -> tuple[list[ResultRow], list[O
 
 
 def documents_of(place: Place) -> Callable[[ResultRow], str | None]:
-    """What gives the whole document of a row's result, as JSON; None where its file is not there under its name.
+    """Return a function that reads the whole document of a row's result, as JSON; None if the file is missing.
 
     Raises:
-        Errors as `read_rows`; what it gives raises InputError and UnsafeError of a file that is none of a history.
+        Errors as `read_rows`; the function raises InputError and UnsafeError for files that do not belong to a history.
     """
     names = set(place.names())
 
@@ -127,12 +128,12 @@ def documents_of(place: Place) -> Callable[[ResultRow], str | None]:
 
 
 def _read(place: Place, name: str) -> list[ResultRow]:
-    """The rows of one file; InputError or UnsafeError if it is none of a history."""
+    """Return the rows of one file; raise InputError or UnsafeError if it does not belong to a history."""
     return [_row(record) for record in _records(place, name, [each for each in schema().names if each != "document"])]
 
 
 def _records(place: Place, name: str, columns: Sequence[str]) -> list[dict[str, Any]]:
-    """The rows of one file as they are, with those of the columns that it has."""
+    """Return the raw rows of one file, with those of `columns` that it has."""
     data = place.read(name)
     with bounded(f"read {name}", len(data)):
         try:
@@ -141,40 +142,40 @@ def _records(place: Place, name: str, columns: Sequence[str]) -> list[dict[str, 
             expected = [column for column in columns if column in file.schema_arrow.names]
             found: list[dict[str, Any]] = file.read(columns=expected).to_pylist()
         except (pa.ArrowException, ValueError, OverflowError, OSError) as error:
-            raise InputError("not a whole Parquet file", found=_first_line(error)) from None
+            raise InputError("not a complete Parquet file", found=_first_line(error)) from None
     return found
 
 
 def _check(file: Any) -> None:
-    """Raise InputError unless a Parquet file is one of ours, and of a format that is known here."""
+    """Raise InputError unless a Parquet file is a history file in a supported format."""
     found: pa.Schema = file.schema_arrow
     version = (found.metadata or {}).get(FORMAT_KEY, b"")
     if not re.fullmatch(rb"[1-9][0-9]{0,5}", version):
-        raise InputError("a Parquet file of something else, not of a history of vitdeploy")
+        raise InputError("not a history file of vitdeploy")
     if int(version) > FORMAT:
-        raise InputError(f"of format {int(version)}; this vitdeploy reads up to {FORMAT}: a newer one wrote it")
+        raise InputError(f"format {int(version)} of a newer vitdeploy; this one reads formats up to {FORMAT}")
     if file.metadata.num_rows > MAX_ROWS:
-        raise InputError(f"{file.metadata.num_rows:,} rows, where at most {MAX_ROWS:,} may be")
+        raise InputError(f"{file.metadata.num_rows:,} rows; at most {MAX_ROWS:,} are allowed")
     types, optional = dict(zip(found.names, found.types, strict=True)), defaults()
-    problems = [] if len(types) == len(found.names) else ["a column stands there twice"]
+    problems = [] if len(types) == len(found.names) else ["duplicate columns"]
     for field in schema():
         if field.name not in types:
             problems += [] if field.name in optional else [f"{field.name} is missing"]
         elif types[field.name] != field.type:
             problems.append(f"{field.name} is {types[field.name]}, expected {field.type}")
     if problems:
-        raise InputError("its columns are not those of a history", found="; ".join(problems)[:300])
+        raise InputError("the columns are not those of a history", found="; ".join(problems)[:300])
 
 
 def _row(record: dict[str, Any]) -> ResultRow:
-    """One row, if its values are possible."""
+    """Return one row; raise InputError for invalid values."""
     nullable = {field.name for field in schema() if field.nullable}
     empty = [name for name, value in record.items() if value is None and name not in nullable]
     odd = [name for name, value in record.items() if isinstance(value, float) and not math.isfinite(value)]
     low = [name for name in _POSITIVE if record.get(name) is not None and record[name] <= 0]
     if empty or odd or low or not 0 < record.get("sequence", 0) < 10**15:
         names = ", ".join([*empty, *odd, *low]) or "sequence"
-        raise InputError("values that no result has", found=names[:300])
+        raise InputError("invalid values", found=names[:300])
     return ResultRow(**record)
 
 

@@ -1,4 +1,4 @@
-"""The rows of each kind of document."""
+"""Convert documents of each kind to rows."""
 
 import dataclasses
 import datetime
@@ -23,8 +23,8 @@ CANDIDATE = "candidate "
 
 @dataclass(frozen=True)
 class MeasuredMachine:
-    """Where something was measured. `environment`: `runtime.host.describe_host` with the versions of packages.
-    `devices`: by target, what its back end says of its device. `name`: of a registered device, "" for this machine."""
+    """The machine of a measurement. `environment`: `runtime.host.describe_host` with the versions of packages.
+    `devices`: the back end's facts about its device, by target. `name`: of a registered device, "" for this machine."""
 
     environment: Mapping[str, str]
     devices: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
@@ -33,7 +33,7 @@ class MeasuredMachine:
 
 @dataclass(frozen=True)
 class MeasuredArtifact:
-    """What an artifact of a bench is: the name and digest of its model, and its own name among that model's."""
+    """An artifact of a benchmark: the name and digest of its model, and its name among that model's artifacts."""
 
     model: str
     artifact: str
@@ -41,15 +41,15 @@ class MeasuredArtifact:
 
 
 def digest_of(files: Mapping[str, str]) -> str | None:
-    """One sha256 for the files of a model, by theirs; None without any. Names count for nothing: a moved file is the
-    same."""
+    """Return one sha256 for the files of a model, from their digests; None without files. File names do not matter: a
+    moved file stays the same."""
     if len(files) < 2:
         return next(iter(files.values()), None)
     return hashlib.sha256("\n".join(sorted(files.values())).encode()).hexdigest()
 
 
 def rows_of_report(report: Report, machine: MeasuredMachine, kind: Kind = "run") -> list[ResultRow]:
-    """A row for each artifact of a run that was measured or verified."""
+    """Return a row for each measured or verified artifact of a run."""
     measured = MeasuredMachine({**machine.environment, **report.environment}, machine.devices, machine.name)
     model, time = report.name, moment(report.created)
     digest = digest_of(report.provenance.source.sha256)
@@ -69,7 +69,7 @@ def rows_of_report(report: Report, machine: MeasuredMachine, kind: Kind = "run")
 def rows_of_bench(
     bench: Bench, names: Mapping[str, MeasuredArtifact], machine: MeasuredMachine, time: datetime.datetime
 ) -> list[ResultRow]:
-    """A row for each artifact of a bench; `names`: by artifact of the bench, what it is."""
+    """Return a row for each artifact of a benchmark; `names` resolves their names."""
     return [
         _timed(
             _made(
@@ -90,8 +90,8 @@ def rows_of_bench(
 def rows_of_comparison(
     document: comparison.ComparisonDocument, candidate: MeasuredArtifact, machine: MeasuredMachine
 ) -> list[ResultRow]:
-    """A row for each engine of the candidate; the baseline is what it is compared with. Engines of reports were not
-    measured: they have accuracies and gates alone."""
+    """Return a row for each engine of the candidate, which was compared with the baseline. Engines of reports were not
+    measured: their rows have only accuracies and gates."""
     measured = MeasuredMachine({**machine.environment, **document.environment}, machine.devices, machine.name)
     time, found = moment(document.created), []
     for pair in document.engines:
@@ -108,7 +108,7 @@ def rows_of_comparison(
 
 
 def rows_of_sweep(document: sweep.SweepDocument, machine: MeasuredMachine) -> list[ResultRow]:
-    """The rows of each recipe's report, and one for each recipe that failed."""
+    """Return the rows of each recipe's report, and one row for each failed recipe."""
     found: list[ResultRow] = []
     for recipe in document.recipes:
         if recipe.report is not None:
@@ -122,14 +122,14 @@ def rows_of_sweep(document: sweep.SweepDocument, machine: MeasuredMachine) -> li
 def row_of_canary(
     error: AnswersError, what: MeasuredArtifact, machine: MeasuredMachine, time: datetime.datetime
 ) -> ResultRow:
-    """An engine that did not give its golden answers."""
+    """Return the row of an engine that failed its golden answers."""
     target, _, precision = what.artifact.rpartition("-")
     made = _made("canary", time, what, target, precision, machine)
     return dataclasses.replace(made, decided=False, gate="fail", error=f"{error.code}: {error.message}: {error.found}")
 
 
 def moment(iso: str) -> datetime.datetime:
-    """A time of a document, in UTC; now where it is none."""
+    """Parse a document's time, in UTC; return the current time if it is invalid."""
     try:
         # The suffix "Z" is only understood from Python 3.11 on.
         found = datetime.datetime.fromisoformat(f"{iso[:-1]}+00:00" if iso.endswith("Z") else iso)
@@ -144,16 +144,16 @@ def _failed(
 ) -> ResultRow:
     kind: Kind = "canary" if error.code == AnswersError.code else "sweep"
     made = _made(kind, moment(document.created), MeasuredArtifact(recipe.name, ""), "", "", machine)
-    said = f"{error.code}: {error.message}" + (f": {error.found}" if error.found else "")
-    return dataclasses.replace(made, decided=False, error=said)
+    text = f"{error.code}: {error.message}" + (f": {error.found}" if error.found else "")
+    return dataclasses.replace(made, decided=False, error=text)
 
 
 def _made(
     kind: Kind, time: datetime.datetime, what: MeasuredArtifact, target: str, precision: str, machine: MeasuredMachine
 ) -> ResultRow:
-    """A row with what it is about and where, and nothing measured yet."""
+    """Return a row with artifact and machine, without measurements."""
     facts, device = machine.environment, machine.devices.get(target, {})
-    # The original runs in PyTorch, or in ONNX Runtime if it is a graph: reports do not say which.
+    # The original runs in PyTorch, or in ONNX Runtime if it is a graph; reports do not record which.
     runtime = TARGETS[target].package if target in TARGETS else "torch" if target == "original" else ""
     cores = facts.get("cores", "")
     return ResultRow(
@@ -178,7 +178,7 @@ def _made(
 
 
 def _timed(made: ResultRow, row: summary.Row, bench: Bench) -> ResultRow:
-    """The row with what was measured of its artifact."""
+    """Return the row with the measurements of its artifact."""
     latency, ci95 = row.latency_ms, row.latency_ms_ci95
     reason = bench.undecided.get(row.artifact, "")
     return dataclasses.replace(
@@ -204,7 +204,7 @@ def _timed(made: ResultRow, row: summary.Row, bench: Bench) -> ResultRow:
 
 
 def _verified(made: ResultRow, engine: EngineFacts) -> ResultRow:
-    """The row with how its engine answers."""
+    """Return the row with the verification of its engine."""
     verify = engine.verify
     return dataclasses.replace(
         made,
@@ -216,12 +216,12 @@ def _verified(made: ResultRow, engine: EngineFacts) -> ResultRow:
 
 
 def _compared(made: ResultRow, pair: comparison.PairFacts) -> ResultRow:
-    """The row with what its pair says; flags are those of both sides."""
+    """Return the row with the results of its pair; flags are those of both sides."""
     flags = " ".join(dict.fromkeys([*made.flags.split(), *pair.flags]))
     gates = [check.status for check in pair.checks]
     gate = next((status for status in ("fail", "undecided", "pass") if status in gates), "none")
     made, accuracy = dataclasses.replace(made, flags=flags, gate=gate), pair.accuracy
-    if accuracy is None or accuracy.how == "same files":  # nothing was asked
+    if accuracy is None or accuracy.how == "same files":  # nothing was evaluated
         return made
     return dataclasses.replace(made, **_answers(accuracy, accuracy.candidate, accuracy.baseline))
 

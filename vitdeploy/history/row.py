@@ -1,4 +1,4 @@
-"""Rows of a history: what a result is, where it lies, how it is told."""
+"""Rows of a history, and the places that store them."""
 
 from __future__ import annotations
 
@@ -24,36 +24,35 @@ else:
     pa = lazy("pyarrow")
 
 
-# --- One row of a history: what one document says of one artifact, in flat columns ------------------------------------
+# --- One row of a history: one artifact of one document, in flat columns ----------------------------------------------
 
 
 FORMAT = 1
-# Where a file says its format, in the metadata of its schema.
+# The key of the format in the metadata of a file's schema.
 FORMAT_KEY = b"vitdeploy.history"
 Kind = Literal["run", "bench", "compare", "sweep", "canary"]
 
 
 @dataclass(frozen=True, kw_only=True)
 class ResultRow:
-    """One artifact of one result. None is not known, or not measured; "_low" and "_high" are the bounds of 95 %
-    intervals.
+    """One artifact of one result. None: unknown or not measured. "_low" and "_high": the bounds of 95 % intervals.
 
-    The stamp of writing: `format`, `sequence` (one more than the largest in the history when this was written), `run`
-    (all rows of one result have the same), `host`, its name. `time`: the wall clock of that machine, UTC.
+    Set when written: `format`, `sequence` (one more than the largest in the history at that time), `run` (the same in
+    all rows of one result), `host` (the name of the writing machine). `time`: the wall clock of that machine, UTC.
 
     The machine: `cpu`, `isa`, `cores`, `system`, `python`, and `device`: the registered device or the GPU, "" for the
     CPU of this machine. The software: `vitdeploy`, `runtime` with `runtime_version`, `driver`.
 
     What was measured: `kind` of command, `model` (its name, or that of the recipe), `model_digest` (sha256 of the files
-    that it was made of), `artifact` (the engine), `target`, `precision`, `provider`, images per query in `batch` and
+    that it was made from), `artifact` (the engine), `target`, `precision`, `provider`, images per query in `batch` and
     `offline_batch`, `threads` (0: the runtime's choice).
 
     Latencies in milliseconds per query, `throughput` in images per second. `value` and `reference_value` of `metric`
     and `agreement` in percent of `samples`, `drop` in points. `gate`: "pass", "fail", "undecided" or "none". `flags`
-    with spaces between them. `decided`: the times are to be relied on; if not, `undecided` says why. `error`: of a
-    recipe that failed, or of an engine that did not give its golden answers.
+    separated by spaces. `decided`: whether the times are reliable; if not, `undecided` has the reason. `error`: of a
+    failed recipe, or of an engine that failed its golden answers.
 
-    `document`: the whole document as JSON, in the first row of each result alone.
+    `document`: the whole document as JSON, only in the first row of each result.
     """
 
     kind: str
@@ -116,7 +115,7 @@ class ResultRow:
 
 @functools.cache
 def schema() -> pa.Schema:
-    """The columns of a history's files, in Arrow's types, with the format in the metadata."""
+    """Return the columns of a history's files, in Arrow's types, with the format in the metadata."""
     columns = {
         str: pa.string(),
         int: pa.int64(),
@@ -132,16 +131,16 @@ def schema() -> pa.Schema:
 
 
 def defaults() -> dict[str, Any]:
-    """The values of columns that a file of an earlier vitdeploy may lack."""
+    """Return the defaults of columns that a file of an earlier vitdeploy may lack."""
     return {f.name: f.default for f in dataclasses.fields(ResultRow) if f.default is not dataclasses.MISSING}
 
 
 def now() -> datetime.datetime:
-    """The time, in UTC."""
+    """Return the current time, in UTC."""
     return datetime.datetime.now(datetime.timezone.utc)
 
 
-# --- Where a history lies: a folder, or a URI that fsspec knows. A file in it appears whole or not at all -------------
+# --- The place of a history: a folder, or a URI that fsspec supports. Files are written atomically --------------------
 
 
 MAX_BYTES = 1 << 30
@@ -149,12 +148,12 @@ ENDING = ".parquet"
 
 
 def open_place(where: str | Path) -> Place:
-    """The place of a path or a URI: it is made, its Parquet files are named, read, and added to. Its `name` is what
-    messages call it, without credentials.
+    """Return the place of a path or a URI, which creates it, lists and reads its Parquet files, and adds files. `name`
+    is for messages and has no credentials.
 
     Raises:
-        InputError: a protocol that fsspec does not know. MissingPackageError: what reads that protocol is not
-            installed. StorageError: its service refuses.
+        InputError: a protocol that fsspec does not know. MissingPackageError: the package for that protocol is not
+            installed. StorageError: the service refuses.
     """
     return _Remote(where) if isinstance(where, str) and "://" in where else _Folder(Path(where))
 
@@ -165,7 +164,7 @@ def _too_large(name: str, size: int) -> LimitError:
 
 def _missing(name: str) -> MissingFileError:
     return MissingFileError(
-        f"no history at {name}", expected="a folder or URI that --history of run, bench, compare or sweep wrote to"
+        f"no history at {name}", expected="a folder or URI written by run, bench, compare or sweep with --history"
     )
 
 
@@ -175,13 +174,13 @@ class _Folder:
         self._folder = folder
 
     def prepare(self) -> None:
-        """Make the place if it is not there, and raise if nothing can be written to it."""
+        """Create the place if missing, and raise if it is not writable."""
         self._require_folder()
         with temporary_folder(self._folder):
             pass
 
     def names(self) -> list[str]:
-        """The names of the files that end as Parquet files do, in order; MissingFileError without the folder."""
+        """Return the sorted names of the Parquet files; raise MissingFileError without the folder."""
         self._require_folder()
         with storage_errors(self._folder):
             try:
@@ -191,7 +190,7 @@ class _Folder:
         return sorted(name for name in found if not name.startswith("."))
 
     def read(self, name: str) -> bytes:
-        """The content of a file; LimitError if it is too large."""
+        """Return the content of a file; raise LimitError if it is too large."""
         path = self._folder / name
         with storage_errors(path):
             try:
@@ -202,17 +201,17 @@ class _Folder:
                     raise _too_large(name, size)
                 return path.read_bytes()
             except FileNotFoundError:
-                raise MissingFileError(f"{name} has gone") from None
+                raise MissingFileError(f"{name} was deleted meanwhile") from None
 
     def write(self, name: str, data: bytes) -> None:
-        """Add a file under a name that no other has."""
+        """Add a file under a new, unique name."""
         with replacing_file(self._folder / name, lambda _: False) as file:
             file.write_bytes(data)
 
     def _require_folder(self) -> None:
         with contextlib.suppress(OSError, ValueError):
             if self._folder.exists() and not self._folder.is_dir():
-                raise InputError(f"{self.name} is no folder", found="a file", expected="a folder, or a URI with ://")
+                raise InputError(f"{self.name} is not a folder", found="a file", expected="a folder, or a URI with ://")
 
 
 class _Remote:
@@ -248,5 +247,5 @@ Place: TypeAlias = _Folder | _Remote
 
 
 def joined(parts: Sequence[str]) -> str:
-    """Parts of a sentence, with "and" in front of the last."""
+    """Join parts of a sentence with commas, and "and" before the last."""
     return " and ".join([", ".join(parts[:-1]), parts[-1]] if len(parts) > 1 else parts)

@@ -1,4 +1,4 @@
-"""Rows of a history as series, each with where it changed and what is another one on both sides."""
+"""Group the rows of a history into series, with their changes and what differs before and after each."""
 
 import dataclasses
 import statistics
@@ -13,7 +13,7 @@ from vitdeploy.history.changes import LEAST_OF_LEVEL, LEAST_RESULTS, Change, fin
 from vitdeploy.history.row import ResultRow, joined, now
 
 stats = lazy("scipy.stats")
-# What may explain a change: the facts of a row in words, and what they are called within a sentence.
+# Facts of a row that may explain a change: their names in a sentence, and their values.
 FACTS: dict[str, tuple[str, Callable[[ResultRow], str]]] = {
     "runtime": ("the runtime", lambda row: f"{row.runtime} {row.runtime_version}".strip()),
     "driver": ("the driver", lambda row: row.driver),
@@ -24,9 +24,9 @@ FACTS: dict[str, tuple[str, Callable[[ResultRow], str]]] = {
     "Python": ("Python", lambda row: row.python),
     "command": ("the command", lambda row: row.kind),
 }
-# A change may be found this many results beside where it is.
+# The position of a detected change may be off by this many results.
 _BESIDE = 1
-# So many results on either side of a change say what came up with it, where chance does the same this rarely.
+# Results on either side of a change that are searched for values that appeared with it, and the significance level.
 _NEAR, _CHANCE = 30, 0.001
 
 _Head = tuple[str, str, str, str, str]
@@ -39,7 +39,7 @@ def history_document(
     place: str,
     document_of: Callable[[ResultRow], str | None] = lambda row: None,
 ) -> HistoryDocument:
-    """The document of a history's rows, which are in its order. `document_of`: the document of a row, as JSON."""
+    """Return the document of a history's rows, given in its order. `document_of`: the document of a row, as JSON."""
     return HistoryDocument(
         format=1,
         created=now().isoformat(timespec="seconds"),
@@ -52,8 +52,8 @@ def history_document(
 
 
 def _grouped(rows: Sequence[ResultRow]) -> dict[_Key, list[ResultRow]]:
-    """The rows of each series. Those without times, as of engines that did not give their golden answers, are part of
-    all series of their artifact on their machine, and one of their own where there is none."""
+    """Return the rows of each series. Rows without times, such as those of engines that failed their golden answers,
+    belong to all series of their artifact on their machine, or form their own series."""
     timed: dict[_Key, list[ResultRow]] = {}
     for row in rows:
         if row.p50_ms is not None:
@@ -85,7 +85,8 @@ def _series(key: _Key, rows: Sequence[ResultRow]) -> SeriesFacts:
     changes: list[Change] = []
     noise, too_few = None, ""
     if len(judged) < LEAST_RESULTS:
-        too_few = f"{len(judged)} decided results; a change is looked for from {LEAST_RESULTS} on"
+        decided = f"{len(judged)} decided result{'' if len(judged) == 1 else 's'}"
+        too_few = f"{decided} (change detection needs {LEAST_RESULTS})"
     else:
         changes, noise = find_changes([row.p50_ms for _, row in judged if row.p50_ms is not None])
     edges = [0, *(change.first for change in changes), len(judged)]
@@ -165,8 +166,8 @@ def _change(
 
 
 def _shares(what: str, before: Sequence[ResultRow], after: Sequence[ResultRow]) -> list[ShareFacts]:
-    """The values of a fact that came up with a change among the results next to it. A value that all have by then came
-    up somewhere else, as the results next to the change show."""
+    """Return the values of a fact that appeared with a change, among the results next to it. A value that all of them
+    already have appeared elsewhere."""
     fact, before, after, found = FACTS[what][1], before[-_NEAR:], after[:_NEAR], []
     for value in dict.fromkeys(map(fact, after)):
         old, having = sum(fact(row) == value for row in before), [row for row in after if fact(row) == value]
@@ -183,7 +184,7 @@ def _shares(what: str, before: Sequence[ResultRow], after: Sequence[ResultRow]) 
 def _sides(
     fact: Callable[[ResultRow], str], before: Sequence[ResultRow], after: Sequence[ResultRow]
 ) -> Literal["other", "same", "unclear", "unknown"]:
-    """Whether a fact is another one on both sides of a change, but for the results right at it."""
+    """Whether a fact differs between both sides of a change, except for the results right at it."""
     every = {fact(row) for row in (*before, *after)}
     if every == {""}:
         return "unknown"
@@ -193,11 +194,11 @@ def _sides(
     return "unclear" if sides[0] & sides[1] else "other"
 
 
-# --- A change of a series in one sentence: when, by how much, and what changed with it --------------------------------
+# --- A change of a series in one sentence -----------------------------------------------------------------------------
 
 
 def change_sentence(name: str, change: ChangeFacts) -> str:
-    """The sentence about the series called `name`."""
+    """Return a sentence on a change of the series called `name`."""
     amount, bounds = _share(change.ratio), sorted(_share(each) for each in change.ci95)
     slower = change.direction == "slower"
     low, high = bounds if slower else (-bounds[1], -bounds[0])
@@ -211,11 +212,11 @@ def change_sentence(name: str, change: ChangeFacts) -> str:
 def _reasons(change: ChangeFacts) -> str:
     parts = []
     if change.differences:
-        several = "; which of these it was, the series does not say" if len(change.differences) > 1 else ""
+        several = "; the series does not show which of these is the cause" if len(change.differences) > 1 else ""
         parts.append(", when " + joined([_difference(each) for each in change.differences]) + several)
     if change.shares:
         parts.append(", " + joined([_share_of(each) for each in change.shares]))
-    return "".join(parts) or ", and nothing that is recorded changed with it"
+    return "".join(parts) or ", and no recorded fact changed with it"
 
 
 def _difference(found: Difference) -> str:
@@ -225,7 +226,7 @@ def _difference(found: Difference) -> str:
 
 def _share_of(found: ShareFacts) -> str:
     value = f"{'model' if found.what == 'model digest' else found.what} {_value(found.what, found.value)}"
-    text = f"with {value} in {found.after} of {found.of_after} results from there on, in {found.before} of "
+    text = f"with {value} in {found.after} of {found.of_after} results after it, in {found.before} of "
     text += f"{found.of_before} before"
     if found.ratio is not None:
         share = _share(found.ratio)

@@ -1,1 +1,1 @@
-"""Runtimes that are known to compute some graphs wrongly, without an error: of what release, and the way out."""
+"""Runtime releases that compute some graphs wrongly without an error, and the fixes."""

@@ -1,4 +1,4 @@
-"""The table of runtimes known to be wrong: `table.json` of this package, read and checked.
+"""Read and check the table of known bad runtime releases: `table.json` of this package.
 
 It needs neither onnx nor a runtime, so that `doctor` reads it on any machine.
 """
@@ -18,16 +18,16 @@ from vitdeploy.spec import DecodeError, decode, encode
 TABLE_FORMAT = 1
 TABLE_FILE = Path(__file__).parent / "table.json"
 
-# What vitdeploy does about it: refuse to compile; refuse what the runtime itself would refuse, with the way out; say it
-# where it is asked, as the pattern alone makes no answer wrong; nothing, as its own engines are compiled in a way that
-# avoids it.
+# What vitdeploy does. "refuse": refuse to compile. "unreadable": the runtime would reject the graph; refuse with a fix.
+# "note": report it on request, since the pattern alone does not make answers wrong. "avoided": engines are compiled so
+# that it does not occur.
 Action = Literal["refuse", "unreadable", "note", "avoided"]
 DONE: dict[Action, str] = {
     "refuse": "refused", "unreadable": "refused", "note": "noted", "avoided": "avoided"
 }  # fmt: skip
 REFUSED: tuple[Action, ...] = ("refuse", "unreadable")
 Device = Literal["CPU", "GPU", "NPU", "any"]
-# The functions of `matchers.py`, for patterns that data cannot say.
+# The functions of `matchers.py`, for patterns that data cannot express.
 Matcher = Literal[
     "antialiased_reduction", "attention_over_free_lengths", "auto_pad_of_free_size", "constant_keys_or_values",
     "mean_over_axes_of_an_input", "rotary_attention", "scaled_queries_and_keys", "tokens_as_many_as_heads",
@@ -37,7 +37,7 @@ Matcher = Literal[
 
 @dataclass(frozen=True)
 class AttributeRule:
-    """What an attribute of a node must be. One that the node does not have matches `absent` alone."""
+    """The condition on a node's attribute. A missing attribute matches only `absent`."""
 
     values: tuple[int | str, ...] = ()
     at_least: int | None = None
@@ -51,10 +51,10 @@ class AttributeRule:
 
 @dataclass(frozen=True)
 class Pattern:
-    """What a graph must hold to be computed wrongly.
+    """The pattern in a graph that is computed wrongly.
 
-    Either `matcher`, or nodes of an operator of `operators` in `domain` whose attributes are as in `attributes`, in a
-    graph of at least `opset` that has every operator of `beside` too.
+    Either `matcher`, or nodes with one of `operators` in `domain` whose attributes satisfy `attributes`, in a graph of
+    at least `opset` that also contains every operator of `beside`.
     """
 
     matcher: Matcher | None = None
@@ -71,16 +71,16 @@ class Pattern:
 
 @dataclass(frozen=True)
 class KnownBadEntry:
-    """One way in which a runtime is wrong.
+    """One known defect of a runtime.
 
-    runtime: the package of a target in `backends.TARGETS`; device: where it computes, "any" where it is not what
-    computes that is wrong.
-    versions: its releases, as a PEP 440 specifier; "" for all.
-    isa, without: instruction sets (or a GPU's "sm_120") that the machine has all of, and none of.
-    precisions: of the engine; () for all.
-    wrong, way_out: what goes wrong, and what to do instead; a sentence each.
-    sources: addresses of what says so.
-    reproduced: where it was seen by us, or why it was not tried.
+    runtime: the package of a target in `backends.TARGETS`; device: where it computes, "any" if the defect does not
+    depend on the device.
+    versions: the affected releases, as a PEP 440 specifier; "" for all.
+    isa, without: instruction sets (or a GPU's "sm_120") that an affected machine has, and does not have.
+    precisions: the affected precisions of engines; () for all.
+    wrong, way_out: the defect, and the fix; a sentence each.
+    sources: URLs or files that document it.
+    reproduced: where we reproduced it, or why we did not try.
     """
 
     id: str
@@ -101,14 +101,14 @@ class KnownBadEntry:
         try:
             SpecifierSet(self.versions)
         except InvalidSpecifier:
-            raise ValueError(f"versions {self.versions!r} is no version specifier of PEP 440") from None
+            raise ValueError(f"versions {self.versions!r} is not a PEP 440 version specifier") from None
         if not self.sources:
             raise ValueError(f"{self.id} has no source")
 
 
 @dataclass(frozen=True)
 class KnownBadTable:
-    """`format` is TABLE_FORMAT; no two `entries` have one id."""
+    """`format` is TABLE_FORMAT; the ids of `entries` are unique."""
 
     format: Literal[1]
     entries: tuple[KnownBadEntry, ...]
@@ -116,26 +116,26 @@ class KnownBadTable:
     def __post_init__(self) -> None:
         ids = [entry.id for entry in self.entries]
         if twice := sorted({name for name in ids if ids.count(name) > 1}):
-            raise ValueError(f"there are two entries {', '.join(twice)}")
+            raise ValueError(f"duplicate entries {', '.join(twice)}")
 
 
 @functools.cache
 def table() -> tuple[KnownBadEntry, ...]:
-    """The entries of the table that comes with vitdeploy; errors as `read_table`."""
+    """Return the entries of the table that is part of vitdeploy; errors as `read_table`."""
     return read_table(TABLE_FILE)
 
 
 def digest_of(runtime: str) -> str:
-    """SHA-256 of the entries about a runtime that refuse it: what an engine of it depends on."""
+    """Return the SHA-256 of a runtime's entries that refuse a graph; engines for the runtime depend on them."""
     found = [encode(entry) for entry in table() if entry.runtime == runtime and entry.action in REFUSED]
     return hashlib.sha256(json.dumps(found, sort_keys=True).encode()).hexdigest()
 
 
 def read_table(file: Path) -> tuple[KnownBadEntry, ...]:
-    """The entries of a table.
+    """Return the entries of a table.
 
     Raises:
-        KnownBadTableError: it is not there, is no JSON, or breaks a rule: an unreadable table could let a wrong engine
+        KnownBadTableError: the table is missing, not JSON, or invalid. An unreadable table could let a wrong engine
             pass.
     """
     try:
@@ -145,7 +145,7 @@ def read_table(file: Path) -> tuple[KnownBadEntry, ...]:
     except (OSError, ValueError) as error:
         found = str(error)
     raise KnownBadTableError(
-        "the table of runtimes known to be wrong cannot be read",
+        "the table of known bad runtime releases cannot be read",
         found=f"{file}: {found}",
         expected=f"a table of format {TABLE_FORMAT}",
         fix="pip install --force-reinstall vitdeploy",

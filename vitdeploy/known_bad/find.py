@@ -1,4 +1,4 @@
-"""Which known bad versions are here."""
+"""Find known bad runtime releases."""
 
 import dataclasses
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -16,30 +16,30 @@ from vitdeploy.known_bad.platform import Platform, entries_for, holds_for, platf
 from vitdeploy.lint.view import GraphView, LintFinding, Severity, label, prepare
 from vitdeploy.spec import EngineSpec, encode
 
-# --- Which entries of the table a graph shows, and the refusal of an engine that one of them is about -----------------
+# --- Match the table's entries with a graph, and refuse affected engines ----------------------------------------------
 
 
-# Nodes that an error names.
+# The number of nodes that an error names.
 SHOWN_NODES = 3
 OPTION = "--accept-known-bad"
 
 
 @dataclass(frozen=True)
 class Match:
-    """An entry that a graph shows, at `nodes`."""
+    """An entry that matches a graph, at `nodes`."""
 
     entry: KnownBadEntry
     nodes: tuple[str, ...]
 
     @property
     def shown(self) -> str:
-        """The first nodes, and how many more there are."""
+        """The first nodes, and the number of further ones."""
         rest = len(self.nodes) - SHOWN_NODES
         return ", ".join(self.nodes[:SHOWN_NODES]) + (f" and {rest} more" if rest > 0 else "")
 
 
 def matches(model: ir.Model, entries: Iterable[KnownBadEntry] | None = None) -> list[Match]:
-    """The entries, of all or of these, whose pattern a graph shows; the model is left as it is.
+    """Return the entries (of all, or of `entries`) whose pattern a graph contains; the model is not modified.
 
     Raises:
         KnownBadTableError: the table cannot be read.
@@ -53,7 +53,7 @@ def matches(model: ir.Model, entries: Iterable[KnownBadEntry] | None = None) -> 
 
 
 def matches_on(model: ir.Model, platform: Platform) -> list[Match]:
-    """The entries about a platform that a graph shows."""
+    """Return a platform's entries whose pattern a graph contains."""
     return matches(model, entries_for(platform))
 
 
@@ -84,23 +84,23 @@ def _fits(attribute: ir.Attr | None, rule: AttributeRule) -> bool:
 
 
 def check_ids(ids: Collection[str]) -> None:
-    """Raise InputError if one of the ids that are to be accepted is no entry's."""
+    """Raise InputError if an id to accept is not in the table."""
     known = [entry.id for entry in table()]
     if unknown := sorted(set(ids) - set(known)):
         raise InputError(
-            f"no entry of the table of runtimes known to be wrong is called {', '.join(unknown)}",
+            f"unknown entries of the known-bad table: {', '.join(unknown)}",
             expected=", ".join(known),
-            fix="copy the id from the refusal, or from `vitdeploy inspect`",
+            fix="copy the id from the error message, or from `vitdeploy inspect`",
         )
 
 
 def refuse_known_bad(
     found: Sequence[Match], platform: Platform, name: str, accepted: Collection[str] = ()
 ) -> tuple[str, ...]:
-    """Raise if a match of the graph called `name` is a reason not to compile it; else the accepted ids that would be.
+    """Refuse to compile the graph called `name` if a match is not accepted; return the ids of accepted matches.
 
     Raises:
-        KnownBadError: what goes wrong, where, and the way out.
+        KnownBadError: with the defect, the nodes and the fix.
     """
     bad = [match for match in found if match.entry.action in REFUSED]
     open_ones = [match for match in bad if match.entry.id not in accepted]
@@ -112,20 +112,23 @@ def refuse_known_bad(
     error = KnownBadError(
         f"{platform.runtime} {platform.version or 'of an unknown version'} {known}",
         found="; ".join(f"{match.entry.id} at {match.shown}: {match.entry.wrong}" for match in open_ones),
-        expected="; ".join(f"a release outside of {each.entry.versions or 'all that there are'}" for each in open_ones),
+        expected="; ".join(
+            f"a release outside {each.entry.versions}" if each.entry.versions else "another runtime (all releases fail)"
+            for each in open_ones
+        ),
         fix=" ".join(match.entry.way_out for match in open_ones)
         + f" See {' '.join(match.entry.sources[0] for match in open_ones)}. "
-        + f"Compile it all the same: {' '.join(f'{OPTION} {each}' for each in ids)}",
+        + f"To compile anyway: {' '.join(f'{OPTION} {each}' for each in ids)}",
     )
     error.entries = ids
     raise error
 
 
-# --- The table asked of a compiled engine, by the facts that it records of where it was compiled ----------------------
+# --- Check a compiled engine against the table, by the platform that it records ---------------------------------------
 
 
 def engine_matches(engine: EngineSpec, folder: Path) -> list[Match]:
-    """The entries about an engine whose files lie in `folder`, each once."""
+    """Return the entries that match an engine whose files are in `folder`, each once."""
     found: dict[str, Match] = {}
     for part in engine.parts or (engine,):
         for match in matches_on(admit.admit_graph(folder / part.graph), _platform(engine, part)):
@@ -136,10 +139,10 @@ def engine_matches(engine: EngineSpec, folder: Path) -> list[Match]:
 def accepted_of(
     engine: EngineSpec, graphs: Mapping[str, Path], name: str, accepted: Sequence[str] = ()
 ) -> tuple[str, ...]:
-    """The `accepted` entries that are about an engine that another machine made of `graphs`, by part.
+    """Return the `accepted` entries that match an engine compiled from `graphs` (by part) on another machine.
 
     Raises:
-        KnownBadError: an entry that is not accepted is about it.
+        KnownBadError: an entry that is not accepted matches.
     """
     taken: dict[str, None] = {}
     for part in engine.parts or (engine,):
@@ -153,21 +156,21 @@ def _platform(engine: EngineSpec, part: EngineSpec) -> Platform:
     return dataclasses.replace(platform_of(engine), precision=part.precision)
 
 
-# --- The table as findings of the linter, which judges graphs by releases of TensorRT ---------------------------------
+# --- The table's entries as findings of the TensorRT linter -----------------------------------------------------------
 
 
 RUNTIME = "tensorrt"
 
 
 def known_findings(model: ir.Model, versions: Sequence[str]) -> list[LintFinding]:
-    """A finding for each node that shows an entry about one of these releases: an error where every engine of the graph
-    would be refused, a warning where it depends on the precision or the GPU.
+    """Return a finding for each node that matches an entry for one of these releases: an error if every engine of the
+    graph would be refused, a warning if that depends on the precision or the GPU.
 
     Raises:
         KnownBadTableError: the table cannot be read.
     """
     releases = {entry.id: tuple(v for v in versions if holds_for(entry.versions, v)) for entry in table()}
-    asked = [entry for entry in table() if entry.runtime == RUNTIME and releases[entry.id]]
+    chosen = [entry for entry in table() if entry.runtime == RUNTIME and releases[entry.id]]
     precision = _precision(model)
     return [
         LintFinding(
@@ -175,11 +178,11 @@ def known_findings(model: ir.Model, versions: Sequence[str]) -> list[LintFinding
             _severity(entry, precision),
             node,
             entry.wrong,
-            f"a release outside of {entry.versions}",
+            f"a release outside {entry.versions}",
             f"{entry.way_out} See {' '.join(entry.sources)}",
             releases[entry.id],
         )
-        for entry, nodes in ((match.entry, match.nodes) for match in matches(model, asked))
+        for entry, nodes in ((match.entry, match.nodes) for match in matches(model, chosen))
         for node in nodes
     ]
 
@@ -193,36 +196,36 @@ def _severity(entry: KnownBadEntry, precision: str | None) -> Severity:
     return "error" if entry.action in REFUSED and sure else "warning"
 
 
-# --- Entries of the table as a person, or a JSON document, is told of them --------------------------------------------
+# --- Entries as text and as JSON --------------------------------------------------------------------------------------
 
 
 def releases(entry: KnownBadEntry) -> str:
-    """Which releases an entry is about, on what: "openvino <2025.4 on a CPU"."""
+    """Return the affected releases and platform of an entry: "openvino <2025.4 on a CPU"."""
     where = ["on any device" if entry.device == "any" else f"on a {entry.device}"]
     where += [f"with {', '.join(entry.isa)}"] if entry.isa else []
     where += [f"without {', '.join(entry.without)}"] if entry.without else []
     where += [f"in {' or '.join(entry.precisions)}"] if entry.precisions else []
-    return f"{entry.runtime} {entry.versions or 'of every release'} {' '.join(where)}"
+    return f"{entry.runtime} {entry.versions or '(all releases)'} {' '.join(where)}"
 
 
 def match_lines(match: Match, done: str = "") -> list[str]:
-    """What goes wrong, where, and the way out; `done` says what was done about it, where that is not the usual."""
+    """Return lines with the defect, the nodes and the fix; `done` replaces the entry's usual action."""
     entry = match.entry
     return [
         f"{entry.id}  {done or DONE[entry.action]}: {releases(entry)}: {entry.wrong}",
-        f"        at:      {match.shown}",
-        f"        way out: {entry.way_out}",
-        f"        source:  {' '.join(entry.sources)}",
+        f"        at:     {match.shown}",
+        f"        fix:    {entry.way_out}",
+        f"        source: {' '.join(entry.sources)}",
     ]
 
 
 def described(match: Match) -> dict[str, Any]:
-    """The entry, without its pattern, and the nodes that show it."""
+    """Return the entry without its pattern, with the matching nodes."""
     entry = {key: value for key, value in encode(match.entry).items() if key != "pattern"}
     return {**entry, "nodes": list(match.nodes)}
 
 
 def in_spite(artifact: str, accepted: Sequence[str]) -> list[str]:
-    """Remarks on an engine whose runtime is known to compute such a graph wrongly, which was accepted."""
+    """Return remarks on an engine that was compiled although its runtime is known to compute it wrongly."""
     wrong = {entry.id: entry.wrong for entry in table()}
-    return [f"{artifact} was compiled in spite of {each}: {wrong.get(each, 'unknown')}." for each in accepted]
+    return [f"{artifact} was compiled despite {each}: {wrong.get(each, 'unknown')}." for each in accepted]

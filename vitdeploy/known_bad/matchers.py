@@ -1,4 +1,4 @@
-"""The patterns of the table that data cannot say: a function of a prepared graph each, which gives the nodes."""
+"""The table's patterns that data cannot express: functions that yield the matching nodes of a prepared graph."""
 
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
@@ -11,16 +11,16 @@ from vitdeploy.known_bad.entries import Matcher
 from vitdeploy.lint.view import GraphView, is_weight
 
 Match = Callable[[GraphView], Iterator[ir.Node]]
-# Heads and tokens of [batch, tokens, heads, channels] exchanged, and windows of [batch, rows, height, columns, width,
-# channels].
+# Permutations that swap heads and tokens of [batch, tokens, heads, channels], and that cut windows from [batch, rows,
+# height, columns, width, channels].
 _SPLIT_HEADS = [0, 2, 1, 3]
 _WINDOWS = [0, 1, 3, 2, 4, 5]
-# What mixes channels: rotary positions and factors lie behind it.
+# Operators that mix channels; rotary positions and factors come after them.
 _LAYERS = frozenset({"Conv", "Gemm", "LayerNormalization", "MatMul", "RMSNormalization", "Softmax"})
 
 
 def antialiased_reduction(view: GraphView) -> Iterator[ir.Node]:
-    """A Resize with antialias that may make an axis smaller: where all grow, antialias changes nothing."""
+    """A Resize with antialias that may shrink an axis: antialias has no effect if all axes grow."""
     for node in view.of("Resize"):
         if node.attributes.get_int("antialias", 0) and not _grows(node):
             yield node
@@ -36,14 +36,14 @@ def _grows(node: ir.Node) -> bool:
 
 
 def attention_over_free_lengths(view: GraphView) -> Iterator[ir.Node]:
-    """Attention in a graph where an axis of an input other than the leading one is open."""
+    """Attention in a graph with an input that has a dynamic axis other than the leading one."""
     inputs = (value.shape for value in view.model.graph.inputs if value.shape is not None)
     if any(not isinstance(size, int) for shape in inputs for size in list(shape)[1:]):
         yield from (each.softmax for each in find_attentions(view.model))
 
 
 def auto_pad_of_free_size(view: GraphView) -> Iterator[ir.Node]:
-    """A ConvTranspose that leaves its pads to the runtime, of an input with an open size."""
+    """A ConvTranspose with automatic pads whose input has a dynamic size."""
     for node in view.of("ConvTranspose"):
         automatic = str(node.attributes.get_string("auto_pad", "NOTSET")).startswith("SAME")
         shape = node.inputs[0].shape if node.inputs[0] is not None else None
@@ -52,7 +52,7 @@ def auto_pad_of_free_size(view: GraphView) -> Iterator[ir.Node]:
 
 
 def tokens_as_many_as_heads(view: GraphView) -> Iterator[ir.Node]:
-    """A Transpose of as many tokens as heads in a graph with attention: it leaves the shape as it is."""
+    """A Transpose in a graph with attention, with equal numbers of tokens and heads: it does not change the shape."""
     if not find_attentions(view.model):
         return
     for node in view.of("Transpose"):
@@ -76,7 +76,7 @@ def _has_bias(attention: Attention) -> bool:
 
 
 def constant_keys_or_values(view: GraphView) -> Iterator[ir.Node]:
-    """Attention whose keys or values no input enters, as where the first queries of a decoder are learned."""
+    """Attention with constant keys or values, as in a decoder whose first queries are learned."""
     for node in view.of("Softmax"):
         scores = next((each for each in _until_layers(node.inputs[0], past="MatMul") if each.op_type == "MatMul"), None)
         mix = next((use.node for use in node.outputs[0].uses() if use.node.op_type == "MatMul" and use.idx == 0), None)
@@ -85,13 +85,13 @@ def constant_keys_or_values(view: GraphView) -> Iterator[ir.Node]:
 
 
 def _is_constant_operand(product: ir.Node) -> bool:
-    """Whether the second operand of a product is a constant with a batch axis, which the weight of a linear has not."""
+    """Whether a product's second operand is a constant with a batch axis; the weight of a linear does not have one."""
     operand = product.inputs[1]
     return (rank_of(operand) or 0) > 2 and is_weight(operand)
 
 
 def rotary_attention(view: GraphView) -> Iterator[ir.Node]:
-    """Attention whose queries are turned by their positions: x cos + rotate(x) sin (arXiv 2104.09864, equation 34)."""
+    """Attention with rotary positions in its queries: x cos + rotate(x) sin (arXiv 2104.09864, equation 34)."""
     yield from (each.softmax for each in find_attentions(view.model) if _is_turned(each.query))
 
 
@@ -109,7 +109,7 @@ def _is_turned(query: ir.Value) -> bool:
 
 
 def _sources(product: ir.Node) -> set[ir.Value]:
-    """The outputs of layers, and the inputs, that a product is computed from."""
+    """Return the layer outputs and the inputs that a product is computed from."""
     nodes = [product, *(node for value in product.inputs if value is not None for node in _until_layers(value))]
     values = {value for node in nodes for value in node.inputs if value is not None and not is_constant(value)}
     return {value for value in values if value.producer() is None or _op(value) in _LAYERS | {"Add"}}
@@ -121,8 +121,8 @@ def _op(value: ir.Value) -> str:
 
 
 def _until_layers(value: ir.Value | None, past: str = "") -> Iterator[ir.Node]:
-    """The nodes that a value is computed from, nearest first, up to layers, which are left out but for those of the
-    operator `past`."""
+    """Yield the nodes that a value is computed from, closest first, up to layers; of these, only operator `past` is
+    included."""
     seen, queue = set[ir.Node](), deque([value])
     while queue:
         value = queue.popleft()
@@ -137,8 +137,7 @@ def _until_layers(value: ir.Value | None, past: str = "") -> Iterator[ir.Node]:
 
 
 def scaled_queries_and_keys(view: GraphView) -> Iterator[ir.Node]:
-    """Attention that multiplies queries and keys by a number each, as exporters write PyTorch's
-    `scaled_dot_product_attention`."""
+    """Attention that scales both queries and keys, as exporters write PyTorch's `scaled_dot_product_attention`."""
     for each in find_attentions(view.model):
         if _scaled(each.query) and _scaled(each.key):
             yield each.softmax
@@ -150,12 +149,12 @@ def _scaled(value: ir.Value) -> bool:
 
 
 def mean_over_axes_of_an_input(view: GraphView) -> Iterator[ir.Node]:
-    """A ReduceMean that is given its axes as an input, as from opset 18 on."""
+    """A ReduceMean with its axes as an input, as from opset 18."""
     yield from (node for node in view.of("ReduceMean") if len(node.inputs) > 1 and node.inputs[1] is not None)
 
 
 def unequal_axis_pads(view: GraphView) -> Iterator[ir.Node]:
-    """A convolution of an image that pads both ends of an axis alike, and its two axes not alike."""
+    """A 2D convolution with equal pads at both ends of each axis, but different pads for its two axes."""
     for node in view.of("Conv"):
         pads = [int(size) for size in node.attributes.get_ints("pads", ()) or ()]
         if rank_of(node.inputs[0]) == 4 and len(pads) == 4 and pads[:2] == pads[2:] and pads[0] != pads[1]:
@@ -163,8 +162,8 @@ def unequal_axis_pads(view: GraphView) -> Iterator[ir.Node]:
 
 
 def vector_behind_scores(view: GraphView) -> Iterator[ir.Node]:
-    """A sum or product whose first operand is a product of two activations, or comes of one, and whose second operand
-    is a vector along its last axis, as a mask of keys."""
+    """A sum or product whose first operand is computed from a product of two activations, and whose second operand is a
+    vector along the last axis, such as a mask of keys."""
     for node in view.of("Add", "Mul"):
         vector = node.inputs[1]
         last = (rank_of(vector) or 0) - 1

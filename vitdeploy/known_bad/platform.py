@@ -1,4 +1,4 @@
-"""What an engine runs on, as far as the table asks for it."""
+"""The platform of an engine: the facts that the table's entries refer to."""
 
 import contextlib
 import importlib
@@ -17,7 +17,7 @@ from vitdeploy.runtime.backend import RUNTIME
 from vitdeploy.runtime.host import describe_host
 from vitdeploy.spec import EngineSpec
 
-# The fact of `EngineSpec.device` that is the release of a runtime.
+# The key of `EngineSpec.device` with the release of a runtime.
 VERSION_FACTS = {
     "openvino": "openvino",
     "onnxruntime": "onnxruntime",
@@ -28,8 +28,8 @@ VERSION_FACTS = {
 
 @dataclass(frozen=True)
 class Platform:
-    """`runtime` is the package of a target. `device`, `version` and `precision` are None where they are not known: then
-    any may be meant. `isa` are instruction sets."""
+    """`runtime`: the package of a target. `device`, `version`, `precision`: None if unknown, which matches any value.
+    `isa`: instruction sets."""
 
     runtime: str
     device: str | None
@@ -39,22 +39,22 @@ class Platform:
 
 
 def platform_here(target: str, precision: str | None = None) -> Platform:
-    """The platform of a target on this machine, as its device and the installed package say; raises TargetError."""
+    """Return the platform of a target on this machine, by its device and the installed package; raises TargetError."""
     row, facts = TARGETS[target], describe_host()
-    with contextlib.suppress(HostError):  # no such device here, which whoever compiles for it is told
+    with contextlib.suppress(HostError):  # no such device here; compiling for it reports that
         facts |= RUNTIME[target].describe_device()
     version = facts.get(VERSION_FACTS.get(row.package, row.package)) or _installed(row)
     return Platform(row.package, _device(row), version, instruction_sets(facts), precision)
 
 
 def _device(target: Target) -> str | None:
-    """What a target computes on, without its maker; None where the runtime chooses."""
+    """Return the kind of a target's device, without its vendor; None if the runtime chooses."""
     kind = target.device.rpartition(" ")[2]
     return kind if kind in get_args(Device) else None
 
 
 def _installed(target: Target) -> str | None:
-    """The release of a target's package; of a runtime that no package manager installed, what it says itself."""
+    """Return the release of a target's package; without package metadata, the module's own version."""
     try:
         return importlib.metadata.version(target.package)
     except importlib.metadata.PackageNotFoundError:
@@ -66,25 +66,25 @@ def _installed(target: Target) -> str | None:
 
 
 def platform_of(engine: EngineSpec) -> Platform:
-    """The platform that an engine was compiled on, by the facts that it records."""
+    """Return the platform that an engine was compiled on, from the facts that it records."""
     return platform_there(engine.target, engine.device, engine.precision)
 
 
 def platform_there(target: str, facts: Mapping[str, str], precision: str | None) -> Platform:
-    """The platform of a target on a machine that says `facts` of itself: its host, and the release of its runtime by
-    the name of the package or of the fact that engines record."""
+    """Return the platform of a target on a machine with these `facts`: its host, and the release of its runtime under
+    the package name or under the key that engines record."""
     row = TARGETS[target]
     version = facts.get(VERSION_FACTS.get(row.package, row.package)) or facts.get(row.package)
     return Platform(row.package, _device(row), _release(version), instruction_sets(facts), precision)
 
 
 def _release(version: str | None) -> str | None:
-    """A version without what a build adds to it: "2025.4.1-19342-..."."""
+    """Return a version without its build suffix: "2025.4.1-19342-..."."""
     return (version or "").split("-")[0] or None
 
 
 def instruction_sets(facts: Mapping[str, str]) -> frozenset[str]:
-    """Those of a CPU, and of a GPU its architecture as "sm_90"."""
+    """Return the instruction sets of a CPU, and the architecture of a GPU as "sm_90"."""
     found = set(facts.get("isa", "").split())
     if capability := facts.get("compute_capability", ""):
         found.add(f"sm_{capability.replace('.', '')}")
@@ -92,8 +92,8 @@ def instruction_sets(facts: Mapping[str, str]) -> frozenset[str]:
 
 
 def for_target(target: str) -> Sequence[KnownBadEntry]:
-    """The entries about the runtime and the kind of device of a target, of whatever release, on whatever machine;
-    errors as `entries.table`."""
+    """Return the entries for the runtime and device kind of a target, for all releases and machines; errors as
+    `entries.table`."""
     row = TARGETS[target]
     return [entry for entry in table() if _is_about(entry, row.package, _device(row))]
 
@@ -103,7 +103,7 @@ def _is_about(entry: KnownBadEntry, runtime: str, device: str | None) -> bool:
 
 
 def concerns(entry: KnownBadEntry, platform: Platform) -> bool:
-    """Whether an entry is about this platform, whatever the graph."""
+    """Whether an entry applies to this platform, for any graph."""
     return (
         _is_about(entry, platform.runtime, platform.device)
         and set(entry.isa) <= platform.isa
@@ -114,7 +114,7 @@ def concerns(entry: KnownBadEntry, platform: Platform) -> bool:
 
 
 def holds_for(versions: str, version: str | None) -> bool:
-    """Whether a release is among `versions`, pre-releases too; one that is unknown, or no version, is."""
+    """Whether a release, or pre-release, is among `versions`; true if it is unknown or not a version."""
     try:
         return version is None or SpecifierSet(versions).contains(Version(version), prereleases=True)
     except InvalidVersion:
@@ -122,5 +122,5 @@ def holds_for(versions: str, version: str | None) -> bool:
 
 
 def entries_for(platform: Platform) -> Sequence[KnownBadEntry]:
-    """The entries about a platform; errors as `entries.table`."""
+    """Return the entries for a platform; errors as `entries.table`."""
     return [entry for entry in table() if concerns(entry, platform)]

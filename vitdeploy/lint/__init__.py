@@ -1,2 +1,2 @@
-"""The static linter for TensorRT: what its parser and builder would refuse, slow down or leave unfused, by documented
-facts. Changes with TensorRT's releases; rules stand in the file of their topic."""
+"""Static linter for TensorRT: finds what its parser and builder would reject, run slowly or leave unfused, by
+documented facts. The facts change with TensorRT's releases. Rules are grouped in files by topic."""

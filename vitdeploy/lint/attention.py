@@ -1,12 +1,12 @@
-"""Attention as a fused kernel would match it: two matrix products, a softmax, and all nodes between them; and rules on
-whether it can run in one, and what keeps it from that (TRT4xx).
+"""Find attention as a fused kernel would match it (two matrix products, a softmax, and all nodes between them), and
+check whether it can run in one (TRT4xx).
 
-The order of nodes is that of ModelOpt's graphs, with optional nodes in brackets:
+The nodes are expected in the order of ModelOpt's graphs, with optional nodes in brackets:
 
     Q -> DQ -> MatMul -> [Mul or Div] -> [Add or Where] -> Softmax -> [Cast] -> Q -> DQ -> MatMul -> Q -> DQ
 
-`graph.analysis.attention` finds attention by what it computes, in float32, for rewrites that must be exact. This finder
-takes any type, passes quantizers, and keeps unexpected nodes, so that a rule can name them.
+`graph.analysis.attention` finds float32 attention by what it computes, for rewrites that must be exact. This finder
+accepts any type, passes through quantizers, and keeps unexpected nodes, so that a rule can name them.
 
 Sources of the rules: the page "Fused Attention" of NVIDIA's guide, and the limits that its chapter on fusing attention
 had (as quoted in NVIDIA/TensorRT issues 2981 and 4167).
@@ -23,7 +23,7 @@ from vitdeploy.graph.values import dim, rank_of, scalar_of
 from vitdeploy.lint.support import Support
 from vitdeploy.lint.view import QDQ, GraphView, Hit, Rule, is_weight, label, quantized_type, shape_text, type_name
 
-# On the ways from the first product to the softmax, and from there to the second.
+# Operators on the path from the first product to the softmax, and from there to the second product.
 _SCORES = QDQ | MOVES | {"Add", "Cast", "Div", "Mul", "Sub", "Tanh", "Where"}
 _PROBABILITIES = QDQ | MOVES | {"Cast", "Dropout", "Mul", "Where"}
 
@@ -40,19 +40,19 @@ class _Fusible:
 
     @property
     def operands(self) -> dict[str, ir.DataType | None]:
-        """The quantized type of each operand of the two products; None if it comes from no quantizer."""
+        """The quantized type of each operand of the two products; None without a quantizer."""
         first, second = self.scores.inputs, self.mix.inputs
         places = {"query": first[0], "key": first[1], "softmax": second[0], "value": second[1]}
         return {name: _type_behind(value) for name, value in places.items()}
 
     @property
     def output(self) -> ir.DataType | None:
-        """That of the quantizer which reads the result, and may be there for the next layer alone."""
+        """The type of the quantizer that reads the result; it may belong to the next layer only."""
         return _type_ahead(self.mix.outputs[0])
 
     @property
     def dtype(self) -> ir.DataType | None:
-        """The type that the products compute in: the quantized one where operands and output have it."""
+        """The type that the products compute in: the quantized type if operands and output share it."""
         types = {*self.operands.values(), self.output}
         if len(types) == 1 and None not in types:
             return types.pop()
@@ -76,14 +76,14 @@ def _type_behind(value: ir.Value | None) -> ir.DataType | None:
 
 
 def _type_ahead(value: ir.Value) -> ir.DataType | None:
-    """The type of the quantizer that reads `value`, perhaps behind what moves numbers."""
+    """Return the type of the quantizer that reads `value`, directly or after layout operations."""
     while len(uses := list(value.uses())) == 1 and uses[0].node.op_type in MOVES:
         value = uses[0].node.outputs[0]
     return next((quantized_type(use.node) for use in uses if use.node.op_type == "QuantizeLinear"), None)
 
 
 def find_fusible(view: GraphView) -> list[_Fusible]:
-    """All attentions of the main graph: a product of two computed tensors, a softmax over its rows, another product."""
+    """Return all attentions of the main graph: a product of two computed tensors, a softmax over rows, a product."""
     found = []
     for softmax in view.of("Softmax"):
         axis, axes = int(softmax.attributes.get_int("axis", -1)), rank_of(softmax.outputs[0])
@@ -95,7 +95,7 @@ def find_fusible(view: GraphView) -> list[_Fusible]:
 
 
 def _to_scores(value: ir.Value) -> list[ir.Node] | None:
-    """The nodes from the first product to `value`, in graph order; None if there is no way to one."""
+    """Return the nodes from the first product to `value`, in graph order; None without such a product."""
     ways, seen = [(value, list[ir.Node]())], set[ir.Value]()
     while ways:
         value, way = ways.pop(0)  # the nearest product first: a mask may be one, too
@@ -111,7 +111,7 @@ def _to_scores(value: ir.Value) -> list[ir.Node] | None:
 
 
 def _to_mix(softmax: ir.Node) -> list[ir.Node] | None:
-    """The nodes from behind the softmax to the product with the values, in graph order."""
+    """Return the nodes after the softmax up to the product with the values, in graph order."""
     ways, seen = [(softmax, list[ir.Node]())], set[ir.Node]()
     while ways:
         node, way = ways.pop(0)
@@ -165,7 +165,7 @@ def _tokens(each: _Fusible) -> str:
 
 
 def _incomplete(each: _Fusible) -> str | None:
-    """An output's quantizer alone is that of the next layer."""
+    """A quantizer at the output only belongs to the next layer."""
     if not any(each.operands.values()):
         return None
     missing = [place for place, dtype in {**each.operands, "output": each.output}.items() if dtype is None]
@@ -174,7 +174,7 @@ def _incomplete(each: _Fusible) -> str | None:
 
 def _late_scale(each: _Fusible) -> str | None:
     late = [n for n in each.between if n.op_type in ("Div", "Mul") and any(scalar_of(v) is not None for v in n.inputs)]
-    return f"a factor behind the first product ({', '.join(map(label, late))})" if late else None
+    return f"a factor after the first product ({', '.join(map(label, late))})" if late else None
 
 
 def _other_readers(each: _Fusible) -> str | None:
@@ -195,17 +195,17 @@ def _strangers(each: _Fusible) -> str | None:
     return ", ".join(f"{node.op_type} ({label(node)})" for node in strange) + " in the pattern" if strange else None
 
 
-# By its rule: what keeps an attention from a fused kernel, what is expected, and the fix.
+# By rule: the check for an obstacle to a fused kernel, the expected form, and the fix.
 _OBSTACLES: dict[str, tuple[Callable[[_Fusible], str | None], str, str]] = {
     "TRT402": (
         _type,
         "attention in float16, bfloat16, int8 or float8e4m3fn",
-        "give the graph half precision: --precision fp16 or bf16",
+        "use half precision: --precision fp16 or bf16",
     ),
     "TRT403": (
         _head,
         "heads of 16 to 256 channels, a multiple of 8; 16, 32 or 64 in int8",
-        "leave the attention of other heads in half precision, without quantizers",
+        "leave attention with other head sizes in half precision, without quantizers",
     ),
     "TRT404": (
         _length,
@@ -215,22 +215,22 @@ _OBSTACLES: dict[str, tuple[Callable[[_Fusible], str | None], str, str]] = {
     "TRT405": (
         _incomplete,
         "quantizers at query, key, softmax, value and output, or at none of the first four",
-        "add those that miss, or remove all",
+        "add the missing ones, or remove all",
     ),
     "TRT406": (
         _late_scale,
-        "the factor at the query, in front of the first product",
-        "multiply the query, or fold the factor into its linear: `vitdeploy optimize`",
+        "the scale factor applied to the query, before the first product",
+        "scale the query, or fold the factor into its linear: `vitdeploy optimize`",
     ),
     "TRT407": (
         _other_readers,
-        "one reader for scores, softmax and what is between",
-        "export without the attention's weights as an output",
+        "one reader each for the scores, the softmax and the nodes between them",
+        "export without the attention weights as an output",
     ),
     "TRT408": (
         _strangers,
-        "one mask at most, and nothing else, between the products",
-        "move it in front of the products, or make one mask of all",
+        "at most one mask, and no other operators, between the products",
+        "move other operators before the products, or combine the masks into one",
     ),
 }
 
@@ -252,9 +252,12 @@ RULES = (
     Rule(
         "TRT401",
         "note",
-        "attention in the form of a fused kernel; TensorRT may still choose otherwise",
-        "the engine inspector shows whether a kernel with mha in its name runs",
+        "attention that matches a fused kernel; TensorRT may still choose another kernel",
+        "check with the engine inspector whether a kernel with mha in its name runs",
         _fused,
     ),
-    *(Rule(code, "warning", expected, fix, partial(_obstacle, what)) for code, (what, expected, fix) in _OBSTACLES.items()),
+    *(
+        Rule(code, "warning", expected, fix, partial(_obstacle, what))
+        for code, (what, expected, fix) in _OBSTACLES.items()
+    ),
 )

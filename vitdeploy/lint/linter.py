@@ -1,7 +1,7 @@
-"""The static linter for TensorRT: what its parser and builder would refuse, slow down or leave unfused, and the fix.
+"""Static linter for TensorRT: finds what its parser and builder would reject, run slowly or leave unfused, with fixes.
 
-No TensorRT is asked: the facts are in `support.py` and in the rules. What it passes can still fail in a build; what it
-calls an error is documented to.
+It does not use TensorRT: the facts are in `support.py` and in the rules. A graph without findings can still fail to
+build; a graph with an error is documented to fail.
 """
 
 from collections import Counter
@@ -19,22 +19,22 @@ _MODULES = (operators, tensors, quantizers, attention)
 _DECORATED = (row for module in _MODULES for row in vars(module).values() if isinstance(row, Rule))
 RULES: tuple[Rule, ...] = tuple(sorted((*_DECORATED, *attention.RULES), key=lambda row: row.code))
 SEVERITIES = ("error", "warning", "note")
-# Findings that `refuse` spells out.
+# The number of findings that `refuse` shows.
 SHOWN_FINDINGS = 5
 
 
 def lint(
     model: ir.Model, versions: Sequence[str] = VERSIONS, profiles: Sequence[Profile] | None = None
 ) -> list[LintFinding]:
-    """All findings, errors first, then in the order of the rules and of the graph. The model is left as it is.
+    """Return all findings, errors first, then in the order of the rules and of the graph. The model is not modified.
 
     Args:
-        model: a graph as its file has it; weights are read where a rule is about their values.
-        versions: releases of TensorRT, of `VERSIONS`; `nearest_version` gives the one for an installed release.
-        profiles: the optimisation profiles that an engine will be built with; None leaves out the rules on them.
+        model: a graph as loaded from its file; weights are read only where a rule checks their values.
+        versions: releases of TensorRT from `VERSIONS`; `nearest_version` maps an installed release to one of them.
+        profiles: the optimisation profiles of the engine build; None skips the rules on them.
 
     Raises:
-        TargetError: a version whose facts are not known here.
+        TargetError: a version without facts in `support.py`.
     """
     view = prepare(model, profiles)
     found: dict[tuple[Rule, str, str, str, str], list[str]] = {}
@@ -53,17 +53,17 @@ def lint(
 
 
 def refuse(findings: Sequence[LintFinding], name: str = "the graph") -> None:
-    """Raise if there is an error among the findings of the graph called `name`.
+    """Raise GraphError if the findings of the graph called `name` include an error.
 
     Raises:
-        GraphError: with the first errors, each with its rule, its node and its fix.
+        GraphError: with the first errors: rule, node and fix of each.
     """
     errors = [finding for finding in findings if finding.severity == "error"]
     if not errors:
         return
     rest = len(errors) - SHOWN_FINDINGS
     raise GraphError(
-        f"TensorRT would refuse {name}, or compute something else",
+        f"TensorRT would reject {name} or compute it wrongly",
         found="; ".join(f"{finding.rule} {finding.node}: {finding.found}" for finding in errors[:SHOWN_FINDINGS])
         + (f"; and {rest} more" if rest > 0 else ""),
         expected="; ".join(dict.fromkeys(finding.expected for finding in errors[:SHOWN_FINDINGS])),
@@ -72,6 +72,6 @@ def refuse(findings: Sequence[LintFinding], name: str = "the graph") -> None:
 
 
 def counts(findings: Sequence[LintFinding]) -> dict[str, int]:
-    """The number of findings of each severity."""
+    """Return the number of findings of each severity."""
     found = Counter(finding.severity for finding in findings)
     return {severity: found[severity] for severity in SEVERITIES}  # type: ignore[index]

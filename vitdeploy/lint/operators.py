@@ -1,4 +1,4 @@
-"""Rules on the file, its operators and their types: what the parser knows at all (TRT1xx)."""
+"""Rules on the file, its operators and their types: what the parser supports (TRT1xx)."""
 
 from collections.abc import Callable, Iterator
 
@@ -9,11 +9,11 @@ from vitdeploy.lint.support import Support
 from vitdeploy.lint.view import QDQ, GraphView, Hit, label, listed, rule, type_name
 
 # --- The parser's restrictions other than types: attributes, ranks, inputs that must be constant ----------------------
-# Not checked, because no static check can, or no vision model has them: activations of recurrent layers, the scan
-# outputs and carried shapes of loops, the ranks of branches, caches of decoders.
+# Not checked, because a static check cannot, or because vision models do not have them: activations of recurrent
+# layers, scan outputs and carried shapes of loops, ranks of branches, caches of decoders.
 
 
-# (what was found, what is expected) of one node.
+# (found, expected) for one node.
 Misfits = Iterator[tuple[str, str]]
 Restriction = Callable[[ir.Node, Support], Misfits]
 
@@ -38,7 +38,7 @@ def _input(node: ir.Node, index: int) -> ir.Value | None:
 
 
 def _constant(name: str, index: int, before: tuple[int, int] | None = None) -> Restriction:
-    """The input must be constant; with `before`, in releases before that one."""
+    """The input must be constant; with `before`, only in releases before that one."""
 
     def check(node: ir.Node, support: Support) -> Misfits:
         value = _input(node, index)
@@ -76,12 +76,12 @@ def _all_of(*restrictions: Restriction) -> Restriction:
 
 def _one_output(node: ir.Node, support: Support) -> Misfits:
     if any(output.name for output in node.outputs[1:]):
-        yield f"{len(node.outputs)} outputs", "the first output alone"
+        yield f"{len(node.outputs)} outputs", "only the first output"
 
 
 def _no_indices(node: ir.Node, support: Support) -> Misfits:
     if any(output.name for output in node.outputs[1:]):
-        yield "the output of indices", "the first output alone"
+        yield "an output of indices", "only the first output"
 
 
 def _undilated(node: ir.Node, support: Support) -> Misfits:
@@ -93,7 +93,7 @@ def _undilated(node: ir.Node, support: Support) -> Misfits:
 def _dropout(node: ir.Node, support: Support) -> Misfits:
     value = _input(node, 2)
     if value is not None and scalar_of(value) != 0:
-        yield "training_mode", "training_mode as a constant that is false"
+        yield "training_mode", "training_mode as a constant false"
 
 
 def _resize(node: ir.Node, support: Support) -> Misfits:
@@ -139,9 +139,9 @@ def _einsum(node: ir.Node, support: Support) -> Misfits:
 
 def _attention(node: ir.Node, support: Support) -> Misfits:
     if any(rank_of(_input(node, index)) not in (None, 4) for index in range(4)):
-        yield "operands that have not 4 axes", "query, key, value and mask of 4 axes"
+        yield "operands without 4 axes", "query, key, value and mask with 4 axes"
     if any(_input(node, index) is not None for index in range(4, 7)):
-        yield "a cache of keys and values", "query, key, value and mask alone"
+        yield "a cache of keys and values", "only query, key, value and mask"
     if node.attributes.get_float("softcap", 0.0):
         yield "softcap", "no softcap"
     yield from _one_output(node, support)
@@ -152,9 +152,9 @@ def _constant_node(node: ir.Node, support: Support) -> Misfits:
         yield name, "a dense tensor of numbers"
 
 
-_SPACE = _axes((4, 5), "2 or 3 axes of space")
-# Layers have 2 or 3 axes of space; the parser adds one where there is one.
-_CONVOLUTION = _axes((3, 4, 5), "1 to 3 axes of space")
+_SPACE = _axes((4, 5), "2 or 3 spatial axes")
+# TensorRT's layers have 2 or 3 spatial axes; the parser adds one to an input with 1.
+_CONVOLUTION = _axes((3, 4, 5), "1 to 3 spatial axes")
 RESTRICTIONS: dict[str, Restriction] = {
     "Attention": _attention,
     "AveragePool": _all_of(_undilated, _SPACE),
@@ -163,7 +163,7 @@ RESTRICTIONS: dict[str, Restriction] = {
     "Conv": _CONVOLUTION,
     "ConvTranspose": _CONVOLUTION,
     "CumSum": _constant("axis", 1),
-    "DeformConv": _all_of(_equal_pads, _axes((3, 4), "1 or 2 axes of space")),
+    "DeformConv": _all_of(_equal_pads, _axes((3, 4), "1 or 2 spatial axes")),
     "Dropout": _dropout,
     "Einsum": _einsum,
     "EyeLike": _eye_like,
@@ -192,7 +192,7 @@ UINT8, DOUBLE = ir.DataType.UINT8, ir.DataType.DOUBLE
 GRAPH = "the graph"
 # nvinfer1::Dims::MAX_DIMS
 MOST_AXES = 8
-# Operators whose type is that of what they make.
+# Operators whose type is the type of their output.
 _SOURCES = frozenset(
     {"Constant", "ConstantOfShape", "EyeLike", "RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike"}
 )
@@ -202,8 +202,8 @@ _BRANCHES = frozenset({"If", "Loop", "Scan"})
 @rule(
     "TRT101",
     "warning",
-    "an opset that the parser's table is written for",
-    "convert the graph to such an opset, or export it with --opset",
+    "an opset that the parser's documentation covers",
+    "convert the graph to one of these, or export it with --opset",
     by_release=True,
 )
 def _opset(view: GraphView, support: Support) -> Iterator[Hit]:
@@ -215,20 +215,20 @@ def _opset(view: GraphView, support: Support) -> Iterator[Hit]:
 @rule(
     "TRT102",
     "warning",
-    "an IR version that the parser's ONNX knows",
-    "write the lowest IR version that holds the opset, as vitdeploy does",
+    "an IR version that the parser's ONNX release supports",
+    "write the lowest IR version for the opset, as vitdeploy does",
     by_release=True,
 )
 def _ir_version(view: GraphView, support: Support) -> Iterator[Hit]:
     if view.model.ir_version > support.ir_version:
-        yield Hit(GRAPH, f"IR version {view.model.ir_version}", f"IR version {support.ir_version} at most")
+        yield Hit(GRAPH, f"IR version {view.model.ir_version}", f"at most IR version {support.ir_version}")
 
 
 @rule(
     "TRT103",
     "error",
-    "operators of ai.onnx; plugins are not looked for",
-    "give the graph as it was before another runtime's optimizer or quantizer rewrote it",
+    "operators of the ai.onnx domain (plugins are not checked)",
+    "use the graph from before another runtime's optimizer or quantizer rewrote it",
 )
 def _domains(view: GraphView, support: Support) -> Iterator[Hit]:
     for node in view.model.graph.all_nodes():
@@ -239,8 +239,8 @@ def _domains(view: GraphView, support: Support) -> Iterator[Hit]:
 @rule(
     "TRT104",
     "error",
-    "an operator that the parser has",
-    "write it with other operators, or take a release that has it",
+    "an operator that the parser supports",
+    "express it with other operators, or use a release that supports it",
     by_release=True,
 )
 def _operators(view: GraphView, support: Support) -> Iterator[Hit]:
@@ -249,7 +249,7 @@ def _operators(view: GraphView, support: Support) -> Iterator[Hit]:
             yield Hit(label(node), node.op_type)
 
 
-@rule("TRT105", "error", "a type that the parser takes for that operator", "cast in front of it", by_release=True)
+@rule("TRT105", "error", "a type that the parser supports for the operator", "insert a Cast before it", by_release=True)
 def _types(view: GraphView, support: Support) -> Iterator[Hit]:
     for node in view.nodes:
         taken = support.types(node.op_type)
@@ -259,8 +259,8 @@ def _types(view: GraphView, support: Support) -> Iterator[Hit]:
 
 
 def _data(node: ir.Node) -> list[ir.Value]:
-    """The tensors that the types of the parser's table are about."""
-    if node.op_type in _BRANCHES | {"DequantizeLinear"}:  # what is dequantized has a rule of its own
+    """Return the tensors whose types the parser's table lists."""
+    if node.op_type in _BRANCHES | {"DequantizeLinear"}:  # the input of DequantizeLinear has its own rule
         return []
     if node.op_type in _SOURCES:
         return [node.outputs[0]]
@@ -272,7 +272,7 @@ def _data(node: ir.Node) -> list[ir.Value]:
     "TRT106",
     "error",
     "attributes and inputs within the parser's restrictions",
-    "fold constants and write the operator within them: `vitdeploy export GRAPH` does so where it can",
+    "fold constants and stay within these restrictions: `vitdeploy export GRAPH` does so where it can",
     by_release=True,
 )
 def _restrictions(view: GraphView, support: Support) -> Iterator[Hit]:
@@ -285,8 +285,8 @@ def _restrictions(view: GraphView, support: Support) -> Iterator[Hit]:
 @rule(
     "TRT107",
     "error",
-    "types that ONNX allows for that operator at the graph's opset",
-    "raise the opset, or cast in front of it",
+    "types that ONNX allows for the operator at the graph's opset",
+    "raise the opset, or insert a Cast before it",
 )
 def _outside_onnx(view: GraphView, support: Support) -> Iterator[Hit]:
     for node in view.nodes:
@@ -305,11 +305,11 @@ def _outside_onnx(view: GraphView, support: Support) -> Iterator[Hit]:
 @rule(
     "TRT108",
     "error",
-    "uint8 only as an input that Casts to float or float16 alone read, or as an output of a Cast",
-    "let a Cast to float or float16 read the input, and all others read that; vitdeploy does so where it compiles",
+    "uint8 only for inputs read solely by Casts to float or float16, and for outputs of a Cast",
+    "cast the input to float or float16 once, and let all nodes read the result; vitdeploy does so when it compiles",
 )
 def _uint8(view: GraphView, support: Support) -> Iterator[Hit]:
-    """Tensors where uint8 begins; quantizers have a rule of their own."""
+    """Check tensors where uint8 begins; quantizers have their own rule."""
     for value in view.values:
         readers, producer = [use.node for use in value.uses()], value.producer()
         makers = [producer] if producer is not None else []
@@ -323,17 +323,17 @@ def _uint8(view: GraphView, support: Support) -> Iterator[Hit]:
         moved = any(each is not None and each.dtype == UINT8 for node in makers for each in node.inputs)
         given_out = value.is_graph_output() and not readers and any(node.op_type == "Cast" for node in makers)
         if not moved and not given_out:
-            yield Hit(str(value.name), "uint8 inside of the graph")
+            yield Hit(str(value.name), "uint8 inside the graph")
 
 
-@rule("TRT111", "error", f"tensors of at most {MOST_AXES} axes", "join axes in a Reshape")
+@rule("TRT111", "error", f"tensors of at most {MOST_AXES} axes", "merge axes with a Reshape")
 def _ranks(view: GraphView, support: Support) -> Iterator[Hit]:
     for value in view.values:
         if (rank_of(value) or 0) > MOST_AXES:
             yield Hit(str(value.name), f"{rank_of(value)} axes")
 
 
-@rule("TRT109", "warning", "float: the parser makes float of double", "write the tensor in float")
+@rule("TRT109", "warning", "float: the parser converts double to float", "store the tensor as float")
 def _double(view: GraphView, support: Support) -> Iterator[Hit]:
     for value in view.values:
         if value.dtype == DOUBLE:
@@ -343,7 +343,7 @@ def _double(view: GraphView, support: Support) -> Iterator[Hit]:
 @rule(
     "TRT110",
     "note",
-    "a graph without branches and loops: what is inside is judged by operator only",
+    "a graph without branches and loops: inside them only the operators are checked",
     "normalise the graph, which removes branches with a constant condition",
 )
 def _branches(view: GraphView, support: Support) -> Iterator[Hit]:

@@ -1,5 +1,5 @@
-"""Rules on QuantizeLinear and DequantizeLinear: each by itself, its types, zero points, scales and axes (TRT30x), and
-where they stand, around products, at their outputs, at the residual stream (TRT31x)."""
+"""Rules on QuantizeLinear and DequantizeLinear: their types, zero points, scales and axes (TRT30x), and their places
+around products, at outputs and at the residual stream (TRT31x)."""
 
 import math
 from collections.abc import Iterator
@@ -32,7 +32,7 @@ def quantizers(view: GraphView) -> Iterator[ir.Node]:
 
 
 def _scales(node: ir.Node) -> int | None:
-    """The number of scales; None if unknown."""
+    """Return the number of scales; None if unknown."""
     scale = node.inputs[1]
     if scale is None or scale.shape is None:
         return None
@@ -63,9 +63,7 @@ def _zero_points(view: GraphView, support: Support) -> Iterator[Hit]:
         elif (array != 0).any():
             yield Hit(label(node), f"zero points other than 0, such as {array[array != 0].flat[0]}")
         elif _scales(node) not in (None, array.size):
-            yield Hit(
-                label(node), f"{array.size} zero points for {_scales(node)} scales", "a zero point for each scale"
-            )
+            yield Hit(label(node), f"{array.size} zero points for {_scales(node)} scales", "one zero point per scale")
 
 
 @rule(
@@ -80,15 +78,15 @@ def _quantized_types(view: GraphView, support: Support) -> Iterator[Hit]:
         if dtype is None or dtype in QUANTIZED:
             continue
         silent = node.op_type == "QuantizeLinear" and zero_point(node) is None and "output_dtype" not in node.attributes
-        found = "no zero point: uint8 to ONNX, int8 to TensorRT" if silent else f"{node.op_type} of {type_name(dtype)}"
+        found = "no zero point: uint8 in ONNX, int8 in TensorRT" if silent else f"{node.op_type} of {type_name(dtype)}"
         yield Hit(label(node), found)
 
 
 @rule(
     "TRT303",
     "error",
-    "one scale for a computed tensor; several for weights alone",
-    "take the largest of the scales, and fold the channels' ratios into the weights",
+    "one scale for a computed tensor; several only for weights",
+    "use the largest of the scales, and fold the channels' ratios into the weights",
 )
 def _channels_of_activations(view: GraphView, support: Support) -> Iterator[Hit]:
     for node in quantizers(view):
@@ -100,7 +98,7 @@ def _channels_of_activations(view: GraphView, support: Support) -> Iterator[Hit]
 @rule(
     "TRT304",
     "error",
-    "a scale for each output channel: the last axis of MatMul's weights [K, N], axis 0 of Conv's",
+    "one scale per output channel: along the last axis of MatMul's weights [K, N], along axis 0 of Conv's",
     "quantize the weights along that axis",
     by_release=True,
 )
@@ -124,8 +122,8 @@ def _axes(view: GraphView, support: Support) -> Iterator[Hit]:
         if "axis" not in node.attributes and support.release < (10, 16):
             yield Hit(
                 label(node),
-                "no attribute axis: 1 to ONNX, 0 to the parser",
-                "the axis in the attribute",
+                "no attribute axis: the default is 1 in ONNX, 0 in the parser",
+                "an explicit axis",
                 "write axis=1",
             )
         for use in node.outputs[0].uses() if node.op_type == "DequantizeLinear" else ():
@@ -136,9 +134,9 @@ def _axes(view: GraphView, support: Support) -> Iterator[Hit]:
 
 
 def _channel_axis(product: ir.Node, index: int, axes: int) -> int | None:
-    """The axis of output channels of operand `index`, which has `axes` axes; None for anything but a product's operand.
+    """Return the axis of the output channels of operand `index` with `axes` axes; None if it is not an operand.
 
-    Both operands of a matrix product have one: columns of the right one, rows of the left one.
+    Both operands of a matrix product have one: the columns of the right operand, the rows of the left one.
     """
     if product.op_type not in PRODUCTS or product.domain or index > 1:
         return None
@@ -152,8 +150,8 @@ def _channel_axis(product: ir.Node, index: int, axes: int) -> int | None:
     "TRT305",
     "error",
     "finite scales above 0",
-    "scales that are 0 in half precision have underflowed: raise them to the "
-    "smallest that the type holds, or leave the layer in float",
+    "a scale of 0 in half precision has underflowed: raise it to the smallest value of the type, or leave the layer in "
+    "float",
 )
 def _scale_values(view: GraphView, support: Support) -> Iterator[Hit]:
     for node in quantizers(view):
@@ -166,7 +164,7 @@ def _scale_values(view: GraphView, support: Support) -> Iterator[Hit]:
             yield Hit(label(node), f"{bad.size} scales such as {bad.flat[0]:g}")
 
 
-@rule("TRT306", "error", "scales in the type of what is quantized", "write the scale in the compute type")
+@rule("TRT306", "error", "scales in the type of the tensor to quantize", "store the scale in the compute type")
 def _scale_types(view: GraphView, support: Support) -> Iterator[Hit]:
     for node in view.of("QuantizeLinear"):
         types = [value.dtype if value is not None else None for value in node.inputs[:2]]
@@ -182,14 +180,14 @@ def _scale_types(view: GraphView, support: Support) -> Iterator[Hit]:
 
 
 INT8, FP8 = ir.DataType.INT8, ir.DataType.FLOAT8E4M3FN
-# Types of weights with activations in half precision.
+# Types of weights that are used with half precision activations.
 WEIGHT_ONLY = frozenset({ir.DataType.INT4, ir.DataType.FLOAT4E2M1})
-# What may lie between a quantizer and a product, and should not.
+# Operators that can be between a quantizer and a product, but should not.
 _BETWEEN = MOVES | {"Cast", "Div", "Mul"}
 
 
 def _behind(value: ir.Value | None) -> tuple[ir.Node | None, list[ir.Node]]:
-    """The DequantizeLinear that an operand comes from, and the nodes on the way, the nearest to the operand first."""
+    """Return the DequantizeLinear of an operand, and the nodes between, starting at the operand."""
     if value is None:
         return None, []
     end, way = climb(value, _BETWEEN)
@@ -217,8 +215,8 @@ def _mixed(view: GraphView, support: Support) -> Iterator[Hit]:
 @rule(
     "TRT312",
     "warning",
-    "nothing between DequantizeLinear and the product",
-    "write constants transposed and scales in the compute type; put layout and factors in front of QuantizeLinear",
+    "no operators between DequantizeLinear and the product",
+    "store constants transposed and scales in the compute type; put layout and factors before QuantizeLinear",
 )
 def _between(view: GraphView, support: Support) -> Iterator[Hit]:
     for node in view.of(*sorted(PRODUCTS)):
@@ -232,24 +230,24 @@ def _between(view: GraphView, support: Support) -> Iterator[Hit]:
 @rule(
     "TRT313",
     "warning",
-    "both operands of a product quantized, or none",
-    "quantize the other operand too, or leave the layer in float: it is computed in float as it is",
+    "both operands of a product quantized, or neither",
+    "quantize the other operand too, or leave the layer in float: it runs in float either way",
 )
 def _half_quantized(view: GraphView, support: Support) -> Iterator[Hit]:
     for node in view.of(*sorted(PRODUCTS)):
         types = [quantized_type(source) if (source := _behind(value)[0]) else None for value in node.inputs[:2]]
         if (types[0] is None) != (types[1] is None) and not WEIGHT_ONLY & set(types):
-            yield Hit(label(node), f"the {'second' if types[0] is None else 'first'} operand alone is quantized")
+            yield Hit(label(node), f"only the {'second' if types[0] is None else 'first'} operand is quantized")
 
 
 @rule(
     "TRT314",
     "warning",
     "no quantizer at a linear's output, which is dequantized in the kernel",
-    "remove the pair: the next product's input has its own",
+    "remove the pair: the input of the next product has its own",
 )
 def _output_quantizers(view: GraphView, support: Support) -> Iterator[Hit]:
-    """A quantizer at a linear's output that is not the quantizer of a product's input."""
+    """Find quantizers at a linear's output that do not quantize a product's input."""
     for quantizer in view.of("QuantizeLinear"):
         linear = _linear_behind(quantizer.inputs[0])
         if linear is not None and not any(node.op_type in PRODUCTS for node in _readers(quantizer.outputs[0])):
@@ -257,7 +255,7 @@ def _output_quantizers(view: GraphView, support: Support) -> Iterator[Hit]:
 
 
 def _linear_behind(value: ir.Value | None) -> ir.Node | None:
-    """The linear or convolution, with weights, whose output (with its bias) is `value`."""
+    """Return the linear or convolution with weights whose output, bias included, is `value`."""
     node = value.producer() if value is not None else None
     if node is not None and node.op_type == "Add" and any(map(is_constant, node.inputs)):
         [computed, *_] = [*(each for each in node.inputs if not is_constant(each)), None]
@@ -266,7 +264,7 @@ def _linear_behind(value: ir.Value | None) -> ir.Node | None:
 
 
 def _readers(value: ir.Value) -> Iterator[ir.Node]:
-    """The nodes that compute with `value`, past quantizers and layout operations."""
+    """Return the nodes that compute with `value`, past quantizers and layout operations."""
     stack, seen = [value], set[ir.Value]()
     while stack:
         current = stack.pop()
@@ -284,7 +282,7 @@ def _readers(value: ir.Value) -> Iterator[ir.Node]:
     "TRT315",
     "warning",
     "no quantizers at the operands of residual additions",
-    "remove them: they cost the stream's accuracy and save no product",
+    "remove them: they reduce the accuracy of the residual stream and speed up no product",
 )
 def _residuals(view: GraphView, support: Support) -> Iterator[Hit]:
     masks = {node for attention in find_fusible(view) for node in attention.between}

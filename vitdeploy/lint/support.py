@@ -1,4 +1,4 @@
-"""What TensorRT's ONNX parser takes, by release: opsets, operators and their types. Facts as documented, none tried.
+"""What TensorRT's ONNX parser supports, by release: opsets, operators and their types, as documented (not tested).
 
 Sources: `docs/operators.md` of github.com/onnx/onnx-tensorrt, at the commits that NVIDIA/TensorRT pins for a release.
 
@@ -62,7 +62,7 @@ _TYPES = {
     for types, operators in _OPERATORS.items()
     for operator in operators.split()
 }
-# The release that an operator came with, where that is after 10.3.
+# The release that added an operator, if later than 10.3.
 _SINCE: dict[str, Release] = {
     **dict.fromkeys(("BlackmanWindow", "HammingWindow", "HannWindow"), (10, 4)),
     "STFT": (10, 5),
@@ -70,7 +70,7 @@ _SINCE: dict[str, Release] = {
     **dict.fromkeys(("RMSNormalization", "RotaryEmbedding", "TensorScatter"), (10, 15)),
     "Swish": (11, 0),
 }
-# Types that came to an operator after 10.3, with the release.
+# Types that a release after 10.3 added to an operator.
 _LATER: dict[str, tuple[Release, frozenset[ir.DataType]]] = {
     "Pow": ((10, 12), frozenset({ir.DataType.INT32, ir.DataType.INT64})),
     "DequantizeLinear": ((10, 8), frozenset({ir.DataType.FLOAT4E2M1})),
@@ -80,7 +80,7 @@ _LATER: dict[str, tuple[Release, frozenset[ir.DataType]]] = {
         ((10, 8), frozenset({ir.DataType.FLOAT8E4M3FN, ir.DataType.FLOAT4E2M1, ir.DataType.INT4})),
     ),
 }
-# What QuantizeLinear may make and DequantizeLinear may read. INT4 and FP4 are for weights alone.
+# Types that QuantizeLinear may write and DequantizeLinear may read. INT4 and FP4 are for weights only.
 QUANTIZED = frozenset(
     {ir.DataType.INT8, ir.DataType.FLOAT8E4M3FN, ir.DataType.INT4, ir.DataType.FLOAT4E2M1},
 )
@@ -100,7 +100,7 @@ class Support:
         return int(major), int(minor)
 
     def types(self, operator: str) -> frozenset[ir.DataType] | None:
-        """The types that an operator of ONNX takes as its data; None for one that the parser does not have."""
+        """Return the data types that the parser supports for an ONNX operator; None for an unsupported operator."""
         types = _TYPES.get(operator)
         if types is None or self.release < _SINCE.get(operator, (0, 0)):
             return None
@@ -120,28 +120,28 @@ VERSIONS = tuple(SUPPORTED)
 
 
 def support_of(version: str) -> Support:
-    """The facts of "10.3", "10.16" or "11.4".
+    """Return the facts of release "10.3", "10.16" or "11.4".
 
     Raises:
         TargetError: another version.
     """
     if version not in SUPPORTED:
         raise TargetError(
-            "the facts of that version of TensorRT are not known here", found=version, expected=", ".join(VERSIONS)
+            "the linter has no facts about this TensorRT version", found=version, expected=", ".join(VERSIONS)
         )
     return SUPPORTED[version]
 
 
 def nearest_version(installed: str) -> str:
-    """The version above that an installed TensorRT ("10.7.0.23", "11.4.0.106") is judged by: the newest that is not
-    newer than it, or the oldest for one that is older than all.
+    """Return the known version for an installed TensorRT ("10.7.0.23", "11.4.0.106"): the newest that is not newer, or
+    the oldest if all are newer.
 
     Raises:
-        TargetError: it is no version.
+        TargetError: `installed` is not a version.
     """
     try:
         major, minor = (int(part) for part in installed.split(".")[:2])
     except ValueError:
-        raise TargetError("that is no version of TensorRT", found=installed, expected="such as 11.4.0") from None
+        raise TargetError("not a TensorRT version", found=installed, expected="a version such as 11.4.0") from None
     older = [support for support in SUPPORTED.values() if support.release <= (major, minor)]
     return max(older, key=lambda support: support.release).name if older else VERSIONS[0]

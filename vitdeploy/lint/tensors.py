@@ -1,9 +1,9 @@
-"""Rules on tensors: operands of one type in strongly typed networks (TRT2xx), dynamic axes and the optimisation
-profiles that cover them (TRT5xx), constants that are infinite or no numbers (TRT6xx).
+"""Rules on tensors: operand types in strongly typed networks (TRT2xx), dynamic axes and the optimisation profiles that
+cover them (TRT5xx), constants with infinity or NaN (TRT6xx).
 
-TensorRT 11 has strongly typed networks alone, and TensorRT 10 is set to them. Nothing is cast for the user there: the
-types of the graph are those that run. ONNX's schemas name which inputs of an operator share a type; TensorRT demands it
-of some more.
+TensorRT 11 has only strongly typed networks, and vitdeploy sets TensorRT 10 to them. They run in the types of the
+graph, without implicit casts. ONNX's schemas define which inputs of an operator share a type; TensorRT requires it of
+more.
 """
 
 from collections.abc import Iterator, Sequence
@@ -27,11 +27,11 @@ _NORMS = frozenset(
     "TRT201",
     "error",
     "operands of one type",
-    "write constants in the type of the other operand, or Cast at the border of the FP32 island",
+    "store constants in the type of the other operand, or Cast at the border of the FP32 region",
 )
 def _operands(view: GraphView, support: Support) -> Iterator[Hit]:
     for node in view.nodes:
-        if node.op_type in _NORMS | QDQ:  # which have rules of their own
+        if node.op_type in _NORMS | QDQ:  # they have their own rules
             continue
         shared: dict[str, list[ir.Value]] = {}
         for value, parameter in view.typed_inputs(node):
@@ -45,20 +45,20 @@ def _operands(view: GraphView, support: Support) -> Iterator[Hit]:
     "TRT202",
     "error",
     "input, scale and bias of a normalisation in one type",
-    "write scale and bias in the input's type, or Cast the input to float and the result back",
+    "store scale and bias in the input's type, or Cast the input to float and the result back",
     by_release=True,
 )
 def _norms(view: GraphView, support: Support) -> Iterator[Hit]:
-    """BatchNormalization of several types came with 10.7."""
+    """TensorRT 10.7 added BatchNormalization with mixed types."""
     for node in view.of(*sorted(_NORMS - {"BatchNormalization"} if support.release >= (10, 7) else _NORMS)):
         values = [value for value in node.inputs if value is not None and value.dtype is not None]
         if len({value.dtype for value in values}) > 1:
             yield Hit(label(node), f"{node.op_type} of {_types(values)}")
 
 
-@rule("TRT203", "error", "base and exponent of one type", "write the exponent in the base's type", by_release=True)
+@rule("TRT203", "error", "base and exponent of one type", "store the exponent in the base's type", by_release=True)
 def _powers(view: GraphView, support: Support) -> Iterator[Hit]:
-    """Exponents of another type: integer ones came with 10.8."""
+    """TensorRT 10.8 added integer exponents of another type than the base."""
     for node in view.of("Pow"):
         base, exponent = (value.dtype if value is not None else None for value in node.inputs)
         if base is None or exponent is None or base == exponent:
@@ -70,8 +70,8 @@ def _powers(view: GraphView, support: Support) -> Iterator[Hit]:
 @rule(
     "TRT204",
     "error",
-    "outputs of the type that the graph declares",
-    "Cast in front of the output, or declare the type that is computed",
+    "outputs in the type that the graph declares",
+    "Cast before the output, or declare the computed type",
 )
 def _outputs(view: GraphView, support: Support) -> Iterator[Hit]:
     for value in view.model.graph.outputs:
@@ -89,15 +89,15 @@ def _types(values: Sequence[ir.Value]) -> str:
 
 
 def _free(value: ir.Value) -> list[int]:
-    """The axes of an input whose size the graph leaves open."""
+    """Return the dynamic axes of an input."""
     return [axis for axis, size in enumerate(value.shape or ()) if not isinstance(size, int)]
 
 
 @rule(
     "TRT501",
     "warning",
-    "no dynamic axis but the leading one",
-    "export a graph for each image size: kernels for a range of sizes are slower, and attention in int8 needs a known "
+    "no dynamic axis except the leading one",
+    "export one graph per image size: kernels for a range of sizes are slower, and attention in int8 needs a known "
     "length",
 )
 def _inner_axes(view: GraphView, support: Support) -> Iterator[Hit]:
@@ -108,7 +108,7 @@ def _inner_axes(view: GraphView, support: Support) -> Iterator[Hit]:
 
 
 @rule(
-    "TRT502", "error", "a profile entry for each input with a dynamic axis", "give its smallest, best and largest shape"
+    "TRT502", "error", "a profile entry for each input with a dynamic axis", "set its smallest, best and largest shape"
 )
 def _without_profile(view: GraphView, support: Support) -> Iterator[Hit]:
     if view.profiles is None:
@@ -118,9 +118,9 @@ def _without_profile(view: GraphView, support: Support) -> Iterator[Hit]:
             continue
         missing = [str(index) for index, profile in enumerate(view.profiles) if value.name not in profile]
         if missing:
-            yield Hit(str(value.name), f"profile {', '.join(missing)} does not have it")
+            yield Hit(str(value.name), f"missing from profile {', '.join(missing)}")
         elif not view.profiles:
-            yield Hit(str(value.name), f"{shape_text(value)}, and no profile")
+            yield Hit(str(value.name), f"{shape_text(value)} without a profile")
 
 
 @rule("TRT503", "error", "1 <= smallest <= best <= largest along each axis", "put the three shapes in order")
@@ -131,15 +131,13 @@ def _out_of_order(view: GraphView, support: Support) -> Iterator[Hit]:
                 yield Hit(where, f"{' <= '.join(map(str, sizes))} along axis {axis}")
 
 
-@rule(
-    "TRT504", "error", "profiles of the graph's inputs that keep their fixed sizes", "give the graph's own size there"
-)
+@rule("TRT504", "error", "profiles that name the graph's inputs and keep fixed sizes", "use the size from the graph")
 def _contradictions(view: GraphView, support: Support) -> Iterator[Hit]:
     inputs = {str(value.name): value for value in view.model.graph.inputs}
     for where, name, found in _entries(view):
         value = inputs.get(name)
         if value is None:
-            yield Hit(where, "the graph has no such input", f"one of {', '.join(inputs)}")
+            yield Hit(where, "no input of this name", f"one of {', '.join(inputs)}")
             continue
         if value.shape is None:
             continue
@@ -154,13 +152,13 @@ def _contradictions(view: GraphView, support: Support) -> Iterator[Hit]:
 
 
 def _entries(view: GraphView) -> Iterator[tuple[str, str, Range]]:
-    """(how to call it, input, shapes) of each entry of each profile."""
+    """Return (label, input name, shapes) of each entry of each profile."""
     for index, profile in enumerate(view.profiles or ()):
         for name, found in profile.items():
             yield f"{name} of profile {index}", name, found
 
 
-# --- Constants: what a cast to half precision made infinite, and what is no number ------------------------------------
+# --- Constants: infinity from a cast to half precision, and NaN -------------------------------------------------------
 
 
 _HALF = frozenset({ir.DataType.FLOAT16, ir.DataType.BFLOAT16})
@@ -173,7 +171,7 @@ _BOUNDS = frozenset({"Clip", "Max", "Min", "Pad"})
     "TRT601",
     "error",
     "constants within the range of their type (float16: 65,504)",
-    "keep what reads it in float, or scale the residual stream by a power of two",
+    "keep the operator that reads it in float, or scale the residual stream by a power of two",
 )
 def _overflowed(view: GraphView, support: Support) -> Iterator[Hit]:
     for value in view.model.graph.initializers.values():
@@ -187,7 +185,7 @@ def _overflowed(view: GraphView, support: Support) -> Iterator[Hit]:
 
 
 def _may_be_infinite(value: ir.Value, negative: bool) -> bool:
-    """Bounds may be, and the minus infinity of masks: what the softmax reads with nothing but additions between."""
+    """Bounds may be infinite, and masks may hold minus infinity: they reach the softmax through additions only."""
     return all(use.node.op_type in _BOUNDS or (negative and _masks(use.node)) for use in value.uses())
 
 
@@ -203,7 +201,7 @@ def _masks(node: ir.Node) -> bool:
     return False
 
 
-@rule("TRT602", "error", "constants that are numbers", "find the step that made it: the checkpoint, a fold or a cast")
+@rule("TRT602", "error", "constants without NaN", "find the step that produced it: the checkpoint, a fold or a cast")
 def _not_numbers(view: GraphView, support: Support) -> Iterator[Hit]:
     for value in view.model.graph.initializers.values():
         array = _floats(value, _FLOATS)
@@ -213,6 +211,6 @@ def _not_numbers(view: GraphView, support: Support) -> Iterator[Hit]:
 
 
 def _floats(value: ir.Value, types: frozenset[ir.DataType]) -> npt.NDArray[np.float32] | None:
-    """The numbers of a constant of one of these types; others are not read from disk."""
+    """Return a constant of one of these types as float32; others are not read from disk."""
     array = array_of(value, overridable=True) if value.dtype in types else None
     return array.astype(np.float32, copy=False) if array is not None else None

@@ -1,5 +1,5 @@
-"""A graph prepared for rules: a copy with constants as initializers, and with every type and shape inferred; and the
-rules themselves."""
+"""Prepare a graph for rules (a copy with constants as initializers and with inferred types and shapes), and define
+rules and findings."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -23,9 +23,9 @@ PRODUCTS = frozenset({"Conv", "ConvTranspose", "Gemm", "MatMul"})
 
 @dataclass(frozen=True)
 class GraphView:
-    """`declared` are the types that the file gives its outputs; in `model` they have the types that are computed.
+    """A prepared graph. `declared`: the output types in the file; in `model` outputs have their computed types.
 
-    `profiles` is None if nobody asks about profiles.
+    `profiles`: None skips the rules on profiles.
     """
 
     model: ir.Model
@@ -52,7 +52,7 @@ class GraphView:
         return tuple(dict.fromkeys((*graph.inputs, *graph.initializers.values(), *computed)))
 
     def typed_inputs(self, node: ir.Node) -> Iterator[tuple[ir.Value, Any]]:
-        """The inputs of known type, each with the parameter of ONNX's schema that it is given for."""
+        """Return the inputs of known type, each with its parameter in ONNX's schema."""
         try:
             parameters = onnx.defs.get_schema(node.op_type, self.opset, "").inputs
         except onnx.defs.SchemaError:
@@ -64,7 +64,7 @@ class GraphView:
 
 
 def prepare(model: ir.Model, profiles: Sequence[Profile] | None = None) -> GraphView:
-    """A view of a copy of `model`. Weights are shared, and stay on disk until a rule reads them."""
+    """Return a view of a copy of `model`. Weights are shared, and stay on disk until a rule reads them."""
     copy = model.clone()
     LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0)(copy)
     declared = {str(value.name): value.dtype for value in copy.graph.outputs}
@@ -80,7 +80,7 @@ def label(node: ir.Node) -> str:
 
 
 def type_name(dtype: ir.DataType | None) -> str:
-    """The type as ONNX writes it: "float", "float16", "int8" ..."""
+    """Return ONNX's name of a type: "float", "float16", "int8" ..."""
     return dtype.name.lower() if dtype is not None else "unknown"
 
 
@@ -95,7 +95,7 @@ def shape_text(value: ir.Value) -> str:
 
 
 def is_weight(value: ir.Value | None) -> bool:
-    """Whether a value depends on constants alone, whether quantized, dequantized, cast or moved."""
+    """Whether a value depends on constants only, also if quantized, dequantized, cast or moved."""
     if value is None:
         return False
     end, way = climb(value, MOVES | QDQ | {"Cast"})
@@ -104,7 +104,7 @@ def is_weight(value: ir.Value | None) -> bool:
 
 
 def quantized_type(node: ir.Node) -> ir.DataType | None:
-    """The type that a QuantizeLinear makes by ONNX's rules, or that a DequantizeLinear reads."""
+    """Return the type that a QuantizeLinear writes by ONNX's rules, or that a DequantizeLinear reads."""
     if node.op_type == "DequantizeLinear":
         return node.inputs[0].dtype if node.inputs[0] is not None else None
     zero, named = zero_point(node), node.attributes.get_int("output_dtype", 0)
@@ -120,13 +120,13 @@ def zero_point(node: ir.Node) -> ir.Value | None:
 # --- Rules, which are pure functions over a prepared graph, and their findings, one per node (or tensor) and rule -----
 
 
-# error: TensorRT would refuse the graph, or compute something else; warning: slower, or unfused; note: good to know.
+# error: TensorRT would reject the graph or compute it wrongly; warning: slower or unfused; note: information.
 Severity = Literal["error", "warning", "note"]
 
 
 @dataclass(frozen=True)
 class LintFinding:
-    """`rule` is its stable code, `node` the name of a node or tensor, `versions` the releases that it holds for."""
+    """A finding. `rule`: the stable code; `node`: a node or tensor; `versions`: the releases that it applies to."""
 
     rule: str
     severity: Severity
@@ -138,7 +138,7 @@ class LintFinding:
 
 
 class Hit(NamedTuple):
-    """A rule's finding at one node or tensor. `expected` and `fix` are more specific than those of the rule."""
+    """A rule's finding at one node or tensor. `expected` and `fix` override those of the rule."""
 
     node: str
     found: str
@@ -153,7 +153,7 @@ Check = Callable[[GraphView, Support], Iterable[Hit]]
 class Rule:
     """A rule that `check` applies to a graph. `expected` and `fix` are the defaults of its findings.
 
-    `by_release`: whether the releases differ in it; if not, `check` is called once for all.
+    `by_release`: whether the result depends on the release; if not, `check` is called once for all releases.
     """
 
     code: str
@@ -164,6 +164,8 @@ class Rule:
     by_release: bool = False
 
 
-def rule(code: str, severity: Severity, expected: str, fix: str, *, by_release: bool = False) -> Callable[[Check], Rule]:
-    """Makes a rule of the check that it decorates."""
+def rule(
+    code: str, severity: Severity, expected: str, fix: str, *, by_release: bool = False
+) -> Callable[[Check], Rule]:
+    """Turn the decorated check into a rule."""
     return lambda check: Rule(code, severity, expected, fix, check, by_release)

@@ -1,8 +1,8 @@
-"""The table of architectures; it finds the one that a name or a bare state dict stands for, and says whether a
-checkpoint or a config is that of a name.
+"""The table of architectures: look up a name, recognise a bare state dict, and check that a checkpoint or a config
+belongs to a named model.
 
-Our own come first; those of other packages (entry points of the group `vitdeploy.families`) are loaded if none of ours
-fits, or if all are requested.
+Built-in families come first; those of other packages (entry points of the group `vitdeploy.families`) are loaded only
+if no built-in family matches, or if all families are requested.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _INITIAL = {Tensor.uniform_, Tensor.normal_, nn.init.uniform_, nn.init.normal_, 
 
 @dataclass(frozen=True)
 class CatalogEntry:
-    """One row of the list: a built-in name with its family, its parameters and its default image size (h, w)."""
+    """One row of `vitdeploy export list`: name, family, number of parameters and default image size (h, w)."""
 
     name: str
     family: str
@@ -56,21 +56,21 @@ class CatalogEntry:
 
 
 def families() -> Iterator[Family]:
-    """All families; those of other packages are loaded when the caller is through with ours.
+    """Yield all families, built-in ones first; those of other packages are loaded only when they are reached.
 
     Raises:
-        HostError: a family of another package cannot be loaded, or has names that are not its own.
+        HostError: a family of another package cannot be loaded, or uses names outside its own prefix.
     """
     yield from FAMILIES
     yield from _extensions()
 
 
 def find(name: str) -> tuple[Family, Any] | None:
-    """The family and config of a built-in name, None if it is nobody's.
+    """Return the family and config of a model name, None if no family has it.
 
     Raises:
         UnknownModelError: a family's name with sizes that contradict each other.
-        HostError: as `families`; or two families of other packages have the name.
+        HostError: as `families`; or two families of other packages use the same name.
     """
     if (own := _find(FAMILIES, name)) is not None:
         return own
@@ -97,15 +97,15 @@ def _extension(entry: EntryPoint) -> Family:
     family = load_row(entry, Family)
     if family.name != entry.name:
         raise HostError(
-            f"the family of the entry point {entry.name!r} is called otherwise",
+            f"the entry point {entry.name!r} provides a family with a different name",
             found=f"{entry.value}: {family.name!r}",
-            expected=f"{entry.name!r}: commands tell by it whose name is meant before they load a family",
-            fix="give both one name",
+            expected=f"{entry.name!r}: model names are matched to entry points before a family is loaded",
+            fix="give the entry point and the family the same name",
         )
     for name in family.names:
         if entry not in names.extensions_for(name):
             raise HostError(
-                f"the family {family.name!r} has a name that is not told by the family's",
+                f"a model name of the family {family.name!r} does not begin with the family's name",
                 found=f"{entry.value}: {name}",
                 expected=f"{family.name}, or {family.name}_...",
                 fix="rename the model",
@@ -119,8 +119,8 @@ def _claimed(name: str, claimants: list[str]) -> HostError:
     return HostError(
         f"two families have the name {name}",
         found=" and ".join(claimants),
-        expected="one",
-        fix="rename the model, or uninstall the package that brings it",
+        expected="one family",
+        fix="rename the model, or uninstall the package that provides it",
     )
 
 
@@ -140,13 +140,13 @@ def family_named(name: str) -> Family:
 def recognise(
     state: Mapping[str, Tensor], hints: Hints, readers: Collection[Family] | None = None
 ) -> Recognised | None:
-    """Find the family of a state dict by keys and shapes; None if none of the `readers` (default: all) recognises it.
+    """Recognise the family of a state dict by keys and shapes; None if none of the `readers` (default: all) does.
 
     Raises:
         CheckpointError: a family recognises it, but the tensors do not determine everything.
     """
-    asked = families() if readers is None else readers
-    return next((found for family in asked if (found := family.recognise(state, hints)) is not None), None)
+    candidates = families() if readers is None else readers
+    return next((found for family in candidates if (found := family.recognise(state, hints)) is not None), None)
 
 
 def recognise_within(
@@ -156,8 +156,8 @@ def recognise_within(
     fits: Callable[[Recognised], bool] = lambda found: True,
     readers: Collection[Family] | None = None,
 ) -> Recognised | None:
-    """Like `recognise`; if no family recognises the whole state, try its parts, whatever prefix their keys have. If
-    several parts are recognised, take the one that `fits`.
+    """Like `recognise`; if no family recognises the whole state, try the parts below each key prefix. If several parts
+    are recognised, choose the one for which `fits` is true.
 
     Raises:
         CheckpointError: as `recognise`; or several parts fit, or tensors outside the part may belong to the model.
@@ -175,15 +175,15 @@ def recognise_within(
 def unrecognised(state: Mapping[str, Tensor], source: str) -> CheckpointError:
     keys = list(state)
     return CheckpointError(
-        f"{source} is of no architecture that vitdeploy knows by its keys",
+        f"the keys of {source} match no architecture that vitdeploy knows",
         found=f"{len(keys)} tensors: {', '.join(keys[:SHOWN_NAMES])}{' ...' if len(keys) > SHOWN_NAMES else ''}",
-        expected=f"a {', '.join((*names.NAMES, *names.extensions()))} state dict",
-        fix="name it (timm:NAME --checkpoint FILE), give its folder (hf:FOLDER), or --model module:function",
+        expected=f"a state dict of one of these families: {', '.join((*names.NAMES, *names.extensions()))}",
+        fix="name the model (timm:NAME --checkpoint FILE), give its folder (hf:FOLDER), or use --model module:function",
     )
 
 
 def entries(pattern: str = "*") -> Iterator[CatalogEntry]:
-    """The built-in names that match an fnmatch pattern. Parameters are counted without allocating them."""
+    """Yield the built-in models whose names match an fnmatch pattern. Parameters are counted, not allocated."""
     for family in families():
         for name, config in family.names.items():
             if fnmatchcase(name, pattern):
@@ -193,7 +193,7 @@ def entries(pattern: str = "*") -> Iterator[CatalogEntry]:
 
 
 def _parameters(family: Family, config: Any) -> int:
-    """The number of parameters of a config's module. If its blocks are alike, two of them give the size of all."""
+    """Return the number of parameters of a config's module. If its blocks are equal, two of them give the total."""
     field = family.repeated
     count = getattr(config, field) if field else 0
     if field and count > 2:
@@ -202,13 +202,13 @@ def _parameters(family: Family, config: Any) -> int:
     try:
         with torch.device("meta"), _WithoutNoise():
             module = family.build(config)
-    except (NotImplementedError, RuntimeError):  # it reads a tensor's numbers while it is built
+    except (NotImplementedError, RuntimeError):  # its constructor reads tensor values
         module = family.build(config)
     return sum(parameter.numel() for parameter in module.parameters())
 
 
 class _WithoutNoise(TorchFunctionMode):
-    """Initial values, which take most of the time and a large import even where there is no memory, are not made."""
+    """Skip weight initialisation, which takes most of the time and a large import even on the meta device."""
 
     def __torch_function__(
         self, function: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -220,25 +220,25 @@ class _WithoutNoise(TorchFunctionMode):
 
 
 # --- A checkpoint under a built-in name -------------------------------------------------------------------------------
-# what the name tells that tensors cannot, and whether the two fit each other.
+# what the name says that tensors cannot show, and whether the two match.
 #
-# Number of classes, channels and vocabulary, and the form of the head are the checkpoint's own. So is the image size,
-# where its tensors tell. Everything that makes another architecture must be as the name says.
+# The checkpoint determines the number of classes, channels and vocabulary entries and the form of the head, and the
+# image size if its tensors show it. Everything else in the architecture must match the name.
 
 
 def read_as(
     name: str, family: Family, config: Any, state: Mapping[str, Tensor], heads: int | None, file: str
 ) -> Recognised:
-    """The state dict in `file`, in any key style, as the model of a built-in name with that family and config.
+    """Read the state dict in `file`, in any key style, as the model of a built-in name with that family and config.
 
-    `heads`: the user's flag, None without one.
+    `heads`: the value of the user's --heads, or None.
 
     Raises:
-        CheckpointError: the state dict is of no style, or of another architecture than the name.
+        CheckpointError: the key style is unknown, or the state dict belongs to another architecture.
     """
-    told = family.hints(name, config)
-    hints = dataclasses.replace(told, heads=heads or told.heads, image_size=family.image_size(config))
-    # All of ours are asked, so that an error can say which one it is; of another package's the family alone.
+    known = family.hints(name, config)
+    hints = dataclasses.replace(known, heads=heads or known.heads, image_size=family.image_size(config))
+    # Try all built-in families, so that an error can name the right one; from other packages try this family only.
     readers = FAMILIES if family in FAMILIES else (family,)
     try:
         found = recognise_within(state, hints, file, lambda part: not _differences(part, family, config), readers)
@@ -254,31 +254,31 @@ def read_as(
         raise unrecognised(state, file)
     refuse_another(found, name, family, config, file, heads)
     notes = [
-        f"{getattr(found.config, field)} {what} in the checkpoint, {name} has {getattr(config, field)} by default"
+        f"{what}: {getattr(found.config, field)} in the checkpoint, {getattr(config, field)} in {name} by default"
         for field, what in family.free.items()
         if getattr(found.config, field, None) not in (getattr(config, field, None), 0)
     ]
     own_size, said_size = family.image_size(found.config), family.image_size(config)
     if own_size and said_size and own_size != said_size:
-        said = f"{name} says {said_size[0]}x{said_size[1]}"
-        notes.append(f"image size {own_size[0]}x{own_size[1]}, as the checkpoint's positions have; {said}")
+        default = f"the default of {name} is {said_size[0]}x{said_size[1]}"
+        notes.append(f"image size {own_size[0]}x{own_size[1]}, from the checkpoint's position embeddings; {default}")
     settled, changed = family.settle(found.config, config)
-    remarks = [f"as {name} has: {', '.join(changed)}"] if changed else []
+    remarks = [f"taken from {name}: {', '.join(changed)}"] if changed else []
     return dataclasses.replace(found, config=settled, notes=(*found.notes, *notes, *remarks))
 
 
 def refuse_another(
     found: Recognised, name: str, family: Family, config: Any, file: str, heads: int | None = None
 ) -> None:
-    """Raise CheckpointError if what was recognised is not the architecture of a name."""
+    """Raise CheckpointError if the recognised architecture is not the named one."""
     if differences := _differences(found, family, config):
-        asked = heads is not None and all(difference.startswith("heads ") for difference in differences)
-        fix = f"leave --heads out: {name} says it" if asked else ""
+        only_heads = heads is not None and all(difference.startswith("heads ") for difference in differences)
+        fix = f"omit --heads: {name} determines it" if only_heads else ""
         raise CheckpointError(
             f"{file} is not a checkpoint of {name}",
             found=", ".join(differences),
             expected=f"the architecture of {name}, with any number of classes",
-            fix=fix or "leave the name out: the architecture is then recognised by keys and shapes",
+            fix=fix or "omit the name: the architecture is then recognised by keys and shapes",
         )
 
 
@@ -289,19 +289,19 @@ def _differences(found: Recognised, family: Family, config: Any) -> list[str]:
 
 
 # --- Check that a model's config file and its weights belong to the same model ----------------------------------------
-# Our models are built from the weights, so a config of another depth or width would go unnoticed, and yet labels,
-# preprocessing, heads and epsilon come from it. Everything that both contain is compared; all differences are reported.
-# A key that the config lacks claims nothing.
+# Our models are built from the weights, so a config with another depth or width would go unnoticed, although labels,
+# preprocessing, heads and epsilon come from it. Every value that both contain is compared; all differences are
+# reported. A key missing from the config is not compared.
 
 
-# Keys of a config of an image and a text model that are about both.
+# Top-level keys of an image-text config that apply to both parts.
 ABOVE = ("projection_dim",)
-RATIO = 0.02  # a width of whole numbers is a ratio only nearly
+RATIO = 0.02  # tolerance: a ratio of integer widths is only approximate
 
 
 @dataclass(frozen=True)
 class _Claim:
-    """A key's value in the config, and the value that the weights have instead, as JSON values.
+    """A config key whose value differs from the weights; both values as JSON values.
 
     `mend`: how to fix the config, for people; "" if only another file would do.
     """
@@ -319,32 +319,32 @@ def check_config(config: Mapping[str, Any], found: Recognised, where: str) -> No
     """Compare `config` (timm's or transformers') with the weights that became `found`.
 
     Raises:
-        CheckpointError: lists every key that says something else than the weights.
+        CheckpointError: lists every key that contradicts the weights.
     """
     wrong = [claim for claim in _claims(config, found) if not _equal(claim.said, claim.found)]
     if not wrong:
         return
     mends = [claim.mend for claim in wrong]
     raise CheckpointError(
-        f"config.json does not fit the weights in {where}",
+        f"config.json does not match the weights in {where}",
         found="; ".join(map(str, wrong)),
-        expected="the config and the weights of one model",
-        fix="take both from one save of the model"
-        + (f"; or, where the weights are the right ones, in config.json: {', '.join(mends)}" if all(mends) else ""),
+        expected="config and weights of the same model",
+        fix="take both from the same save of the model"
+        + (f"; or, if the weights are right, set in config.json: {', '.join(mends)}" if all(mends) else ""),
     )
 
 
-def _keyed(key: str, said: Any, found: Any, within: str = "") -> _Claim:
+def _keyed(key: str, stated: Any, found: Any, within: str = "") -> _Claim:
     pair = f'"{key}": {_json(found)}'
-    return _Claim(key, said, found, f'"{within}": {{{pair}}}' if within else pair)
+    return _Claim(key, stated, found, f'"{within}": {{{pair}}}' if within else pair)
 
 
-def _equal(said: Any, found: Any) -> bool:
-    if isinstance(said, list | tuple) and isinstance(found, list | tuple):
-        return len(said) == len(found) and all(map(_equal, said, found))
-    if isinstance(said, int | float) and isinstance(found, int | float) and float in (type(said), type(found)):
-        return abs(said - found) < RATIO
-    return bool(said == found)
+def _equal(stated: Any, found: Any) -> bool:
+    if isinstance(stated, list | tuple) and isinstance(found, list | tuple):
+        return len(stated) == len(found) and all(map(_equal, stated, found))
+    if isinstance(stated, int | float) and isinstance(found, int | float) and float in (type(stated), type(found)):
+        return abs(stated - found) < RATIO
+    return bool(stated == found)
 
 
 def _json(value: Any) -> str:
@@ -374,9 +374,9 @@ def _of_classes(config: Mapping[str, Any], family: Family, own: Any) -> Iterator
 def _of_transformers(config: Mapping[str, Any], family: Family, own: Any) -> Iterator[_Claim]:
     values = vision_part(config)
     for key, value in family.transformers_keys(values, own).items():
-        said, within = (values, "vision_config") if values is not config and key not in ABOVE else (config, "")
-        if said.get(key) is not None:
-            yield _keyed(key, said[key], value, within)
+        part, within = (values, "vision_config") if values is not config and key not in ABOVE else (config, "")
+        if part.get(key) is not None:
+            yield _keyed(key, part[key], value, within)
     name = str((config.get("architectures") or [""])[0])
     if "ForImageClassification" in name and family.num_classes(own) == 0:
         yield _keyed("architectures", [name], [name.partition("ForImageClassification")[0] + "Model"])
@@ -386,8 +386,8 @@ def _of_timm(config: Mapping[str, Any], family: Family, own: Any) -> Iterator[_C
     arguments = config.get("model_args")
     arguments = arguments if isinstance(arguments, Mapping) else {}
     table = family.timm_arguments
-    said = [(key, field) for key, field in table.items() if arguments.get(key) is not None]
-    yield from (_keyed(key, arguments[key], getattr(own, field), "model_args") for key, field in said)
+    stated = [(key, field) for key, field in table.items() if arguments.get(key) is not None]
+    yield from (_keyed(key, arguments[key], getattr(own, field), "model_args") for key, field in stated)
     name = str(config["architecture"])
     named = named_config(name)
     if type(named) is type(own):
@@ -395,7 +395,7 @@ def _of_timm(config: Mapping[str, Any], family: Family, own: Any) -> Iterator[_C
         yield from (_Claim(f"{name} has {key}", getattr(named, field), getattr(own, field)) for key, field in implied)
     size = stated_size(config)
     if size is not None and family.tells_size(own):
-        # The argument counts before the evaluation's size.
+        # The argument takes precedence over the evaluation size.
         key = "img_size" if arguments.get("img_size") else "input_size"
         built = family.image_size(own)
         yield _Claim(key, list(size), list(built or ()), f'"model_args": {{"img_size": {_json(built)}}}')
@@ -406,7 +406,7 @@ def _of_timm(config: Mapping[str, Any], family: Family, own: Any) -> Iterator[_C
 
 
 def named_config(name: str) -> Any:
-    """Our config of an architecture as a file names it; None if it is nobody's of ours, or contradicts itself."""
+    """Return the built-in config for an architecture named in a file; None if unknown or contradictory."""
     try:
         found = find(name)
     except UnknownModelError:

@@ -21,7 +21,7 @@ class Signature:
     """Inputs and outputs of a model.
 
     `image_size` is (height, width) in pixels. The module's forward takes float32 [batch, channels, height, width],
-    normalised, and returns the tensors of `outputs` in that order (one tensor alone where there is one), by task:
+    normalised, and returns the tensors of `outputs` in that order (a single output as a bare tensor), by task:
 
         classification   "logits" [batch, classes]
         features         "features" [batch, width] (pooled) and, where there are any, "patch_features" [batch, n, width]
@@ -44,10 +44,10 @@ class Signature:
                          `postprocess` says
         tensors          any outputs [batch, ...], by the module's own names
 
-    `inputs` are what the module takes behind the image, in that order, each [batch, ...]; of a user's own module.
+    `inputs` are the module's further inputs after the image, in order, each [batch, ...]; only user modules have any.
 
-    A model of sequences takes tokens instead (`models.transformer`): no channels, and an image size of 0. `notes` say
-    what was decided about the outputs, one per line.
+    A sequence model takes tokens instead (`architectures.transformer`): no channels, and an image size of 0. `notes`
+    say how the outputs were interpreted, one per line.
     """
 
     task: Task
@@ -62,7 +62,7 @@ class Signature:
 
 @dataclass(frozen=True)
 class Hints:
-    """What a bare state dict cannot say: from the user's flags, or from the config file next to the checkpoint.
+    """Facts that a bare state dict lacks, from the user's flags or from the config file next to the checkpoint.
 
     `config` is that file's content: timm's or transformers' `config.json`.
     """
@@ -77,8 +77,8 @@ class Recognised:
     """A state dict that a family understands.
 
     `config` is the family's frozen config dataclass, `state` has the module's own key names and loads strictly.
-    `style` is who wrote the keys: "timm", "transformers", "torchvision", "jax", "original", or "vitdeploy". `notes`:
-    what was inferred, converted or left out, one per line, for the user.
+    `style` is the naming scheme of the keys: "timm", "transformers", "torchvision", "jax", "original" or "vitdeploy".
+    `notes` for the user say what was inferred, converted or dropped, one per line.
     """
 
     family: str
@@ -90,11 +90,11 @@ class Recognised:
 
 @dataclass(frozen=True)
 class LoadedModel:
-    """A PyTorch module in evaluation mode and float32, with everything that is known of it.
+    """A PyTorch module in evaluation mode and float32, with its signature, preprocessing, labels and notes.
 
-    `family` is a row of the catalog, or "timm", "transformers", "function", "module" (in memory) for a module that is
-    not ours. `preprocess` is None if it takes no images. `labels` are the checkpoint's own class names, if it has
-    any. `notes` say what was inferred, converted or left out, one per line.
+    `family` is a row of the catalog, or "timm", "transformers", "function", "module" (in memory) for an external
+    module. `preprocess` is None if it takes no images. `labels` are the checkpoint's own class names, if it has any.
+    `notes` say what was inferred, converted or dropped, one per line.
     """
 
     name: str
@@ -117,32 +117,32 @@ class LoadedModel:
 
 
 def refuse_channels(channels: int, *, grey: bool = True) -> None:
-    """Raise CheckpointError if images have another number of channels."""
+    """Raise CheckpointError if no image has this number of channels."""
     if channels not in ((1, 3) if grey else (3,)):
         raise CheckpointError(
             "the model does not take images",
             found=f"{channels} input channels",
-            expected="1 (grey) or 3 (RGB)" if grey else "3 (RGB)",
+            expected="1 channel (grey) or 3 (RGB)" if grey else "3 channels (RGB)",
         )
 
 
 def few_tokens(
     what: str, size: tuple[int, int], tokens: int, queries: int, smallest: tuple[int, int] | None
 ) -> CheckpointError:
-    """Of an image of (height, width) `size`, whose tokens are fewer than the queries that are taken of them."""
+    """Return the error for an image `size` (height, width) that gives fewer tokens than the model selects queries."""
     larger = f"--image-size {smallest[0]}x{smallest[1]}" if smallest else "a larger --image-size"
     return CheckpointError(
         f"{what} has fewer tokens than queries at {size[0]}x{size[1]}",
         found=f"{tokens} tokens for {queries} queries",
-        expected=f"an image of at least {queries} tokens",
-        fix=f"{larger} (in a recipe source.image_size, or the crop)",
+        expected=f"an image size with at least {queries} tokens",
+        fix=f"{larger} (in a recipe: source.image_size, or the crop)",
     )
 
 
 def refuse_few_tokens(
     what: str, size: tuple[int, int], queries: int, tokens: Callable[[tuple[int, int]], int], unit: int
 ) -> None:
-    """Raise CheckpointError with the next size that has enough, in steps of `unit` on both sides."""
+    """Raise CheckpointError if there are too few tokens; it names the next sufficient size in steps of `unit`."""
     larger = size
     while tokens(larger) < queries:
         larger = larger[0] + unit, larger[1] + unit
@@ -152,38 +152,38 @@ def refuse_few_tokens(
 
 @dataclass(frozen=True)
 class Family:
-    """One architecture family. A config is a frozen dataclass of the family's own.
+    """One architecture family. Each family defines its own frozen config dataclass.
 
     names: built-in names and their configs, in the order in which they are listed.
     parse: the config of a name that follows the family's pattern, None for other names; raises UnknownModelError if
         the name follows it but its sizes contradict each other.
     build: the module of a config, with seeded-random initial weights as the paper's code draws them.
-    recognise: by keys and shapes alone, None if the state dict is not the family's; raises CheckpointError if it is,
-        but does not determine everything (the message names the missing hint).
+    recognise: by keys and shapes alone, None if the state dict is not from this family; raises CheckpointError if it
+        is but leaves something open (the message names the missing hint).
     resize: config and state for another image size, exactly as timm, transformers or torchvision resize (position
-        embeddings, relative position bias tables); raises CheckpointError with the sizes that would do.
-    preprocess: the default for such models if no checkpoint says otherwise; None if they take no images.
+        embeddings, relative position bias tables); raises CheckpointError that names valid sizes.
+    preprocess: the default preprocessing if the checkpoint specifies none; None if the models take no images.
 
-    A checkpoint under a name of the family:
+    For a checkpoint loaded under one of the family's names:
 
-    hints: takes a name and its config; returns what the name tells the reader that tensors cannot.
-    free: fields of the config that come from the checkpoint whatever the name says, keyed by the word for people; a
-        config may lack them. The image size is free, too.
-    architecture: attributes in which a checkpoint's config must equal the name's, keyed by the word that users know; by
+    hints: takes a name and its config; returns facts that tensors cannot show.
+    free: config fields that always come from the checkpoint, keyed by display name; a config may lack them. The image
+        size is free, too.
+    architecture: attributes in which a checkpoint's config must equal the name's, keyed by display name; by
         default all fields but the free ones and `image_size`.
     sized: entries of `architecture` that change with the image size.
-    settle: takes the checkpoint's config and the name's; returns the config to build, and what it took from the name,
-        for people.
+    settle: takes the checkpoint's config and the name's; returns the config to build, and a description of what came
+        from the name.
 
-    A config.json next to the weights, which must be that of the same model:
+    For a config.json next to the weights, which must belong to the same model:
 
     model_types: transformers' "model_type" of the models that `recognise` reads.
-    transformers_keys: takes that file (its image part) and a config; returns what the file says of the model, by key.
+    transformers_keys: takes that file (its image part) and a config; returns the model's values by key.
     timm_arguments: arguments of timm's class and the config fields that they correspond to.
     tells_size: whether a tensor determines the image size of a config, as a position table does.
 
-    repeated: the field that counts equal blocks; two of these give the parameters of all.
-    parameters: those of each name, where the modules are another library's: a list of names needs none.
+    repeated: the field that counts equal blocks; two blocks give the number of parameters of all.
+    parameters: the count for each name, for modules of another library: listing the names then needs no modules.
     """
 
     name: str
@@ -213,12 +213,12 @@ class Family:
         return size if all(size) else None
 
     def empty(self, config: Any) -> nn.Module:
-        """The module of a config on the CPU, whose state dict is still to be loaded: no time is spent on initial values
-        where nothing but these would be lost."""
+        """Return the module of a config on the CPU, with weights still to be loaded: initialisation is skipped where
+        loading replaces every value."""
         try:
             with torch.device("meta"):
                 module = self.build(config)
-        except (NotImplementedError, RuntimeError):  # it reads a tensor's numbers while it is built
+        except (NotImplementedError, RuntimeError):  # its constructor reads tensor values
             return self.build(config)
         stored = module.state_dict()
         computed = any(name not in stored for name, _ in module.named_buffers()) or any(
@@ -231,11 +231,11 @@ class Family:
         return getattr(config, "num_classes", None)
 
     def differences(self, own: Any, expected: Any) -> list[str]:
-        """How a config's architecture differs from the expected one, for people; [] for the same one."""
+        """Describe how a config's architecture differs from the expected one; [] if it does not."""
         fields = [f.name for f in dataclasses.fields(expected) if f.name not in (*self.free, "image_size")]
-        told = []
+        changes = []
         for word, attribute in (self.architecture or {name.replace("_", " "): name for name in fields}).items():
-            found, asked = attrgetter(attribute)(own), attrgetter(attribute)(expected)
-            if found != asked and not (word in self.sized and self.image_size(own) != self.image_size(expected)):
-                told.append(f"{word} {found} instead of {asked}")
-        return told
+            found, required = attrgetter(attribute)(own), attrgetter(attribute)(expected)
+            if found != required and not (word in self.sized and self.image_size(own) != self.image_size(expected)):
+                changes.append(f"{word} {found} instead of {required}")
+        return changes

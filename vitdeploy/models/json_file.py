@@ -12,7 +12,7 @@ MAX_BYTES = 16 << 20
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """The object in a config file.
+    """Return the JSON object in a config file.
 
     Raises:
         MissingFileError, CheckpointError: no such file, or not a JSON object.
@@ -41,11 +41,11 @@ def any_json(path: Path) -> Any:
 
 def _no_config(path: Path, found: str) -> CheckpointError:
     return CheckpointError(
-        f"{path} is not a config file", found=found, expected="a JSON object", fix="correct it, or download it again"
+        f"{path} is not a config file", found=found, expected="a JSON object", fix="correct or re-download the file"
     )
 
 
-# --- The weight files that a checkpoint stands for: one, or all that an index names -----------------------------------
+# --- The weight files of a checkpoint: one file, or all that an index names -------------------------------------------
 
 
 INDEX = "model.safetensors.index.json"
@@ -54,16 +54,16 @@ SHARD = re.compile(r".+-\d{5}-of-\d{5}\.\w+")
 
 
 def shards_of(index: Path) -> tuple[Path, ...]:
-    """The files that an index of weights names, in order.
+    """Return the files that a weight index names, in order.
 
     Raises:
-        MissingFileError, CheckpointError: not all of them are there; not an index, or one that names other folders.
+        MissingFileError, CheckpointError: a file is missing; not an index, or one that names other folders.
     """
     shards = _shards(index)
     missing = [name for name in shards if not is_file(index.parent / name)]
     if missing:
         raise MissingFileError(
-            f"{len(missing)} of {len(shards)} weight files are not in {index.parent}",
+            f"{len(missing)} of {len(shards)} weight files are missing from {index.parent}",
             found=f"no {missing[0]}",
             expected=f"all files that {index.name} names",
             fix="copy the whole folder of the model",
@@ -72,7 +72,7 @@ def shards_of(index: Path) -> tuple[Path, ...]:
 
 
 def files_of(checkpoint: Path) -> tuple[Path, ...]:
-    """The weight files that a checkpoint file stands for: all of its index, whether the index or one part is named."""
+    """Return the weight files of a checkpoint: all files of the index, whether `checkpoint` is the index or a part."""
     if checkpoint.name.endswith(".index.json") and is_file(checkpoint):
         return shards_of(checkpoint)
     if SHARD.fullmatch(checkpoint.name) and is_file(checkpoint):
@@ -80,9 +80,9 @@ def files_of(checkpoint: Path) -> tuple[Path, ...]:
             if checkpoint.name in _shards(index):
                 return shards_of(index)
         raise CheckpointError(
-            f"{checkpoint} is one part of several, and nothing names the others",
-            found="no index beside it",
-            expected=f"{INDEX}, and all files that it names",
+            f"{checkpoint} is one part of a sharded checkpoint without an index",
+            found="no index next to it",
+            expected=f"{INDEX} and all files that it names",
             fix="copy the whole folder of the model",
         )
     return (checkpoint,)
@@ -95,20 +95,19 @@ def _shards(index: Path) -> list[str]:
         raise CheckpointError(f"{index} is not a weight index", fix="download it again") from None
     if not names or not all(map(_is_name, names)):
         raise CheckpointError(
-            f"{index} names files outside its folder", found=str(names)[:200], expected="names of files beside it"
+            f"{index} names files outside its folder", found=str(names)[:200], expected="names of files next to it"
         )
     return names
 
 
 def _is_name(name: object) -> bool:
-    """Whether it can be a file's in this folder."""
+    """Whether `name` can be a file name in the same folder."""
     plain = isinstance(name, str) and name.isprintable() and len(name.encode("utf-8", "replace")) <= MAX_NAME
     return plain and name not in ("", "..") and Path(str(name)).name == name
 
 
 def require_checkpoint(path: Path) -> None:
-    """Raise MissingFileError if there is nothing at the path of a checkpoint, or a pipe, from which it could be read
-    once only."""
+    """Raise MissingFileError if the path of a checkpoint does not exist, or is a pipe, which can be read only once."""
     if not is_file(path) and not is_dir(path):
         raise MissingFileError(
             f"no checkpoint at {str(path)[:SHOWN]}",

@@ -2,12 +2,12 @@
 
 A user may name:
 
-    vit_base_patch16_224              a built-in architecture; without a checkpoint its weights are seeded noise
+    vit_base_patch16_224              a built-in architecture; without a checkpoint, seeded random weights
     vit_base_patch16_224 + FILE       with a checkpoint in any key style that its family reads
     FILE alone                        the architecture is recognised by keys and shapes; reads a config.json next to it
-    timm:NAME[.TAG], hf:FOLDER ...    a model folder; the architecture is ours if we have it, the library's otherwise
+    timm:NAME[.TAG], hf:FOLDER ...    a model folder; the built-in architecture if there is one, else the library's
     timm:NAME + FILE                  likewise, with the weights from a file
-    a module in memory                as the program that `external.program` wrote of it; from Python alone
+    a module in memory                as a file that `external.module` wrote; from Python only
     package.module:function           the user's own module, with the weights of FILE if given; never from a recipe
 """
 
@@ -36,28 +36,32 @@ from vitdeploy.runtime.values import number_of_classes
 from vitdeploy.spec import PreprocessSpec, Task, postprocess_of, task_read_by
 
 SEED = 0
-SEEDED = "no checkpoint given: the weights are seeded random numbers, and so is every accuracy"
+SEEDED = "no checkpoint given: the weights are random (seeded), so accuracies are meaningless"
 
-HALF_ASSUMED = f"no {configs.PREPROCESSOR}: mean = std = 0.5 and a plain resize are assumed"
-UNUSED = "__background__"  # what RF-DETR's repository calls the last column of a head
-HEADLESS = "no classification head: a feature extractor"
+HALF_ASSUMED = f"no {configs.PREPROCESSOR}: assuming mean = std = 0.5 and a plain resize"
+UNUSED = "__background__"  # RF-DETR's own name for the last column of a head
+HEADLESS = "no classification head: used as a feature extractor"
 
 
 def located(source: Source) -> tuple[Source, configs.ModelFolder | None]:
-    """The same source with its files on this machine (downloaded if it names a hub), and their folder.
+    """Return the source with its files on this machine (downloaded from a hub if needed), and their folder.
 
     Raises:
-        InputError: neither a model nor a checkpoint is named.
+        InputError: neither a model nor a checkpoint is given.
         MissingFileError, HubError, MissingPackageError: the files are not available.
     """
     if (source.model, source.checkpoint, source.function, source.module) == (None,) * 4:
-        raise InputError("no model is named", expected="a model, a checkpoint, or both", fix="vitdeploy export list")
-    given = source.checkpoint
-    if source.model is not None and hub.is_hub_name(source.model) and not (given and source.model.startswith("timm:")):
+        raise InputError("no model given", expected="a model, a checkpoint, or both", fix="vitdeploy export list")
+    checkpoint = source.checkpoint
+    if (
+        source.model is not None
+        and hub.is_hub_name(source.model)
+        and not (checkpoint and source.model.startswith("timm:"))
+    ):
         folder = hub.locate(source.model)
-        folder = dataclasses.replace(folder, given=json_file.files_of(given)) if given else folder
+        folder = dataclasses.replace(folder, given=json_file.files_of(checkpoint)) if checkpoint else folder
         return dataclasses.replace(source, model=f"hf:{folder.path}"), folder
-    if given is None or (near := configs.beside(given)) is None:
+    if checkpoint is None or (near := configs.beside(checkpoint)) is None:
         return source, None
     if near.has_config and source.model is None and source.function is None:
         source = dataclasses.replace(source, model=f"hf:{near.path}")
@@ -72,22 +76,22 @@ def load_model(source: Source) -> LoadedModel:
         MissingPackageError, HubError.
     """
     original = load_features(source)
-    asked, own = source.task, original.signature.task
-    read = task_read_by(asked)
-    if asked not in (None, "classification", own) and own in ("classification", *PROBLEMS.values()) and read is None:
-        original = of_task(original, asked)
+    target, own = source.task, original.signature.task
+    read = task_read_by(target)
+    if target not in (None, "classification", own) and own in ("classification", *PROBLEMS.values()) and read is None:
+        original = of_task(original, target)
     if original.classes == 1:
         original = of_task(original, "tensors", ONE_NUMBER)
     if source.task == "anomaly":
         original = memory_bank.with_memory(original, _memory(source))
-    if asked is not None and read == original.signature.task:
-        original = _read_as(original, asked)
+    if target is not None and read == original.signature.task:
+        original = _read_as(original, target)
     if source.task not in (None, original.signature.task):
         raise CheckpointError(
-            f"{source.name} gives no answers of the task that is asked for",
+            f"{source.name} cannot be used for the task {source.task}",
             found=original.signature.task,
             expected=str(source.task),
-            fix=f"leave the task out: it is for {original.signature.task}",
+            fix=f"omit the task: the model's own task is {original.signature.task}",
         )
     if original.signature.notes:
         original = dataclasses.replace(original, notes=(*original.notes, *original.signature.notes))
@@ -95,23 +99,23 @@ def load_model(source: Source) -> LoadedModel:
         original = towers.with_text_features(original, source.text_features)
     if source.weights is not None and weights_digest(original.module) != source.weights:
         raise UserCodeError(
-            f"{source.name} returned another model than before",
-            found="other weights",
-            expected="the same weights at each call, in this process and in others",
-            fix="save the weights once, and give them by --checkpoint or source.checkpoint",
+            f"{source.name} returned different weights than before",
+            found="weights with another digest",
+            expected="the same weights on every call, in every process",
+            fix="save the weights once and pass them with --checkpoint or source.checkpoint",
         )
     return original
 
 
 def load_features(source: Source) -> LoadedModel:
-    """The model as it is, before anything is made of its features; errors as `load_model`."""
+    """Load the model before its features are turned into another task; errors as `load_model`."""
     read = task_read_by(source.task)
     original = _load(source if read is None else dataclasses.replace(source, task=read))
     return original if source.preprocess is None else dataclasses.replace(original, preprocess=source.preprocess)
 
 
 class _Some(nn.Module):
-    """A module with some of its outputs alone, by their places."""
+    """A module reduced to the outputs at some positions."""
 
     def __init__(self, module: nn.Module, places: Sequence[int]) -> None:
         super().__init__()
@@ -124,7 +128,7 @@ class _Some(nn.Module):
 
 
 def _read_as(original: LoadedModel, task: Task) -> LoadedModel:
-    """A model of the task that `task` reads, as one of it: with the outputs that it reads alone."""
+    """Turn a model of the task that `task` reads into one of `task`: keep only the outputs that it reads."""
     kind, own = postprocess_of(task), original.signature
     assert kind is not None
     places = [place for place, output in enumerate(own.outputs) if output.name in kind.tensors]
@@ -138,19 +142,19 @@ def _read_as(original: LoadedModel, task: Task) -> LoadedModel:
 
 
 def _memory(source: Source) -> Path:
-    """Raises CheckpointError where nothing was fitted."""
+    """Return the file of the memory bank; raise CheckpointError if none was fitted."""
     if source.memory is None:
         raise CheckpointError(
-            f"{source.name} does not know what is normal",
-            found="the task anomaly, and no normal images",
-            expected="a folder of images of good parts, at least 5",
-            fix="--normal DIR (in a recipe source.normal)",
+            f"the anomaly task of {source.name} needs normal reference images",
+            found="no folder of normal images",
+            expected="a folder with at least 5 images of good parts",
+            fix="--normal DIR (in a recipe: source.normal)",
         )
     return source.memory
 
 
 def _asked(source: Source) -> Task | None:
-    """What the outputs are to be taken for. Anomalies are found by tokens, whatever else there is."""
+    """The task to interpret the outputs as. Anomaly models always read tokens, whatever the other outputs."""
     return None if source.task == "anomaly" else source.task
 
 
@@ -176,7 +180,7 @@ def _load(source: Source) -> LoadedModel:
 
 
 def _built_in(name: str) -> tuple[Family, Any]:
-    """Like `catalog.find_or_raise`; for a path or a repository the error says how to name such a source.
+    """Like `catalog.find_or_raise`; for a path or a repository, the error says how to name it.
 
     Raises:
         UnknownModelError: not a built-in name.
@@ -196,7 +200,7 @@ def _from_checkpoint(source: Source) -> LoadedModel:
 
 
 def _from_timm_name(source: Source, name: str) -> LoadedModel:
-    """timm:NAME with a checkpoint file: ours where the family knows the name, else timm's own module."""
+    """Load timm:NAME with a checkpoint file: the built-in architecture if the name is known, else timm's module."""
     assert source.checkpoint is not None
     architecture = name.partition(".")[0]
     for known in (name, architecture):
@@ -212,7 +216,7 @@ def _timm(name: str, config: Mapping[str, Any], state: Mapping[str, Tensor], sou
 
 
 def _of_name(source: Source, name: str, family: Family, config: Any) -> LoadedModel:
-    """A checkpoint file as the model of a built-in name."""
+    """Load a checkpoint file as the model of a built-in name."""
     assert source.checkpoint is not None
     state, notes = read.read_checkpoint(source.checkpoint)
     return _recognised(
@@ -221,8 +225,8 @@ def _of_name(source: Source, name: str, family: Family, config: Any) -> LoadedMo
 
 
 def _beside(folder: configs.ModelFolder, model: str) -> Callable[[Recognised], None] | None:
-    """A check that weights with a config.json belong to the model that the user named. None if that file is for another
-    architecture of timm, or only timm has the name and the file is not timm's: then it is not read."""
+    """Return a check that weights with a config.json belong to the named model. None means that the config is not read:
+    it is for another timm architecture, or only timm has the name and the config is not from timm."""
     if folder.is_open_clip:
         return None
     name = model.removeprefix("timm:")
@@ -240,7 +244,8 @@ def _from_folder(
     name: str,
     check: Callable[[Recognised], None] = lambda found: None,
 ) -> LoadedModel:
-    """A folder with config.json: the architecture is ours where a family recognises the weights, and `check` agrees."""
+    """Load a folder with config.json: as a built-in architecture if a family recognises the weights and `check`
+    passes, else as the library's own."""
     if folder.is_open_clip:
         return _open_clip(source, folder, name)
     config = configs.model_config(folder.path / configs.CONFIG)
@@ -248,17 +253,17 @@ def _from_folder(
     state, notes = _weights(folder, configs.CONFIG)
     file = str(folder.weights[0])
     processor = None if source.preprocess else image_processor.transformers_processor(folder.path)
-    told = configs.stated_size(config) or image_processor.fixed_size(processor)
+    stated = configs.stated_size(config) or image_processor.fixed_size(processor)
     found: Recognised | None = None
     if config.get("model_type") not in (image_text.MODEL_TYPE, *towers.KINDS):
-        hints = Hints(source.heads, told or source.size, config)
-        # A part of another library's model may be one of ours, such as a detector's backbone: the whole is meant.
+        hints = Hints(source.heads, stated or source.size, config)
+        # A part of a library's model, such as a detector's backbone, may be a built-in one: the user means the whole.
         ours = _is_ours(config)
         found = catalog.recognise_within(state, hints, file) if ours else catalog.recognise(state, hints)
     if found is None:
         size = (
             source.size
-            or told
+            or stated
             or configs.detector_size(config, processor)
             or configs.backbone_size(config)
             or adapted.IMAGE_SIZE
@@ -284,11 +289,11 @@ def _of_library(
     notes: tuple[str, ...],
     size: tuple[int, int],
 ) -> LoadedModel:
-    """A folder whose architecture is that of its library."""
+    """Load a folder with the library's own architecture."""
     kind, path = config.get("model_type"), folder.path
-    # transformers reads no pickles
+    # transformers is never given pickles to read
     own = state if folder.given or not (path / configs.SAFETENSORS).is_file() else None
-    if kind == image_text.MODEL_TYPE:  # the config of its encoder says the size of images
+    if kind == image_text.MODEL_TYPE:  # the encoder's config has the image size
         encoder = config.get("encoder")
         encoder = encoder if isinstance(encoder, dict) else {}
         size = (
@@ -300,7 +305,7 @@ def _of_library(
         spec, remarks = _folder_preprocess(source, folder, encoder, _told_channels(encoder), size)
         original = image_text.from_encoder_decoder(path, config, spec, size, own)
         return dataclasses.replace(original, name=name, notes=(*notes, *original.notes, *remarks))
-    if kind in towers.KINDS:  # a detector that is told by texts what to find
+    if kind in towers.KINDS:  # an open-vocabulary detector
         original = towers.from_owl(path, config, partial(_folder_preprocess, source, folder, config), source.size, own)
         return dataclasses.replace(original, name=name, notes=(*notes, *original.notes))
     if "architecture" in config:
@@ -320,12 +325,12 @@ def _weights(folder: configs.ModelFolder, config: str) -> tuple[dict[str, Tensor
     if folder.revision:
         notes = (f"{folder.repository} at {folder.revision}", *notes)
     if folder.given:
-        notes = (f"as {folder.path / config} says", *notes)
+        notes = (f"configuration from {folder.path / config}", *notes)
     return state, notes
 
 
 def _open_clip(source: Source, folder: configs.ModelFolder, name: str) -> LoadedModel:
-    """A folder in OpenCLIP's layout: both towers where it has a tokenizer, else that of images."""
+    """Load a folder in OpenCLIP's layout: both towers if it has a tokenizer, else the image tower."""
     config = open_clip.open_clip_config(folder.path)
     state, notes = _weights(folder, configs.OPEN_CLIP)
     preprocess = source.preprocess or open_clip.open_clip_preprocess(config)
@@ -359,7 +364,7 @@ def _folder_preprocess(
     if (processor := image_processor.transformers_processor(folder.path)) is not None:
         return image_processor.transformers_preprocess(processor, channels, size)
     if (usual := configs.usual_processor(config)) is not None:
-        note = f"no {configs.PREPROCESSOR}: the defaults of {usual['image_processor_type']} are assumed"
+        note = f"no {configs.PREPROCESSOR}: assuming the defaults of {usual['image_processor_type']}"
         spec, remarks = image_processor.transformers_preprocess(usual, channels, size)
         return spec, (note, *remarks)
     half = (0.5,) * channels
@@ -382,19 +387,17 @@ def _recognised(source: Source, found: Recognised, notes: tuple[str, ...]) -> Lo
 
 
 def _with_trained_names(original: LoadedModel, checkpoint: Path) -> LoadedModel:
-    """RF-DETR with the class names that its repository saves beside the weights; its head has one column more."""
+    """Add the class names that RF-DETR's training saves next to the weights; its head has one more column."""
     names, columns = read.class_names(checkpoint), original.signature.outputs[0].shape[-1]
     if not names:
         return original
     whole = {len(names): names, len(names) + 1: (*names, UNUSED)}
     if columns not in whole:
-        note = (
-            f"{len(names)} class names in the checkpoint's arguments, for {columns} columns: classes are without names"
-        )
+        note = f"class names ignored: the checkpoint's arguments have {len(names)} for {columns} output columns"
         return dataclasses.replace(original, notes=(*original.notes, note))
-    assumed = f"class names of the checkpoint's arguments: {names[0]} is column 0"
+    assumed = f"class names from the checkpoint's arguments: {names[0]} is column 0"
     unused = f"; column {len(names)}, {UNUSED}, is unused" if len(names) < columns else ""
-    note = f"{assumed}{unused} (--labels FILE where training counted classes from 1)"
+    note = f"{assumed}{unused} (use --labels FILE if training numbered classes from 1)"
     labels = tuple(" ".join(name.split()) for name in whole[columns])
     return dataclasses.replace(original, labels=labels, notes=(*original.notes, note))
 
@@ -415,9 +418,9 @@ def _built(
     module: nn.Module | None = None,
     file: str | None = None,
 ) -> LoadedModel:
-    """The module of a config with a state that fits it, at the image size that the source asks for.
+    """Build the module of a config and load its state, at the image size of the source.
 
-    `file` is what an error calls the state.
+    `file` is the name of the state in errors.
     """
     own = family.describe(config).image_size
     if source.size is not None and source.size != own:
@@ -429,7 +432,7 @@ def _built(
         notes = (*notes, f"position embeddings resized: {method}") if method else notes
         module = None
     elif source.image_size is not None:
-        notes = (*notes, f"image size {own[0]}x{own[1]}, as asked")
+        notes = (*notes, f"image size {own[0]}x{own[1]}, as requested")
     if module is None:
         module = family.empty(config)
         checkpoint = str(source.checkpoint or source.name)
@@ -443,7 +446,7 @@ def _built(
 
 
 def _noted(original: LoadedModel, name: str, config: Mapping[str, Any], notes: tuple[str, ...]) -> LoadedModel:
-    """The original under the user's name for it, with the class names of its config file."""
+    """Return the original under the user's name for it, with the class names of its config file."""
     signature = original.signature
     classes = None if signature.task == "features" else number_of_classes(signature.outputs, signature.postprocess)
     labels, remarks = configs.labels_for(config, classes)
@@ -453,7 +456,8 @@ def _noted(original: LoadedModel, name: str, config: Mapping[str, Any], notes: t
 
 
 def of_task(original: LoadedModel, task: Task, *notes: str) -> LoadedModel:
-    """The model with its one output [batch, width] as that of another task; as it is where that takes other outputs."""
+    """Return the model with its single output [batch, width] as that of another task; unchanged if the task needs other
+    outputs."""
     kind, (output, *others) = postprocess_of(task), original.signature.outputs
     names = [output.name] if task == "tensors" else [*kind.tensors] if kind is not None else []
     if kind is None or others or len(names) != 1 or (task != "tensors" and 2 not in kind.axes(names[0])):
@@ -465,17 +469,17 @@ def of_task(original: LoadedModel, task: Task, *notes: str) -> LoadedModel:
 
 
 def with_label_values(original: LoadedModel, processor: Mapping[str, Any] | None) -> LoadedModel:
-    """The original, with how its image processor reads labelled maps."""
-    head, told = original.signature.postprocess, processor or {}
+    """Return the original with its image processor's settings for label maps (reduce_labels, ignore_index)."""
+    head, settings = original.signature.postprocess, processor or {}
     if not isinstance(head, SegmentationSpec):
         return original
-    reduced = bool(told.get("do_reduce_labels", told.get("reduce_labels", head.reduce_labels)))
-    ignore = told.get("ignore_index")
+    reduced = bool(settings.get("do_reduce_labels", settings.get("reduce_labels", head.reduce_labels)))
+    ignore = settings.get("ignore_index")
     head = dataclasses.replace(head, reduce_labels=reduced, ignore=ignore if isinstance(ignore, int) else head.ignore)
     return dataclasses.replace(original, signature=dataclasses.replace(original.signature, postprocess=head))
 
 
 def refuse_unusable(original: LoadedModel) -> None:
-    """Raise CheckpointError if no image fits the model."""
+    """Raise CheckpointError if the model cannot take images."""
     if original.signature.task != "sequence":
         refuse_channels(original.signature.channels)

@@ -1,4 +1,4 @@
-"""Anomalies as distances to normal patches: a model of features with a memory bank of theirs."""
+"""Anomaly detection by distances to normal patches: a feature extractor with a memory bank."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from vitdeploy.runtime.tasks.anomaly import DISTANCES, NEIGHBOURS, AnomalySpec
 from vitdeploy.spec import PreprocessSpec, TensorSpec
 from vitdeploy.zip_members import DAMAGED
 
-# --- The patch tokens of a model of features, as a module that gives them alone: a row for each kind of module --------
+# --- The patch tokens of a feature extractor, as a module that returns only these -------------------------------------
 
 
 Grid = tuple[int, int]
@@ -33,7 +33,7 @@ Grid = tuple[int, int]
 class PatchTokens(nn.Module):
     """float32 [b, channels, height, width] -> [b, rows * columns, width], the tokens of the patches, row by row.
 
-    `tokens` gives them, perhaps after others, which are left out. `grid`: (rows, columns).
+    `tokens` returns them, perhaps after other tokens, which are dropped. `grid`: (rows, columns).
     """
 
     def __init__(self, model: nn.Module, tokens: Callable[[Any, Tensor], Tensor], grid: Grid) -> None:
@@ -45,21 +45,21 @@ class PatchTokens(nn.Module):
 
 
 def patch_tokens(original: LoadedModel) -> tuple[PatchTokens, int]:
-    """The module that gives a model's patch tokens, and their width.
+    """Return the module that computes a model's patch tokens, and their width.
 
     Raises:
-        CheckpointError: it has none, or they form no grid over the image.
+        CheckpointError: the model has no patch tokens, or they do not form a grid over the image.
     """
     module, size = original.module, original.signature.image_size
     tokens = _reader(original)
     if tokens is None:
         outputs = ", ".join(map(str, original.signature.outputs))
         raise CheckpointError(
-            f"{original.name} gives no patch tokens, which anomalies are found by",
+            f"{original.name} has no patch tokens, which the anomaly task needs",
             found=f"{original.signature.task}: {outputs}",
-            expected="a Vision Transformer or Swin of vitdeploy's, timm's own module, or a model with the output "
+            expected="a built-in Vision Transformer or Swin, a timm module, or a model with the output "
             "patch_features [batch, patches, width]",
-            fix="take the backbone alone, such as DINOv2's Dinov2Model, or wrap it in a module that returns "
+            fix="use the backbone alone, such as DINOv2's Dinov2Model, or wrap it in a module that returns "
             "features [batch, width] and patch_features",
         )
     with torch.no_grad():
@@ -70,7 +70,7 @@ def patch_tokens(original: LoadedModel) -> tuple[PatchTokens, int]:
 def _reader(original: LoadedModel) -> Callable[[Any, Tensor], Tensor] | None:
     module = original.module
     names = [tensor.name for tensor in original.signature.outputs]
-    if isinstance(module, vit.VisionTransformer | swin.SwinTransformer):  # of a classifier too, whose head is passed by
+    if isinstance(module, vit.VisionTransformer | swin.SwinTransformer):  # also a classifier, without its head
         return lambda model, image: model.encode(image)
     if "patch_features" in names:
         return (lambda model, image: model(image)[1]) if len(names) > 1 else lambda model, image: model(image)
@@ -80,7 +80,7 @@ def _reader(original: LoadedModel) -> Callable[[Any, Tensor], Tensor] | None:
 
 
 def _timm_features(module: Any, image: Tensor) -> Tensor:
-    """timm's tokens [b, n, d], or a map [b, d, h, w], or [b, h, w, d] of a model that says so by its width."""
+    """Return timm's tokens [b, n, d]; they may come as a map [b, d, h, w], or [b, h, w, d] if the width shows it."""
     model: Any = module.model
     found: Tensor = model.forward_features(image)
     if found.ndim == 3:
@@ -90,9 +90,9 @@ def _timm_features(module: Any, image: Tensor) -> Tensor:
 
 
 def _grid(original: LoadedModel, tokens: int, size: tuple[int, int]) -> Grid:
-    """(rows, columns) of the patches: as the model says, else the only grid of the image's aspect.
+    """Return (rows, columns) of the patches: from the model, else the only grid with the image's aspect ratio.
 
-    Tokens before the patches are left out only where the model says how many they are: its registers."""
+    Tokens before the patches are dropped only if the model says how many there are (its registers)."""
     module = original.module
     model: Any = module.model if isinstance(module, Adapted) else module
     config = getattr(model, "config", None)
@@ -107,34 +107,34 @@ def _grid(original: LoadedModel, tokens: int, size: tuple[int, int]) -> Grid:
             if count % rows == 0 and rows * size[1] == count // rows * size[0]:
                 return rows, count // rows
     raise CheckpointError(
-        f"the tokens of {original.name} form no grid over its images",
-        found=f"{tokens} tokens of an image of {size[0]}x{size[1]}",
-        expected="rows times columns, in the proportions of the image",
-        fix="wrap the model in a module whose patch_features are the patches alone, or choose another --image-size",
+        f"the tokens of {original.name} do not form a grid over its images",
+        found=f"{tokens} tokens for an image of {size[0]}x{size[1]}",
+        expected="rows x columns tokens, in the proportions of the image",
+        fix="wrap the model in a module whose patch_features are only the patches, or choose another --image-size",
     )
 
 
-# --- Anomalies as distances to normal patches: a model of features with a memory bank of theirs -----------------------
+# --- Anomaly detection by distances to normal patches: a feature extractor with a memory bank -------------------------
 # Source: Roth et al., "Towards Total Recall in Industrial Anomaly Detection", CVPR 2022 (arXiv 2106.08265), PatchCore,
 # sections 3.1 (features of a neighbourhood) and 3.3 (distances; equation 7: its softmax is in `runtime.tasks.anomaly`).
 #
-# Deviations, which keep the numbers well: features are those of one layer, a Transformer's last; their mean over the
-# normal patches is taken off, as |t|^2 - 2 t m + |m|^2 would else be the small difference of large numbers.
+# Deviations, for numerical accuracy: features come from one layer, a Transformer's last; their mean over the normal
+# patches is subtracted, as |t|^2 - 2 t m + |m|^2 would otherwise be the small difference of large numbers.
 
 
 Floats = npt.NDArray[np.float32]
-LEAST_SEEN = 0.98  # of an image's area; below it, a note says that the rest is never looked at
+LEAST_SEEN = 0.98  # share of an image's area; below it, a note says that the rest is never inspected
 
 
 @dataclass(frozen=True)
 class MemoryBank:
-    """What was fitted on normal images.
+    """A memory bank fitted on normal images.
 
-    memory: float32 [entries, width], features less `mean`, float32 [width]. neighbours: int64 [entries, b], of each
-    entry itself and the entries nearest to it. window: patches on a side of the neighbourhood whose mean is a feature.
+    memory: float32 [entries, width], features minus `mean`, float32 [width]. neighbours: int64 [entries, b], for each
+    entry itself and the entries nearest to it. window: side, in patches, of the neighbourhood that a feature averages.
     threshold, pixel_threshold: the scores above which an image, and a pixel, is anomalous.
-    patches: how many the entries were chosen from; asked: how many entries there would be without a cap.
-    images: SHA-256 of the normal files, those of the bank and those of the threshold.
+    patches: the number of patches that the entries were chosen from; asked: the number of entries without a cap.
+    images: SHA-256 of the normal files, both for the bank and for the threshold.
     """
 
     memory: Floats
@@ -153,7 +153,7 @@ class MemoryBank:
 
     @classmethod
     def load(cls, path: Path) -> MemoryBank:
-        """Raises MissingFileError and CheckpointError: no such file, or not one of `save`."""
+        """Read a file that `save` wrote. Raises MissingFileError, or CheckpointError for any other file."""
         if not path.is_file():
             raise MissingFileError(f"no memory bank at {path}", fix="fit it again: --normal DIR")
         try:
@@ -161,7 +161,7 @@ class MemoryBank:
                 found = {field.name: file[field.name] for field in dataclasses.fields(cls)}
         except DAMAGED as error:
             raise CheckpointError(
-                f"{path} is no memory bank", found=str(error)[:200], expected="the file that a fit wrote"
+                f"{path} is not a memory bank", found=str(error)[:200], expected="a file written by a fit"
             ) from None
         plain: dict[str, Any] = {name: int(found[name]) for name in ("window", "patches", "asked")}
         plain |= {name: float(found[name]) for name in ("threshold", "pixel_threshold")}
@@ -170,7 +170,7 @@ class MemoryBank:
 
 
 def features_of(tokens: Tensor, grid: tuple[int, int], window: int) -> Tensor:
-    """Each patch as the mean over the `window` x `window` patches around it that there are (section 3.1).
+    """Return each patch as the mean over the existing patches in a `window` x `window` neighbourhood (section 3.1).
 
     tokens: [b, rows * columns, width]; the result has the same shape.
     """
@@ -182,12 +182,12 @@ def features_of(tokens: Tensor, grid: tuple[int, int], window: int) -> Tensor:
 
 
 class BankDistances(nn.Module):
-    """float32 [b, patches, width] -> of each patch the distance to its nearest entry, [b, patches]; and of the patch
-    with the largest of these the distances to its nearest entry and to the entries around that one, [b, k].
+    """float32 [b, patches, width] -> the distance of each patch to its nearest entry, [b, patches]; and, for the patch
+    with the largest one, the distances to its nearest entry and to that entry's neighbours, [b, k].
 
-    The memory has an axis of 1 for the batch: it is no weight of a linear, and the quantization of these leaves it in
-    float. A distance is a difference of products, whose rounding would be as large as itself. On the left of its
-    product it would stay in float too, but the least of each patch is found twice as fast along the last axis.
+    The memory has a batch axis of 1, so that it is not a linear layer's weight and stays in float: a distance is a
+    difference of products, and their INT8 rounding would be as large as the distance. As the left operand it would stay
+    in float too, but the minimum of each patch is twice as fast along the last axis.
     """
 
     mean: Tensor
@@ -205,17 +205,17 @@ class BankDistances(nn.Module):
 
     def forward(self, features: Tensor) -> tuple[Tensor, Tensor]:
         patches = features - self.mean
-        squared = patches @ self.memory + self.lengths  # [b, patches, entries], less |patch|^2
+        squared = patches @ self.memory + self.lengths  # [b, patches, entries], minus |patch|^2
         own = (patches * patches).sum(2)
         nearest = (squared.amin(2) + own).relu()
-        farthest = nearest.argmax(1, keepdim=True)  # the patch that says most, [b, 1]
+        farthest = nearest.argmax(1, keepdim=True)  # the most anomalous patch, [b, 1]
         row = squared.gather(1, farthest[:, :, None].expand(-1, -1, squared.shape[2]))[:, 0]
         around = row.gather(1, self.neighbours.index_select(0, row.argmin(1))) + own.gather(1, farthest)
         return nearest.sqrt(), around.relu().sqrt()
 
 
 class AnomalyModel(nn.Module):
-    """float32 [b, channels, height, width] -> "distances" [b, rows, columns] of the patches, and "neighbours" [b, k]:
+    """float32 [b, channels, height, width] -> "distances" [b, rows, columns] of the patches and "neighbours" [b, k];
     see `BankDistances`."""
 
     def __init__(self, features: PatchTokens, bank: MemoryBank) -> None:
@@ -230,18 +230,18 @@ class AnomalyModel(nn.Module):
 
 
 def with_memory(original: LoadedModel, path: Path) -> LoadedModel:
-    """The anomaly model of a model of features and the file of a memory bank.
+    """Return the anomaly model made of a feature extractor and the file of a memory bank.
 
     Raises:
-        MissingFileError, CheckpointError: as `MemoryBank.load` and `patch_tokens`; or the bank is of other features.
+        MissingFileError, CheckpointError: as `MemoryBank.load` and `patch_tokens`; or the feature width differs.
     """
     bank = MemoryBank.load(path)
     features, width = patch_tokens(original)
     if bank.memory.shape[1:] != (width,):
         raise CheckpointError(
             f"{path} is the memory bank of another model",
-            found=f"features of {bank.memory.shape[1]}",
-            expected=f"{width}, as {original.name} has",
+            found=f"features of width {bank.memory.shape[1]}",
+            expected=f"width {width}, as in {original.name}",
             fix="fit it again: --normal DIR",
         )
     outputs = (
@@ -256,7 +256,7 @@ def with_memory(original: LoadedModel, path: Path) -> LoadedModel:
 
 
 def _unseen(preprocess: PreprocessSpec | None) -> Iterator[str]:
-    """A note where images are cropped: what lies outside is never looked at."""
+    """Yield a note if images are cropped: the area outside the crop is never inspected."""
     if preprocess is None:
         return
     seen = []
@@ -265,38 +265,38 @@ def _unseen(preprocess: PreprocessSpec | None) -> Iterator[str]:
         seen.append((window.right - window.left) * (window.bottom - window.top) / (width * height))
     if min(seen) < LEAST_SEEN:
         yield (
-            f"of a square image {seen[0]:.0%} are looked at, of one of 16:9 {seen[1]:.0%}: no defect in the rest, its "
-            "border, is ever found (preprocess with resize [height, width] of the crop and fit: stretch sees it all)"
+            f"the crop covers {seen[0]:.0%} of a square image and {seen[1]:.0%} of a 16:9 one: defects outside it are "
+            "never found (for the whole image: preprocess with resize [height, width] of the crop and fit: stretch)"
         )
 
 
 def told(bank: MemoryBank) -> str:
-    """The bank in a line, for people."""
+    """Return a one-line summary of the bank."""
     count, width = bank.memory.shape
-    cut = f", cut from {bank.asked:,}" if bank.asked > count else ""
+    cut = f", reduced from {bank.asked:,}" if bank.asked > count else ""
     return (
-        f"a memory bank of {count:,} of {bank.patches:,} normal patches{cut} ({4e-6 * count * width:.2g} MB); an image "
-        f"is anomalous above {bank.threshold:.4g}, a pixel above {bank.pixel_threshold:.4g}: the largest scores of "
-        "normal images that the bank does not hold"
+        f"memory bank: {count:,} of {bank.patches:,} normal patches{cut} ({4e-6 * count * width:.2g} MB); an image is "
+        f"anomalous above {bank.threshold:.4g}, a pixel above {bank.pixel_threshold:.4g}: the largest scores of "
+        "normal images outside the bank"
     )
 
 
-# --- Choose few points that lie near all others: greedy k-centre selection --------------------------------------------
+# --- Greedy k-centre selection: few points that lie close to all others -----------------------------------------------
 # Source: PatchCore (arXiv 2106.08265), section 3.2 and algorithm 1, after Sener & Savarese (arXiv 1708.00489): the next
-# point is the one that is farthest from those chosen, by distances in a random projection.
+# point is the one farthest from those already chosen, by distances in a random projection.
 
 
 # Dimensions of the projection, as in the paper's code.
 PROJECTED = 128
-# Points nearer to a chosen one than this share of their mean squared length are taken for the same.
+# Points closer to a chosen one than this share of the mean squared length count as duplicates.
 SAME = 1e-6
 
 
 def k_centres(
     points: Tensor, count: int, seed: int, progress: Callable[[int], None] = lambda chosen: None
 ) -> npt.NDArray[np.int64]:
-    """The indices of at most `count` of the points, float32 [n, d], in the order in which they were chosen; fewer
-    where the others are copies of these. `progress` is told after every one."""
+    """Return the indices of at most `count` of the points, float32 [n, d], in the order of selection; fewer if all
+    others are duplicates. `progress` is called after each selection."""
     generator = np.random.RandomState(seed)
     if points.shape[1] > PROJECTED:
         matrix = generator.standard_normal((points.shape[1], PROJECTED)) / np.sqrt(PROJECTED)
@@ -318,7 +318,7 @@ def k_centres(
 
 
 def nearest_entries(entries: Tensor, count: int, rows: int = 1024) -> npt.NDArray[np.int64]:
-    """int64 [n, min(count, n)]: of each entry, float32 [n, d], itself and those nearest to it."""
+    """Return int64 [n, min(count, n)]: for each entry, float32 [n, d], itself and its nearest entries."""
     found = []
     for start in range(0, len(entries), rows):
         part = torch.arange(start, min(start + rows, len(entries)))

@@ -1,9 +1,9 @@
-"""The built-in names, without PyTorch: for quick errors about wrong names or paths, and for shell completion.
+"""The built-in model names, without PyTorch: for quick errors about wrong names or paths, and for shell completion.
 
-`catalog` has the models behind them, whose modules need PyTorch.
+`catalog` has the models themselves, which need PyTorch.
 
-A family of another package is known by its entry point, which is not loaded: one called `toy` has the names `toy` and
-`toy_...`.
+A family of another package is identified by its entry point, which is not loaded: an entry point `toy` stands for the
+names `toy` and `toy_...`.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
 
 EXTENSIONS = "vitdeploy.families"
-# What a report has for the family of a module that no family built.
+# The values that reports use as the family of an external module.
 LIBRARIES = ("timm", "transformers", "function", "module", "onnx")
 _NAMES = {
     "vit": """
@@ -76,45 +76,45 @@ _NAMES = {
         transformer_base transformer_big
     """,
 }
-# Of each family of ours, in the order in which they are listed.
+# The names of each built-in family, in listing order.
 NAMES: Mapping[str, tuple[str, ...]] = {family: tuple(names.split()) for family, names in _NAMES.items()}
 BUILT_IN = tuple(name for names in NAMES.values() for name in names)
 _SIZE = r"(?:tiny|small|medium|base|large|huge|giant|gigantic|giantopt|so400m|w\d+d\d+h\d+)"
-# What a family's pattern may take; its sizes can still contradict each other, which `catalog` says.
+# Names that follow a family's pattern; `catalog` reports sizes that contradict each other.
 _SPELLED = re.compile(
     rf"(?:vit|deit3?)_{_SIZE}_(?:distilled_)?patch\d+\S*"
     r"|swin_(?:tiny|small|base|large|w\d\S*)_patch\d\S*|detr_r\d+-\S*|transformer_w\d+e\S*"
 )
-# package.module:function, as --model takes it.
+# package.module:function, as accepted by --model.
 FUNCTION = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*")
 _OWNED = re.compile(r"[\w-][\w.-]*/[\w.-]+")
 ONNX_FILE = "model.onnx"
 
 
 def is_built_in(name: str) -> bool:
-    """Whether it is a built-in name, or one that follows a family's pattern, or of another package's family."""
+    """Whether `name` is built-in, follows a family's pattern, or belongs to a family of another package."""
     return name in BUILT_IN or _SPELLED.fullmatch(name) is not None or bool(extensions_for(name))
 
 
 def extensions() -> Mapping[str, EntryPoint]:
-    """The entry points of other packages' families, by the family's name; none of them is loaded.
+    """Return the entry points of other packages' families, by family name, without loading them.
 
     Raises:
-        HostError: two packages bring one family, or a package one with the name of ours.
+        HostError: two packages provide the same family, or a package uses the name of a built-in family.
     """
     found = entry_points_of(EXTENSIONS)
     for name in found.keys() & {*NAMES, *LIBRARIES}:
         raise HostError(
-            f"another package gives the name {name!r} to a family of models",
+            f"another package registers a model family under the built-in name {name!r}",
             found=f"{found[name].value}, and vitdeploy's own {name}",
-            expected="a name of its own",
-            fix=f"uninstall the package that brings {found[name].value}, or rename its entry point and its models",
+            expected="a unique name",
+            fix=f"uninstall the package that provides {found[name].value}, or rename its entry point and its models",
         )
     return found
 
 
 def extensions_for(name: str) -> list[EntryPoint]:
-    """The entry points of the families of other packages that a model's name may be of."""
+    """Return the entry points of other packages' families that a model name may belong to."""
     found = extensions()
     return [found[family] for family in _in_family(name, found)]
 
@@ -124,12 +124,12 @@ def _in_family(name: str, families: Iterable[str]) -> list[str]:
 
 
 def is_graph(model: str | None) -> bool:
-    """Whether the name of a model is that of an ONNX file, or of a folder with one."""
+    """Whether a model name is an ONNX file, or a folder with one."""
     return model is not None and (model.endswith(".onnx") or graph_folder(model) is not None)
 
 
 def graph_folder(model: str | None) -> Path | None:
-    """The folder of an exported model that a name stands for; None for any other name, and for the built-in ones."""
+    """Return the folder of an exported model if `model` names one, else None; built-in names take precedence."""
     folder = Path(model) if model is not None else None
     if folder is None or not is_file(folder / ONNX_FILE) or is_built_in(str(model)):
         return None
@@ -137,11 +137,11 @@ def graph_folder(model: str | None) -> Path | None:
 
 
 def check_name(name: str) -> None:
-    """Raise where `name` can be no built-in model, nor the folder of an exported one; another path or a repository is
-    answered with how such a thing is named.
+    """Raise if `name` is neither a built-in model nor the folder of an exported one; for another path or a repository,
+    the error says how to name it.
 
     Raises:
-        UnknownModelError: no built-in name, with the nearest ones.
+        UnknownModelError: not a built-in name; lists the closest ones.
     """
     path = Path(name)
     if is_dir(path):
@@ -151,20 +151,20 @@ def check_name(name: str) -> None:
         fix = quoted(f"hf:{name}") if holds_config else "hf:FOLDER, with config.json and weights"
         raise _of_another_kind(name, "is a folder", fix)
     if is_file(path):
-        raise _of_another_kind(name, "is a file", f"--checkpoint {quoted(name)}, after the model's name or alone")
+        raise _of_another_kind(name, "is a file", f"--checkpoint {quoted(name)}, with or without a model name")
     if _OWNED.fullmatch(name):
-        raise _of_another_kind(name, "is no path here", f"where it is a repository of the Hugging Face hub: hf:{name}")
+        raise _of_another_kind(name, "is not a path here", f"for a Hugging Face repository: hf:{name}")
     if not is_built_in(name):
         raise unknown_model(name)
 
 
 def unknown_model(name: str, others: Iterable[str] = ()) -> UnknownModelError:
-    """A name that no family has: the nearest names of the family that it begins with, or timm's. `others`: names of
-    other packages' families."""
+    """Return the error for an unknown name, with the closest names of the family that it begins with, or timm:NAME.
+    `others`: names of other packages' families."""
     family = re.split(r"[_\d]", name.lower())[0]
     names = (*BUILT_IN, *others)
     same = [known for known in names if re.split(r"[_\d]", known)[0] == family]
-    # Another family's name is near only where letters are mistyped: resnet50 is no detr_resnet50.
+    # A name of another family is suggested only for a typo: resnet50 is not a misspelled detr_resnet50.
     near = difflib.get_close_matches(name.lower(), same or names, n=3, cutoff=0.5 if same else 0.85)
     ask = f"if timm has it: timm:{name}" if re.fullmatch(r"[\w.-]+", name) else "`vitdeploy export list` shows all"
     return UnknownModelError(

@@ -1,9 +1,9 @@
 """Models in OpenCLIP's layout: `open_clip_config.json` beside weights with OpenCLIP's names, which are OpenAI's:
 `visual.transformer.resblocks.0.attn.in_proj_weight`.
 
-The image tower is ours where we have it, and timm's otherwise. The text tower's names stand alone, or below `text.`
-where OpenCLIP built it apart (`custom_text`). An image tower of timm has timm's names below `visual.trunk.`. What
-tensors cannot show is in the config; what both say must be the same.
+The image tower is built-in if available, else timm's. The text tower's names have no prefix, or `text.` if OpenCLIP
+built it separately (`custom_text`). A timm image tower has timm's names below `visual.trunk.`. The config supplies what
+tensors cannot show; where both state a value, the values must agree.
 """
 
 import dataclasses
@@ -30,13 +30,13 @@ from vitdeploy.models.source import Source
 from vitdeploy.runtime.tokenizer import CLEANINGS, Clean
 from vitdeploy.spec import Interpolation, PreprocessSpec, TensorSpec
 
-# --- What the config says ---------------------------------------------------------------------------------------------
-# Source: `CLIPVisionCfg`, `CLIPTextCfg` and `PreprocessCfg` of open_clip_torch 3.3, whose defaults stand for what the
-# file leaves out. A key that is not read here must have a value that changes nothing.
+# --- The config -------------------------------------------------------------------------------------------------------
+# Source: `CLIPVisionCfg`, `CLIPTextCfg` and `PreprocessCfg` of open_clip_torch 3.3; their defaults replace missing
+# keys. A key that is not read here must have a value without effect.
 
 
 ALONE = "for the image tower alone: --task features"
-# Keys that are read, and those that have no part in what a trained tower computes.
+# Keys that are read, and keys that do not affect a trained tower.
 _VISION = {"layers", "width", "head_width", "patch_size", "image_size", "no_ln_pre", "final_ln_after_pool"}
 _VISION |= {"pool_type", "act_kwargs", "norm_kwargs", "timm_model_name", "timm_pool", "timm_proj", "timm_model_kwargs"}
 _TEXT = {"context_length", "vocab_size", "width", "heads", "layers", "no_causal_mask", "pool_type", "eos_id"}
@@ -44,10 +44,10 @@ _TEXT |= {"act_kwargs", "norm_kwargs", "hf_tokenizer_name", "tokenizer_kwargs"}
 _BY_TENSORS = {"mlp_ratio", "ls_init_value", "pos_embed_type", "proj_bias", "timm_proj_bias"}
 _OF_TRAINING = {"patch_dropout", "output_tokens", "image_seq_len", "timm_model_pretrained", "timm_drop"}
 _OF_TRAINING |= {"timm_drop_path", "attn_pooler_queries", "attn_pooler_heads"}
-# Of tokenizers, whose numbers are in their own files; and of text towers that are refused before.
+# Tokenizer keys, whose values come from the tokenizer's own files; and keys of text towers that are refused earlier.
 _OF_TOKENIZERS = {"pad_id", "bos_id", "hf_model_pretrained", "hf_proj_type", "hf_pooler_type"}
 _NEUTRAL: tuple[Any, ...] = (None, False, "", "default")
-# Values that are as good as absent where they are these.
+# Values that have the same effect as a missing key.
 _USUAL = {"text_arch": "clip", "proj_type": "linear", "in_chans": 3, "tiktoken_name": "cl100k_base"}
 _KINDS: Mapping[str, tuple[type, ...]] = {
     **dict.fromkeys(("width", "head_width", "heads", "context_length", "vocab_size", "patch_size"), (int,)),
@@ -61,7 +61,7 @@ _KINDS: Mapping[str, tuple[type, ...]] = {
 
 @dataclass(frozen=True)
 class OpenClip:
-    """What the file says. `vision`, `text`: its parts as they are; `features`: the width that both towers share."""
+    """An `open_clip_config.json`. `vision`, `text`: its parts, unchanged; `features`: the width that both share."""
 
     file: Path
     features: int
@@ -79,20 +79,20 @@ class OpenClip:
         return size
 
     def refused(self, found: str, expected: str, fix: str = "") -> CheckpointError:
-        """The error of a value that vitdeploy does not have."""
+        """Return the error for a setting that vitdeploy does not support."""
         return CheckpointError(
-            f"{self.file} says something that vitdeploy does not do", found=found, expected=expected, fix=fix
+            f"{self.file} has a setting that vitdeploy does not support", found=found, expected=expected, fix=fix
         )
 
     def refuse_vision(self) -> None:
-        """Raise CheckpointError for an image tower with parts that ours does not have."""
+        """Raise CheckpointError for an image tower with unsupported parts."""
         self._refuse("vision_cfg", self.vision, _VISION, "the image tower of CLIP, SigLIP or timm")
 
     def refuse_text(self) -> None:
         """Raise CheckpointError for a text tower that is not OpenCLIP's own Transformer."""
         name = self.text.get("hf_model_name")
         if name:
-            raise self.refused(f"a text tower of transformers, {name}", "OpenCLIP's own text Transformer", ALONE)
+            raise self.refused(f"a text tower from transformers, {name}", "OpenCLIP's own text Transformer", ALONE)
         self._refuse("text_cfg", self.text, _TEXT, "the text tower of CLIP or SigLIP", ALONE)
 
     def _refuse(self, name: str, part: Mapping[str, Any], read: set[str], expected: str, fix: str = "") -> None:
@@ -109,25 +109,25 @@ class OpenClip:
 
     @property
     def clean(self) -> Clean:
-        """How OpenCLIP's tokenizers change a text first.
+        """Return how OpenCLIP's tokenizer cleans a text first.
 
         Raises:
-            CheckpointError: a tokenizer of another kind, or one that is used in a way of its own.
+            CheckpointError: another kind of tokenizer, or unsupported tokenizer arguments.
         """
         arguments = self.text.get("tokenizer_kwargs") or {}
         clean = arguments.get("clean", "whitespace" if self.text.get("hf_tokenizer_name") else "lower")
         if set(arguments) - {"clean"} or clean not in CLEANINGS:
             raise self.refused(
-                f"tokenizer_kwargs {dict(arguments)}", f"clean alone, one of {', '.join(CLEANINGS)}", ALONE
+                f"tokenizer_kwargs {dict(arguments)}", f"only clean, one of {', '.join(CLEANINGS)}", ALONE
             )
         return clean
 
 
 def open_clip_config(folder: Path) -> OpenClip:
-    """What `open_clip_config.json` says: the file of a model folder, or one of OpenCLIP's own `model_configs`.
+    """Read `open_clip_config.json`: the file of a model folder, or one of OpenCLIP's own `model_configs`.
 
     Raises:
-        CheckpointError: it describes no dual tower, or one with a decoder.
+        CheckpointError: it does not describe two towers, or has a decoder, too.
     """
     file = folder / OPEN_CLIP
     content = json_file.read_json(file)
@@ -142,10 +142,10 @@ def open_clip_config(folder: Path) -> OpenClip:
         raise CheckpointError(
             f"{file} is not the config of an image tower and a text tower",
             found=", ".join(map(str, others or model or content)) or "{}",
-            expected="model_cfg with embed_dim, vision_cfg and text_cfg, as OpenCLIP writes it",
-            fix="CoCa, CLAP and GenLIP have further parts, and are not read"
+            expected="model_cfg with embed_dim, vision_cfg and text_cfg, as written by OpenCLIP",
+            fix="use a CLIP or SigLIP model: CoCa, CLAP and GenLIP have further parts"
             if others
-            else "copy the folder again, whole",
+            else "copy the whole folder again",
         )
     preprocess = content.get("preprocess_cfg")
     preprocess = preprocess if isinstance(preprocess, Mapping) else {}
@@ -153,10 +153,10 @@ def open_clip_config(folder: Path) -> OpenClip:
 
 
 def open_clip_preprocess(config: OpenClip) -> PreprocessSpec:
-    """The preprocessing of `preprocess_cfg`, as OpenCLIP's `image_transform` does it for evaluation.
+    """Return the preprocessing of `preprocess_cfg`, as in OpenCLIP's `image_transform` for evaluation.
 
     Raises:
-        CheckpointError: a setting that vitdeploy does not have.
+        CheckpointError: a setting that vitdeploy does not support.
     """
     cfg, size = config.preprocess, config.image_size
     mode, named = cfg.get("resize_mode") or "shortest", cfg.get("interpolation") or "bicubic"
@@ -171,7 +171,7 @@ def open_clip_preprocess(config: OpenClip) -> PreprocessSpec:
             f"resize_mode {mode!r}, interpolation {named!r}, size {own}, fill_color {fill!r}, mode {colours!r}",
             f"shortest or squash; bicubic or bilinear; size {size[0]}x{size[1]}; 0; RGB",
         )
-    # OpenCLIP's own reading: what is random in training is bicubic, and so is a crop that is not square.
+    # As in OpenCLIP, an interpolation that is random in training becomes bicubic, as does that of a non-square crop.
     square = size[0] == size[1]
     plain = named == "bilinear" and (square or mode == "squash")
     interpolation: Interpolation = "bilinear" if plain else "bicubic"
@@ -197,9 +197,9 @@ def _channels(config: OpenClip, key: str, usual: tuple[float, ...]) -> tuple[flo
 
 
 IMAGE, TEXT, TRUNK = "visual.", "text.", "visual.trunk."
-# What tells such a state dict with an image tower of OpenCLIP's own.
+# A key that identifies a state dict with OpenCLIP's own image tower.
 SIGN = f"{IMAGE}transformer.resblocks.0.attn.in_proj_weight"
-# The first are buffers of OpenAI's archives and of old versions, and not of one tower.
+# The first are buffers of OpenAI's archives and of old versions; they do not belong to one tower.
 _BLOCK = """
     $P(logit_scale|logit_bias|attn_mask|input_resolution|context_length|vocab_size)     -
     $BLOCK.ln_{1,2}.$W              blocks.*.norm{1,2}.$W
@@ -235,25 +235,25 @@ _TEXT_NAMES = rules(
     W="{weight,bias}",
     P=f"({TEXT})?",
 )
-# What every block has, and what stands around them.
+# The tensors of every block, and those outside the blocks.
 _LAYERS = ("norm1", "attn.qkv", "attn.proj", "norm2", "mlp.fc1", "mlp.fc2")
 _PARTS = [f"{layer}.{kind}" for layer in _LAYERS for kind in ("weight", "bias")]
 _IMAGE_STEM = ("patch_embed.proj.weight", "cls_token", "pos_embed", "norm.weight", "norm.bias", "head.weight")
 _TEXT_STEM = ("token_embed.weight", "pos_embed", "norm.weight", "norm.bias", "head.weight")
-# Axes of tensors whose sizes are read.
+# Number of axes of the tensors whose sizes are read.
 _AXES = {"patch_embed.proj.weight": 4, "token_embed.weight": 2, "head.weight": 2, "blocks.0.mlp.fc1.weight": 2}
 POOLINGS: Mapping[str, TextPooling] = {"argmax": "highest", "last": "last", "eos": "end"}
 
 
 def image_tower(state: Mapping[str, Tensor], config: OpenClip, heads: int | None) -> family.Recognised:
-    """OpenCLIP's own Vision Transformer, to the features that images and texts share.
+    """Return OpenCLIP's own Vision Transformer up to the features shared by images and texts.
 
     Args:
-        heads: instead of the config's.
+        heads: overrides the config's value.
 
     Raises:
-        CheckpointError: tensors are missing or unknown, or the config says what they are not, or names something that
-            our Vision Transformer does not do.
+        CheckpointError: tensors are missing or unknown, contradict the config, or the config has a setting that the
+            built-in Vision Transformer does not support.
     """
     config.refuse_vision()
     cfg = config.vision
@@ -263,7 +263,7 @@ def image_tower(state: Mapping[str, Tensor], config: OpenClip, heads: int | None
     tensors = vit.as_rows(tensors)
     tensors["head.weight"] = tensors["head.weight"].T.contiguous()
     width, _, patch, _ = tensors["patch_embed.proj.weight"].shape
-    if "norm_pre.weight" not in tensors:  # our patches have no bias only where a norm follows them
+    if "norm_pre.weight" not in tensors:  # our patch embedding lacks a bias only if a norm follows it
         tensors["patch_embed.proj.bias"] = torch.zeros(width)
     size = config.image_size
     compare(
@@ -283,7 +283,7 @@ def image_tower(state: Mapping[str, Tensor], config: OpenClip, heads: int | None
     if pooling not in ("tok", "avg") or bool(cfg.get("no_ln_pre")) == ("norm_pre.weight" in tensors):
         raise config.refused(
             f"pool_type {pooling!r}, no_ln_pre {cfg.get('no_ln_pre', False)}",
-            "tok or avg, and a ln_pre in the weights that is as the config says",
+            "tok or avg, and a ln_pre in the weights if and only if the config has one",
         )
     if after:
         tensors |= {f"fc_{key}": tensors.pop(key) for key in ("norm.weight", "norm.bias")}
@@ -302,19 +302,19 @@ def image_tower(state: Mapping[str, Tensor], config: OpenClip, heads: int | None
 
 
 def refuse_without_config(state: Mapping[str, Tensor], file: str) -> None:
-    """Raise CheckpointError for such a state dict, of which nothing says what the tensors cannot show."""
+    """Raise CheckpointError for an OpenCLIP state dict without a config, which tensors alone do not determine."""
     if SIGN in state:
         raise CheckpointError(
-            f"{file} is of OpenCLIP's layout, and its tensors do not show heads, activation and how texts are pooled",
-            found=f"{SIGN}, no {OPEN_CLIP} beside it",
+            f"{file} is an OpenCLIP checkpoint: its tensors do not determine heads, activation and text pooling",
+            found=f"{SIGN}, no {OPEN_CLIP} next to it",
             expected=f"{OPEN_CLIP}, and tokenizer.json for the text tower",
-            fix="put the model's own config beside it: that of its repository, or OpenCLIP's model_configs/NAME.json "
-            f"as {OPEN_CLIP} (OpenAI's and MetaCLIP's models are those called ...-quickgelu)",
+            fix="put the model's config next to it: from its repository, or OpenCLIP's model_configs/NAME.json saved "
+            f"as {OPEN_CLIP} (for OpenAI's and MetaCLIP's models, the NAME ends in -quickgelu)",
         )
 
 
 def text_tower(state: Mapping[str, Tensor], config: OpenClip) -> towers.TextTower:
-    """OpenCLIP's own text Transformer, and how its features are compared.
+    """Return OpenCLIP's own text Transformer, with the scale and bias for comparing its features.
 
     Raises:
         CheckpointError: as `image_tower`.
@@ -335,12 +335,12 @@ def text_tower(state: Mapping[str, Tensor], config: OpenClip) -> towers.TextTowe
     if pooling not in POOLINGS or (pooling == "eos" and type(end) is not int) or width % heads:
         raise config.refused(
             f"text_cfg: pool_type {pooling!r}, eos_id {end!r}, heads {heads}",
-            f"one of {', '.join(POOLINGS)}, a token's number for eos, and heads that divide {width}",
+            f"one of {', '.join(POOLINGS)}, a token id for eos, and a number of heads that divides {width}",
             ALONE,
         )
     if "logit_scale" not in state:
         raise CheckpointError(
-            "the weights do not say how images and texts are compared", expected="logit_scale", fix=ALONE
+            "the weights have no scale for comparing images and texts", expected="logit_scale", fix=ALONE
         )
     activation, eps = conventions(config, cfg)
     return towers.TextTower.measured(
@@ -358,10 +358,10 @@ def text_tower(state: Mapping[str, Tensor], config: OpenClip) -> towers.TextTowe
 
 
 def conventions(config: OpenClip, part: Mapping[str, Any]) -> tuple[Activation, float]:
-    """The activation, and the epsilon of LayerNorm, of a part of the config.
+    """Return the activation and the LayerNorm epsilon of one tower's config.
 
     Raises:
-        CheckpointError: others than those of CLIP and SigLIP.
+        CheckpointError: neither those of CLIP nor of SigLIP.
     """
     act, norm = part.get("act_kwargs") or {}, part.get("norm_kwargs") or {}
     eps, tanh = norm.get("eps", 1e-5), act == {"approximate": "tanh"}
@@ -377,7 +377,7 @@ def _renamed(state: Mapping[str, Tensor], table: tuple[Rule, ...], what: str) ->
     tensors, _, unknown = renamed(table, state)
     if unknown:
         raise CheckpointError(
-            f"the {what} has tensors that CLIP's does not have",
+            f"the {what} has tensors that CLIP does not have",
             found=listed(unknown),
             expected="the tensors of OpenCLIP's own Transformer",
             fix=ALONE if what == "text tower" else "",
@@ -390,68 +390,66 @@ def _require(tensors: Mapping[str, Tensor], stem: Iterable[str], what: str) -> N
     missing = [name for name in expected if name not in tensors]
     if missing:
         raise CheckpointError(
-            f"the {what} is not whole",
-            found=f"{len(missing)} missing, by our names: {listed(missing)}",
+            f"the {what} is incomplete",
+            found=f"{len(missing)} missing, by vitdeploy's names: {listed(missing)}",
             expected="every tensor of OpenCLIP's own Transformer",
             fix="save the whole model",
         )
     wrong = [name for name, axes in _AXES.items() if name in tensors and tensors[name].ndim != axes]
     if wrong:
         raise CheckpointError(
-            f"the {what} has tensors of other shapes than CLIP's",
-            found=", ".join(f"{name} of {list(tensors[name].shape)}" for name in wrong),
+            f"the {what} has tensors with unexpected shapes",
+            found=", ".join(f"{name} {list(tensors[name].shape)}" for name in wrong),
             expected=", ".join(f"{name} with {_AXES[name]} axes" for name in wrong),
         )
 
 
 def compare(config: OpenClip, part: Mapping[str, object], tells: Mapping[str, object]) -> None:
-    """Raise CheckpointError if the config says other sizes than the weights have; what it leaves out claims nothing."""
-    said = {"embed_dim": config.features, **part}
+    """Raise CheckpointError if sizes in the config contradict the weights; missing keys are not compared."""
+    stated = {"embed_dim": config.features, **part}
     wrong = [
-        f"{key} {said[key]}, the weights have {value}" for key, value in tells.items() if said.get(key, value) != value
+        f"{key} {stated[key]}, the weights have {value}"
+        for key, value in tells.items()
+        if stated.get(key, value) != value
     ]
     if wrong:
         raise CheckpointError(
-            f"{config.file.name} does not fit the weights",
+            f"{config.file.name} does not match the weights",
             found="; ".join(wrong),
-            expected="the config and the weights of one model",
-            fix="take both from one repository; for OpenCLIP's own names of models, from its model_configs",
+            expected="config and weights of the same model",
+            fix="take both from the same repository; for OpenCLIP's own model names, from its model_configs",
         )
 
 
-# --- The towers: that of images, ours where we have it and timm's otherwise, and that of texts ------------------------
+# --- The towers: the image tower, built-in or timm's, and the text tower ----------------------------------------------
 
 
 HEAD = "visual.head."
 PROJECTIONS = ("linear", "mlp")
-# timm's arguments of what a name spells out, and our fields.
+# timm's arguments for the sizes in a model name, and our config fields.
 SIZES = {"embed_dim": "width", "depth": "depth", "num_heads": "heads", "patch_size": "patch_size"}
-# Pooling that OpenCLIP adds to a tower of timm.
+# Pooling that OpenCLIP adds to a timm tower.
 ATTENTIVE = ("abs_attn", "rot_attn")
 
 
 def image_part(
     state: Mapping[str, Tensor], config: OpenClip, source: Source, file: str
 ) -> family.Recognised | family.LoadedModel:
-    """The image tower: as tensors of our Vision Transformer, or as timm's own module.
+    """Return the image tower: as tensors of the built-in Vision Transformer, or as timm's own module.
 
     Raises:
-        CheckpointError: tensors are missing or unknown, or the config names a tower that neither is.
-        MissingPackageError: it is timm's, which is not installed.
+        CheckpointError: tensors are missing or unknown, or the config names another kind of tower.
+        MissingPackageError: the tower is timm's, and timm is not installed.
     """
     name = config.vision.get("timm_model_name")
     if name is None and isinstance(config.vision.get("layers"), list):
-        raise config.refused(
-            "an image tower of convolutions (CLIP's ResNet)", "a Vision Transformer, or a tower of timm"
-        )
+        raise config.refused("a convolutional image tower (CLIP's ResNet)", "a Vision Transformer, or a timm tower")
     if name is None:
         return image_tower(state, config, source.heads)
     config.refuse_vision()
     pooling, projection = config.vision.get("timm_pool", "avg"), config.vision.get("timm_proj", "linear")
     if pooling in ATTENTIVE or projection not in (*PROJECTIONS, "none", "", None):
-        raise config.refused(
-            f"timm_pool {pooling!r}, timm_proj {projection!r}", "pooling of timm's own, and a projection"
-        )
+        raise config.refused(f"timm_pool {pooling!r}, timm_proj {projection!r}", "timm's own pooling, and a projection")
     arguments = dict(config.vision.get("timm_model_kwargs") or {})
     if pooling or projection not in PROJECTIONS:
         arguments["global_pool"] = pooling
@@ -460,9 +458,9 @@ def image_part(
     if projection != "mlp" and (found := _ours(trunk, head, config, name, arguments, source)) is not None:
         return found
     arguments["num_classes"] = 0 if projection else config.features
-    told = {"architecture": name, "model_args": arguments}
+    timm_config = {"architecture": name, "model_args": arguments}
     size = source.size or config.image_size
-    return _projected(from_timm(name, told, trunk, size, file, "features"), head)
+    return _projected(from_timm(name, timm_config, trunk, size, file, "features"), head)
 
 
 def _ours(
@@ -473,7 +471,7 @@ def _ours(
     arguments: Mapping[str, Any],
     source: Source,
 ) -> family.Recognised | None:
-    """timm's tower as our Vision Transformer; None if it is another one."""
+    """Return timm's tower as the built-in Vision Transformer; None if it is another architecture."""
     try:
         named = vit.parse_vit(name)
     except UnknownModelError:
@@ -485,14 +483,14 @@ def _ours(
     found = vit_timm.recognise(tensors, hints)
     if found is None or not isinstance(found.config, ViTConfig):
         return None
-    said = {field: arguments.get(argument, getattr(named, field)) for argument, field in SIZES.items()}
-    compare(config, said, {field: getattr(found.config, field) for field in SIZES.values()})
+    stated = {field: arguments.get(argument, getattr(named, field)) for argument, field in SIZES.items()}
+    compare(config, stated, {field: getattr(found.config, field) for field in SIZES.values()})
     compare(config, {"image_size": config.image_size}, {"image_size": found.config.image_size})
     return found
 
 
 def _projected(tower: family.LoadedModel, head: Mapping[str, Tensor]) -> family.LoadedModel:
-    """timm's module with OpenCLIP's projection behind it, if it has one."""
+    """Return timm's module followed by OpenCLIP's projection, if there is one."""
     layers: list[nn.Module] = [tower.module]
     width = tower.signature.outputs[0].shape[-1]
     for key in ("proj", "mlp.fc1", "mlp.fc2"):
@@ -502,8 +500,8 @@ def _projected(tower: family.LoadedModel, head: Mapping[str, Tensor]) -> family.
         if found["weight"].ndim != 2 or found["weight"].shape[1] != width:
             raise CheckpointError(
                 f"OpenCLIP's projection does not fit timm's {tower.name}",
-                found=f"{HEAD}{key}.weight of {list(found['weight'].shape)}",
-                expected=f"rows of {width}, the width of its features",
+                found=f"{HEAD}{key}.weight {list(found['weight'].shape)}",
+                expected=f"rows of {width}, the feature width",
             )
         width = len(found["weight"])
         linear = nn.Linear(found["weight"].shape[1], width, bias="bias" in found)
@@ -517,14 +515,14 @@ def _projected(tower: family.LoadedModel, head: Mapping[str, Tensor]) -> family.
 
 
 def as_features(original: family.LoadedModel, features: int) -> family.LoadedModel:
-    """The image tower as what it gives, whatever its last linear looks like."""
+    """Return the image tower as a feature extractor, whatever its last linear layer is."""
     own = original.signature
     pooled = TensorSpec("features", "float32", ("batch", features))
     if own.outputs[0].shape != pooled.shape:
         raise CheckpointError(
-            "the image tower does not give the features that images and texts share",
+            "the image tower does not return the features shared by images and texts",
             found=str(own.outputs[0]),
-            expected=f"features [batch, {features}], as embed_dim says",
+            expected=f"features [batch, {features}], from embed_dim",
         )
     rest = own.outputs[1:] if own.task == "features" else ()
     return dataclasses.replace(
@@ -535,38 +533,38 @@ def as_features(original: family.LoadedModel, features: int) -> family.LoadedMod
 def with_text(
     original: family.LoadedModel, folder: ModelFolder, state: Mapping[str, Tensor], config: OpenClip
 ) -> family.LoadedModel:
-    """The same with its text tower; without a tokenizer itself, with a note.
+    """Add the text tower; without a tokenizer, return `original` with a note.
 
     Raises:
-        CheckpointError: the text tower is missing, not whole, or none that vitdeploy has; or the tokenizer has other
-            tokens than the tower.
+        CheckpointError: the text tower is missing, incomplete or unsupported; or the tokenizer's vocabulary does not
+            match it.
     """
     if not (folder.path / TOKENIZER).is_file():
         own = config.text.get("hf_tokenizer_name")
-        told = f"that of {own}" if own else "CLIP's, which is that of openai/clip-vit-base-patch32"
-        note = f"no {TOKENIZER}: the image tower alone; for both, put the tokenizer beside the weights: {told}"
+        origin = f"from {own}" if own else "CLIP's, from openai/clip-vit-base-patch32"
+        note = f"no {TOKENIZER}: image tower only; for both towers, put the tokenizer next to the weights: {origin}"
         return dataclasses.replace(original, notes=(*original.notes, note))
     config.refuse_text()
     if not any(key.removeprefix(TEXT) == "token_embedding.weight" for key in state):
         raise CheckpointError(
-            f"the text tower is not in the weights of {folder.path}",
+            f"the weights of {folder.path} have no text tower",
             found=f"text_cfg in {config.file.name}, {TOKENIZER}, and no tensor token_embedding.weight",
-            expected="the weights of both",
+            expected="the weights of both towers",
             fix=f"save the whole model; or, {ALONE}",
         )
     tower, clean = text_tower(state, config), config.clean
     count, rows = tokens_of(folder.path / TOKENIZER), tower.config.vocabulary
     if count > rows:
         raise CheckpointError(
-            f"{TOKENIZER} has tokens that the text tower does not have",
+            f"{TOKENIZER} has more tokens than the text tower",
             found=f"{count} tokens, {rows} rows of token_embedding.weight",
             expected="the tokenizer that the model was trained with",
-            fix=f"get it of {config.text.get('hf_tokenizer_name') or 'openai/clip-vit-base-patch32'}",
+            fix=f"get it from {config.text.get('hf_tokenizer_name') or 'openai/clip-vit-base-patch32'}",
         )
     if config.text.get("hf_tokenizer_name"):
         tokenizer = tokenizer_of(folder.path)
         assert tokenizer is not None
-        # OpenCLIP pads at the right, whatever the tokenizer's own file says.
+        # OpenCLIP pads on the right, whatever the tokenizer's own file says.
         tokenizer = {**tokenizer, "padding": "right", "lowercase": False}
     else:
         tokenizer = byte_pairs_of(folder.path, rows)

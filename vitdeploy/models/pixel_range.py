@@ -1,8 +1,8 @@
-"""In which range a model takes pixels, by what its first operators do with them.
+"""The pixel range that a model expects, inferred from its first operators.
 
 Graphs and modules may scale pixels themselves: x / 255, x / 127.5 - 1, (x - 123.675) / 58.395, or (x - 0.485) / 0.229
-of pixels in 0..1. What stands in front of the first layer is linear in the image, so a few images show it, whatever
-operators it is made of and however these move channels.
+of pixels in 0..1. Everything before the first layer is linear in the image, so a few images determine it, whatever
+operators it consists of and however they move channels.
 """
 
 import dataclasses
@@ -16,27 +16,27 @@ import numpy.typing as npt
 from vitdeploy.spec import ChannelOrder, PreprocessSpec
 
 Floats = npt.NDArray[np.float32]
-# From images [1, channels, height, width] to the values that the model's first layer reads, each of any shape.
+# Maps images [1, channels, height, width] to the values that the model's first layer reads, each of any shape.
 FirstValues = Callable[[Floats], Sequence[Floats]]
 Range = Literal["0..255", "0..1", "-1..1"]
-# mean and std of the spec that gives pixels of a range.
+# mean and std of the spec that produces pixels of a range.
 SCALES: dict[Range, tuple[float, float]] = {"0..255": (0.0, 1 / 255), "0..1": (0.0, 1.0), "-1..1": (0.5, 0.5)}
-# Means of ImageNet, of pixels in 0..1 and BGR: what subtracts them in this order takes BGR.
+# ImageNet means for pixels in 0..1 in the order BGR: a model that subtracts them in this order takes BGR.
 BGR = np.array([0.406, 0.456, 0.485])
-OTHERWISE = "preprocess: in a recipe says otherwise"
+OTHERWISE = "override with preprocess: in a recipe"
 TOLERANCE = 1e-3
 
 
 @dataclass(frozen=True)
 class Scaling:
-    """What a model's first operators make of a pixel x of a channel: factor x + shift, [channels] each."""
+    """The scaling of a pixel x by a model's first operators: factor x + shift, [channels] each."""
 
     factor: npt.NDArray[np.float64]
     shift: npt.NDArray[np.float64]
 
     @property
     def range(self) -> Range | None:
-        """The range of x; None where the numbers do not tell it."""
+        """The range of x; None if the numbers do not determine it."""
         if not self.factor.all():
             return None
         mean = -self.shift / self.factor
@@ -61,7 +61,7 @@ class Scaling:
 
 
 def scaling_of(first: FirstValues, channels: int, size: tuple[int, int]) -> Scaling | None:
-    """The scaling before the first layer; None where there is none, or one that is no number for each channel."""
+    """Return the scaling before the first layer; None if nothing is scaled, or not by one number per channel."""
     blank = np.zeros((1, channels, *size), np.float32)
     marked = [blank.copy() for _ in range(channels)]
     for channel, image in enumerate(marked):
@@ -82,7 +82,7 @@ def scaling_of(first: FirstValues, channels: int, size: tuple[int, int]) -> Scal
 
 
 def _uniform(gain: npt.NDArray[np.float64], floor: Floats) -> tuple[float, float] | None:
-    """The one gain, and the one floor, of all places that a channel reaches."""
+    """Return the gain and the floor of a channel if they are the same at all positions, else None."""
     reached = gain != 0
     if not reached.any():
         return None
@@ -96,33 +96,33 @@ def _uniform(gain: npt.NDArray[np.float64], floor: Floats) -> tuple[float, float
 def settled(
     spec: PreprocessSpec, scaling: Scaling | None, assumed: str | None
 ) -> tuple[PreprocessSpec, tuple[str, ...]]:
-    """The preprocessing by the model's own scaling, and notes on it. `assumed`: what is told of a spec that nothing
-    says; None for one that is given or lies beside the model, which counts, with a warning where the two contradict."""
+    """Return the preprocessing that suits the model's own scaling, and notes. `assumed`: the note on an assumed spec;
+    None for a spec from the user or the model's files: it is kept, with a warning if it contradicts the scaling."""
     if scaling is None:
         return spec, () if assumed is None else (assumed,)
     pixels = scaling.range
     if pixels is None:
-        reading = f"the model's first operators scale its input ({scaling}), which does not tell of what range"
-        return spec, () if assumed is None else (assumed, f"{reading}: {spec.normalisation} is assumed ({OTHERWISE})")
+        reading = f"the model's first operators scale its input ({scaling}), but do not determine its range"
+        return spec, () if assumed is None else (assumed, f"{reading}: assuming {spec.normalisation} ({OTHERWISE})")
     mean, std = SCALES[pixels]
     order: ChannelOrder = "bgr" if scaling.bgr else spec.channel_order
-    named = f"{pixels} in the order BGR" if scaling.bgr else pixels
+    named = f"{pixels} in BGR order" if scaling.bgr else pixels
     reading = f"the model's first operators scale pixels {named} ({scaling})"
     if assumed is not None:
         scale = (mean,) * spec.channels, (std,) * spec.channels
         own = dataclasses.replace(spec, mean=scale[0], std=scale[1], channel_order=order)
-        return own, (f"{reading}: so it gets them; the rest is assumed ({OTHERWISE})",)
+        return own, (f"{reading}: the preprocessing provides these; the rest is assumed ({OTHERWISE})",)
     if (fed := _fed(spec)) == pixels and order == spec.channel_order:
         return spec, ()
     contradiction = (
-        f"the preprocessing gives it {fed} ({spec.normalisation}): its answers are wrong, unless it is meant"
+        f"the preprocessing gives it {fed} ({spec.normalisation}): results are wrong unless this is intended"
     )
-    fix = f"mean {mean:g}, std {std:.6g} and channel_order {order} in preprocess: give what it scales"
+    fix = f"set mean {mean:g}, std {std:.6g} and channel_order {order} in preprocess: to match the model"
     return spec, (f"{reading}, but {contradiction}; {fix}",)
 
 
 def _fed(spec: PreprocessSpec) -> str:
-    """The range that a spec gives, in words."""
+    """Describe the pixel range that a spec produces."""
     low = min(-mean / std for mean, std in zip(spec.mean, spec.std, strict=True))
     high = max((1 - mean) / std for mean, std in zip(spec.mean, spec.std, strict=True))
     if high > 20:

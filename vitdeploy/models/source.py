@@ -1,4 +1,4 @@
-"""A model as users name it, and the libraries that it is of."""
+"""A model as named by the user, and imports of the libraries that it comes from."""
 
 import importlib
 import traceback
@@ -16,15 +16,15 @@ from vitdeploy.spec import PreprocessSpec, Task
 class Source:
     """Where a model comes from: plain data, which can also be passed to a measuring process.
 
-    `image_size` is (height, width), other than the checkpoint's. `preprocess`: in place of what the model's own files
-    say, which is then not read. `heads`: for a bare state dict that cannot say it.
+    `image_size` is (height, width), if it differs from the checkpoint's. `preprocess` replaces the preprocessing in
+    the model's own files, which is then not read. `heads`: for a bare state dict that does not show it.
     `text_features`: a .npy of float32 [classes, width], which makes a CLIP or SigLIP tower a zero-shot classifier.
-    `function` is `package.module:function`, and comes from the command line only; it must return the weights of the
-    digest `weights` if that is given. `only_batch`: the fixed batch size for an ONNX file.
-    `module`: the file of a module in memory, which this user's own process has just written. `task`: what the outputs
-    are to be taken for, where they do not say it.
-    `bind`: "NAME=VALUE" for each further input of an ONNX file, or of a module of the user's, see `graph.io.bound`.
-    `normal`: the folder of normal images of a model of anomalies, and `memory` the file of what was fitted on them.
+    `function` is `package.module:function`, and comes from the command line only; if `weights` is given, it must return
+    weights with that digest. `only_batch`: the fixed batch size for an ONNX file.
+    `module`: the file of a module in memory, which this user's own process has just written. `task`: the task to
+    interpret the outputs as, if they do not show it.
+    `bind`: "NAME=VALUE" for each further input of an ONNX file or a user's module, see `graph.io.bound`.
+    `normal`: the folder of normal images of an anomaly model; `memory`: the file of the bank fitted on them.
     """
 
     model: str | None = None
@@ -44,7 +44,7 @@ class Source:
 
     @property
     def size(self) -> tuple[int, int] | None:
-        """(height, width) that is asked for: that of `image_size`, else of `preprocess`."""
+        """The requested (height, width): `image_size`, else the crop of `preprocess`."""
         return self.image_size or (self.preprocess.crop if self.preprocess is not None else None)
 
     @property
@@ -54,11 +54,11 @@ class Source:
         return self.function or self.model or (self.checkpoint.name if self.checkpoint else "model")
 
 
-# --- Import other people's libraries, and report what goes wrong in one line ------------------------------------------
+# --- Import third-party libraries, and report failures in one line ----------------------------------------------------
 
 
 def library(name: str, why: str) -> ModuleType:
-    """The imported package of that name; an error says what needs it, `why`.
+    """Import the package `name`; an error says what needs it (`why`).
 
     Raises:
         MissingPackageError, CapabilityError: it is not installed, or cannot be imported.
@@ -72,13 +72,13 @@ def library(name: str, why: str) -> ModuleType:
 
 
 def cannot_import(name: str, why: str, error: BaseException) -> CapabilityError:
-    """The error by its root: transformers wraps what went wrong in a sentence of its own."""
+    """Return the error for a failed import with its root cause, which transformers wraps in a sentence of its own."""
     while error.__cause__ is not None:
         error = error.__cause__
     return CapabilityError(
         f"{why} needs the package {name}, which is installed here but cannot be imported",
         found=f"{type(error).__name__}: {last_line(error)}",
-        fix=f"install builds of torch, torchvision and {name} that belong together",
+        fix=f"install compatible builds of torch, torchvision and {name}",
     )
 
 
@@ -88,7 +88,7 @@ def last_line(error: BaseException) -> str:
 
 
 def where(error: BaseException) -> str:
-    """The error, with the last line of the user's own code that it came through."""
+    """Describe the error, with the last line of the user's own code in its traceback."""
     frames = [f for f in traceback.extract_tb(error.__traceback__) if "-packages" not in f.filename]
     ours = str(Path(__file__).parents[1])
     frames = [f for f in frames if not f.filename.startswith((ours, "<"))]

@@ -1,4 +1,4 @@
-"""The original PyTorch model behind the same life-cycle as every engine: the reference of all comparisons."""
+"""The original PyTorch model with the life cycle of an engine: the reference of all comparisons."""
 
 import dataclasses
 from collections.abc import Callable, Mapping
@@ -21,7 +21,7 @@ EAGER, COMPILED = "PyTorch eager", "PyTorch torch.compile, float16"
 
 
 def torch_runner(original: family.LoadedModel, *, threads: int = 0) -> runner.Runner:
-    """The runner (not loaded yet) of an original, by its task."""
+    """Return the runner of an original, chosen by its task and not loaded yet."""
     sequence = original.signature.sequence
     if isinstance(original.module, Transformer) and sequence is not None:
         return _TorchSequenceRunner(original.module, sequence, threads=threads)
@@ -37,7 +37,7 @@ def torch_runner(original: family.LoadedModel, *, threads: int = 0) -> runner.Ru
 def _text_runner(
     original: family.LoadedModel, module: image_text.ImageText, sequence: SequenceSpec, threads: int
 ) -> runner.Runner:
-    """Encoder and decoder step as the engines' runner has them: the same search, over PyTorch's modules."""
+    """Return a runner of encoder and decoder step: the engines' search, over PyTorch modules."""
     signature = original.signature
 
     def encode(image: torch.Tensor) -> tuple[torch.Tensor, ...]:
@@ -74,7 +74,7 @@ def _image(signature: family.Signature) -> tuple[TensorSpec]:
 
 
 def _towers_runner(original: family.LoadedModel, module: towers.Towers, threads: int) -> runner.Runner:
-    """The two towers as a flow, as their engines are."""
+    """Return the two towers as a flow, like their engines."""
     signature, spec = original.signature, original.signature.postprocess
     assert isinstance(spec, ZeroShotSpec | OpenVocabularySpec)
     *images, text = signature.outputs
@@ -93,7 +93,7 @@ def _towers_runner(original: family.LoadedModel, module: towers.Towers, threads:
 
 
 def _prompted_runner(original: family.LoadedModel, module: prompted.Prompted, threads: int) -> runner.Runner:
-    """Image encoder and prompt decoder as a flow, as their engines are."""
+    """Return image encoder and prompt decoder as a flow, like their engines."""
     signature = original.signature
     embedded = prompted.embeddings_of(module, signature.channels, signature.image_size)
     assert isinstance(signature.postprocess, PromptSpec)
@@ -112,7 +112,7 @@ def _flow(parts: Mapping[str, runner.Runner]) -> flow.FlowRunner:
 
 
 class _TorchParts(runner.Runner):
-    """A function of tensors, such as a module, in eager mode as a part of a flow: inputs and outputs in their order."""
+    """A function of tensors, such as a module, run eagerly as part of a flow; inputs and outputs by position."""
 
     def __init__(
         self,
@@ -183,7 +183,7 @@ class TorchRunner(_TorchParts):
 
 
 class CompiledRunner(TorchRunner):
-    """The original as PyTorch runs it fastest on a GPU: in FP16, compiled, as a CUDA graph.
+    """The original in PyTorch's fastest GPU configuration: FP16, compiled, as a CUDA graph.
 
     Inputs and outputs are those of `TorchRunner`, float32 in host memory: copies to and from the GPU count.
 
@@ -205,8 +205,8 @@ class CompiledRunner(TorchRunner):
             )
         super()._load()
         module = self.original.module.to(self.device, torch.float16)
-        # "reduce-overhead" replays CUDA graphs, as the engines do that it is compared with. Without `dynamic=False` the
-        # kernels of a second batch would be for any batch, and slower.
+        # "reduce-overhead" replays CUDA graphs, like the engines that it is compared with. Without `dynamic=False`, a
+        # second batch size would compile kernels for any batch, which are slower.
         self._compiled = torch.compile(module, mode="reduce-overhead", dynamic=False)
         self.provider = COMPILED
 

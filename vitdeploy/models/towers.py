@@ -1,4 +1,4 @@
-"""Models of two towers, image and text."""
+"""Two-tower models: an image tower and a text tower."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from vitdeploy.runtime.tokenizer import OpenVocabularySpec, ZeroShotSpec
 from vitdeploy.spec import PreprocessSpec, Task, TensorSpec
 from vitdeploy.zip_members import DAMAGED
 
-# --- The text tower in the files of transformers' CLIPModel and SiglipModel, and how its features are compared --------
+# --- The text tower of transformers' CLIPModel and SiglipModel, and how its features are compared ---------------------
 
 
 PREFIX = "text_model."
@@ -49,20 +49,20 @@ _RULES = rules(
     W="{weight,bias}",
 )
 _LAYERS = ("norm1", "norm2", "attn.q", "attn.k", "attn.v", "attn.proj", "mlp.fc1", "mlp.fc2")
-# By model_type: what transformers 5.23's text config has by default, and what the model's class does.
+# By model_type: the defaults of transformers 5.23's text config and of the model's class.
 _DEFAULTS: dict[str, tuple[float, Activation, int]] = {
     "clip": (1e-5, "quick_gelu", 8),
     "siglip": (1e-6, "gelu_tanh", 12),
 }
 CLIP_END = 49407
-# CLIP's config of before its end token was corrected in transformers: the largest token number is meant.
+# CLIP configs from before transformers corrected the end token: it stands for the largest token id.
 OLD_END = 2
 
 
 @dataclass(frozen=True)
 class TextTower:
-    """`state` loads strictly into a `TextEncoder` of `config`. `compared`: the fields of `ZeroShotSpec` that say how
-    its features are, logit = scale * cosine + bias, read by a sigmoid (SigLIP) or a softmax over the texts (CLIP)."""
+    """`state` loads strictly into a `TextEncoder` of `config`. `compared`: the fields of `ZeroShotSpec` for comparing
+    its features, logit = scale * cosine + bias, with a sigmoid (SigLIP) or a softmax over the texts (CLIP)."""
 
     config: TextConfig
     state: dict[str, Tensor]
@@ -72,7 +72,7 @@ class TextTower:
     def measured(
         cls, tensors: dict[str, Tensor], state: Mapping[str, Tensor], *, sigmoid: bool, **conventions: Any
     ) -> TextTower:
-        """Of tensors under our names, and the numbers by which `state` compares features. `conventions`: the fields of
+        """Build it from tensors under our names, with the scale and bias in `state`. `conventions`: the fields of
         TextConfig that sizes leave open."""
         config = TextConfig(
             vocabulary=tensors["token_embed.weight"].shape[0],
@@ -92,17 +92,17 @@ class TextTower:
 
 
 def recognise_text(state: Mapping[str, Tensor], config: Mapping[str, Any]) -> TextTower:
-    """The text tower of a whole CLIP or SigLIP; `config` is the folder's config.json.
+    """Return the text tower of a whole CLIP or SigLIP; `config` is the folder's config.json.
 
     Raises:
-        CheckpointError: tensors are missing, unknown or of odd shapes, or the config does not say what these are.
+        CheckpointError: tensors are missing, unknown or of unexpected shapes, or the config does not fit them.
     """
     kind, part = str(config.get("model_type")), config.get("text_config") or {}
     eps, activation, heads = _DEFAULTS[kind]
     name = part.get("hidden_act", activation)
     if name not in vit_transformers.ACTIVATIONS and name != activation:
         raise CheckpointError(
-            "config.json names an activation of the text tower that vitdeploy does not have",
+            "config.json names a text-tower activation that vitdeploy does not support",
             found=f"hidden_act {name!r}",
             expected=", ".join(vit_transformers.ACTIVATIONS),
         )
@@ -114,7 +114,7 @@ def recognise_text(state: Mapping[str, Tensor], config: Mapping[str, Any]) -> Te
         raise CheckpointError(
             "config.json does not fit the text tower",
             found=f"num_attention_heads {heads!r}, layer_norm_eps {eps!r}",
-            expected=f"a number of heads that divides the width {width}, and an epsilon of 0 or more",
+            expected=f"a number of heads that divides the width {width}, and an epsilon >= 0",
         )
     return TextTower.measured(
         tensors,
@@ -139,7 +139,7 @@ def _renamed(state: Mapping[str, Tensor], kind: str) -> dict[str, Tensor]:
     missing += [key for key in ("logit_scale", *(("logit_bias",) if kind == "siglip" else ())) if key not in state]
     if unknown or missing:
         raise CheckpointError(
-            "the text tower is not whole, or not only one",
+            "the text tower has missing or unknown tensors",
             found="; ".join(
                 f"{what}: {mismatch.listed(keys)}"
                 for what, keys in (("missing", missing), ("unknown", unknown))
@@ -152,15 +152,15 @@ def _renamed(state: Mapping[str, Tensor], kind: str) -> dict[str, Tensor]:
     return vit.merge_attention(found, [])
 
 
-# --- CLIP and SigLIP whole: our image tower, and the text tower of the same checkpoint beside it ----------------------
+# --- Whole CLIP and SigLIP: the built-in image tower, and the text tower of the same checkpoint -----------------------
 
 
-# `model_type` of configs that are about both towers.
+# `model_type` of configs that describe both towers.
 BOTH = ("clip", "siglip")
 
 
 class _ImageTower(nn.Module):
-    """The pooled features alone of a tower: float32 [b, channels, height, width] -> [b, features]."""
+    """Only the pooled features of a tower: float32 [b, channels, height, width] -> [b, features]."""
 
     def __init__(self, tower: nn.Module) -> None:
         super().__init__()
@@ -172,8 +172,8 @@ class _ImageTower(nn.Module):
 
 
 class Towers(nn.Module):
-    """Both towers: float32 [b, channels, height, width] and int64 [texts, length] -> what the one gives of images, and
-    the features of the texts [texts, width]."""
+    """Both towers: float32 [b, channels, height, width] and int64 [texts, length] -> the image tower's outputs and the
+    text features [texts, width]."""
 
     def __init__(self, image: nn.Module, text: TextEncoder) -> None:
         super().__init__()
@@ -188,30 +188,30 @@ class Towers(nn.Module):
 def with_text_tower(
     original: LoadedModel, folder: Path, state: Mapping[str, Tensor], config: Mapping[str, Any], task: Task | None
 ) -> LoadedModel:
-    """The same with its text tower, where the folder has both and a tokenizer; else itself, with a note of what is not
-    there.
+    """Add the text tower if the folder has both towers and a tokenizer; else return `original`, with a note on what is
+    missing.
 
     Raises:
-        CheckpointError: the folder says that it has both, and its weights have no text tower, or not a whole one.
+        CheckpointError: the config names both towers, but the weights have no text tower, or an incomplete one.
     """
     if config.get("model_type") not in BOTH or original.signature.task != "features" or task in ("features", "anomaly"):
         return original
     tokenizer, text = tokenizer_of(folder), any(key.startswith(PREFIX) for key in state)
     if tokenizer is None:
-        told = f"no {TOKENIZER}" if text else "no text tower and no tokenizer"
-        return dataclasses.replace(original, notes=(*original.notes, f"{told}: the image tower alone"))
+        missing = f"no {TOKENIZER}" if text else "no text tower and no tokenizer"
+        return dataclasses.replace(original, notes=(*original.notes, f"{missing}: image tower only"))
     if not text:
         raise CheckpointError(
-            f"the text tower is not in the weights of {folder}",
+            f"the weights of {folder} have no text tower",
             found=f"model_type {config['model_type']} in config.json, {TOKENIZER}, and no tensor text_model...",
-            expected="the weights of both",
+            expected="the weights of both towers",
             fix="save the whole model; or, for the image tower alone: --task features",
         )
     return both_towers(original, recognise_text(state, config), tokenizer, f"the text tower of {folder}")
 
 
 def text_encoder(tower: TextTower, what: str) -> TextEncoder:
-    """The module of a text tower, which is called `what`; raises CheckpointError if the tensors do not fit it."""
+    """Build the module of a text tower, called `what` in errors; raises CheckpointError if the tensors do not fit."""
     with torch.device("meta"):
         module = TextEncoder(tower.config)
     module = module.to_empty(device="cpu")
@@ -221,17 +221,17 @@ def text_encoder(tower: TextTower, what: str) -> TextEncoder:
 
 
 def both_towers(original: LoadedModel, tower: TextTower, tokenizer: Mapping[str, Any], what: str) -> LoadedModel:
-    """The image tower with a text tower, which is called `what`.
+    """Return the image tower with a text tower, called `what` in errors.
 
     Raises:
-        CheckpointError: they give features of different widths; or the tensors do not fit the text tower.
+        CheckpointError: the feature widths differ, or the tensors do not fit the text tower.
     """
     image = original.signature.outputs[0].shape[-1]
     if tower.config.features != image:
         raise CheckpointError(
-            "the towers do not belong together",
+            "the image tower and the text tower do not match",
             found=f"{image} image features, {tower.config.features} text features",
-            expected="as many of each",
+            expected="the same number of features",
         )
     module = text_encoder(tower, what)
     spec = ZeroShotSpec(tower.config.length, **tower.compared, **tokenizer)
@@ -244,17 +244,17 @@ def both_towers(original: LoadedModel, tower: TextTower, tokenizer: Mapping[str,
         module=Towers(_ImageTower(original.module), module).eval(),
         signature=dataclasses.replace(original.signature, task="zero-shot", outputs=outputs, postprocess=spec),
         notes=(
-            *(note for note in original.notes if "text_model" not in note),  # which would say that it is left out
+            *(note for note in original.notes if "text_model" not in note),  # a note that it was dropped
             f"both towers; texts of up to {tower.config.length} tokens",
         ),
     )
 
 
-# --- OWL-ViT (arXiv 2205.06230) and OWLv2 (arXiv 2306.09683) of transformers as two towers ----------------------------
-# one gives boxes with class. features, the other the features of texts. The runtime compares them.
+# --- transformers' OWL-ViT (arXiv 2205.06230) and OWLv2 (arXiv 2306.09683) as two towers ------------------------------
+# One gives boxes with class features, the other text features. The runtime compares them.
 
 
-# By model_type: the attribute that holds both encoders, which is the class's, too.
+# By model_type, which is also the attribute of the class that holds both encoders.
 KINDS = {"owlvit": "OwlViTForObjectDetection", "owlv2": "Owlv2ForObjectDetection"}
 
 
@@ -283,82 +283,82 @@ def from_owl(
     image_size: tuple[int, int] | None,
     state: Mapping[str, Tensor] | None = None,
 ) -> LoadedModel:
-    """A model folder of OWL-ViT or OWLv2, with the weights of `state`, or those of the folder.
+    """Load a model folder of OWL-ViT or OWLv2, with the weights of `state`, or those of the folder.
 
     Args:
-        preprocess: of channels and an image size (height, width), with notes.
+        preprocess: takes channels and an image size (height, width); returns the spec and notes.
 
     Raises:
-        CheckpointError: another class, no tokenizer, or another image size than the model's own. Else as
+        CheckpointError: another class, no tokenizer, or not the model's own image size. Otherwise as
             `library_model`.
     """
     kind = str(config["model_type"])
     named = str((config.get("architectures") or [""])[0])
     if named != KINDS[kind]:
         raise CheckpointError(
-            f"transformers' {named or 'class'} of {kind} finds no objects",
+            f"transformers' {named or 'class'} of {kind} is not a detector",
             found=f"architectures {named or 'missing'}",
             expected=KINDS[kind],
-            fix="take the folder of the detector, as its authors publish it",
+            fix="use the detector's folder as published by its authors",
         )
     tokenizer = tokenizer_of(folder)
     if tokenizer is None:
         raise CheckpointError(
-            f"{folder} has no {TOKENIZER}: nothing says which tokens a text is",
-            expected=f"{TOKENIZER}, the file of the package tokenizers",
+            f"{folder} has no {TOKENIZER}: texts cannot be converted to tokens",
+            expected=f"{TOKENIZER}, as written by the package tokenizers",
             fix=python_command(
                 f"from transformers import CLIPTokenizer as T; d = {str(folder)!r}; "
                 "T.from_pretrained(d).save_pretrained(d)"
             )
-            + " writes it of vocab.json and merges.txt",
+            + " writes it from vocab.json and merges.txt",
         )
     model, name, notes = library_model(folder, config, state)
     vision = model.config.vision_config
     own = sides(vision.image_size) or (0, 0)
     if image_size is not None and image_size != own:
         raise CheckpointError(
-            f"transformers' {name} is made for one image size",
+            f"transformers' {name} works at one image size only",
             found="x".join(map(str, image_size)),
             expected="x".join(map(str, own)),
-            fix="leave --image-size out: the boxes begin at the places of its own patches",
+            fix="omit --image-size: box positions depend on the model's own patch grid",
         )
     both = getattr(model, kind)
     found = recognise_text(both.state_dict(), {"model_type": "clip", "text_config": model.config.text_config.to_dict()})
     tower = dataclasses.replace(found, config=dataclasses.replace(found.config, pooling="highest"))
     module = Towers(_OwlImage(model), text_encoder(tower, f"the text tower of {folder}")).eval()
-    images, told = preprocess(vision.num_channels, own)
+    images, remarks = preprocess(vision.num_channels, own)
     spec = OpenVocabularySpec(tower.config.length, **tokenizer)
     boxes, width = (own[0] // vision.patch_size) * (own[1] // vision.patch_size), tower.config.features
     shapes = {CLASS_FEATURES: (boxes, width), SHIFT: (boxes,), SCALE: (boxes,), BOXES: (boxes, 4)}
     outputs = [TensorSpec(each, "float32", ("batch", *shapes[each])) for each in OF_IMAGES]
     outputs.append(TensorSpec(TEXT_FEATURES, "float32", ("texts", width)))
-    length = f"texts of up to {tower.config.length} tokens; {boxes} boxes an image"
+    length = f"texts of up to {tower.config.length} tokens; {boxes} boxes per image"
     signature = Signature("open-vocabulary-detection", own, vision.num_channels, tuple(outputs), spec, notes=(length,))
-    return LoadedModel(folder.name, "transformers", module, signature, images, notes=(*notes, *told))
+    return LoadedModel(folder.name, "transformers", module, signature, images, notes=(*notes, *remarks))
 
 
 # --- Zero-shot classification with an image tower: the text features of the class names as a constant matrix ----------
 # Source: Radford et al., "Learning Transferable Visual Models From Natural Language Supervision", ICML 2021 (arXiv
 # 2103.00020), section 3.1.2: logits = scale * (image / |image|) (text / |text|)^T.
 #
-# Its softmax is CLIP's where the checkpoint's scale is 100, as in all of OpenAI's. SigLIP (arXiv 2303.15343, section
-# 3.2) gives sigmoid(scale * cosine + bias) for each class instead: the order of the classes is the same, the
+# The softmax equals CLIP's if the checkpoint's scale is 100, as in all of OpenAI's models. SigLIP (arXiv 2303.15343,
+# section 3.2) uses sigmoid(scale * cosine + bias) for each class instead: the ranking of the classes is the same, the
 # probabilities are not.
 
 
-# exp(t) at the end of CLIP's training, where t is clipped to log 100.
+# exp(t) at the end of CLIP's training, which clips t to log 100.
 ZERO_SHOT_SCALE = 100.0
 
 
 class _ZeroShotClassifier(nn.Module):
-    """float32 [b, classes] of a tower's features: cosines with the rows of `text`, times CLIP's scale."""
+    """A tower's features -> float32 [b, classes]: cosines with the rows of `text`, times CLIP's scale."""
 
     text: Tensor
 
     def __init__(self, tower: nn.Module, text: Tensor) -> None:
         super().__init__()
         self.tower = tower
-        # Transposed and scaled once, so that the graph has one plain linear.
+        # Transposed and scaled once, so that the graph has a single linear layer.
         self.register_buffer("text", (ZERO_SHOT_SCALE * text / text.norm(dim=1, keepdim=True)).T.contiguous())
 
     def forward(self, image: Tensor) -> Tensor:
@@ -368,11 +368,11 @@ class _ZeroShotClassifier(nn.Module):
 
 
 def with_text_features(original: LoadedModel, path: Path) -> LoadedModel:
-    """The classifier of a tower and a file of text features, float32 [classes, width] (.npy).
+    """Return the classifier made of a tower and a file of text features, float32 [classes, width] (.npy).
 
     Raises:
         MissingFileError: no such file.
-        CheckpointError: the model gives no image features, or the matrix does not fit them.
+        CheckpointError: the model does not return image features, or the matrix does not fit them.
     """
     if not is_file(path):
         raise MissingFileError(f"no text features at {path}", expected="a .npy file, float32 [classes, width]")
@@ -384,7 +384,7 @@ def with_text_features(original: LoadedModel, path: Path) -> LoadedModel:
             expected="the image tower of CLIP or SigLIP",
         )
     try:
-        # Mapped, so that a header that promises more than the file has is found before memory is taken for it.
+        # Memory-mapped, so that a header larger than the file is detected before memory is allocated.
         text = np.load(path, mmap_mode="r", allow_pickle=False)
     except DAMAGED as error:
         raise CheckpointError(f"{path} is not a .npy file", found=str(error)[:200]) from None
@@ -397,7 +397,7 @@ def with_text_features(original: LoadedModel, path: Path) -> LoadedModel:
         raise CheckpointError(
             f"{path} does not fit the model",
             found=f"{text.dtype} {list(text.shape)}",
-            expected=f"float32 [classes, {width}], finite, no row of zeros",
+            expected=f"float32 [classes, {width}], finite, without zero rows",
             fix="embed the class names with the text tower of the same checkpoint, and np.save the matrix",
         )
     module = _ZeroShotClassifier(original.module, torch.from_numpy((text / lengths[:, None]).astype(np.float32)))

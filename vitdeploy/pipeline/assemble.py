@@ -1,4 +1,4 @@
-"""The bundle and the report of a finished plan."""
+"""The complete run of a recipe: its stages, the bench, the bundle and the report."""
 
 import functools
 import itertools
@@ -54,12 +54,12 @@ from vitdeploy.tasks.adapter import Data, ImageAdapter, TaskAdapter
 from vitdeploy.verification.records import Answers
 
 # --- The golden set of a bundle ---------------------------------------------------------------------------------------
-# a few inputs with the outputs of the original and of every engine, to check an engine. wherever it is loaded.
+# A few inputs with the outputs of the original and of every engine, to check an engine wherever it is loaded.
 
 
 GOLDEN_SAMPLES = 8
-# How far the outputs of one engine may lie apart on two machines, of max|a - b| / max|b|: as measured over instruction
-# sets, threads and batches (docs/bundle.md), and some room. A wrong engine is off by about 1.
+# The tolerance max|a - b| / max|b| between the outputs of one engine on two machines: measured over instruction sets,
+# threads and batches (docs/bundle.md), with some margin. A wrong engine is off by about 1.
 TOLERANCE = {
     "fp32": 1e-3,
     "fp16": 2e-2,
@@ -69,9 +69,9 @@ TOLERANCE = {
     "mixed": 1e-1,
     "int4": 1e-1,
 }
-# Of a tolerance, to which it may be lowered where outputs hardly change from sample to sample.
+# The least share of a tolerance to which it may be lowered if outputs hardly change from sample to sample.
 LEAST_PART = 0.1
-# How seldom an engine that gives as many of the original's answers as it must is to fail on a few golden ones.
+# The probability that an engine with the required agreement fails the golden check by chance.
 FALSE_ALARM = 0.01
 
 
@@ -84,8 +84,8 @@ def golden_set(
     gates: Mapping[str, GateStatus],
     agreement: float,
 ) -> write.Golden:
-    """Evaluation samples whose answers differ, with the answers of the loaded original and of every engine, which are
-    to agree to so many percent."""
+    """Evaluation samples with different answers, and the answers of the loaded original and of every engine to them.
+    `agreement`: the required agreement with the original, in percent."""
     task, preprocess, postprocess = adapter.setting.task, adapter.setting.preprocess, adapter.setting.postprocess
     name, shared = original.inputs[0].name, adapter.shared_golden(data)
     chosen = adapter.unlike(reference, data, GOLDEN_SAMPLES)
@@ -93,7 +93,7 @@ def golden_set(
     runner, samples, brought = bound(task, original, fed, postprocess)
     outputs = engine_outputs(runner, preprocess, samples[:1], _first(brought, 1))
     count = max(1, min(len(samples), write.GOLDEN_BYTES // max(1, sum(array.nbytes for array in outputs.values()))))
-    seen = samples[: max(count, 2)]  # of one sample nothing shows how the answers to others would do
+    seen = samples[: max(count, 2)]  # one sample alone cannot show how unrelated answers compare
     brought = _first(brought, len(seen))
     if len(seen) > 1:
         outputs = engine_outputs(runner, preprocess, seen, brought)
@@ -108,7 +108,7 @@ def golden_set(
         names = [each for each in names if found[each].dtype.kind not in "iu"]
         varies, own = largest_difference(_rolled(found), found, names), _first(found, count)
         same = count_same(task, preprocess, postprocess, own, kept)
-        # One that was proven on all evaluation samples may have more of its differences among the golden ones.
+        # An engine that passed on all evaluation samples may have more of its differences among the golden samples.
         expected = min(least, same) if gates[engine.artifact] == "pass" else least
         tolerance = _tolerance(engine.precision, varies)
         nothing = None if tolerance is not None or 2 * by_chance <= expected else _nothing(varies, by_chance, count)
@@ -121,26 +121,26 @@ def _first(outputs: Mapping[str, Array], count: int) -> dict[str, Array]:
 
 
 def _rolled(outputs: Mapping[str, Array]) -> dict[str, Array]:
-    """Each sample's outputs in the place of another's."""
+    """The outputs with each sample's replaced by those of another."""
     return {name: np.roll(array, 1, axis=0) for name, array in outputs.items()}
 
 
 def _tolerance(precision: str, varies: float) -> float | None:
-    """At most half of what changes from sample to sample, so that answers to other samples are out of it; None where
-    that is too little for one engine on two machines."""
+    """At most half of the difference between samples, so that answers to other samples exceed it; None if that is too
+    little for one engine on two machines."""
     most = TOLERANCE[precision]
     return None if varies / 2 < LEAST_PART * most else min(most, varies / 2)
 
 
 def _nothing(varies: float, by_chance: int, count: int) -> str:
     if not varies and count == 1:
-        return "there is one sample, so nothing shows how unrelated answers would do"
+        return "there is only one sample, so unrelated answers cannot be compared"
     same = f"{by_chance} of {count} answers to other samples are the same"
-    return f"{same}, and their outputs {varies:.1e} of the largest apart"
+    return f"{same}, and their outputs differ by {varies:.1e} of the largest output"
 
 
 def least_same(count: int, agreement: float) -> int:
-    """The least number of equal answers among `count` that an engine with `agreement` percent gives in 99 of 100 cases
+    """The number of equal answers among `count` that an engine with `agreement` percent reaches in 99 of 100 cases
     (binomial)."""
     p = 1 - agreement / 100
     chances = [math.comb(count, k) * p**k * (1 - p) ** (count - k) for k in range(count + 1)]
@@ -148,18 +148,17 @@ def least_same(count: int, agreement: float) -> int:
     return count - others
 
 
-# --- The reference of a bundle's monitor: what calibration images are like, and what each engine says to them ---------
+# --- The reference of a bundle's monitor: statistics of calibration images and of each engine's outputs for them ------
 
 
 AT_ONCE = 8
 
 
 def monitor_of(job: Job, engines: Sequence[tuple[EngineSpec, Path]]) -> str | None:
-    """The text of `monitor.json`, of up to 128 calibration images, evenly spread; of as many evaluation images where
-    there are too few of those. None of a model that takes no images, or more than one, or where there are fewer than
-    32.
+    """The text of `monitor.json`, from up to 128 evenly spread calibration images, or from evaluation images if there
+    are too few. None for a model that takes no images or further inputs, and with fewer than 32 images.
 
-    Engines of several graphs have no reference of their outputs: these depend on more than the image.
+    Engines with several graphs have no reference for their outputs, which depend on more than the image.
     """
     model, data = job.reference_model, job.data
     if not isinstance(job.adapter, ImageAdapter) or model.preprocess is None or model.inputs:
@@ -170,21 +169,21 @@ def monitor_of(job: Job, engines: Sequence[tuple[EngineSpec, Path]]) -> str | No
     if inputs is None:
         return None
     outputs = {
-        engine.artifact: said
+        engine.artifact: statistics
         for engine, folder in engines
-        if not engine.parts and (said := _said(engine, folder, model.task, model.preprocess, chunks))
+        if not engine.parts and (statistics := _outputs_of(engine, folder, model.task, model.preprocess, chunks))
     }
     return monitor_reference.reference_text(inputs, model.preprocess.channels, outputs)
 
 
 def monitor_of_images(samples: Sequence[Sample], preprocess: PreprocessSpec) -> str | None:
-    """As `monitor_of`, of the images alone: what an engine says to them is not known where it is not made yet."""
+    """As `monitor_of`, from the images alone, without the outputs of engines."""
     inputs = _numbers(_chunks(samples, preprocess), preprocess)
     return None if inputs is None else monitor_reference.reference_text(inputs, preprocess.channels, {})
 
 
 def _chunks(samples: Sequence[Sample], preprocess: PreprocessSpec) -> list[Pixels]:
-    """The pixels of some samples, evenly spread; none where there are too few."""
+    """The pixels of evenly spread samples; empty if there are too few."""
     if len(samples) < monitor_reference.LEAST_IMAGES:
         return []
     places = np.linspace(0, len(samples) - 1, min(len(samples), monitor_reference.MOST_IMAGES)).round().astype(int)
@@ -194,13 +193,13 @@ def _chunks(samples: Sequence[Sample], preprocess: PreprocessSpec) -> list[Pixel
 def _numbers(chunks: Sequence[Pixels], preprocess: PreprocessSpec) -> list[list[float]] | None:
     rows = [monitor_reference.input_statistics(each, preprocess) for chunk in chunks for each in chunk]
     found = [row for row in rows if row is not None]
-    return found if found and len(found) == len(rows) else None  # images of one column have none
+    return found if found and len(found) == len(rows) else None  # images with a single column have no statistics
 
 
-def _said(
+def _outputs_of(
     engine: EngineSpec, folder: Path, task: Task, preprocess: PreprocessSpec, chunks: Sequence[Pixels]
 ) -> tuple[list[str], list[list[float]]] | None:
-    """The names and the numbers of an engine's outputs for each image; None if it has none of floats."""
+    """The names and statistics of an engine's outputs for each image; None without float outputs."""
     rows: list[list[float]] = []
     names: list[str] = []
     with make_runner(folder, engine) as runner:
@@ -214,10 +213,10 @@ def _said(
     return (monitor_reference.output_names(task, names), rows) if names and np.isfinite(rows).all() else None
 
 
-# --- A whole run: every stage of a recipe, the bench, and what was found and made becomes the bundle ------------------
+# --- A whole run: every stage of a recipe, the bench, and the bundle --------------------------------------------------
 
 
-# Seven in each of three processes, so that all of one process agreeing decides something.
+# Seven in each of three processes, so that the rounds of a single process can decide.
 RUN_ROUNDS = 21
 
 
@@ -237,13 +236,13 @@ def run_pipeline(
     outcome for each image size.
 
     Args:
-        jobs: what `source.prepare` gives, one for each image size.
-        progress, finished: one of each per job; as in `run_plan`.
+        jobs: the result of `source.prepare`, one job per image size.
+        progress, finished: called per job; as in `run_plan`.
         resume: as in `run_plan`.
-        note: called before the work with how long it will take, and the bounds of the budget that the data cannot
+        note: called before the work with the expected time, and with the bounds of the budget that the data cannot
             prove.
-        workers: do what can be shared out of a step, and whole steps side by side; nothing that is measured, and they
-            have ended before the bench begins.
+        workers: run shards of steps and whole steps in parallel, but nothing that is measured; they end before the
+            bench begins.
 
     Raises:
         OutputError: `out` holds something that is not a bundle. Errors of stages and the bench propagate.
@@ -262,7 +261,7 @@ def run_pipeline(
             )
             plan = make_plan(job, workers)
             stages, bench = run.expected_stages(plan, store, resume=resume), expected_bench(job.recipe, plan)
-            note(job, f"takes {ExpectedTime(stages.seconds + bench.seconds, stages.most + bench.most)}")
+            note(job, f"expected time: {ExpectedTime(stages.seconds + bench.seconds, stages.most + bench.most)}")
             early = make([step for step in plan if step.name == REFERENCE])
             for text in foresee(job.adapter, read_answers(early[REFERENCE].path), job.data, job.budget):
                 note(job, text)
@@ -272,7 +271,7 @@ def run_pipeline(
                     pool,
                     store,
                     progress(job),
-                    "make stages",
+                    "run stages",
                     functools.partial(note, job),
                     resume=resume,
                     fresh=fresh,
@@ -293,7 +292,7 @@ def run_pipeline(
 
 
 def expected_bench(recipe: Recipe, plan: Sequence[Step]) -> ExpectedTime:
-    """How long the bench of a recipe takes, of the engines of a plan."""
+    """The expected time of a recipe's bench with the engines of a plan."""
     protocol = Protocol(scenarios=recipe.bench.scenarios, batch=recipe.bench.batch, duration=recipe.bench.duration)
     engines = [step.name for step in plan if step.kind == "compile"]
     requests: dict[str, dict[str, dict[str, str]]] = {ORIGINAL: {}, **{name: {"engine": {}} for name in engines}}
@@ -302,8 +301,8 @@ def expected_bench(recipe: Recipe, plan: Sequence[Step]) -> ExpectedTime:
 
 
 def bench_job(job: Job, artifacts: Mapping[str, Artifact], progress: Progress, kept: Sequence[str]) -> Bench:
-    """Measure the original and every candidate, each against each other, until no further round would change which of
-    those that keep the answers (`kept`) is best."""
+    """Measure the original and all candidates pairwise, until no further round would change which of the engines that
+    keep the answers (`kept`) is best."""
     contenders = candidates(job)
     bench = job.recipe.bench
     bench_candidates = [original_candidate(job.reference_model.source)]
@@ -323,7 +322,7 @@ def bench_job(job: Job, artifacts: Mapping[str, Artifact], progress: Progress, k
 
 
 def write_run(outcomes: Sequence[Outcome], recipe: Recipe, out: Path) -> Report:
-    """Publish the bundle at `out`: of the first outcome, with those of further image sizes inside, each a bundle too.
+    """Publish the bundle of the first outcome at `out`, with the bundles of further image sizes inside it.
 
     Returns the content of the outer report.json.
 
@@ -382,7 +381,7 @@ def _write(outcome: Outcome, report: Report, sizes: Sequence[str], work: Path) -
 
 
 def _size_row(outcome: Outcome, path: str) -> SizeRow:
-    """One image size in the outer report: what to ship there, and the recommended artifact in numbers."""
+    """One image size in the outer report: its verdict, and the numbers of its leading artifact."""
     report, verdict = outcome.report, outcome.verdict
     assert report.bench is not None
     row, engine = report.bench.row(verdict.leading), report.engine(verdict.leading)

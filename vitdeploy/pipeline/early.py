@@ -1,7 +1,7 @@
-"""What the arguments of a command name, and checks of them before PyTorch, ONNX or a runtime is imported.
+"""Interpretation and early checks of command arguments, before PyTorch, ONNX or a runtime is imported.
 
-Each check raises what the stages would raise later, by the same function. Inputs that pass can still be wrong: the
-checks read no file.
+Each check calls the same function as the stages, and so raises the same error. Inputs that pass can still be wrong: the
+checks read no file contents.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ if TYPE_CHECKING:
 DEFAULT_TARGET = "onnxruntime-cpu"
 REPORT_FILE = "report.json"
 
-# --- What an argument names: a bundle, a graph that vitdeploy wrote, or a model ---------------------------------------
+# --- The kind of an argument: a bundle, a graph that vitdeploy wrote, or a model --------------------------------------
 
 
 def form_of(text: str) -> Literal["bundle", "hub", "path", "name"]:
-    """The kind that an argument looks like; no file is read."""
+    """The kind of an argument by its text and by which paths exist; no file is read."""
     path = Path(text)
     if is_bundle(path):
         return "bundle"
@@ -46,8 +46,8 @@ def form_of(text: str) -> Literal["bundle", "hub", "path", "name"]:
 
 
 def kind_of(text: str) -> Literal["bundle", "graph", "model"]:
-    """The kind of artifact that an argument names. A graph that vitdeploy did not write counts as an original; a path
-    where nothing exists counts as a graph, because the errors for graphs say what is missing."""
+    """The kind of artifact that an argument names. A graph from another exporter counts as a model; a missing path
+    counts as a graph, because the errors for graphs name what is missing."""
     form, path = form_of(text), Path(text)
     if form == "bundle":
         return "bundle"
@@ -56,7 +56,7 @@ def kind_of(text: str) -> Literal["bundle", "graph", "model"]:
 
 
 def open_bundle(folder: Path, trust: Path | None = None) -> tuple[Manifest, tuple[str, ...]]:
-    """The manifest and the labels of a bundle that is intact, and signed by `trust` where that is given. Errors of
+    """The manifest and the labels of a bundle after checks of its files and, with `trust`, of its signature. Errors of
     `read_bundle`, `verify_files`, `signed_by` and `read_labels` propagate."""
     manifest = read_bundle(folder)
     verify_files(folder, manifest)
@@ -65,7 +65,7 @@ def open_bundle(folder: Path, trust: Path | None = None) -> tuple[Manifest, tupl
 
 
 def float_graph(text: str) -> Path | None:
-    """The float graph at a path, None if there is none."""
+    """The float graph at a path; None if the path has no float graph."""
     from vitdeploy.graph.io.files import admitted_metadata
 
     path = Path(text)
@@ -76,31 +76,35 @@ def float_graph(text: str) -> Path | None:
 
 
 def default_target(file: Path) -> str:
-    """The target that a graph is compiled for if the user names none."""
+    """The target of a graph for which the user names none."""
     from vitdeploy.graph.io.files import admitted_metadata
 
     return admitted_metadata(file).target or DEFAULT_TARGET
 
 
 def new_folder(work: Path, name: str) -> Path:
-    """A new folder in `work`, whose name begins so."""
+    """A new folder in `work`, whose name begins with `name`."""
     folder = work / f"{name}{len(list(work.iterdir()))}"
     folder.mkdir()
     return folder
 
 
-# --- Whether a target works on this machine: its runtime is installed and has the required features -------------------
+# --- Checks of targets on this machine: the runtime is installed and supports the precision ---------------------------
 
 
 def check_placed(target: str, precision: str) -> None:
-    """The same for a precision that is to stand in a graph, which half precision does for some targets only."""
+    """Check that a target has a precision in the graph; some targets have half precision only as a runtime setting.
+
+    Raises:
+        TargetError, CapabilityError, MissingPackageError: as `require_target`, or the precision is a runtime setting.
+    """
     step.check_target(target)
     row = TARGETS[target]
     if precision in ("fp16", "bf16") and not row.typed and precision in row.precisions:
-        require_runtime(target)  # compiling is a fix only where this machine has the precision
+        require_runtime(target)  # the fix (compile) works only if this machine has the precision
         COMPILE[target].require_precision(precision)
         raise CapabilityError(
-            f"{target} has {precision} as a setting of its runtime, not in the graph",
+            f"{target} has {precision} as a runtime setting, not as a precision of the graph",
             found=f"--precision {precision}",
             expected=", ".join(name for name in step.QUANTIZED if name in row.precisions),
             fix=f"compile the float graph: vitdeploy compile DIR --target {target} --precision {precision} -o OUT",
@@ -109,10 +113,10 @@ def check_placed(target: str, precision: str) -> None:
 
 
 def require_target(target: str, precision: str) -> None:
-    """The target has the precision, its runtime is here, and runs the precision on this machine.
+    """Check that a target supports the precision, and that its runtime is installed and supports it on this machine.
 
     Raises:
-        TargetError, CapabilityError, MissingPackageError.
+        TargetError, CapabilityError, MissingPackageError: one of these checks failed.
     """
     step.check_precision(target, precision)
     require_runtime(target)
@@ -120,17 +124,18 @@ def require_target(target: str, precision: str) -> None:
         COMPILE[target].require_precision(precision)
 
 
-# --- Whether the files of a command are there -------------------------------------------------------------------------
+# --- Checks that the files of a command exist -------------------------------------------------------------------------
 
 
 def check_recipe(recipe: Recipe, targets: Iterable[str] | None = None) -> None:
-    """The files that a recipe names are there, its model's name is one, its targets work here, and times are real here.
+    """Check a recipe: its files exist, its model is known, its targets work here, and this machine is not emulated.
 
     Args:
-        targets: instead of the recipe's.
+        targets: targets to check instead of the recipe's.
 
     Raises:
-        MissingFileError, DataError, UnknownModelError, TargetError, CapabilityError, MissingPackageError.
+        MissingFileError, DataError, UnknownModelError, TargetError, CapabilityError, MissingPackageError: a check
+            failed.
     """
     host.require_real_times()
     for target in recipe.targets if targets is None else targets:
@@ -146,10 +151,10 @@ def check_recipe(recipe: Recipe, targets: Iterable[str] | None = None) -> None:
 
 
 def check_model(model: str | None, checkpoint: str | Path | None = None, labels: str | Path | None = None) -> None:
-    """A model as a recipe or `vitdeploy export` names it, and its files.
+    """Check a model as named in a recipe or for `vitdeploy export`, and its files.
 
     Raises:
-        MissingFileError, UnknownModelError: one is not there.
+        MissingFileError, UnknownModelError: the model or a file does not exist.
     """
     if checkpoint is not None:
         json_file.require_checkpoint(Path(checkpoint))
@@ -166,10 +171,10 @@ def check_model(model: str | None, checkpoint: str | Path | None = None, labels:
 
 
 def check_artifact(text: str) -> None:
-    """A bundle, a graph or a model, as `verify` and `bench` take them.
+    """Check a bundle, a graph or a model as an argument of `verify` or `bench`.
 
     Raises:
-        MissingFileError, UnknownModelError: it is none of these.
+        MissingFileError, UnknownModelError: it does not exist.
     """
     form = form_of(text)
     if form == "hub":
@@ -181,10 +186,11 @@ def check_artifact(text: str) -> None:
 
 
 def check_data(path: Path) -> None:
-    """Images, or the arrays of an .npz.
+    """Check a path to images, or to the arrays of an .npz.
 
     Raises:
-        MissingFileError, DataError: there is nothing at the path. MissingPackageError: what reads it is not installed.
+        MissingFileError, DataError: the path does not exist or is empty. MissingPackageError: its reader is not
+            installed.
     """
     if path.suffix == ".npz":
         if not is_file(path):
@@ -200,13 +206,13 @@ def require_annotations(path: Path | None) -> None:
     if path is not None and not exists(path):
         raise MissingFileError(
             f"no annotations at {path}",
-            expected="YOLO's folder, COCO's JSON file, the folder of maps, or the JSON list of texts or prompts",
+            expected="a YOLO folder, a COCO JSON file, a folder of maps, or a JSON list of texts or prompts",
             fix="check the path of the annotations",
         )
 
 
 def is_report(path: Path) -> bool:
-    """Whether an argument is a report (which is read) and not a bundle (which is run).
+    """Whether an argument is a report rather than a bundle.
 
     Raises:
         MissingFileError: it is neither.
@@ -217,7 +223,7 @@ def is_report(path: Path) -> bool:
         return True
     raise MissingFileError(
         f"neither a bundle nor a report at {path}",
-        found="no manifest.json and no report.json in it" if is_dir(path) else "no such folder, and no .json file",
+        found="a folder without manifest.json and report.json" if is_dir(path) else "no such folder or .json file",
         expected="a bundle, or a report.json of `vitdeploy run`",
         fix="check the path",
     )

@@ -1,4 +1,4 @@
-"""A job: a recipe with its data, its original and what is known before anything is made."""
+"""A job: a recipe with its data, its original and its task adapter, before any stage runs."""
 
 import dataclasses
 from collections.abc import Iterable
@@ -32,21 +32,21 @@ from vitdeploy.verification.gate import with_guard
 if TYPE_CHECKING:
     from vitdeploy.stages import export
 else:
-    export = lazy("vitdeploy.stages.export")  # needs PyTorch, and what is measured, compared or sent does not
+    export = lazy("vitdeploy.stages.export")  # needs PyTorch, which measuring and comparing do not
 
-# --- Convert the sections of a recipe to the configs of the parts that they configure ---------------------------------
+# --- Conversion of the sections of a recipe to the configs of stages --------------------------------------------------
 
 
 def at_sizes(recipe: Recipe) -> tuple[Recipe, ...]:
-    """A recipe for each of `source.image_sizes`, in their order; the one of `source.image_size`, or this one."""
+    """A recipe for each of `source.image_sizes`, in their order; otherwise one for `source.image_size`, or this one."""
     source = recipe.source
     sizes = source.image_sizes or ([source.image_size] if source.image_size is not None else ())
     return tuple(at_size(recipe, height_width(size)) for size in sizes) or (recipe,)
 
 
 def at_size(recipe: Recipe, size: tuple[int, int]) -> Recipe:
-    """The recipe for one image size. A `preprocess` that is given holds for its own crop; for another size the same
-    share of the image is cropped."""
+    """The recipe for one image size. An explicit `preprocess` applies to its own crop; for another size, it is scaled
+    to crop the same share of the image."""
     source = recipe.source.model_copy(update={"image_size": size, "image_sizes": None})
     changed: dict[str, Any] = {"source": source}
     if recipe.preprocess is not None:
@@ -59,7 +59,7 @@ def at_size(recipe: Recipe, size: tuple[int, int]) -> Recipe:
 
 
 def source_of(recipe: Recipe) -> Source:
-    """The source of a recipe. Where images of good parts lie as in MVTec AD, they are the normal ones."""
+    """The source of a recipe. Data in the layout of MVTec AD also provides the normal images."""
     source = recipe.source
     normal = source.normal
     if normal is None and source.task == "anomaly" and recipe.data.labels == "mvtec" and not is_graph(source.model):
@@ -116,12 +116,12 @@ def rewrites_of(section: OptimizeSection) -> OptimizeOptions:
     )
 
 
-# --- A recipe meets this machine: model read, data read and split, runtimes there. All before any work ----------------
+# --- Preparation of a recipe on this machine: read the model, read and split the data, check the runtimes -------------
 
 
 @dataclass(frozen=True)
 class Job:
-    """Everything a plan is a function of. `prefix`: what texts on it begin with, its size where there are several."""
+    """Everything that a plan depends on. `prefix`: the prefix of messages, the image size if there are several."""
 
     recipe: Recipe
     reference_model: ReferenceModel
@@ -131,13 +131,13 @@ class Job:
 
     @property
     def labels(self) -> tuple[str, ...]:
-        """The class names that answers are shown with: the model's own, or those of the data where these are the
-        classes of the answers. The bundle carries them."""
+        """The class names for answers, which the bundle includes: the model's own, or those of the data if the answers
+        have the data's classes."""
         return self.reference_model.labels or (self.data.classes if self.adapter.named_by_data else ())
 
     @property
     def weight_bits(self) -> WeightBits:
-        """Bits of INT8 weights that suit the CPU which the recipe is for."""
+        """Bits of INT8 weights that suit the CPU of the recipe."""
         return weight_bits(None if self.recipe.vnni == "auto" else self.recipe.vnni)
 
     @property
@@ -146,7 +146,7 @@ class Job:
 
     @property
     def budget(self) -> Budget:
-        """The budget that engines are judged by: the recipe's, with the guard if it does not bound the loss."""
+        """The budget of the engines: the recipe's, with the guard if it does not bound the loss."""
         return with_guard(self.recipe.to_budget(), self.adapter.guard)
 
 
@@ -160,26 +160,26 @@ def prepare(
 ) -> tuple[Job, ...]:
     """Resolve a recipe: a job for each of its image sizes, all on the same samples.
 
-    `function` is the user's own model, `package.module:function`, of a recipe that names none; `module` the file of
-    one in memory.
+    `function` is the user's own model, `package.module:function`, for a recipe without a model; `module` is the file of
+    an in-memory module.
 
     Raises:
         MissingFileError, UnknownModelError, CheckpointError, DataError, ImageError: an input is missing or unusable.
-        MissingPackageError, CapabilityError: a target's runtime is not here, or cannot do the precision.
+        MissingPackageError, CapabilityError: a target's runtime is missing, or does not support the precision.
     """
     for target in recipe.targets:
         early.require_target(target, recipe.precision)
     recipes = at_sizes(recipe)
     reference_models, settled = [], []
     for i, each in enumerate(recipes):
-        progress("read the model", i, len(recipes))
+        progress("load the model", i, len(recipes))
         source = dataclasses.replace(source_of(each), function=function, module=module)
         overrides = overrides_of(each)
         source = setting.fitted(source, overrides, progress, skip_bad=skip_bad)
         reference_model, batch = export.settle_batch(find_reference_model(source, overrides), each.export.batch)
         reference_models.append(reference_model)
         settled.append(each.at_batch(batch) if batch is not None and each.export.batch == "auto" else each)
-    progress("read the model", len(recipes), len(recipes))
+    progress("load the model", len(recipes), len(recipes))
     for target in recipe.targets:
         check_task(reference_models[0].task, target, recipe.precision)
     place.check_float_parts(reference_models[0].task, recipe.float_parts)
@@ -201,7 +201,7 @@ def prepare(
 
 
 def _require_shown(recipe: Recipe, model: ReferenceModel) -> None:
-    """Raise CapabilityError where a part of the run shows images to the model, and cannot show what they bring."""
+    """Raise CapabilityError if a part of the run feeds images to a model that needs further inputs."""
     section = recipe.optimize
     asked = {
         "precision: mixed": recipe.precision == "mixed",
@@ -220,7 +220,7 @@ def _require_shown(recipe: Recipe, model: ReferenceModel) -> None:
 
 
 def weight_bits(vnni: bool | None) -> WeightBits:
-    """Bits of INT8 weights for a CPU with or without VNNI; None: for this machine's CPU."""
+    """Bits of INT8 weights for a CPU with or without VNNI; None for this machine's CPU."""
     if vnni is None:
         return bits_for(describe_host()["isa"])
     return 8 if vnni else 7

@@ -1,4 +1,4 @@
-"""The bench of all artifacts of a job, and where it stands against what the machine can do."""
+"""The bench of all artifacts of a job, and its context: latencies relative to the machine's measured peak rates."""
 
 import re
 from collections import Counter
@@ -24,24 +24,21 @@ from vitdeploy.spec import EngineSpec, decode
 from vitdeploy.stages.reference_model import to_request
 from vitdeploy.stages.step import ORIGINAL
 
-# --- A latency held against what the machine can do -------------------------------------------------------------------
-# how far from the best rates it is, and what stands in between.
-#
+# --- Latency relative to the machine's peak rates ---------------------------------------------------------------------
 # The roofline model (Williams, Waterman and Patterson 2009): a model of F operations and B bytes takes at least F /
-# (rate of computing) and at least B / (rate of the memory), whichever is more. Here the rates are measured, each
-# precision has its own, and the bytes count only where they are more than the last cache holds: from a cache they come
-# faster.
+# (compute rate) and at least B / (memory rate), whichever is more. Here the rates are measured, each precision has its
+# own, and the bytes count only if they exceed the last-level cache, which is faster than memory.
 
 
-# The kinds of layers that a line names.
+# The number of layer kinds that a line names.
 NAMED_KINDS = 2
 # The number of a block in the name of a layer: that of "blocks.3.mlp.fc1", not that of "fc1" or "MatMul_2".
 BLOCK = re.compile(r"(?<![A-Za-z0-9_])\d+(?![A-Za-z0-9_])")
-# From here on one precision is as good as all of them.
+# From this share of the operations on, a line names one precision only.
 NEARLY_ALL = 0.995
-# From so far a latency is another one.
+# From this relative difference on, two latencies of one artifact are reported as different.
 MOVED_SHARE = 0.1
-ABOVE_RATE = "above 100 %: faster than the probe, which ran at another moment and with other shapes"
+ABOVE_RATE = "above 100 %: faster than the probe, which ran at another time and with other shapes"
 
 
 def context_facts(
@@ -51,12 +48,12 @@ def context_facts(
     waits: bool = False,
     undecided: Collection[str] = (),
 ) -> bench.ContextFacts | None:
-    """The `context` of a bench; None if none was measured.
+    """The `context` of a bench; None if it was not measured.
 
     Args:
-        workloads: by artifact, what it computes in one query, or why that is not known.
-        waits: the latencies have the time in a queue in them, and so are held against nothing.
-        undecided: artifacts whose latency is not to be relied on, so that nothing is said by it.
+        workloads: by artifact, the work of one query, or why it is unknown.
+        waits: the latencies include time in a queue, and so are not compared with peak rates.
+        undecided: artifacts with an unreliable latency, which get no conclusions.
     """
     if context is None:
         return None
@@ -69,7 +66,7 @@ def context_facts(
             _artifact(
                 row,
                 context,
-                workloads.get(row.artifact, "only engines are counted"),
+                workloads.get(row.artifact, "counted for engines only"),
                 waits=waits,
                 decided=row.artifact not in undecided,
             )
@@ -79,7 +76,7 @@ def context_facts(
 
 
 def _machine(context: Context) -> str:
-    """Its rates in a line; empty where none is known."""
+    """The machine's rates in a line; empty if none is known."""
     targets: dict[str, list[str]] = {}
     for rate in context.rates:
         targets.setdefault(rate.target, []).append(f"{rate.precision.upper()} {_giga(rate.flops_per_second)}")
@@ -118,7 +115,7 @@ def _artifact(row: Row, context: Context, work: Work | str, *, waits: bool, deci
 def _roof(
     work: Work | None, rates: Mapping[str, float], memory: Memory | None, latency: float | None
 ) -> bench.Roof | None:
-    """None if the work, a rate or the latency is not known."""
+    """The roofline of an artifact; None if the work, a rate or the latency is unknown."""
     if work is None or latency is None or not work.flops or set(work.flops) - set(rates):
         return None
     compute = sum(1e3 * flops / rates[precision] for precision, flops in work.flops.items())
@@ -159,7 +156,7 @@ def _time(profile: Profile | None) -> bench.TimeShares | None:
 
 
 def _sums(names: Callable[[Layer], str], layers: Sequence[Layer]) -> dict[str, float]:
-    """Milliseconds by what a layer is called, the most first."""
+    """Milliseconds by the name that `names` returns for a layer, the largest first."""
     found: dict[str, float] = {}
     for layer in layers:
         found[names(layer)] = found.get(names(layer), 0.0) + layer.milliseconds
@@ -171,12 +168,12 @@ def _precision(layer: Layer) -> str:
 
 
 def _kind(layer: Layer) -> str:
-    """A layer's kind in short: of a fused one the operator that it begins with."""
+    """A layer's kind in short: for a fused layer, its first operator."""
     return layer.kind.removeprefix("Subgraph of ").partition(",")[0]
 
 
 def _layers(profile: Profile) -> tuple[bench.LayerTime, ...]:
-    """All layers, the slowest first; shares are of their sum."""
+    """All layers, the slowest first, with their shares of the layers' total time."""
     total = sum(layer.milliseconds for layer in profile.layers) or 1.0
     return tuple(
         bench.LayerTime(
@@ -193,7 +190,7 @@ def _layers(profile: Profile) -> tuple[bench.LayerTime, ...]:
 
 
 def _groups(profile: Profile) -> tuple[bench.LayerGroup, ...]:
-    """Layers whose names differ in the number of their block only, summed up, the slowest first."""
+    """Totals of layers whose names differ only in the block number, the slowest first."""
     total = sum(layer.milliseconds for layer in profile.layers) or 1.0
     groups: dict[tuple[str, str, str], list[float]] = {}
     for layer in profile.layers:
@@ -228,7 +225,7 @@ def _line(
     parts = "" if time is None else ", ".join(_parts(time))
     moved = ""
     if time is not None and latency and abs(time.latency_ms / latency - 1) > MOVED_SHARE:
-        moved = f"the machine's speed moved: {latency:.2f} ms in the bench, {time.latency_ms:.2f} ms with the layers"
+        moved = f"the machine's speed changed: {latency:.2f} ms in the bench, {time.latency_ms:.2f} ms in the profile"
     return f"{bound}: {'; '.join(part for part in (reached, parts, moved) if part)}"
 
 
@@ -237,21 +234,21 @@ def _compute(roof: bench.Roof) -> str:
     main = max(flops, key=lambda each: flops[each])
     if flops[main] >= NEARLY_ALL * total:
         found = (
-            f"{_percent(roof.compute_share)} of the {main.upper()} GEMM rate "
+            f"{_percent(roof.compute_share)} of the peak {main.upper()} GEMM rate "
             f"({_giga(roof.flops_per_second)} of {_giga(rates[main])} GFLOP/s)"
         )
     else:
         each = ", ".join(
-            f"{precision.upper()} {_giga(rates[precision])} for {_percent(flops[precision] / total)} of the work"
+            f"{precision.upper()} {_giga(rates[precision])} for {_percent(flops[precision] / total)} of the operations"
             for precision in sorted(flops, key=lambda each: -flops[each])
         )
-        found = f"{_percent(roof.compute_share)} of the GEMM rates (GFLOP/s: {each})"
+        found = f"{_percent(roof.compute_share)} of the peak GEMM rates (GFLOP/s: {each})"
     return found if roof.compute_share <= 1 else f"{found}, {ABOVE_RATE}"
 
 
 def _memory(roof: bench.Roof) -> str:
     share, rate = roof.memory_share or 0.0, roof.copy_rate or 0.0
-    found = f"{_percent(share)} of {_giga(rate)} GB/s"
+    found = f"{_percent(share)} of the peak memory rate of {_giga(rate)} GB/s"
     return found if share <= 1 else f"{found}, {ABOVE_RATE}"
 
 
@@ -261,7 +258,7 @@ def _parts(time: bench.TimeShares) -> list[str]:
     others = list(time.others)
     if others:
         parts[f"layers without products ({', '.join(others[:NAMED_KINDS])})"] = sum(time.others.values())
-    parts["outside of the layers"] = time.outside_share
+    parts["outside the layers"] = time.outside_share
     return [f"{_percent(share)} {name}" for name, share in parts.items() if share >= 0.005]
 
 
@@ -276,12 +273,12 @@ def _giga(value: float) -> str:
 # --- Bench the original and the engines in one benchmark run, and compare every pair that matters ---------------------
 
 
-# What a ratio is of, by the scenario that it was measured in.
+# The metric of a ratio, by its scenario.
 METRICS: dict[str, Metric] = {"single": "latency", "offline": "throughput"}
 
 
 def original_candidate(source: Source, name: str = ORIGINAL) -> BenchCandidate:
-    """The original (a PyTorch model in eager mode, or an ONNX file), in a process of its own."""
+    """The original (a PyTorch model in eager mode, or an ONNX file), in its own process."""
     worker = module_argv("vitdeploy.pipeline.reference_worker")
     return BenchCandidate(name, "original", "fp32", worker, to_request(source))
 
@@ -296,11 +293,11 @@ def measure(
     context: bool = False,
     still_open: Callable[[bench.Bench], Collection[str]] | None = None,
 ) -> bench.Bench:
-    """The `bench` part of a report, with the ratios of `pairs`. `still_open`: as of `run_benchmark`, of
-    the report so far.
+    """The `bench` part of a report, with the ratios of `pairs`. `still_open`: as for `run_benchmark`, but it gets the
+    report so far.
 
-    With `context`, the machine and the layers of each engine are measured afterwards. A separate progress reports what
-    it waits for, and how long it will take.
+    With `context`, the machine and the layers of each engine are measured afterwards. `progress` also reports waiting,
+    and how long the bench will take.
 
     Raises:
         WorkerError: a measuring process died. Errors of a runtime propagate unchanged.
@@ -311,7 +308,7 @@ def measure(
 
     with alone(tell("bench")):
         times = expected(bench_candidates, protocol, context=context, looks=still_open is not None)
-        progress(f"{len(bench_candidates)} to measure, {times}", 1, 1)
+        progress(f"benchmark of {_count(len(bench_candidates))}: {times}", 1, 1)
         bench_run = run_benchmark(
             bench_candidates,
             protocol,
@@ -321,9 +318,13 @@ def measure(
         )
         if not context:
             return summarise(bench_run, pairs, percents)
-        bench_run = surveyed(bench_run, bench_candidates, tell("context"))
+        bench_run = surveyed(bench_run, bench_candidates, tell("measure peak rates and profiles"))
     workloads = workloads_of(bench_candidates, protocol.batch_of(protocol.latency_scenario))
     return summarise(bench_run, pairs, percents, workloads)
+
+
+def _count(number: int) -> str:
+    return f"{number} {'artifact' if number == 1 else 'artifacts'}"
 
 
 def summarise(
@@ -357,8 +358,8 @@ def summarise(
 
 
 def ratios(bench_run: BenchRun, pairs: Sequence[tuple[str, str]]) -> list[Ratio]:
-    """a / b of each pair, of latency ("single") and of throughput ("offline"), by the median queries of paired
-    rounds."""
+    """The ratio a / b of each pair, for latency ("single") and for throughput ("offline"), from the median queries of
+    paired rounds."""
     return [
         judged(bench_run, a, b, scenario, metric)
         for a, b in pairs
@@ -368,23 +369,23 @@ def ratios(bench_run: BenchRun, pairs: Sequence[tuple[str, str]]) -> list[Ratio]
 
 
 def undecided(bench_run: BenchRun, found: Sequence[Ratio]) -> dict[str, str]:
-    """The reasons by artifact: that of the ratio which claims are made of (to the original, or else its first), or, of
-    one that is the first of no ratio, that of its own latency."""
+    """The reasons of undecided artifacts: that of the artifact's ratio to the original, or else of its first ratio; for
+    an artifact that is first in no ratio, that of its own latency."""
     reasons = {}
     for entry in bench_run.entries:
         own = [ratio for ratio in found if ratio.a == entry.artifact]
-        own.sort(key=lambda ratio: ratio.b != ORIGINAL)  # of one pair, that of the latency stays the first
+        own.sort(key=lambda ratio: ratio.b != ORIGINAL)  # stable: the latency of a pair stays before its throughput
         because = own[0].reason if own else alone_reason(bench_run, entry)
         if because:
             reasons[entry.artifact] = because
     return reasons
 
 
-# --- The work (MACs and bytes moved) of each engine of a bench, counted from the graph that it was made from ----------
+# --- The work (operations and bytes moved) of each engine of a bench, counted in its graph ----------------------------
 
 
 def workloads_of(bench_candidates: Sequence[BenchCandidate], batch: int) -> dict[str, Work | str]:
-    """The work of one query at `batch`, or why it is unknown, by artifact; only for candidates that are engines."""
+    """The work of one query at `batch`, or why it is unknown, by artifact; engines only."""
     found = {}
     for bench_candidate in bench_candidates:
         if "engine" in bench_candidate.request:
@@ -396,14 +397,14 @@ def workloads_of(bench_candidates: Sequence[BenchCandidate], batch: int) -> dict
 
 
 def work_of(graph: Path, engine: EngineSpec, batch: int) -> Work | str:
-    """The work of an engine that was made of `graph`, by the precisions that it runs in; or why it is not known."""
+    """The work of an engine compiled from `graph`, by the precisions that it runs in; or why it is unknown."""
     if engine.parts:
-        return "it depends on how long the sequences are"
+        return "it depends on the length of the sequences"
     try:
         work = count_work(admit_graph(graph), batch)
     except VitdeployError as error:
         return f"{error.message}: {error.found}"
-    # Half precision that is a setting of the runtime stands in no graph.
+    # Half precision that is a runtime setting is not visible in the graph.
     float_precision = RUNTIME[engine.target].float_precision(engine.options)
     flops = Counter[str]()
     for precision, count in work.flops.items():

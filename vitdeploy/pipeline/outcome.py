@@ -1,4 +1,4 @@
-"""What became of each engine of a job."""
+"""The outcome of a job: gates, verdict and report of its engines."""
 
 import datetime
 import io
@@ -45,7 +45,7 @@ from vitdeploy.store.store import Artifact, list_files
 from vitdeploy.tasks.answers import AttentionFacts, ExampleFacts, MapFacts, MappedExample
 from vitdeploy.verification.gate import Gate, accuracy_gate, guards
 
-# --- The attention maps of a run, as its report has them --------------------------------------------------------------
+# --- The attention maps of a run, for its report ----------------------------------------------------------------------
 
 
 def render_attention(
@@ -54,7 +54,7 @@ def render_attention(
     """The `attention` part of report.json and its PNG files by name; None if the original has no maps.
 
     Args:
-        examples, images: of the report; what there are maps of is among them.
+        examples, images: those of the report, which include all images with maps.
     """
     if step.ATTENTION not in artifacts:
         return None, {}
@@ -81,7 +81,7 @@ def render_attention(
     return AttentionFacts(grid, facts["reader"], facts["blocks"], facts["left_out"], tuple(rows)), pictures
 
 
-# --- The results of a run: turns stored artifacts and measured times into gates, a verdict and report.json ------------
+# --- The results of a run: from stored artifacts and measured times to gates, a verdict and report.json ---------------
 
 
 TOOLS = ("torch", "onnx", "onnxscript", "onnxruntime", "openvino", "numpy", "pillow")
@@ -89,8 +89,8 @@ TOOLS = ("torch", "onnx", "onnxscript", "onnxruntime", "openvino", "numpy", "pil
 
 @dataclass(frozen=True)
 class Outcome:
-    """One job's end. `gates` are those of all engines by artifact; `images` the pictures that the examples of the
-    report name."""
+    """The outcome of one job. `gates`: those of all engines, by artifact; `images`: the pictures that the report's
+    examples name."""
 
     job: Job
     artifacts: Mapping[str, Artifact]
@@ -101,8 +101,8 @@ class Outcome:
 
 
 def conclude(job: Job, artifacts: Mapping[str, Artifact], measure: Callable[[Sequence[str]], Bench]) -> Outcome:
-    """Judge every engine of a job by its budget, and recommend one. `measure`: the bench, of which the names of the
-    engines that keep the answers are of interest."""
+    """Judge every engine of a job by its budget, and recommend one. `measure` runs the bench; its argument is the names
+    of the engines that keep the answers."""
     accuracy, guarded = _accuracy_gates(job, artifacts), guards(job.recipe.to_budget())
     kept = [c for c in candidates(job) if keeps_answers(accuracy[c.artifact], verified(artifacts, c), guarded=guarded)]
     bench = measure([c.artifact for c in kept])
@@ -150,12 +150,12 @@ def conclude(job: Job, artifacts: Mapping[str, Artifact], measure: Callable[[Seq
 
 
 def now() -> str:
-    """ISO date and time in UTC, as documents have it."""
+    """The current date and time in UTC as ISO text, for documents."""
     return datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
 
 
 def warnings_of(job: Job, artifacts: Mapping[str, Artifact], candidate: step.Candidate) -> tuple[str, ...]:
-    """Warnings that make all numbers doubtful, shown before the verdict. `candidate`: any one that was verified."""
+    """Warnings that question all numbers, shown before the verdict. `candidate`: any verified candidate."""
     reference = read_answers(artifacts[step.REFERENCE].path)
     doubt = job.adapter.doubt(reference, job.data, verified(artifacts, candidate))
     unproven = unproven_told(step.read_json(artifacts[step.EXPORT].path / "export.json")["parity"])
@@ -163,7 +163,7 @@ def warnings_of(job: Job, artifacts: Mapping[str, Artifact], candidate: step.Can
 
 
 def said_of_heat(bench: Bench) -> list[str]:
-    """Remarks about blocks in which the machine throttled, or a quota did."""
+    """Remarks on blocks in which the machine or a quota throttled."""
     by_quota = [f"{row.artifact}: {text}." for row in bench.results for text in quota_remarks(row.machine)]
     return by_quota + [
         f"{row.artifact}: {name}: {found.throttled}."
@@ -174,36 +174,36 @@ def said_of_heat(bench: Bench) -> list[str]:
 
 
 def said_of_weights(artifacts: Mapping[str, Artifact], candidate: step.Candidate) -> list[str]:
-    """Remarks about an engine's weights on this machine."""
+    """Remarks on an engine's weights on this machine."""
     return weight_remarks(step.read_engine(artifacts[candidate.step("compile")].path), describe_host()["isa"])
 
 
 def said_of_placement(artifacts: Mapping[str, Artifact], candidate: step.Candidate) -> list[str]:
-    """A remark on an engine that is INT8 or INT4 in name alone."""
+    """A remark on an INT8 or INT4 engine without any quantized layer."""
     if candidate.precision not in ("int8", "int4"):
         return []
     placed = read_placement(artifacts[candidate.step("place")].path)
     if placed.quantized:
         return []
     reasons = Counter(placed.float.values()).most_common(1)
-    why = reasons[0][0] if reasons else "it has no such layer"
-    return [f"{candidate.artifact} has nothing in {candidate.precision.upper()}: {why}."]
+    why = reasons[0][0] if reasons else "the graph has no linear or convolution"
+    return [f"{candidate.artifact} has no {candidate.precision.upper()} layers: {why}."]
 
 
 def said_of_layers(artifacts: Mapping[str, Artifact], candidate: step.Candidate) -> list[str]:
-    """A remark on layers that are out of plain INT8."""
+    """A remark on layers that are kept in higher precision."""
     searched = artifacts.get(candidate.step(step.HIGH_PRECISION))
     found = HIGH_PRECISION_SEARCH.read(searched.path) if searched is not None else None
     if found is None or not found.layers:
         return []
     precisions, one = found.precisions, found.precisions[0]
-    form = {"dynamic": "with activations that the runtime quantizes", "float": "in float"}[one.precision]
+    form = {"dynamic": "with dynamic quantization", "float": "in float"}[one.precision]
     layers = f"{len(precisions)} {'layer' if len(precisions) == 1 else 'layers'} {form}"
     return [f"{candidate.artifact} has {layers}: on the calibration images {one.evidence}, by {found.table}."]
 
 
 def said_of_runtime(artifacts: Mapping[str, Artifact], candidate: step.Candidate) -> list[str]:
-    """Remarks on an engine whose runtime is known to compute such a graph wrongly, which the recipe accepts."""
+    """Remarks on an engine whose runtime is known to compute such a graph wrongly, if the recipe accepts that."""
     return in_spite(candidate.artifact, step.read_engine(artifacts[candidate.step("compile")].path).accepted or ())
 
 
@@ -212,30 +212,30 @@ def said_of_rest(artifacts: Mapping[str, Artifact], candidate: step.Candidate) -
     engine = step.read_engine(artifacts[candidate.step("compile")].path)
     if engine.float_rest is None:
         return []
-    said = f"{candidate.artifact} computes what is not in INT8 in {engine.float_rest}"
+    text = f"{candidate.artifact} computes its float operators in {engine.float_rest}"
     chosen = artifacts.get(candidate.step(FLOAT_REST))
     if chosen is None:
-        return [f"{said}, as the recipe says."]
+        return [f"{text}, as set in the recipe."]
     found = FLOAT_REST_SEARCH.read(chosen.path)
     plain, half = found.distances
     return [
-        f"{said}: {found.ratio:.2f} of the latency with fp32, by {found.table}, and a distance of {half:.2g} from the "
-        f"float graph on the calibration images, in place of {plain:.2g}."
+        f"{text}: {found.ratio:.2f} times the latency of fp32, by {found.table}, with a distance of {half:.2g} from "
+        f"the float graph on the calibration images (fp32: {plain:.2g})."
     ]
 
 
 def said_of_rows(artifacts: Mapping[str, Artifact], candidate: step.Candidate) -> list[str]:
-    """A remark on an engine that computes the rows of its tokens in parts, or more of them."""
+    """A remark on an engine that computes the rows of its tokens in parts, or padded to more rows."""
     engine = step.read_engine(artifacts[candidate.step("compile")].path)
     rows = engine.row_parts
     if rows is None:
         return []
-    said = f"{candidate.artifact} computes {engine.rows_told}"
+    text = f"{candidate.artifact} computes {engine.rows_told}"
     chosen = artifacts.get(candidate.step("parts"))
     if chosen is None:
-        return [f"{said}, as the recipe says."]
+        return [f"{text}, as set in the recipe."]
     found = PARTS_SEARCH.read(chosen.path)
-    return [f"{said}: its layers take {found.ratio:.2f} of their time with one a token, by {found.table}."]
+    return [f"{text}: its layers take {found.ratio:.2f} times the time of one row per token, by {found.table}."]
 
 
 def _calibration(job: Job, artifacts: Mapping[str, Artifact]) -> CalibrationFacts | None:
@@ -258,13 +258,13 @@ def verified(artifacts: Mapping[str, Artifact], candidate: step.Candidate) -> Ve
 
 
 def engine_bytes(artifacts: Mapping[str, Artifact], candidate: step.Candidate) -> int:
-    """Bytes of what the runtime loads."""
+    """The size in bytes of the files that the runtime loads."""
     folder = artifacts[candidate.step("compile")].path
     return sum((folder / file).stat().st_size for file in step.read_engine(folder).files)
 
 
 def _checkpoint(job: Job) -> str | None:
-    """The name of the file or files that the weights came from."""
+    """The name of the file that the weights came from."""
     return next((name for name in job.reference_model.digests if not name.endswith((".json", ".npy"))), None)
 
 
@@ -332,7 +332,7 @@ def _provenance_files(artifacts: Mapping[str, Artifact]) -> list[FileEntry]:
 
 
 def engine_facts(artifacts: Mapping[str, Artifact], candidate: step.Candidate, gate: Gate) -> EngineFacts:
-    """One engine in report.json."""
+    """The facts about one engine in report.json."""
     engine = step.read_engine(artifacts[candidate.step("compile")].path)
     placed = read_placement(artifacts[candidate.step("place")].path)
     return EngineFacts(
@@ -355,7 +355,7 @@ def engine_facts(artifacts: Mapping[str, Artifact], candidate: step.Candidate, g
 def _quantization(
     artifacts: Mapping[str, Artifact], candidate: step.Candidate, placed: PlacementFacts
 ) -> Quantization | None:
-    """Which layers were quantized; None for a float engine. Mixed precision adds what its choice was based on."""
+    """The quantized layers; None for a float engine. Mixed precision adds the measurements behind its choice."""
     if candidate.precision not in step.QUANTIZED:
         return None
     layers = Quantization(placed.int8, placed.float, placed.folds, placed.hidden, placed.int4)

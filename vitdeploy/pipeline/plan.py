@@ -1,4 +1,4 @@
-"""The plan of a job: its steps, and what answers the original gives."""
+"""The plan of a job: its candidates and steps, and the answers for its report."""
 
 import dataclasses
 import math
@@ -25,18 +25,18 @@ from vitdeploy.verification.changes import Changes
 if TYPE_CHECKING:
     from vitdeploy.stages import export
 else:
-    export = lazy("vitdeploy.stages.export")  # needs PyTorch, and what is measured, compared or sent does not
+    export = lazy("vitdeploy.stages.export")  # needs PyTorch, which measuring and comparing do not
 
-# --- Turn a job into its plan: the steps in order. Each stage defines what its keys are made of -----------------------
+# --- From a job to its plan: the steps in order. Each stage defines its own key ---------------------------------------
 
 
-# Of a smaller model an engine takes a millisecond or two in any precision, and one more of them is not worth its bench.
+# Below this size every precision takes 1-2 ms, and an extra BF16 candidate is not worth benchmarking.
 LEAST_PARAMETERS = 4_000_000
 
 
 def candidates(job: Job) -> list[Candidate]:
-    """Every target in the recipe's precision, and also in FP32, so that the report can say "INT8 is slower here"; mixed
-    precision also in INT8, which it has to beat; both also in BF16 where this CPU may be faster in it than in INT8."""
+    """The candidates of a job: every target in the recipe's precision and, as baselines, in FP32; with mixed precision
+    also in INT8; with INT8 or mixed precision also in BF16, if this CPU may be faster in it than in INT8."""
     precision = job.recipe.precision
     asked = [Candidate(target, precision, True) for target in job.recipe.targets]
     baselines = [Candidate(c.target, "int8", False) for c in asked] if precision == "mixed" else []
@@ -48,8 +48,8 @@ def candidates(job: Job) -> list[Candidate]:
 
 
 def make_plan(job: Job, workers: Workers = HERE) -> list[Step]:
-    """All storable steps of a job; measuring and bundling come after them and are never stored. The original answers
-    first: that says what the budget can prove. `workers` do what can be shared out of a step."""
+    """All storable steps of a job; measuring and bundling follow and are never stored. The original's answers come
+    first: they show whether the budget can be proven. `workers` run the shards of a step."""
     contenders = candidates(job)
     reference, *verdicts = judge_plan(job, contenders)
     steps = [reference, *engine_plan(job, contenders, workers), *verdicts]
@@ -59,14 +59,14 @@ def make_plan(job: Job, workers: Workers = HERE) -> list[Step]:
 
 
 def _about(job: Job, step: Step) -> dict[str, int]:
-    """What a step's time and size depend on: the model's, and how many of the samples that the key names."""
+    """The factors of a step's time and size: the model's size, and the number of samples that the key depends on."""
     model, samples = job.reference_model, {"samples": job.data.evaluation, "images": job.data.calibration}
     counts = {name: len(of) for name, of in samples.items() if name in step.outside}
     return {"parameters": model.parameters, "pixels": math.prod(model.image_size), **counts}
 
 
 def engine_plan(job: Job, contenders: Sequence[Candidate], workers: Workers = HERE) -> list[Step]:
-    """The plan from the original to the compiled engines of some candidates. What measures is not shared out."""
+    """The plan from the original to the compiled engines of some candidates. Measuring steps use no workers."""
     recipe = job.recipe
     steps = [export.export_step(job.reference_model, export_config_of(recipe)), *float_steps(job)]
     if any(candidate.precision in QUANTIZED for candidate in contenders):
@@ -90,7 +90,7 @@ def engine_plan(job: Job, contenders: Sequence[Candidate], workers: Workers = HE
 
 
 def placement_plan(job: Job, candidate: Candidate, rest: FloatRest | Literal["chosen"] = "fp32") -> list[Step]:
-    """The plan from the calibrated graph to a candidate's placement. `rest`: as `float_rest_of` gives it."""
+    """The plan from the calibrated graph to a candidate's placement. `rest`: the result of `float_rest_of`."""
     recipe, plain = job.recipe, _plain(job, candidate)
     if TARGETS[candidate.target].typed and candidate.precision != "fp32":
         return [typed.typed_step(candidate, job.data, recipe.ignore)]
@@ -107,7 +107,7 @@ def _plain(job: Job, candidate: Candidate) -> PlaceConfig:
 
 
 def float_steps(job: Job) -> list[Step]:
-    """The steps from the export to the float graph that engines are made of; the last one is called OPTIMIZE."""
+    """The steps from the export to the float graph that engines are made from; the last one is named OPTIMIZE."""
     section = job.recipe.optimize
     if section.prune == "none":
         return [optimize.optimize_step(rewrites_of(section))]
@@ -116,7 +116,7 @@ def float_steps(job: Job) -> list[Step]:
 
 
 def row_parts_of(job: Job, candidate: Candidate) -> tuple[int, ...] | Literal["chosen"] | None:
-    """The parts in which a candidate's engine computes its rows: the recipe's, a step's choice, or None."""
+    """The parts in which a candidate's engine computes its rows: the recipe's, "chosen" by a step, or None."""
     expected, model = job.recipe.optimize.split_rows, job.reference_model
     if expected == "none" or model.inputs or not rows.splits_rows(candidate.target, candidate.precision, model.task):
         return None
@@ -126,7 +126,7 @@ def row_parts_of(job: Job, candidate: Candidate) -> tuple[int, ...] | Literal["c
 
 
 def float_rest_of(job: Job, candidate: Candidate) -> FloatRest | Literal["chosen"]:
-    """In which precision a candidate's engine computes its float operators: the recipe's, or what a step chooses."""
+    """The precision of a candidate's float operators: the recipe's, or "chosen" by a step."""
     expected = job.recipe.optimize.float_rest
     if expected == "auto" and job.reference_model.inputs:
         return "fp32"
@@ -136,27 +136,27 @@ def float_rest_of(job: Job, candidate: Candidate) -> FloatRest | Literal["chosen
 
 
 def original_step(job: Job) -> Step:
-    """The answers of the original to the evaluation samples."""
+    """The step that computes the original's answers to the evaluation samples."""
     return answers.reference_step(job.reference_model, job.adapter, job.data)
 
 
 def judge_plan(job: Job, contenders: Sequence[Candidate]) -> list[Step]:
-    """The answers of the original, and of compiled engines, to the evaluation samples."""
+    """The steps that compute the answers of the original and of compiled engines to the evaluation samples."""
     model = job.reference_model
     verdicts = (answers.verify_step(c, model.preprocess, model.postprocess, job.adapter, job.data) for c in contenders)
     return [original_step(job), *verdicts]
 
 
-# --- How the engines' answers differ from the original's, sample by sample and class by class -------------------------
+# --- The differences between the engines' and the original's answers, by sample and by class --------------------------
 # `answers` in report.json.
 #
-# Its size is bounded for any number of classes and samples; the limits are those of `verification.classes`.
+# Its size is bounded for any number of classes and samples; the limits are in `verification.classes`.
 
 
 def report_answers(
     job: Job, artifacts: Mapping[str, Artifact]
 ) -> tuple[tuple[ExampleFacts, ...], AnswerFacts, dict[str, bytes]]:
-    """`examples` and `answers` of report.json, and the pictures by the names that the examples have for them."""
+    """`examples` and `answers` of report.json, and the pictures by the names in the examples."""
     reference = answers.read_answers(artifacts[REFERENCE].path)
     engines = {c.artifact: answers.read_answers(artifacts[c.step("verify")].path) for c in candidates(job)}
     labels = job.labels or None
@@ -184,8 +184,8 @@ def answer_facts(
     found = {name: known for name, each in engines.items() if (known := adapter.classified(each, data)) is not None}
     every = {ORIGINAL: original, **found}
     highest = max(int(max(each.truth.max(), each.answer.max())) for each in every.values())
-    told = labels or data.classes
-    names = [label_of(i, told) for i in range(max(len(told), highest + 1))]
+    known_names = labels or data.classes
+    names = [label_of(i, known_names) for i in range(max(len(known_names), highest + 1))]
     return AnswerFacts(
         changed,
         classes.confusion(every, names),

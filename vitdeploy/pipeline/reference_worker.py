@@ -1,5 +1,5 @@
-"""The measuring process of the original model: `python -m vitdeploy.pipeline.reference_worker`, with the argument
-"compiled" at its best on a GPU."""
+"""The measuring process of the original model: `python -m vitdeploy.pipeline.reference_worker`. With the argument
+"compiled", PyTorch compiles the model, for GPUs."""
 
 import functools
 import sys
@@ -28,7 +28,7 @@ def make_runner(request: dict[str, Any]) -> Runner:
     source = from_request(request)
     if source.only_batch not in (None, request["batch"]):
         raise TargetError(
-            f"{source.name} is of batch {source.only_batch} alone",
+            f"{source.name} works at batch {source.only_batch} only",
             found=f"batch {request['batch']}",
             expected=f"batch {source.only_batch}",
             fix=f"--batch {source.only_batch}; in a recipe bench.batch: [{source.only_batch}]",
@@ -37,7 +37,7 @@ def make_runner(request: dict[str, Any]) -> Runner:
 
 
 def make_compiled(request: dict[str, Any]) -> Runner:
-    """The same compiled by PyTorch; any batch goes, each is compiled when it first comes."""
+    """As `make_runner`, compiled by PyTorch; each batch size is compiled at its first use."""
     original = _original(from_request(request))
     assert original is not None, "an ONNX file is not compiled by PyTorch"
     return torch_runner.CompiledRunner(original)

@@ -1,4 +1,4 @@
-"""Run a plan: find each step's artifact in the store, or make it. A second run resumes where the first one stopped."""
+"""Run a plan: find each step's artifact in the store, or compute it. A second run resumes where the first stopped."""
 
 import statistics
 from collections import defaultdict, deque
@@ -31,7 +31,7 @@ def run_plan(
 
     Args:
         resume: reuse what earlier runs have stored.
-        finished: called with each step that is not of this run already, and whether it was reused.
+        finished: called once with each step, and whether its artifact was reused.
         artifacts: artifacts of steps before the plan; the result includes them.
         fresh: keys of the steps that this run has computed, which it always reuses; later plans take the same set.
     """
@@ -40,7 +40,7 @@ def run_plan(
         by = step.identity(artifacts)
         key = by.key
         found = store.find(key) if resume or key in fresh else None
-        measured_now = step.measured and key in fresh  # once is enough, whatever it says
+        measured_now = step.measured and key in fresh  # a measurement of this run is used even if it was disturbed
         if found is not None and not measured_now and not step.usable(found.path):
             store.remove(key)
             found = None
@@ -80,27 +80,27 @@ def preview(plan: list[Step], store: Store) -> list[tuple[str, bool]]:
     return rows
 
 
-# --- What stages take: as such stages took before, else by a rule -----------------------------------------------------
+# --- The expected time of stages: from similar stages in the log, otherwise by a rule ---------------------------------
 
 
-# A stage is like another one if its numbers, of parameters, pixels and images, differ by no more than this factor.
+# Stages are similar if their numbers of parameters, pixels and images differ by no more than this factor.
 ALIKE = 1.25
-# Estimates are from the last ones.
+# Estimates use at most this many of the latest similar stages.
 LAST = 20
-# Seconds of a kind of stage: of any, for each million parameters, and for each thousand million products of a model
-# whose patches of 16 pixels are multiplied by all of its parameters; on two cores of an Intel Xeon with AVX512-VNNI.
+# Seconds by the kind of a stage: fixed, per million parameters, and per 1e9 MACs (estimated as parameters times patches
+# of 16x16 pixels); on two cores of an Intel Xeon with AVX512-VNNI.
 RULES: Mapping[str, tuple[float, float, float]] = {
     "reference": (2, 0, 0.013), "export": (5.5, 0.1, 0), "optimize": (0.5, 0.08, 0), "calibrate": (5, 0, 0.012),
     "high_precision": (10, 0.5, 0), "float_rest": (4, 0.2, 0), "search": (40, 1, 0), "place": (1.5, 0.08, 0),
     "parts": (0, 0.002, 0), "compile": (1, 0.03, 0), "verify": (1, 0, 0.01), "attention": (1, 0.02, 0),
 }  # fmt: skip
 OTHER, CORES = (5, 0.2, 0.01), 2
-# A stage takes at most so many times what the rule says, of all models that were looked at.
+# A stage takes at most this many times the rule's estimate, over all models that were tested.
 MOST_BY_RULE = 3
 
 
 class StepTimes:
-    """What the log of a store says of stages. `anywhere`: also of those that other kinds of machines have made."""
+    """Times and sizes of stages from the log of a store. `anywhere`: include stages from other kinds of machines."""
 
     def __init__(self, log: Iterable[Line], *, anywhere: bool) -> None:
         self._seen: dict[str, deque[Line]] = defaultdict(lambda: deque(maxlen=1000))
@@ -110,7 +110,8 @@ class StepTimes:
                 self._seen[line.made.name].append(line)
 
     def of(self, step: Step) -> tuple[Estimate | None, Estimate | None, int]:
-        """The seconds and the bytes of a stage, and of how many such ones; None where there was none."""
+        """The expected seconds and bytes of a stage, and the number of similar stages that they come from; (None, None,
+        0) without any."""
         found = [line for line in self._seen[step.name] if _alike(line.made.about, step.about)][-LAST:]
         if not found:
             return None, None, 0
@@ -118,7 +119,7 @@ class StepTimes:
 
 
 def expected_stages(plan: list[Step], store: Store, *, resume: bool) -> ExpectedTime:
-    """How long the stages of a plan take that are not in the store."""
+    """The expected time of the stages of a plan that are not in the store."""
     times, seconds, most = StepTimes(read_log(store.root), anywhere=False), 0.0, 0.0
     stored = dict(preview(plan, store)) if resume else {}
     for step in plan:
@@ -132,7 +133,7 @@ def expected_stages(plan: list[Step], store: Store, *, resume: bool) -> Expected
 
 
 def by_rule(kind: str, about: Mapping[str, int]) -> float:
-    """The seconds of a stage that was never made on this machine."""
+    """The expected seconds of a stage by `RULES`, for a stage that never ran on this machine."""
     fixed, by_size, by_products = RULES.get(kind, OTHER)
     size = about.get("parameters", 0) / 1e6
     products = size * about.get("pixels", 0) / 256 * (about.get("images", 0) + about.get("samples", 0)) / 1e3

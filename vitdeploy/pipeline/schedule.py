@@ -1,7 +1,6 @@
-"""The scheduler: the steps of plans, side by side in a pool of workers; what measures is made here, one by one.
+"""The scheduler: runs the steps of plans in parallel in a pool of workers, and measuring steps in this process.
 
-Whoever goes through a plan after that (`run_plan`) takes what is there by its key, and makes what is not: nothing that
-is scheduled changes what comes out.
+A later `run_plan` finds the artifacts by their keys and computes missing ones, so scheduling never changes the result.
 """
 
 import contextlib
@@ -22,12 +21,12 @@ from vitdeploy.stages.step import Step
 from vitdeploy.stages.workers import Executor, Pool, Workers
 from vitdeploy.store.store import Artifact, Store, files_digest, shared_store
 
-# --- Where steps come from, as passed to a worker process: small values that can be pickled ---------------------------
+# --- Sources of steps for worker processes: small values that can be pickled ------------------------------------------
 
 
 @dataclass(frozen=True)
 class LoadedRecipe:
-    """A recipe that was read; `store`: the root of the store; the others as for `pipeline.job.prepare`."""
+    """A loaded recipe. `store`: the root of the store; other fields as for `pipeline.job.prepare`."""
 
     recipe: Recipe = field(hash=False)  # not all of its values can be hashed
     store: Path
@@ -36,7 +35,7 @@ class LoadedRecipe:
     module: Path | None = None
 
     def prepare(self, progress: Progress = silent) -> tuple[Job, ...]:
-        """Its jobs. Errors of `pipeline.job.prepare` propagate."""
+        """The jobs of the recipe. Errors of `pipeline.job.prepare` propagate."""
         return prepare(
             self.recipe, skip_bad=self.skip_bad, progress=progress, function=self.function, module=self.module
         )
@@ -44,7 +43,7 @@ class LoadedRecipe:
 
 @dataclass(frozen=True)
 class StepSource:
-    """The steps, in order, that `steps` makes of the jobs of a recipe: a function of a module, or a partial one."""
+    """The ordered steps that `steps`, a module-level function or a partial one, derives from the jobs of a recipe."""
 
     recipe: LoadedRecipe
     steps: Callable[[tuple[Job, ...]], list[Step]]
@@ -54,18 +53,18 @@ class StepSource:
         return self.recipe.store
 
     def plan(self) -> list[Step]:
-        """Errors of reading the recipe's inputs propagate."""
+        """The steps. Errors of reading the recipe's inputs propagate."""
         return self.steps(_prepared(self.recipe))
 
 
 @functools.lru_cache(maxsize=2)
 def _prepared(recipe: LoadedRecipe) -> tuple[Job, ...]:
-    """Kept for the next step: a worker makes one after the other of what took seconds to read."""
+    """The jobs, cached for the next step of the worker because reading them takes seconds."""
     return recipe.prepare()
 
 
 def at_size(recipe: LoadedRecipe, number: int) -> StepSource:
-    """The steps of a recipe at its image size of this number."""
+    """The steps of a recipe at its image size with this index."""
     return StepSource(recipe, functools.partial(_plan_at, number))
 
 
@@ -73,13 +72,13 @@ def _plan_at(number: int, jobs: tuple[Job, ...]) -> list[Step]:
     return make_plan(jobs[number])
 
 
-# --- One step as a worker makes it ------------------------------------------------------------------------------------
+# --- One step in a worker ---------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class _StageTask:
-    """The step called `step` of a source. `inputs`: the key of each; `key`: that of the step, by the versions and the
-    machine of the command; `resume`: reuse what is stored."""
+    """The step named `step` of a source. `inputs`: the key of each input; `key`: the step's key with the versions and
+    the machine of the command; `resume`: reuse stored artifacts."""
 
     source: StepSource
     step: str
@@ -90,8 +89,9 @@ class _StageTask:
 
 @dataclass(frozen=True)
 class _StageDone:
-    """`digest` of the artifact; None where this process would make another one, as on another CPU: then nothing was
-    made. `made`: False where it was there already. `host`: where this is."""
+    """The result of a task. `digest` of the artifact; None if this process would compute another artifact (because of
+    another CPU, for example), and so did not run the step. `made`: False if the artifact was stored already. `host`:
+    the name of this node."""
 
     digest: str | None
     made: bool
@@ -99,7 +99,7 @@ class _StageDone:
 
 
 def make_stage(task: _StageTask) -> _StageDone:
-    """Make a step, or find it; errors of stages propagate."""
+    """Run a step, or find its artifact; errors of stages propagate."""
     plan = task.source.plan()
     store = Store(task.source.store, shared_store())
     step = next(step for step in plan if step.name == task.step)
@@ -127,10 +127,10 @@ def _needed_for(plan: Sequence[Step], step: Step) -> list[Step]:
 
 
 def _inputs(task: _StageTask, plan: list[Step], step: Step, store: Store) -> dict[str, Artifact]:
-    """The folders that a step needs; those that were damaged or removed meanwhile are made again.
+    """The artifacts that a step needs; damaged or removed ones are computed again.
 
     Raises:
-        WorkerError: one that no step of the plan makes is not there.
+        WorkerError: an artifact is missing, and no step of the plan computes it.
     """
     there = {name: artifact for name, key in task.inputs if (artifact := store.find(key)) is not None}
     if len(there) == len(task.inputs):
@@ -138,10 +138,10 @@ def _inputs(task: _StageTask, plan: list[Step], step: Step, store: Store) -> dic
     planned = {other.name for other in plan}
     if missing := [name for name, _ in task.inputs if name not in there and name not in planned]:
         raise WorkerError(
-            f"what {step.name} needs is not in the store of {socket.gethostname()}",
-            found=f"no artifact of {', '.join(missing)} that is whole",
-            expected="a store that all workers share with the command, and that nothing is removed from meanwhile",
-            fix="the same command makes what is missing again",
+            f"inputs of {step.name} are not in the store of {socket.gethostname()}",
+            found=f"no complete artifact of {', '.join(missing)}",
+            expected="a store that all workers share with the command, and from which nothing is removed meanwhile",
+            fix="run the same command again: it computes what is missing",
         )
     return run_plan(_needed_for(plan, step), store, resume=True, progress=silent, artifacts=there)
 
@@ -151,11 +151,11 @@ def _inputs(task: _StageTask, plan: list[Step], step: Step, store: Store) -> dic
 
 @dataclass
 class PlanProgress:
-    """Steps to make, in order.
+    """A plan and its progress.
 
-    `owner`: what has failed when one of them has, maybe with other plans; `source`: of the steps, for workers; `shown`:
-    what people call it; `before`: artifacts of steps before these. `digests` of what is there; `keys` of that, and of
-    the steps that were looked for.
+    `owner`: fails if one of the steps fails; plans may share it. `source`: the source of the steps, for workers.
+    `shown`: the name in messages. `before`: artifacts of earlier steps. `digests`: those of the stored artifacts, by
+    step; `keys`: those of steps with known inputs.
     """
 
     owner: Hashable
@@ -172,14 +172,14 @@ class PlanProgress:
 
     @property
     def ready(self) -> list[Step]:
-        """The steps that are not there, and whose inputs are."""
+        """The steps without an artifact whose inputs all have one."""
         there = self.digests
         return [step for step in self.steps if step.name not in there and all(name in there for name in step.inputs)]
 
 
 @contextlib.contextmanager
 def pooled(workers: Workers) -> Iterator[tuple[Workers, Pool | None]]:
-    """These workers with one pool for all that they do, and that pool, None without an executor; errors as of
+    """The workers with one pool for all their tasks, and that pool (None without an executor); errors as in
     `Executor.pool`."""
     if isinstance(workers.executor, Executor):
         with workers.executor.pool() as pool:
@@ -190,14 +190,14 @@ def pooled(workers: Workers) -> Iterator[tuple[Workers, Pool | None]]:
 
 @dataclass
 class Scheduler:
-    """Makes plans. A step is begun when its inputs are there, so that its key is known: of steps with one key one is
-    made, for all plans that need it. One that measures, or whose pieces are shared out to the workers, is made in this
-    process, while no worker has anything else to do; where the plans have outlines alone, it is left out.
+    """Runs plans. A step starts when its inputs exist, so that its key is known; steps with the same key run once for
+    all plans. A step that measures, or that distributes its own tasks over the workers, runs in this process while the
+    workers are idle; if a plan consists of outlines, such steps are skipped.
 
-    `progress`: `text` names what is made, with how many steps of all are there, and how many there are. `note`: called
-    with a line on what a user should know. `resume`, `fresh`: as for `run_plan`. `finished`: called with each step that
-    was made, or that was found meanwhile, and which of both. `fatal`: whether an error of an owner ends all: then
-    nothing more is begun. `errors`: by owner.
+    `progress`: called with `text`, the number of finished steps, and the number of all steps. `note`: called with notes
+    for the user. `resume`, `fresh`: as for `run_plan`. `finished`: called with each step that was computed or found,
+    and whether it was reused. `fatal`: whether an error of an owner stops everything, so that no further step starts.
+    `errors`: by owner.
     """
 
     pool: Pool
@@ -212,7 +212,7 @@ class Scheduler:
     errors: dict[Hashable, VitdeployError] = field(default_factory=dict, init=False)
     _plans: Sequence[PlanProgress] = field(default=(), init=False)
     _late: Callable[[], bool] | None = field(default=None, init=False)
-    # By key: the digest of what is there; who waits for what is being made; and what has failed.
+    # By key: the digests of stored artifacts; the plans that wait for a running step; the errors of failed steps.
     _there: dict[str, str] = field(default_factory=dict, init=False)
     _waiting: dict[str, list[tuple[PlanProgress, Step]]] = field(default_factory=dict, init=False)
     _failed: dict[str, VitdeployError] = field(default_factory=dict, init=False)
@@ -222,17 +222,17 @@ class Scheduler:
 
     @property
     def counts(self) -> tuple[int, int, int]:
-        """How many steps all plans have needed, how many of these are distinct and there, and how many were made."""
+        """The numbers of steps in all plans, of distinct finished steps, and of steps that were computed."""
         return self._needed, len(self._there), self._made
 
     def run(self, plans: Sequence[PlanProgress], late: Callable[[], bool] | None = None) -> set[Hashable]:
-        """Make these plans, and return the owners of which all is there, or that have failed: see `errors`.
+        """Run these plans, and return the owners that are finished or have failed (see `errors`).
 
         Args:
-            late: whether nothing more is to be begun; None: never.
+            late: returns whether no further step may start; None for never.
 
         Raises:
-            WorkerError: what is made here has no worker that does it.
+            WorkerError: a step of this process lost its worker.
         """
         self._plans, self._late = plans, late
         self._needed += sum(len(plan.steps) for plan in plans)
@@ -269,7 +269,7 @@ class Scheduler:
         self.progress(self.text, there, sum(len(plan.steps) for plan in self._plans))
 
     def _advance(self, plan: PlanProgress) -> None:
-        """Take what is there, and begin what can be."""
+        """Find stored artifacts, and start steps that are ready."""
         for step in plan.steps:
             if plan.owner in self.errors or step.name in plan.digests or not plan.digests.keys() >= set(step.inputs):
                 continue
@@ -289,7 +289,7 @@ class Scheduler:
                 self.pool.submit(key, make_stage, task, f"{plan.shown}: {step.name}")
 
     def _look(self, key: str, step: Step) -> str | None:
-        """The digest of a step that is there already."""
+        """The digest of a step's stored artifact; None without one."""
         ours = key in self.fresh
         if key not in self._there and (ours or self.resume) and (record := self.store.look(key)) is not None:
             folder = self.store.folder(key)
@@ -316,23 +316,23 @@ class Scheduler:
             self._advance(plan)
 
     def _leave(self, host: str) -> None:
-        """What a node would make otherwise is left to the process that measures, with all that needs it."""
+        """Leave steps for which a node would compute another artifact, and those that need them, to this process."""
         if host not in self._other_hosts:
             self._other_hosts.add(host)
             self.note(
-                f"{host} has another CPU, driver or release of a package than this machine: what depends on it is made"
-                " where it is measured"
+                f"{host} has another CPU, driver or package version than this machine; steps that depend on it run on"
+                " this machine"
             )
 
     def _next_here(self, plan: PlanProgress, begun: set[str]) -> list[Step]:
-        """What is to be made in this process, could be now, and was not begun."""
+        """The steps for this process that are ready and not started."""
         if plan.owner in self.errors or self._over():
             return []
         here = [step for step in plan.ready if step.write is not None and (step.measured or step.shared_out)]
         return [step for step in here if plan.keys[step.name] not in begun]
 
     def _make_here(self, plan: PlanProgress, step: Step) -> None:
-        """Make a step, with what it needs where that has gone meanwhile."""
+        """Run a step in this process, and first the steps whose artifacts it needs and that were removed."""
         try:
             artifacts = run_plan(
                 [*_needed_for(plan.steps, step), step],
@@ -345,6 +345,6 @@ class Scheduler:
             )
             self._there[plan.keys[step.name]] = artifacts[step.name].digest
         except WorkerError:
-            raise  # of what measures, or of pieces that all INT8 needs
+            raise  # from a measurement, or from calibration shards, which all INT8 steps need
         except VitdeployError as error:
             self.errors.setdefault(plan.owner, error)

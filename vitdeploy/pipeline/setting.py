@@ -1,5 +1,5 @@
-"""Settings (how inputs and outputs are read) of a graph, of a bundle's engine and of a reference model; and models that
-are fitted on images before anything else is made of them, or whose outputs' meaning is."""
+"""Settings (how inputs and outputs are read) of a graph, of a bundle's engine and of the original; and the fitting of
+models, or of their post-processing, on images."""
 
 import dataclasses
 from collections.abc import Iterable
@@ -26,11 +26,11 @@ from vitdeploy.tasks.registry import make_adapter
 def graph_setting(
     file: Path, metadata: GraphMetadata, spec: GraphSpec | None = None, labels: tuple[str, ...] | None = None
 ) -> Setting:
-    """The setting of the graph in a file that vitdeploy wrote.
+    """The setting of a graph that vitdeploy wrote.
 
     Args:
-        spec: inputs and outputs of the graph, which give the number of classes; calibration needs no classes.
-        labels: labels of the bundle that contains the file; None: the graph's own, or those in the same folder.
+        spec: inputs and outputs of the graph, for the number of classes; calibration needs no classes.
+        labels: labels of the bundle that contains the file; None for the graph's own, or those in the same folder.
 
     Raises:
         GraphError, DataError: as in `known_labels`.
@@ -76,12 +76,12 @@ def reference_setting(model: ReferenceModel) -> Setting:
     )
 
 
-# --- What labelled calibration samples choose of the outputs' meaning -------------------------------------------------
+# --- Post-processing parameters chosen on labelled calibration samples ------------------------------------------------
 
 
 def with_fitted(model: ReferenceModel, data: Data, progress: Progress = silent) -> ReferenceModel:
-    """The model with what its task chooses on labelled calibration samples, such as thresholds: from the store, or
-    chosen now. Errors of reading images and models propagate."""
+    """The model with the parameters that its task chooses on labelled calibration samples, such as thresholds, from the
+    store or computed now. Errors of reading images and models propagate."""
     adapter = make_adapter(reference_setting(model))
     if not adapter.fits(data):
         return model
@@ -92,39 +92,39 @@ def with_fitted(model: ReferenceModel, data: Data, progress: Progress = silent) 
     return dataclasses.replace(model, postprocess=postprocess, notes=(*model.notes, found["note"]))
 
 
-# --- The memory bank of a model of anomalies --------------------------------------------------------------------------
+# --- The memory bank of an anomaly model ------------------------------------------------------------------------------
 
 
 def fitted(
     source: Source, given: Overrides | None = None, progress: Progress = silent, *, skip_bad: bool = False
 ) -> Source:
-    """The source with the file of its memory bank in place of its normal images: from the store, or fitted now. A
-    source of another task stays as it is.
+    """The source with the file of its memory bank instead of its normal images, from the store or fitted now. A source
+    without normal images is returned unchanged.
 
     Raises:
-        InputError: normal images for a model of another task. DataError: too few of them.
-        CheckpointError: an .onnx file, which is not fitted, or a model without patch tokens. Errors of reading images
-            and models propagate.
+        InputError: normal images for another task. DataError: too few normal images.
+        CheckpointError: an .onnx file, which cannot be fitted, or a model without patch tokens. Errors of reading
+            images and models propagate.
     """
     if source.normal is None or source.memory is not None:
         return source
     if source.task != "anomaly":
         raise InputError(
-            "normal images are for a model of anomalies",
+            "normal images are for the task anomaly only",
             found=f"--normal {source.normal}, and " + (f"the task {source.task}" if source.task else "no task"),
             expected="--task anomaly (in a recipe source.task)",
         )
     if is_graph(source.model):
         raise CheckpointError(
-            f"{source.name} is a graph, which is not fitted on images",
-            expected="the PyTorch model that it was made from",
-            fix="give that and --normal; or, where the graph finds anomalies itself, leave --normal out",
+            f"{source.name} is an ONNX graph and cannot be fitted on normal images",
+            expected="the PyTorch model that it was exported from",
+            fix="pass that model with --normal; or, if the graph itself detects anomalies, remove --normal",
         )
     from vitdeploy.stages.fit import FIT, MEMORY_FILE, distinct, fit_step  # PyTorch with it
 
     plain = Overrides(preprocess=given.preprocess if given else None)
     features = find_reference_model(dataclasses.replace(source, task=None, normal=None), plain)
-    require_image_alone(features.name, features.inputs, "a model of anomalies")
+    require_image_alone(features.name, features.inputs, "an anomaly model")
     folder = normal_folder(source.normal)
     normal = distinct(scan(folder, "none")[0], folder)
     step = fit_step(features, folder, normal, skip_bad)
@@ -133,7 +133,7 @@ def fitted(
 
 
 def refuse_known(source: Source, evaluation: Iterable[Sample]) -> None:
-    """Raise DataError where images that a model is judged by are among those that it was fitted on."""
+    """Raise DataError if evaluation images are among the images that the model was fitted on."""
     if source.memory is None:
         return
     from vitdeploy.models.memory_bank import MemoryBank

@@ -1,4 +1,4 @@
-"""Which engine to ship, in one sentence that a person can defend, and which engines the bundle holds."""
+"""The verdict of a run: which engine to ship, in one defensible sentence, and which engines the bundle contains."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from vitdeploy.verification.gate import (
 if TYPE_CHECKING:
     from vitdeploy.pipeline.job import Job
 
-# Of gates, the one that is nearest to a budget first.
+# Gate statuses, the closest to meeting the budget first.
 RANK: tuple[GateStatus, ...] = ("pass", "none", "undecided", "fail")
 MIB = 1 << 20
 MEASURE_AGAIN = "run the same command on a quiet machine: only the bench is measured again"
@@ -43,8 +43,8 @@ MEASURE_AGAIN = "run the same command on a quiet machine: only the bench is meas
 class Judged:
     """One engine as the verdict sees it.
 
-    `gate` is that of the whole budget, `verified` the result of `verify`. `guarded`: no budget bounds the loss, so the
-    guard does.
+    `gate` is the gate of the whole budget, `verified` the result of `verify`. `guarded`: no budget bounds the loss, so
+    the guard does.
     """
 
     candidate: Candidate
@@ -63,13 +63,13 @@ class Judged:
 
 @dataclass(frozen=True)
 class Verdict:
-    """The recommendation in a `sentence` of twelve words; `remarks` say what it keeps, what is open, and what speaks
-    against the requested engines.
+    """The recommendation in a `sentence` of at most twelve words; `remarks` state the answers that it keeps, open
+    questions, and objections to the requested engines.
 
-    `recommended` is an artifact, or the original; None if nothing is decided. `grade` says how surely: "leading" is
-    ahead by what was measured, and conclusively of none. `rivals` may be as fast as the first of `ships`, the engines
-    of the bundle; with "no ranking" these are in a fixed order. `gate` judges the recipe's own engines: the budget is
-    met when one of them meets it.
+    `recommended` is an artifact, or the original; None if nothing is decided. `grade`: how certain it is; a "leading"
+    artifact is ahead by its measured times, but not conclusively. `rivals` may be as fast as the first of `ships`, the
+    engines of the bundle; with "no ranking" these are in a fixed order. `gate` judges the recipe's own engines: one of
+    them has to meet the budget.
     """
 
     sentence: str
@@ -82,19 +82,19 @@ class Verdict:
 
     @property
     def leading(self) -> str:
-        """The artifact that stands for the run in a table: recommended, or the first of the bundle, or the original."""
+        """The artifact that represents the run: the recommended one, the first of the bundle, or the original."""
         return self.recommended or (self.ships[0].artifact if self.ships else ORIGINAL)
 
 
 def engine_gate(accuracy: Gate, budget: Budget, size: int, row: Row | None) -> Gate:
-    """One gate of accuracy, size, memory and latency (the last two left undecided where they were not measured)."""
+    """The gate of accuracy, size, memory and latency together; unmeasured memory or latency is undecided."""
     gates = [accuracy, bound_gate("size", size, budget.max_size, "bytes", kind="size")]
     if budget.max_latency is not None:
         if row is None:
             gates.append(Gate("undecided", (Reason("max_latency needs a bench", "latency"),)))
         else:
             p50, interval = row.latency_ms.p50, row.latency_ms_ci95.p50
-            # "short" says that there were too few queries for a high percentile; the median has its interval.
+            # "short" means too few queries for a high percentile; the median has its own interval.
             flags = [flag for flag in row.flags if flag != "short"]
             gates.append(bound_gate("p50 latency", p50, budget.max_latency, "ms", flags, interval, kind="latency"))
     if budget.max_memory is not None:
@@ -107,19 +107,19 @@ def engine_gate(accuracy: Gate, budget: Budget, size: int, row: Row | None) -> G
 
 
 def keeps_answers(gate: Gate, verified: comparison.Comparison, *, guarded: bool) -> bool:
-    """Whether an engine may be recommended: its gate passes. If only the guard judges it, it must not provably lose
-    anything either, because the user gave no bound."""
+    """Whether an engine may be recommended: its gate passes, and it does not provably lose accuracy if only the guard
+    bounds the loss."""
     return gate.status == "pass" and not (guarded and provably_loses(verified))
 
 
 def provably_loses(verified: comparison.Comparison) -> bool:
-    """The whole interval of the drop is above zero; without labels nothing is proven."""
+    """Whether the whole interval of the drop is above zero; False without labels."""
     return verified.drop_ci95 is not None and verified.drop_ci95[0] > 0
 
 
 @dataclass(frozen=True)
 class _Ranked:
-    """What the times say of the engines that keep the answers, and of the original."""
+    """The ranking by times of the engines that keep the answers, and of the original."""
 
     grade: Grade
     best: str
@@ -128,14 +128,13 @@ class _Ranked:
 
 
 def decide(judged: Sequence[Judged], bench: Bench, *, include_failed: bool = False) -> Verdict:
-    """Recommend the best of the engines that keep the answers, as far as the measurements carry it.
+    """Recommend the best of the engines that keep the answers, if the measurements support it.
 
-    A partial order is enough: an engine that is conclusively faster than the original is recommended, whatever is open
-    between it and others that no engine conclusively beats.
+    A partial order is enough: an engine that is conclusively faster than the original is recommended, even if it is
+    undecided against others that no engine conclusively beats.
 
     Args:
-        judged: every engine that was made, including those that were not requested, in the order of engines that
-            nothing ranks.
+        judged: all engines, including baselines; engines without a ranking keep this order.
         bench: the result of `pipeline.measure` for the original and all engines.
         include_failed: the bundle also includes engines that fail their gate, last.
     """
@@ -144,10 +143,10 @@ def decide(judged: Sequence[Judged], bench: Bench, *, include_failed: bool = Fal
     if keeping:
         ranked = _rank(keeping, bench)
     elif any(each.gate.status == "pass" for each in judged):
-        said = "Keep the original: every engine within the budget provably loses accuracy."
-        ranked = _Ranked("recommended", ORIGINAL, said)
+        text = "Keep the original: every engine within the budget provably loses accuracy."
+        ranked = _Ranked("recommended", ORIGINAL, text)
     elif any(each.gate.status == "undecided" for each in judged):
-        ranked = _Ranked("no ranking", "", "Not decided: no engine is proven to meet the budget.")
+        ranked = _Ranked("no ranking", "", "Undecided: no engine provably meets the budget.")
     else:
         ranked = _Ranked("recommended", ORIGINAL, "Keep the original: every engine fails its budget.")
     order = [each for name in in_order([each.name for each in judged], bench) for each in judged if each.name == name]
@@ -164,10 +163,10 @@ def decide(judged: Sequence[Judged], bench: Bench, *, include_failed: bool = Fal
 
 
 def _rank(names: Sequence[str], bench: Bench) -> _Ranked:
-    """Which of these engines, or the original, is best by the times, and how surely: the best by estimate of those that
-    none conclusively beats, and that are conclusively faster than the original if any is."""
+    """The best of these engines and the original by times, with its grade: the fastest by estimate among the engines
+    that none conclusively beats and, if there are any, that are conclusively faster than the original."""
     times = relative_times(bench)
-    # Each pair has rounds of its own: in theory three may beat each other in a circle.
+    # Each pair has its own rounds, so three engines could beat each other in a circle.
     unbeaten = [name for name in names if not any(beats(bench, other, name) for other in names)] or list(names)
     proven = [name for name in names if beats(bench, name, ORIGINAL)]
     faster = [name for name in unbeaten if name in proven or any(beats(bench, name, other) for other in proven)]
@@ -180,24 +179,24 @@ def _rank(names: Sequence[str], bench: Bench) -> _Ranked:
         return _Ranked("recommended", best, sentence(best, bench.ratios), rivals)
     slower = [between(bench, name, ORIGINAL) for name in names]
     if all(ratio is None or ratio.sure[0] > 1 or (ratio.decided and ratio.ratio >= 1) for ratio in slower):
-        surely = all(ratio is None or ratio.sure[0] > 1 for ratio in slower)
-        word = "" if surely else "provably "
-        said = f"Keep the original: no engine that keeps its answers is {word}faster."
-        return _Ranked("recommended", ORIGINAL, said)
+        proven_slower = all(ratio is None or ratio.sure[0] > 1 for ratio in slower)
+        word = "" if proven_slower else "provably "
+        text = f"Keep the original: no engine that keeps its answers is {word}faster."
+        return _Ranked("recommended", ORIGINAL, text)
     if against.decided and against.ratio < 1:
         return _Ranked("recommended", best, sentence(best, bench.ratios), rivals)
     if against.verdict == "seems faster":
-        return _Ranked("leading", best, f"{best} leads; nothing is proven to be the fastest.", (*rivals, ORIGINAL))
-    return _Ranked("no ranking", "", "No ranking: the times do not say which engine is faster.")
+        return _Ranked("leading", best, f"{best} leads, but is not provably the fastest.", (*rivals, ORIGINAL))
+    return _Ranked("no ranking", "", "No ranking: the measurements do not show which engine is faster.")
 
 
 def still_open(names: Sequence[str], bench: Bench) -> set[str]:
-    """The artifacts that further rounds have to measure, the original among them; none where these would not change
+    """The artifacts to measure in further rounds, including the original; empty if further rounds would not change
     `_rank`.
 
-    An interval has to be clear at twice its width, so that looking again and again proves nothing that is not so.
-    Beside others, what holds of the best against the original is enough, and so is that nothing even seems so; what
-    seems slower than the best is then not measured again, as no round will show by how much.
+    An interval has to be clear at twice its width, so that repeated looks prove nothing false. On a busy machine, a
+    proven bound of the best against the original is enough, and measuring also ends without a tendency; artifacts that
+    seem slower than the best are then not measured again, as no round would show by how much.
     """
     if not names:
         return set()
@@ -223,8 +222,8 @@ def _clear(ratio: Ratio) -> bool:
 
 
 def beats(bench: Bench, a: str, b: str) -> bool:
-    """Whether `a` is conclusively faster than `b`: by their ratio or, where the two were not compared, by those to the
-    original."""
+    """Whether `a` is conclusively faster than `b`: by their ratio or, if the two were not compared, by their ratios to
+    the original."""
     ratio = between(bench, a, b)
     if ratio is not None:
         return ratio.sure[1] < 1
@@ -233,13 +232,13 @@ def beats(bench: Bench, a: str, b: str) -> bool:
 
 
 def between(bench: Bench, a: str, b: str) -> Ratio | None:
-    """The measured ratio of two artifacts, whichever of them is its first."""
+    """The measured ratio a / b of two artifacts, in whichever order they were compared; None if they were not."""
     turned = find_ratio(bench.ratios, b, a)
     return find_ratio(bench.ratios, a, b) or (turned.inverse if turned else None)
 
 
 def in_order(names: Sequence[str], bench: Bench) -> list[str]:
-    """The conclusively faster first, and otherwise in the order given, so that no noise sets it."""
+    """The names with conclusively faster ones first, and otherwise in the given order, independent of noise."""
     left, found = list(names), list[str]()
     while left:
         ahead = (name for name in left if not any(beats(bench, other, name) for other in left))
@@ -249,12 +248,12 @@ def in_order(names: Sequence[str], bench: Bench) -> list[str]:
 
 
 def _is_open(ratio: Ratio | None) -> bool:
-    """Whether a ratio says too little: it may be far from 1 on either side."""
+    """Whether a ratio is missing or not decided."""
     return ratio is None or not ratio.decided
 
 
 def _open(ranked: _Ranked, bench: Bench) -> list[str]:
-    """What the times leave open, and what would settle it."""
+    """Remarks on what the times leave undecided, and how to settle it."""
     reasons = [ratio.reason for ratio in bench.ratios if not ratio.decided]
     settle = next((f"{reason}." for reason in reasons if MADE_FOR in reason), f"To settle it, {MEASURE_AGAIN}.")
     if ranked.grade == "recommended" and ranked.rivals:
@@ -268,13 +267,13 @@ def _open(ranked: _Ranked, bench: Bench) -> list[str]:
         rivals = " or ".join("the original" if name == ORIGINAL else name for name in ranked.rivals)
         return [f"The machine was not quiet, and {rivals} may be faster. {settle}"]
     if ranked.grade == "no ranking" and reasons:
-        return [f"The engines are in a fixed order. {settle}"]
+        return [f"The engines are listed in a fixed order. {settle}"]
     return []
 
 
 def relative_times(bench: Bench) -> dict[str, float]:
-    """The time of a query over the original's, by artifact: the ratio that is claimed, so that what is said to be
-    faster is what is chosen; that of the medians of all queries where the two were not compared."""
+    """The time of a query relative to the original's, by artifact: the reported ratio, so that the choice agrees with
+    it, or the ratio of the medians of all queries if the two were not compared."""
     p50 = {row.artifact: float(row.latency_ms.p50) for row in bench.results}
     ratios = {name: between(bench, name, ORIGINAL) for name in p50}
     return {name: ratio.ratio if ratio else p50[name] / p50[ORIGINAL] for name, ratio in ratios.items()}
@@ -285,10 +284,10 @@ def _names(judged: Sequence[Judged]) -> list[str]:
 
 
 def _ships(order: Sequence[Judged], best: str, *, include_failed: bool) -> list[Judged]:
-    """The bundle's engines: the best one, and the requested ones that do not fail their gate. A target for which none
-    of these is proven gets its first other proven engine, or at least one that does not fail.
+    """The bundle's engines: the best one, and the requested ones that do not fail their gate. For a target without a
+    proven engine among these, its first other proven engine, or else one that does not fail.
 
-    Proven ones come before undecided ones, and among equals as in `order`, of `in_order`.
+    Proven engines come before undecided ones; equals are in the order of `order` (see `in_order`).
     """
     usable = [each for each in order if each.gate.status != "fail" and not _shows_nothing(each)]
     usable = usable or [each for each in order if each.gate.status != "fail"]
@@ -307,24 +306,24 @@ def _ships(order: Sequence[Judged], best: str, *, include_failed: bool) -> list[
 
 
 def _shows_nothing(judged: Judged) -> bool:
-    """Whether an engine is of another precision, and nothing shows that it has the original's answers."""
+    """Whether an engine is not FP32 and nothing proves that it keeps the original's answers."""
     return judged.candidate.precision != "fp32" and proves_nothing(judged.gate)
 
 
 def _best(asked: Sequence[Judged]) -> Gate:
-    """The gate of the engine that comes nearest to its budget, whose reasons name it."""
+    """The gate of the engine closest to meeting its budget, with its name in the reasons."""
     nearest = min(asked, key=lambda each: RANK.index(each.gate.status))
     return nearest.gate.named(nearest.name)
 
 
 def sentence(recommended: str, ratios: Sequence[Ratio]) -> str:
-    """Say what to ship, and how much faster than the original it is, as far as the measurements support it."""
+    """The sentence on what to ship, with its speed relative to the original if the measurements support it."""
     ratio = find_ratio(ratios, recommended, ORIGINAL)
     if ratio is None:
         return f"Ship {recommended}."
     high = ratio.sure[1]
     if not ratio.decided and high < 1:
-        # What else ran may slow the original more than an engine, so alone the factor can be smaller.
+        # Other processes may slow the original more than an engine, so the factor may be smaller on a quiet machine.
         return f"Ship {recommended}: beside other work {bound_words((1 / high, None))} times the original's speed."
     if not ratio.decided:
         return f"Ship {recommended}: how much faster than the original is not decided."
@@ -335,7 +334,7 @@ def sentence(recommended: str, ratios: Sequence[Ratio]) -> str:
 
 
 def kept(name: str, verified: comparison.Comparison) -> str:
-    """How much of the original's answers and accuracy an engine keeps."""
+    """A remark on how much of the original's answers and accuracy an engine keeps."""
     low, high = verified.agreement_ci95
     kept = f"{name} gives {verified.agreement:.2f} % of the original's answers [{low:.2f}, {high:.2f}]"
     if verified.control is not None:
@@ -351,15 +350,15 @@ def _device(judged: Judged) -> str:
 
 
 def _elsewhere(candidate: Candidate) -> str:
-    """The original of a run computes on the CPU, whatever the target (`models.torch_runner`)."""
+    """A remark on the device: the original always runs on the CPU (`models.torch_runner`)."""
     device = TARGETS[candidate.target].device
     ran = f"{candidate.artifact} ran on the {device} and the original on the CPU"
-    return f"{ran}: how much faster is also the {device}'s part."
+    return f"{ran}: part of the speedup is due to the {device}."
 
 
 def _remarks(judged: Judged, ratios: Sequence[Ratio], *, matters: bool) -> list[str]:
-    """What speaks against a requested engine; nothing if it is faster and keeps the answers. `matters`: it ships, and
-    nothing else says whether the FP32 of its target may be faster."""
+    """Objections to a requested engine; empty if it is faster and keeps the answers. `matters`: it ships, and no other
+    remark covers whether FP32 may be faster on its target."""
     remarks, candidate, gate = [], judged.candidate, judged.gate
     name, ratio = candidate.precision.upper(), find_ratio(ratios, candidate.artifact, f"{candidate.target}-fp32")
     if ratio is not None and ratio.sure[0] > 1:
@@ -392,7 +391,7 @@ def _plain(value: float) -> str:
 
 
 def find_ratio(ratios: Sequence[Ratio], a: str, b: str) -> Ratio | None:
-    """The measured ratio of the times of two artifacts: of their latencies or, if the bench measured none, of their
+    """The measured ratio of the times of two artifacts: of their latencies or, if these were not measured, of their
     inverse throughputs. None if the pair was not compared."""
     found = [each for each in ratios if each.a == a and each.b == b]
     latency = next((each for each in found if each.metric == "latency"), None)
@@ -402,21 +401,21 @@ def find_ratio(ratios: Sequence[Ratio], a: str, b: str) -> Ratio | None:
     return replace(found[0], metric="latency", ratio=turned.ratio, ci95=turned.ci95, bounds=turned.bounds)
 
 
-# --- Bounds of a budget that these samples cannot prove: before any work, and when the original has answered ----------
+# --- Bounds of a budget that the samples cannot prove: before any work, and after the original's answers --------------
 
 
 def bounds_answers(budget: Budget) -> bool:
-    """Whether a budget bounds the answers."""
+    """Whether a budget bounds the drop or the agreement."""
     return (budget.max_drop, budget.min_agreement) != (None, None)
 
 
 def criterion_of(adapter: TaskAdapter, reference: records.Answers, data: Data, budget: Budget) -> Criterion:
-    """The criterion for a bound on the drop on these samples; it depends only on the original's answers."""
+    """The criterion for a bound on the drop, given these samples; it depends only on the original's answers."""
     return "labels" if budget.max_drop is None else criterion_by(adapter.compare(reference, reference, data), budget)
 
 
 def criterion_by(perfect: comparison.Comparison, budget: Budget) -> Criterion:
-    """The same by `perfect`: the original compared with itself."""
+    """As `criterion_of`, from `perfect`: the original compared with itself."""
     return "labels" if budget.max_drop is None else criterion_to_prove(perfect, budget.max_drop)
 
 
@@ -431,11 +430,11 @@ def foresee(adapter: TaskAdapter, reference: records.Answers, data: Data, budget
 
 
 def split_notes(job: Job) -> list[str]:
-    """What to know about the split of the samples before any work: fewer calibrate than usual; a bound of the budget
+    """Notes on the split of the samples before any work: fewer calibration samples than usual, or a bound of the budget
     that no engine can be proven to meet, whatever it answers.
 
     Raises:
-        GateError: such a bound, where fewer calibration samples leave enough to evaluate on.
+        GateError: such a bound, if fewer calibration samples would leave enough evaluation samples.
     """
     data, noun = job.data, job.adapter.noun
     calibrates, evaluates = len(data.calibration), len(data.evaluation)
@@ -443,25 +442,25 @@ def split_notes(job: Job) -> list[str]:
     notes = []
     if job.recipe.data.calibration.images == "auto" and calibrates < USUAL_CALIBRATION:
         notes.append(
-            f"{calibrates} of {total} {noun}s calibrate and {evaluates} evaluate (usual are {USUAL_CALIBRATION} to "
-            "calibrate); data.calibration.images sets another number"
+            f"{calibrates} of {total} {noun}s are for calibration (usual: {USUAL_CALIBRATION}), {evaluates} for "
+            "evaluation; data.calibration.images sets another number"
         )
-    # Of answers that are right or wrong the number alone bounds what can be proven.
+    # If answers are right or wrong, the number of samples alone bounds what can be proven.
     if job.adapter.compared is not agreement.Agreement or not evaluates:
         return notes
     limits = unprovable(perfect_answers(evaluates), job.budget, noun)
     if limits and not own and (fewer := _enough_left(job, total)) is not None:
         raise GateError(
-            f"the budget cannot be proven on the {evaluates} {noun}s that remain to evaluate",
-            found=f"{'; '.join(limits)}; {calibrates} of {total} calibrate",
-            expected="more to evaluate on",
+            f"the budget cannot be proven on the {evaluates} {noun}s that remain for evaluation",
+            found=f"{'; '.join(limits)}; {calibrates} of {total} are for calibration",
+            expected=f"more evaluation {noun}s",
             fix=f"--set data.calibration.images={fewer}",
         )
-    return notes + [f"{text}; on these the result is undecided, unless the budget is wider" for text in limits]
+    return notes + [f"{text}; the result will be undecided unless the budget is wider" for text in limits]
 
 
 def _enough_left(job: Job, total: int) -> int | None:
-    """A number of calibration samples with which the budget can be proven; None: there is none."""
+    """A number of calibration samples with which the budget can be proven; None without one."""
     fewer = usual_calibration(total)
     if fewer >= len(job.data.calibration) or job.recipe.data.evaluation.images != "all":
         return None

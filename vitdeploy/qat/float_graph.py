@@ -1,4 +1,4 @@
-"""The float graph of a module in the form that a placement was made from: exported, rewritten and shaped likewise."""
+"""Export the float graph of a module in the form that a placement was made from."""
 
 import functools
 import tempfile
@@ -25,16 +25,16 @@ from vitdeploy.quantization.placement import shape
 from vitdeploy.runtime.inputs import further_inputs, require_image_alone
 from vitdeploy.runtime.tasks.registry import flow_of
 
-# What a placement makes one operator of, with its bias or as attention; and what it adds.
+# Operators that a placement fuses (with a bias, or into attention), and operators that it adds.
 _FUSED = ("MatMul", "Add", "Softmax", "Transpose", "Reshape", "Split", "Squeeze", "Gather", "Mul", "Div")
 _ADDED = ("QuantizeLinear", "DequantizeLinear", "MatMulIntegerToFloat", "MultiHeadAttention", "Expand", "Split")
-# Nodes that no placement adds or removes: with the layers they tell which rewrites ran.
+# Nodes that no placement adds or removes. Together with the layers they show which rewrites ran.
 _STAYING = ("LayerNormalization", "TopK")
 
 
 class PlacedGraph:
-    """A placed graph that was read, with its metadata and layers. It is kept as the bytes of its file, which can be
-    pickled with the module that was prepared for it."""
+    """A placed graph with its metadata and layers. It is kept as serialised bytes, so that it can be pickled together
+    with the module that was prepared for it."""
 
     def __init__(self, model: ir.Model, metadata: files.GraphMetadata) -> None:
         self.data = files.serialised(model)
@@ -64,26 +64,26 @@ def read_placement(file: Path) -> PlacedGraph:
     """Read the placed graph of one target.
 
     Raises:
-        GraphError: it is not in INT8. CapabilityError: its form, or its task, is not one that can be trained.
+        GraphError: the graph is not in INT8. CapabilityError: its form or its task does not support training.
     """
     model = admit.admit_graph(file)
     metadata = files.get_metadata(model, str(file))
     if metadata.precision not in ("int8", "mixed") or metadata.target is None:
         raise GraphError(
-            f"{file} has no INT8 to train for",
+            f"{file} is not an INT8 graph",
             found=f"precision {metadata.precision or 'float32'}",
             expected="a graph of vitdeploy quantize, or a bundle with an INT8 engine",
             fix="vitdeploy quantize GRAPH --data IMAGES --target TARGET -o DIR",
         )
     if TARGETS[metadata.target].typed:
         raise CapabilityError(
-            f"{metadata.target} has no quantization-aware training",
-            found="INT8 typed in the graph together with half precision",
+            f"quantization-aware training does not support {metadata.target}",
+            found="a graph that mixes INT8 and half precision types",
             expected="openvino-cpu or onnxruntime-cpu",
         )
     if flow_of(metadata.task) or metadata.preprocess is None:
         raise CapabilityError(
-            "a model of several graphs has no quantization-aware training", found=f"the task {metadata.task}"
+            "quantization-aware training does not support models of several graphs", found=f"the task {metadata.task}"
         )
     further = further_inputs(metadata.task, files.graph_spec(model, file.name).inputs)
     require_image_alone(metadata.name, further, "quantization-aware training")
@@ -91,9 +91,9 @@ def read_placement(file: Path) -> PlacedGraph:
 
 
 def whole(module: nn.Module, placement: PlacedGraph) -> nn.Module:
-    """The module as it is exported: with its outputs in the order of the graph's, under the graph's names of layers.
+    """Return the module as it is exported: outputs in the graph's order, layers under the graph's names.
 
-    A graph of a built-in model has the paths of its layers as names; one of another module has "model." before them.
+    In the graph of a built-in model, layers are named by their paths; for other modules, "model." precedes the path.
     """
     paths = weighted(module)
     if any(name == path or name.startswith(f"{path}.") for name in placement.layers for path in paths):
@@ -102,7 +102,7 @@ def whole(module: nn.Module, placement: PlacedGraph) -> nn.Module:
 
 
 def export_like(module: nn.Module, placement: PlacedGraph, file: Path) -> None:
-    """Export a module, whole, to a file as the placed graph's float graph was; ExportError as there."""
+    """Export a module (as returned by `whole`) with the settings of the placed graph's export. Raises ExportError."""
     spec, metadata = files.graph_spec(placement.model, "the placed graph"), placement.metadata
     graph = export_graph(
         module,
@@ -120,10 +120,10 @@ def export_like(module: nn.Module, placement: PlacedGraph, file: Path) -> None:
 
 
 def float_graph(file: Path, placement: PlacedGraph, options: OptimizeOptions | None) -> ir.Model:
-    """An exported file, rewritten by `options` (None: not at all), in the form that the target wants.
+    """Read an exported file, rewrite it by `options` (None: no rewrites) and shape it for the target.
 
     Raises:
-        GraphError: the rewrites do not apply.
+        GraphError: the rewrites cannot be applied.
     """
     model = files.load_graph(file, shapes=options is None)
     if options is not None:
@@ -140,10 +140,10 @@ def float_graph(file: Path, placement: PlacedGraph, options: OptimizeOptions | N
 
 
 def find_options(file: Path, placement: PlacedGraph) -> tuple[OptimizeOptions | None, ir.Model]:
-    """The rewrites that make the placed graph's layers of an exported file, and the graph that they give.
+    """Find the rewrites that turn an exported file into the placed graph's layers; return them and the rewritten graph.
 
     Raises:
-        GraphError: no choice of rewrites does, with the layers that differ for the usual one.
+        GraphError: no combination of rewrites does. The error names the layers that differ for the default rewrites.
     """
     expected, missing, near = _landmarks(placement.model, placement.layers), "", None
     for options in _candidates():
@@ -160,10 +160,10 @@ def find_options(file: Path, placement: PlacedGraph) -> tuple[OptimizeOptions | 
     if near is not None:
         return near
     raise GraphError(
-        "the module's graph is not the one that was quantized",
+        "the module's graph differs from the graph that was quantized",
         found=missing,
-        expected="the module that the graph was exported from, with rewrites that are exact and off or on by default",
-        fix="export, optimize and quantize this module, without merged tokens or a rotated stream",
+        expected="the module that the graph was exported from, with default rewrites or exact ones",
+        fix="export, optimize and quantize this module, without token merging or rotation",
     )
 
 
@@ -185,7 +185,7 @@ def _landmarks(model: ir.Model, layers: Mapping[str, object] | list[str]) -> set
 
 
 def _alike(model: ir.Model, placed: ir.Model) -> bool:
-    """Whether nothing but what a placement adds, or makes one operator of, differs between two graphs."""
+    """Whether two graphs differ only in operators that a placement adds or fuses."""
     before, after = ({str(node.name): node for node in graph.graph} for graph in (model, placed))
     gone = (node for name, node in before.items() if name not in after)
     new = (node for name, node in after.items() if name not in before)
@@ -199,7 +199,7 @@ def _is_added(node: ir.Node) -> bool:
 def _different(found: set[str], expected: set[str]) -> str:
     more, less = sorted(found - expected), sorted(expected - found)
     words = [
-        f"{', '.join(names[:3])} in {where} alone"
+        f"{', '.join(names[:3])} only in {where}"
         for names, where in ((less, "the graph"), (more, "the module"))
         if names
     ]

@@ -1,9 +1,10 @@
-"""The folds in front of a placement, as numbers between the module's tensors and the graph's.
+"""The folds made before a placement, as scales and shifts between the module's tensors and the graph's.
 
     the graph reads u with x = scale * u + shift, and writes y' = factor * (y - moved) + added
 
-for a layer that reads x and writes y in the module. Folds are exact for any of these numbers, so those that rounded
-weights show, such as the factors between values and their projection, may be a little off those of the calibration.
+for a layer that reads x and writes y in the module. Folds are exact for any values of these. Values recovered from
+rounded weights, such as the factors between values and their projection, may therefore differ a little from the
+calibrated ones.
 """
 
 from collections.abc import Mapping, Sequence
@@ -21,9 +22,9 @@ from vitdeploy.qat.layers import ChannelRatio, Floats, Indices, LayerPiece, Plac
 from vitdeploy.quantization.folds import value_path
 from vitdeploy.quantization.ranges import find_scores
 
-# Factors that differ less from one than what rounded weights leave uncertain are one.
+# Factors closer to 1 than this are set to 1: rounded weights do not determine them more precisely.
 UNCERTAIN = 0.02
-# The largest share by which the weights of a graph in INT8 differ from those that it was made from.
+# The largest relative difference between the weights of an INT8 graph and the float weights.
 ROUNDED = 0.25
 TINY = float(np.finfo(np.float64).tiny)
 
@@ -34,9 +35,9 @@ Flags = npt.NDArray[np.bool_]
 class Folds:
     """The folds of one layer of the graph.
 
-    `scale`, `shift` [in], both None without; `factor`, which has the rewrites' in it, `own` (without these) and `moved`
-    [out]. `free`: [out], outputs whose `moved` is any number, as softmax, or the layer behind, takes it back; with
-    `absorbs` the layer takes back what was moved in front of it.
+    `scale`, `shift`: [in], both None without an input fold. `factor`: [out], includes the factors of the rewrites;
+    `own`: [out], excludes them. `moved`: [out]. `free`: [out], outputs for which any `moved` is exact, because softmax
+    or the next layer cancels it. `absorbs`: this layer cancels the shift of the layer before it.
     """
 
     scale: Floats | None
@@ -50,14 +51,14 @@ class Folds:
 
     @property
     def changed(self) -> bool:
-        """Whether the graph's weights or bias are others than the rewrites leave."""
+        """Whether the folds change the weights or bias that the rewrites give."""
         return self.scale is not None or self.absorbs or bool(self.free.any())
 
 
 @dataclass(frozen=True)
 class Known:
-    """What is known of the layers of the float graph: its linears by name, their pieces, ratios, and the numbers of the
-    module, [out, in, ...] and [out], in the order of the graph."""
+    """The layers of the float graph by name: placement, pieces and ratios, and the module's weights [out, in, ...] and
+    biases [out] in the graph's order."""
 
     model: ir.Model
     placed: Mapping[str, PlacedLayer]
@@ -68,7 +69,7 @@ class Known:
 
 
 def spread(vector: Floats, weight: Floats, groups: int = 1) -> Floats:
-    """A number for each input channel, in a shape that broadcasts to a weight [out, in / groups, ...]."""
+    """Reshape a vector with one number per input channel to broadcast to a weight [out, in / groups, ...]."""
     inputs = weight.shape[1]
     rows = vector.reshape(groups, 1, inputs).repeat(len(weight) // groups, axis=1).reshape(len(weight), inputs)
     return rows.reshape(len(weight), inputs, *(1,) * (weight.ndim - 2))
@@ -77,10 +78,10 @@ def spread(vector: Floats, weight: Floats, groups: int = 1) -> Floats:
 def find_folds(
     known: Known, linears: Mapping[str, Linear], norms: Mapping[str, tuple[Floats, Floats]]
 ) -> dict[str, Folds]:
-    """The folds of all layers that have pieces.
+    """Return the folds of all layers that have pieces.
 
     Raises:
-        GraphError: the weights of a layer are not those that the placement was made from.
+        GraphError: the weights of a layer differ from those that the placement was made from.
     """
     own_norms = read_norms(known.model)
     folds = {}
@@ -133,14 +134,14 @@ def _input(
 
 
 def expected(known: Known, linear: Linear, folds: Folds) -> Floats:
-    """The layer's weight as the graph would have it in float."""
+    """Return the layer's float weight after the folds."""
     weight = known.weights[linear.name]
     wide = folds.factor.reshape(-1, *(1,) * (weight.ndim - 1))
     return weight * wide if folds.scale is None else weight * wide * spread(folds.scale, weight, linear.groups)
 
 
 def _factors(known: Known, name: str, folds: Folds) -> Floats:
-    """By how much more than `folds` say the outputs were scaled, least squares over the weights of each."""
+    """Return the output scale that `folds` does not explain, by least squares over each output's weights."""
     weight = known.weights[name] * folds.factor[:, None]
     weight = weight if folds.scale is None else weight * folds.scale
     power = (weight**2).sum(axis=1)
@@ -149,7 +150,7 @@ def _factors(known: Known, name: str, folds: Folds) -> Floats:
 
 
 def constant(known: Known, linear: Linear, folds: Folds) -> Floats:
-    """What the shift of the input adds to the module's outputs, [out], through the weights of the placement."""
+    """Return what the input shift adds to the module's outputs through the placed weights, [out]."""
     if folds.shift is None or folds.scale is None:
         return np.zeros(len(folds.factor))
     weight = known.placed[linear.name].weight
@@ -169,8 +170,8 @@ def _values(known: Known, editor: Editor, attention: Attention, folds: dict[str,
         return
     if lacking is not None:
         raise GraphError(
-            f"{lacking} is no layer of the module, and a fold goes through it",
-            expected="values and their projection by an nn.Linear each, or one for query, key and value",
+            f"{lacking}, which a fold needs, does not match a layer of the module",
+            expected="an nn.Linear for the values (or for query, key and value together) and one for the projection",
         )
     value, used = folds[linear.name], np.unique(columns)
     own = value.own.copy()
@@ -191,7 +192,7 @@ def _values(known: Known, editor: Editor, attention: Attention, folds: dict[str,
 
 
 def _keys(known: Known, editor: Editor, attention: Attention, folds: dict[str, Folds]) -> None:
-    """The bias of keys is any (`drop_key_bias`)."""
+    """Mark the key bias as free: softmax cancels it (`drop_key_bias`)."""
     linear = editor.linear_behind(origin(attention.key, through_scales=True))
     found = leaves(linear.output, through_scales=True) if linear is not None else None
     if linear is None or found is None or linear.name not in folds:
@@ -222,14 +223,14 @@ def _scaled(folds: Folds, own: Floats) -> Folds:
 
 
 def _moved(known: Known, linear: Linear, folds: Folds) -> Floats:
-    """What was taken from the outputs, as the placement's bias says it."""
+    """Return the shift of the outputs, recovered from the placed bias."""
     factor = np.where(folds.factor != 0, folds.factor, 1)
     shown = constant(known, linear, folds) - known.placed[linear.name].bias / factor
     return np.asarray(known.biases[linear.name] + shown)
 
 
 def _settled(known: Known, linear: Linear, folds: Folds) -> Folds:
-    """With what was moved out of free outputs, once all factors are known."""
+    """Return the folds with the shifts of free outputs, once all factors are known."""
     moved = np.where(folds.free, _moved(known, linear, folds), folds.moved)
     return replace(folds, moved=moved, added=np.where(folds.free, 0.0, folds.added))
 
@@ -246,8 +247,10 @@ def _check(known: Known, linear: Linear, folds: Folds) -> None:
     apart = float(np.linalg.norm(folded - weight)) / size if folded.shape == weight.shape else np.inf
     if not apart <= ROUNDED:
         raise GraphError(
-            f"the module does not fit the graph: the weights of {linear.name} are others",
-            found=f"{100 * apart:.0f} % apart" if np.isfinite(apart) else f"{folded.shape}, not {weight.shape}",
+            f"the module does not match the graph: the weights of {linear.name} differ",
+            found=f"a difference of {100 * apart:.0f} %"
+            if np.isfinite(apart)
+            else f"{folded.shape}, not {weight.shape}",
             expected="the weights that the graph was quantized from",
-            fix="load these into the module; weights trained since are loaded into the prepared module",
+            fix="load those weights before prepare(); load weights trained since into the prepared module",
         )

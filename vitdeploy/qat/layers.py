@@ -19,8 +19,8 @@ from vitdeploy.graph.passes.folds import takes_pixels
 from vitdeploy.graph.values import array_of, only_user, stem
 from vitdeploy.spec import PreprocessSpec
 
-# --- Rounding to integers that gradients pass -------------------------------------------------------------------------
-# the straight-through estimator, and the gradient of learned step sizes.
+# --- Rounding to integers with gradients ------------------------------------------------------------------------------
+# The straight-through estimator, and the gradient of learned step sizes.
 #
 #     q = clip(round(x / step) + zero, low, high)        x^ = step * (q - zero)
 #     dx^ / dx = 1 inside the range, 0 outside
@@ -55,7 +55,7 @@ class _FakeQuantize(torch.autograd.Function):
 
 
 def fake_quantize(x: Tensor, step: Tensor, zero: int, low: int, high: int, gain: float = 1.0) -> Tensor:
-    """`x` rounded to step * (low - zero ... high - zero), with the gradients above.
+    """Round `x` to step * (low - zero ... high - zero), with the gradients above.
 
     Args:
         step: positive float32, broadcasts to `x`.
@@ -76,7 +76,7 @@ class LearnedStep(nn.Module):
         self.log_ratio = nn.Parameter(torch.zeros_like(self.calibrated), requires_grad=learned)
 
     def forward(self) -> Tensor:
-        # In float32 whatever the module was cast to: a step that is rounded moves every integer.
+        # Always in float32, whatever the module was cast to: a rounded step changes every integer.
         return self.calibrated.float() * self.log_ratio.float().exp()
 
 
@@ -85,10 +85,10 @@ def lsq_gain(numbers: int, high: int) -> float:
     return 1 / math.sqrt(max(numbers, 1) * high)
 
 
-# --- Linears and convolutions of a user's module with the quantizers of a placement inside ----------------------------
-# A layer keeps its class as a base, its parameters under their names, its hooks and its device: only `forward` is
-# another one, and a submodule `quantization` holds what is new. Each layer consists of parts, the linears that the
-# graph made of it: query, key and value of one merged linear may read different tensors there.
+# --- Linears and convolutions of a user's module with the quantizers of a placement -----------------------------------
+# A layer keeps its class as a base class, its parameter names, its hooks and its device. Only `forward` is replaced,
+# and the submodule `quantization` is added. Each layer consists of parts, the linears that the graph splits it into:
+# query, key and value of one merged linear may read different tensors there.
 
 
 Apply = Callable[[Tensor, Tensor, Tensor | None], Tensor]
@@ -98,9 +98,9 @@ class InputQuantizer(nn.Module):
     """One quantized tensor of the graph, on the module's side of the folds: x^ = scale * sum of Q(x * factor + offset)
     + shift, where the sum is over the copies of a channel.
 
-    `factor`, `offset` [channels of the graph], `scale`, `shift` [channels of the module]; `source` [channels of the
-    graph]: the channel that each is a copy of, None without copies. All are None where the graph reads what the module
-    reads.
+    `factor`, `offset`: [channels of the graph]. `scale`, `shift`: [channels of the module]. `source`: [channels of the
+    graph], the channel that each one copies, None without copies. All are None if graph and module read the same
+    values.
     """
 
     factor: Tensor | None
@@ -136,8 +136,8 @@ class InputQuantizer(nn.Module):
 
 
 class WeightQuantizer(nn.Module):
-    """Symmetric integers of the weight of some output channels, one step each; `spread` is the factor of each input
-    channel in the graph, in a shape that broadcasts to the weight, None for 1."""
+    """Symmetric quantizer for the weights of some output channels, one step per channel. `spread`: the graph's factor
+    for each input channel, in a shape that broadcasts to the weight; None for 1."""
 
     spread: Tensor | None
 
@@ -148,14 +148,14 @@ class WeightQuantizer(nn.Module):
         self.register_buffer("spread", spread)
 
     def forward(self, weight: Tensor) -> Tensor:
-        """A weight [out, in, ...] as its integers stand for it."""
+        """Return the dequantized weight, [out, in, ...]."""
         read, steps = self._read(weight)
         gain = lsq_gain(weight[0].numel(), self.largest)
         rounded = fake_quantize(read, steps, 0, -self.largest, self.largest, gain)
         return (rounded if self.spread is None else rounded / self.spread).to(weight.dtype)
 
     def codes(self, weight: Tensor) -> Tensor:
-        """The integers themselves, int8 [out, in, ...]."""
+        """Return the quantized weight, int8 [out, in, ...]."""
         read, steps = self._read(weight.detach())
         return torch.clamp(torch.round(read / steps), -self.largest, self.largest).to(torch.int8)
 
@@ -165,7 +165,7 @@ class WeightQuantizer(nn.Module):
 
 
 class OutputQuantizer(nn.Module):
-    """Queries or keys that leave their linear as int8: Q((y - shift) * factor), and back; both [channels]."""
+    """Quantizer for queries or keys that leave their linear as int8: Q((y - shift) * factor) and back, [channels]."""
 
     factor: Tensor
     shift: Tensor
@@ -183,8 +183,8 @@ class OutputQuantizer(nn.Module):
 
 
 class LayerPart(nn.Module):
-    """One linear or convolution of the graph: the output channels `rows` of a layer of the module, None for all of
-    them in their order. Without quantizers it stays float."""
+    """One linear or convolution of the graph: the output channels `rows` of a module layer, None for all in order.
+    Without quantizers it stays float."""
 
     rows: Tensor | None
 
@@ -202,12 +202,12 @@ class LayerPart(nn.Module):
         self.read, self.weight, self.output = read, weight, output
 
     def own(self, of_channels: Tensor) -> Tensor:
-        """The part's own of a weight or bias of all output channels."""
+        """Return this part's rows of a weight or bias of all output channels."""
         return of_channels if self.rows is None else of_channels[self.rows]
 
 
 class LayerQuantization(nn.Module):
-    """The parts of one layer, which together are all of its output channels; `order` puts these in their order."""
+    """The parts of one layer, which together cover its output channels; `order` restores the order of the channels."""
 
     order: Tensor | None
 
@@ -218,7 +218,7 @@ class LayerQuantization(nn.Module):
         self.register_buffer("order", torch.argsort(torch.cat(rows)) if rows else None)
 
     def forward(self, x: Tensor, weight: Tensor, bias: Tensor | None, axis: int, apply: Apply) -> Tensor:
-        """What `apply(input, weight, bias)` gives for each part; `axis` is that of channels."""
+        """Return the outputs of `apply(input, weight, bias)` for all parts, joined along the channel axis `axis`."""
         outputs: list[Tensor] = []
         read: dict[int, Tensor] = {}  # parts that read one tensor share its quantizer
         for part in self.parts:
@@ -279,12 +279,12 @@ def quantized_layers(module: nn.Module) -> dict[str, nn.Module]:
     return {path: layer for path, layer in module.named_modules() if isinstance(layer, kinds)}
 
 
-# --- A placement read back as numbers: which layers are in INT8, with which integers, steps and biases ----------------
+# --- Read a placement: which layers are in INT8, with their integers, steps and biases --------------------------------
 
 
 Floats = npt.NDArray[np.float64]
 Indices = npt.NDArray[np.int64]
-# How the operators that stand in front of a quantizer are named.
+# Suffixes of the names of operators that are inserted before a quantizer.
 INSERTED = (".hidden", ".channels")
 
 
@@ -292,7 +292,7 @@ INSERTED = (".hidden", ".channels")
 class PlacedInput:
     """The uint8 tensor that layers read: x is quantized as round((x * factor + offset) / step) + zero.
 
-    `name` is the tensor's; `factor` and `offset` [channels] are of the operators in front of it, None without any.
+    `name`: the tensor's name. `factor`, `offset`: [channels], of the operators before the quantizer; None without them.
     """
 
     name: str
@@ -304,11 +304,10 @@ class PlacedInput:
 
 @dataclass(frozen=True)
 class PlacedLayer:
-    """One linear or convolution: `weight` as its integers stand for it, [out, in, ...] as PyTorch has it.
+    """One linear or convolution; `weight` is dequantized, [out, in, ...] as in PyTorch.
 
-    `codes` are the integers in the same shape and `steps` [out] theirs; both None in float. `read` is None in float
-    and where the runtime quantizes what the layer reads. `output` is the step of the layer's own output, of queries
-    and keys in INT8.
+    `codes`: the integers, in the same shape; `steps`: their steps, [out]; both None in float. `read`: None in float,
+    and where the runtime quantizes the input. `output`: the step of the layer's output, for queries and keys in INT8.
     """
 
     name: str
@@ -321,19 +320,19 @@ class PlacedLayer:
     source: Indices | None = None
 
     def taken(self, rows: Indices) -> PlacedLayer:
-        """The same with these of its output channels."""
+        """Return the layer with only these output channels."""
         codes = None if self.codes is None else self.codes[rows]
         steps = None if self.steps is None else self.steps[rows]
         return replace(self, weight=self.weight[rows], bias=self.bias[rows], codes=codes, steps=steps)
 
     def reading(self, source: Indices) -> PlacedLayer:
-        """The same with these of its input channels."""
+        """Return the layer with these input channels."""
         assert self.codes is not None
         return replace(self, weight=self.weight[:, source], codes=self.codes[:, source])
 
 
 def read_placed(model: ir.Model) -> dict[str, PlacedLayer]:
-    """All linears and convolutions of a placement, of OpenVINO's or ONNX Runtime's form, by name."""
+    """Return all linears and convolutions of a placement in OpenVINO's or ONNX Runtime's form, by name."""
     found: dict[str, PlacedLayer] = {}
     for node in model.graph:
         if node.op_type == "MatMulIntegerToFloat":
@@ -348,7 +347,7 @@ def read_placed(model: ir.Model) -> dict[str, PlacedLayer]:
 
 
 def read_norms(model: ir.Model) -> dict[str, tuple[Floats, Floats]]:
-    """Scale and shift of every LayerNormalization that has both, by the name of its node."""
+    """Return scale and shift of every LayerNormalization that has both, by node name."""
     found = {}
     for node in model.graph:
         if node.op_type == "LayerNormalization" and len(node.inputs) > 2:
@@ -359,8 +358,8 @@ def read_norms(model: ir.Model) -> dict[str, tuple[Floats, Floats]]:
 
 
 def without_copies(layers: Mapping[str, PlacedLayer], second: str, first: str) -> dict[str, PlacedLayer]:
-    """The layers with the copies of hidden channels between two of them taken for one channel each, as in the float
-    graph; the second layer's `source` says which was which."""
+    """Return the layers with the copied hidden channels between two of them merged, as in the float graph; the second
+    layer's `source` maps copies to channels."""
     read = layers[second].read
     source = copies_of(read) if read is not None else None
     if source is None:
@@ -375,9 +374,9 @@ def without_copies(layers: Mapping[str, PlacedLayer], second: str, first: str) -
 
 
 def copies_of(read: PlacedInput) -> Indices | None:
-    """The channel that each input channel is a copy of; None without copies.
+    """Return the channel that each input channel is a copy of; None without copies.
 
-    m copies stand next to each other, with offsets from -h to h around zero; an only one has none.
+    The m copies of a channel are adjacent, with offsets from -h to h; a channel without copies has the offset 0.
     """
     if read.offset is None or not read.offset.any():
         return None
@@ -447,7 +446,7 @@ def _input(quantized: ir.Value | None) -> PlacedInput:
 
 
 def _operators(value: ir.Value) -> tuple[Floats | None, Floats | None]:
-    """Factor and offset of the Mul and the Add that `quantization.folds` puts in front of a quantizer."""
+    """Return factor and offset of the Mul and the Add that `quantization.folds` inserts before a quantizer."""
     found: dict[str, Floats] = {}
     above: ir.Value | None = value
     for operator in ("Add", "Mul"):
@@ -472,19 +471,19 @@ def _producer(value: ir.Value | None) -> ir.Node:
     return node
 
 
-# --- Which output channels of the module's layers each linear of the graph is made of ---------------------------------
+# --- Which output channels of the module's layers each linear of the graph consists of --------------------------------
 # Rewrites split, merge and reorder linears, and scale their output channels. So they are run on a copy of the module
-# whose weights are random numbers: a column of the graph is then a multiple of one row of one layer, and of no other.
+# with random weights: each column of the graph is then a multiple of exactly one row of one layer.
 
 
 SEED = 0
-# The least cosine of a column and its row; float32 rounds at 1e-7.
+# The smallest |cosine| between a column and its row; float32 rounds at 1e-7.
 ALIKE = 1 - 1e-5
 
 
 @dataclass(frozen=True)
 class LayerPiece:
-    """Output channels `columns` of a linear of the graph, in its own order, are `rows` of the layer at `path`."""
+    """The output channels `columns` of a linear of the graph are the `rows` of the module's layer at `path`."""
 
     layer: str
     path: str
@@ -494,8 +493,8 @@ class LayerPiece:
 
 @dataclass(frozen=True)
 class ChannelRatio:
-    """What the rewrites multiply and add behind the output channels of a linear of the graph: y * factor + shift, both
-    [out]. Of pixels, `scale` and `offset` [in] give what the module reads for them: x = scale * pixel + offset."""
+    """The scale and shift that the rewrites apply to the output channels of a linear: y * factor + shift, both [out].
+    For a layer that reads pixels, the module's input is x = scale * pixel + offset, both [in]."""
 
     factor: Floats
     shift: Floats
@@ -504,12 +503,12 @@ class ChannelRatio:
 
 
 def weighted(module: nn.Module) -> dict[str, nn.Linear | nn.Conv2d]:
-    """The linears and convolutions of a module by path, of any subclass."""
+    """Return the linears and convolutions of a module (subclasses too), by path."""
     return {path: layer for path, layer in module.named_modules() if isinstance(layer, nn.Linear | nn.Conv2d)}
 
 
 def randomise(module: nn.Module) -> None:
-    """Give all linears and convolutions random weights and biases, in place; a tensor of several stays one."""
+    """Give all linears and convolutions random weights and biases, in place; shared tensors stay shared."""
     generator, seen = torch.Generator().manual_seed(SEED), set[Tensor]()
     with torch.no_grad():
         for layer in weighted(module).values():
@@ -521,7 +520,7 @@ def randomise(module: nn.Module) -> None:
 
 
 def match(linears: Iterable[Linear], weights: Mapping[str, Floats]) -> dict[str, list[LayerPiece]]:
-    """The pieces of each linear of a graph; [] for one that is made of none of `weights` [out, in, ...], by path."""
+    """Return the pieces of each linear of a graph; [] if it matches none of `weights` ([out, in, ...], by path)."""
     return {linear.name: _pieces(linear, weights) for linear in linears}
 
 
@@ -548,13 +547,13 @@ def _pieces(linear: Linear, weights: Mapping[str, Floats]) -> list[LayerPiece]:
 
 
 def _distance(name: str, path: str) -> tuple[bool, bool, int]:
-    """The layer of that name first, then those that its name begins with, the longest first."""
+    """Sort key: the layer of that name first, then layers whose path is a prefix of the name, the longest first."""
     return name != path, not name.startswith(f"{path}."), -len(path)
 
 
 def _cosines(columns: npt.NDArray[np.floating], rows: Floats) -> Floats:
-    """|cos| between each column and each row, all but the first axis flat. Of a convolution the kernels of the first
-    channel alone: those that read pixels have a factor a channel."""
+    """Return |cos| between each column and each row, with all but the first axis flattened. For a convolution only the
+    kernels of the first channel count: a layer that reads pixels has one factor per channel."""
     parts = []
     for array in (columns, rows):
         flat = (array[:, 0] if array.ndim > 2 and array[0, 0].size > 2 else array).reshape(len(array), -1)
@@ -570,7 +569,7 @@ def ratio_of(
     biases: Mapping[str, Floats],
     preprocess: PreprocessSpec | None,
 ) -> ChannelRatio:
-    """Factor and shift of each output channel, from a graph and the module that it was exported from."""
+    """Return factor and shift of each output channel, from a graph and the module that it was exported from."""
     found = (linear.weight.T if linear.kind == "matmul" else linear.weight).astype(np.float64)
     bias = np.zeros(len(found)) if linear.bias is None else linear.bias.astype(np.float64)
     own, own_bias = gathered(pieces, weights, len(found)), gathered(pieces, biases, len(found))
@@ -589,7 +588,7 @@ def ratio_of(
 
 
 def gathered(pieces: Sequence[LayerPiece], arrays: Mapping[str, Floats], count: int) -> Floats:
-    """Rows of the layers' arrays [out, ...] in the order of the graph's output channels."""
+    """Return the rows of the layers' arrays [out, ...] in the order of the graph's output channels."""
     first = arrays[pieces[0].path]
     result = np.zeros((count, *first.shape[1:]))
     for piece in pieces:

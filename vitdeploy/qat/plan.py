@@ -1,4 +1,4 @@
-"""What a prepared module carries with it: the placement, and how it came from the module."""
+"""The data that a prepared module carries: the placement, and how it maps to the module."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ ATTRIBUTE = "_vitdeploy_qat"
 
 @dataclass(frozen=True)
 class Plan:
-    """What `export` needs of a prepared module. Copies of a module share it."""
+    """The data that `export` needs from a prepared module. Copies of a module share it."""
 
     placement: PlacedGraph
     options: OptimizeOptions | None
@@ -42,13 +42,13 @@ class Plan:
 
 
 def plan_of(module: nn.Module) -> Plan:
-    """Raises InputError if a module is not a prepared one."""
+    """Return the plan of a prepared module; raises InputError for other modules."""
     plan = getattr(module, ATTRIBUTE, None)
     if not isinstance(plan, Plan):
         raise InputError(
             "the module is not prepared",
             found=type(module).__name__,
-            expected="what vitdeploy.qat.prepare gave, or a copy of it",
+            expected="the module that vitdeploy.qat.prepare returned, or a copy of it",
         )
     return plan
 
@@ -61,20 +61,20 @@ def refuse_types(module: nn.Module) -> None:
         raise InputError(
             "the module is not in float32",
             found=f"{name} in {str(kind).removeprefix('torch.')}",
-            expected="float32: a rounded weight or step is another integer",
-            fix="module.float(); torch.autocast trains such a module in mixed precision",
+            expected="float32: rounding a weight or step changes its integers",
+            fix="module.float(); use torch.autocast for mixed-precision training",
         )
 
 
 def first_of(linears: Mapping[str, Linear], second: str) -> str | None:
-    """The layer in front of the activation that `second` reads."""
+    """Return the layer before the activation that `second` reads."""
     node = linears[second].input.producer()
     source = node.inputs[0] if node is not None and node.inputs else None
     return next((name for name, each in linears.items() if each.output is source), None)
 
 
 def numbers_of(module: nn.Module) -> tuple[dict[str, Floats], dict[str, Floats]]:
-    """Weights and biases of all layers by path; zeros where there is no bias."""
+    """Return weights and biases of all layers by path; zeros for a missing bias."""
     weights, biases = {}, {}
     for path, layer in weighted(module).items():
         weight, bias = layer.weight, layer.bias
@@ -85,12 +85,13 @@ def numbers_of(module: nn.Module) -> tuple[dict[str, Floats], dict[str, Floats]]
     return weights, biases
 
 
-# --- Does a prepared module give what its graph gives? Both answer the same images, the graph on ONNX Runtime ---------
+# --- Compare a prepared module with its graph on the same images; the graph runs on ONNX Runtime ----------------------
 
 
 SEED, IMAGES = 0, 4
-# By how much module and graph may differ, and as a share of what INT8 changes: a number next to a tie is rounded the
-# other way in one of them, and what depends on it follows. As much as INT8 itself would mean that a quantizer is lost.
+# The largest difference between module and graph, absolute and as a share of the difference that INT8 makes. Numbers
+# next to a rounding tie may round differently and propagate. A difference as large as that of INT8 would mean that a
+# quantizer is missing.
 TOLERANCE, SHARE = 1e-2, 0.5
 
 Outputs = Sequence[npt.NDArray[np.floating]]
@@ -108,16 +109,16 @@ def check_same(prepared: nn.Module, plain: nn.Module, model: ir.Model, placement
     floating = apart(module_outputs(plain, pixels, placement), expected)
     if not found <= max(TOLERANCE, SHARE * floating):
         raise ExportError(
-            f"{what} does not give what its graph gives",
-            found=f"|a - b| / |b| = {found:.2g}; without quantizers {floating:.2g}",
+            f"{what} and its graph give different outputs",
+            found=f"a difference of {found:.2g} (|a - b| / |b|); without quantizers {floating:.2g}",
             expected=f"at most {max(TOLERANCE, SHARE * floating):.2g}",
-            fix="a layer whose weight the module reads without calling the layer is not quantized: call the layer",
+            fix="call each layer in forward(): a weight that is used without calling its layer is not quantized",
         )
     return found
 
 
 def images(placement: PlacedGraph) -> npt.NDArray[np.uint8]:
-    """Seeded images of smooth blots, uint8 [batch, height, width, channels]."""
+    """Return seeded images of smooth blobs, uint8 [batch, height, width, channels]."""
     spec, generator = placement.metadata.images, np.random.default_rng(SEED)
     height, width = spec.crop
     count = fixed_batch(graph_spec(placement.model, "the placed graph")) or IMAGES
@@ -127,7 +128,7 @@ def images(placement: PlacedGraph) -> npt.NDArray[np.uint8]:
 
 
 def graph_outputs(model: ir.Model, pixels: npt.NDArray[np.uint8], placement: PlacedGraph) -> Outputs:
-    """The outputs of a graph in its order, each node computed by itself."""
+    """Return the outputs of a graph in its order, computed without graph optimisation."""
     with tempfile.TemporaryDirectory(prefix="vitdeploy-") as folder:
         file = Path(folder) / "model.onnx"
         save_graph(model, file)
@@ -138,7 +139,7 @@ def graph_outputs(model: ir.Model, pixels: npt.NDArray[np.uint8], placement: Pla
 
 
 def module_outputs(module: nn.Module, pixels: npt.NDArray[np.uint8], placement: PlacedGraph) -> Outputs:
-    """The outputs of a module in the order of the graph's, in evaluation mode and as it was afterwards."""
+    """Return the outputs of a module in evaluation mode, in the graph's order; the module's mode is restored."""
     image = torch.from_numpy(np.ascontiguousarray(preprocess.normalise(pixels, placement.metadata.images)))
     place = next((parameter.device for parameter in module.parameters()), torch.device("cpu"))
     training = [each for each in module.modules() if each.training]
@@ -154,6 +155,6 @@ def module_outputs(module: nn.Module, pixels: npt.NDArray[np.uint8], placement: 
 
 
 def apart(found: Outputs, expected: Outputs) -> float:
-    """|a - b| / |b|, Euclidean, the largest of all outputs."""
+    """Return the largest |a - b| / |b| of all outputs, in the Euclidean norm."""
     pairs = zip(found, expected, strict=True)
     return max(float(np.linalg.norm(a - b) / max(np.linalg.norm(b), np.finfo(np.float32).tiny)) for a, b in pairs)

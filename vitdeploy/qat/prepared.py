@@ -1,4 +1,4 @@
-"""A user's module with the quantizers of a placement in its layers."""
+"""Put the quantizers of a placement into the layers of a user's module."""
 
 import copy
 import tempfile
@@ -42,32 +42,32 @@ from vitdeploy.quantization.ranges import TINY, largest_weight
 
 
 def prepare(module: nn.Module, graph: Graphs, *, target: str | None = None) -> nn.Module:
-    """A copy of a module whose layers compute as those of a placed INT8 graph do, with steps that are learned.
+    """Return a copy of a module whose layers compute as those of a placed INT8 graph, with learnable steps.
 
-    The layers that the graph has in INT8 round what they read, and their weights, to the graph's integers; gradients
-    pass by the straight-through estimator. Steps start as calibrated, and weights as the nearest that the graph's
-    integers stand for, so that the module in evaluation mode gives the graph's answers before any training. What else
-    the module does stays: its arguments, losses, dropout, hooks, names of parameters, device.
+    Layers that are in INT8 in the graph round their inputs and weights to the graph's integers; gradients pass through
+    the straight-through estimator. Steps start at their calibrated values, and weights at the values that the graph's
+    integers represent, so that before any training the module in evaluation mode gives the graph's answers. Everything
+    else stays: arguments, losses, dropout, hooks, parameter names, device.
 
     Args:
-        module: in float32, with the weights that the graph was quantized from.
-        graph: of `vitdeploy.quantize`, its folder or file; or a bundle or its folder.
-        target: of the bundle's engines; None: the first in INT8.
+        module: a float32 module with the weights that the graph was quantized from.
+        graph: the result of `vitdeploy.quantize`, its folder or file; or a bundle or its folder.
+        target: which of the bundle's engines to use; None: the first in INT8.
 
     Raises:
-        GraphError: the graph has no INT8, or is not this module's: another network, other weights.
-        InputError: the module is prepared already, not in float32, or wrapped by DataParallel or torch.compile.
-        CapabilityError: the graph's form has no training. ExportError: the module cannot be exported, or a layer is
-            bypassed. UserCodeError: no module, or one that cannot be copied.
+        GraphError: the graph is not in INT8, or belongs to another network or other weights.
+        InputError: the module is already prepared, not in float32, or wrapped by DataParallel or torch.compile.
+        CapabilityError: the graph's form does not support training. ExportError: the module cannot be exported, or it
+            bypasses a layer. UserCodeError: `module` is not an nn.Module, or cannot be copied.
     """
-    require_module(module, "what is given is no module")
+    require_module(module, "the argument `module` is not an nn.Module")
     _refuse_wrapped(module)
     refuse_types(module)
     if quantized_layers(module):
         raise InputError(
-            "the module is prepared already",
+            "the module is already prepared",
             found=", ".join(list(quantized_layers(module))[:3]),
-            fix="prepare the float module; load_state_dict brings what was learned into it",
+            fix="prepare the float module, then restore the trained state with load_state_dict",
         )
     placement = read_placement(placed_file(graph, target))
     place = next((parameter.device for parameter in module.parameters()), torch.device("cpu"))
@@ -78,14 +78,14 @@ def prepare(module: nn.Module, graph: Graphs, *, target: str | None = None) -> n
     _attach(prepared, known, linears, folds, placement)
     plan = Plan(placement, options, known.pieces, folds, known.placed)
     setattr(prepared, ATTRIBUTE, plan)
-    place_trained(known.model, plan, whole(prepared, placement))  # what `export` would refuse is refused now
+    place_trained(known.model, plan, whole(prepared, placement))  # fails now rather than in `export`
     check_same(prepared, module, placement.model, placement, "the prepared module")
     return prepared
 
 
 def steps(prepared: nn.Module) -> dict[str, nn.Parameter]:
-    """The learned steps of a prepared module by name, each the logarithm of its ratio to the calibrated one: for an
-    optimiser that gives them a learning rate of their own, or to freeze them. Raises InputError as `export`."""
+    """Return the learned steps of a prepared module by name, each as the logarithm of its ratio to the calibrated step.
+    Use it to freeze them, or to give them their own learning rate. Raises InputError as `export`."""
     plan_of(prepared)
     return {name: each for name, each in prepared.named_parameters() if name.endswith(".log_ratio")}
 
@@ -97,12 +97,12 @@ def _refuse_wrapped(module: nn.Module) -> None:
         raise InputError(
             f"the module is wrapped by {type(module).__name__}",
             expected="the module itself",
-            fix=f"prepare(model.{inner}, ...), and wrap what that gives",
+            fix=f"prepare(model.{inner}, ...), then wrap the result",
         )
 
 
 def _known(prepared: nn.Module, placement: PlacedGraph) -> tuple[Known, dict[str, Linear], OptimizeOptions | None]:
-    """The float graph of a probe, which is the module with random weights, beside the numbers of the module."""
+    """Return the float graph of a probe (the module with random weights) together with the module's own numbers."""
     probe = copy.deepcopy(prepared).float().cpu()
     randomise(probe)
     with tempfile.TemporaryDirectory(prefix="vitdeploy-") as folder:
@@ -129,13 +129,13 @@ def _known(prepared: nn.Module, placement: PlacedGraph) -> tuple[Known, dict[str
 
 
 def _refuse_unmatched(known: Known, module: nn.Module) -> None:
-    """Raise GraphError for layers in INT8 whose weights are no nn.Linear's or nn.Conv2d's."""
+    """Raise GraphError for INT8 layers whose weights do not belong to an nn.Linear or nn.Conv2d."""
     lacking = [name for name, each in known.placed.items() if each.codes is not None and not known.pieces[name]]
     if lacking:
         raise GraphError(
-            f"{len(lacking)} layers of the graph in INT8 are no nn.Linear or nn.Conv2d of the module",
+            f"INT8 layers of the graph without an nn.Linear or nn.Conv2d in the module: {len(lacking)}",
             found=", ".join(lacking[:4]),
-            expected="each weight in a layer that the module calls; nn.MultiheadAttention has its own",
+            expected="weights in nn.Linear or nn.Conv2d layers that the module calls (nn.MultiheadAttention does not)",
             fix="quantize with these layers ignored, or write the attention with nn.Linear",
         )
 
@@ -173,7 +173,7 @@ def _attach(
 
 
 def _uses(module: nn.Module) -> dict[Tensor, int]:
-    """How many layers have each weight."""
+    """Return how many layers use each weight."""
     counts: dict[Tensor, int] = {}
     for layer in weighted(module).values():
         assert isinstance(layer.weight, Tensor)
@@ -187,15 +187,15 @@ def _refuse_layer(path: str, layer: nn.Module, pieces: Iterable[LayerPiece]) -> 
         raise GraphError(
             f"the module calls {path} more than once",
             found=", ".join(piece.layer for piece in pieces),
-            expected="one call of each layer: each call has its own ranges",
-            fix="give each call a layer of its own, or quantize with these layers ignored",
+            expected="one call per layer: each call has its own ranges",
+            fix="use a separate layer for each call, or quantize with these layers ignored",
         )
     if type(layer) not in LAYERS:
         raise GraphError(
-            f"{path} is of a class of its own, which may compute something else",
+            f"{path} is a subclass, which may compute something different",
             found=f"{type(layer).__module__}.{type(layer).__qualname__}",
-            expected="nn.Linear or nn.Conv2d themselves",
-            fix="replace it by one with its weights, or quantize with this layer ignored",
+            expected="exactly nn.Linear or nn.Conv2d",
+            fix="replace it by one of these with the same weights, or quantize with this layer ignored",
         )
 
 
@@ -209,10 +209,10 @@ def _start(
     largest: int,
     alone: bool,
 ) -> None:
-    """Weights and biases with which the layer computes as the placement does.
+    """Set weights and biases so that the layer computes as the placement does.
 
-    Weights whose nearest integer is another one become what the placement's stands for. One that several layers share
-    stays, as their integers differ. A layer without a bias that the graph gave one gets it.
+    A weight that would round to another integer is set to the value of the placement's integer. A weight that several
+    layers share stays, because their integers differ. A layer gains a bias if the graph has one.
     """
     weight, bias = layer.weight.detach().cpu().double().numpy().copy(), np.zeros(len(layer.weight))
     if layer.bias is not None:
@@ -245,7 +245,7 @@ def _scale(folds: Folds, weight: Floats, linear: Linear) -> Floats | float:
 
 
 def _steps(placed: PlacedLayer, folds: Folds, weight: Floats) -> Floats:
-    """The step of each output channel on the module's side, [out]."""
+    """Return the step of each output channel on the module's side, [out]."""
     assert placed.steps is not None
     factor = np.abs(folds.factor)
     whole = np.abs(weight).reshape(len(weight), -1).max(axis=1) / 127
@@ -284,7 +284,7 @@ def _part(
 
 
 def _all(weight: Floats, piece: LayerPiece, placed: PlacedLayer) -> Floats:
-    """The rows of a piece at their columns of the graph's layer."""
+    """Return the rows of a piece at their positions in the graph's layer."""
     found = np.zeros((len(placed.bias), *weight.shape[1:]))
     found[piece.columns] = weight
     return found

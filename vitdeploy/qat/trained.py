@@ -1,4 +1,4 @@
-"""Trained models: checked, exported."""
+"""Check and export trained models."""
 
 import copy
 import tempfile
@@ -40,51 +40,51 @@ from vitdeploy.quantization.placement import DYNAMIC, IGNORED, LayerPrecision, p
 from vitdeploy.quantization.ranges import TINY, QuantizedWeight, Range, output_of
 from vitdeploy.stages.step import LABELS_FILE, MODEL_FILE, OUTPUT_NAMES, write_json
 
-# --- The placed graph that a user names: a graph, its folder or file, or a bundle with its engines --------------------
+# --- Find the placed graph: a graph, its folder or file, or a bundle with its engines ---------------------------------
 
 
 Graphs: TypeAlias = artifacts.Graph | artifacts.Bundle | deploy.Deployment | str | Path
 
 
 def placed_file(graph: Graphs, target: str | None) -> Path:
-    """The ONNX file of a placement.
+    """Return the ONNX file of a placement.
 
     Raises:
-        GraphError: a bundle has no engine in INT8, or none for `target`. MissingFileError, ManifestError: of the path.
-        InputError: a target beside a graph, which has one.
+        GraphError: the bundle has no INT8 engine, or none for `target`. MissingFileError, ManifestError: the path is
+            missing or not readable. InputError: `target` was given with a graph, which has its own.
     """
     folder = graph.folder if isinstance(graph, artifacts.Graph | artifacts.Bundle | deploy.Deployment) else Path(graph)
     if not is_bundle(folder):
         if target is not None:
-            raise InputError("a graph has one target", found=f"target {target}", fix="leave the target out")
+            raise InputError("target applies to bundles only", found=f"target {target}", fix="omit target")
         return artifacts.graph_file(graph if isinstance(graph, artifacts.Graph) else folder)
     engines = read_bundle(folder).engines
     fits = [each for each in engines if each.precision in ("int8", "mixed") and target in (None, each.target)]
     if not fits:
         raise GraphError(
-            f"{folder} has no engine in INT8{f' for {target}' if target else ''}",
+            f"{folder} has no INT8 engine{f' for {target}' if target else ''}",
             found=", ".join(each.artifact for each in engines),
             fix="vitdeploy quantize GRAPH --data IMAGES --target TARGET -o DIR",
         )
     return folder / fits[0].graph
 
 
-# --- What was learned, written into the float graph of the trained module: folds, integers, steps and biases ----------
+# --- Write folds, integers, steps and biases into the float graph of the trained module -------------------------------
 
 
 def place_trained(model: ir.Model, plan: Plan, trained: nn.Module) -> dict[str, Any]:
-    """Write what was learned into the trained module's float graph, in place: it is the INT8 graph then. Returns what
-    placement.json holds; arguments as `write_trained`.
+    """Turn the trained module's float graph into the INT8 graph, in place. Returns the content of placement.json;
+    arguments as `write_trained`.
 
     Raises:
-        GraphError: the graph has other nodes than the placement.
+        GraphError: the graph's nodes differ from those of the placement.
     """
     placement = plan.placement
     ranges, weights = write_trained(model, plan, trained)
-    asked = [LayerPrecision(name, "float", IGNORED) for name, each in plan.layers.items() if each.codes is None]
+    layers = [LayerPrecision(name, "float", IGNORED) for name, each in plan.layers.items() if each.codes is None]
     integers = {name: each for name, each in plan.layers.items() if each.codes is not None}
-    asked += [LayerPrecision(name, "dynamic", DYNAMIC) for name, each in integers.items() if each.read is None]
-    placed = place(model, ranges, placement.target, (), weights, asked=asked)
+    layers += [LayerPrecision(name, "dynamic", DYNAMIC) for name, each in integers.items() if each.read is None]
+    placed = place(model, ranges, placement.target, (), weights, asked=layers)
     drop_unused(model)
     found, expected = (
         Counter((node.op_type, str(node.name)) for node in each.graph) for each in (model, placement.model)
@@ -92,10 +92,10 @@ def place_trained(model: ir.Model, plan: Plan, trained: nn.Module) -> dict[str, 
     if found != expected:
         more, less = found - expected, expected - found
         raise GraphError(
-            "the module's graph has other nodes than the placement",
-            found=f"{', '.join(name for _, name in list(more)[:3]) or 'none'} more, "
-            f"{', '.join(name for _, name in list(less)[:3]) or 'none'} less",
-            expected="the same nodes: a graph of this release of vitdeploy, without merged tokens",
+            "the module's graph and the placement have different nodes",
+            found=f"only in the module's graph: {', '.join(name for _, name in list(more)[:3]) or 'none'}; "
+            f"only in the placement: {', '.join(name for _, name in list(less)[:3]) or 'none'}",
+            expected="the same nodes: a graph made by this release of vitdeploy, without token merging",
             fix="export, optimize and quantize this module again",
         )
     return placed.facts()
@@ -104,13 +104,13 @@ def place_trained(model: ir.Model, plan: Plan, trained: nn.Module) -> dict[str, 
 def write_trained(
     model: ir.Model, plan: Plan, trained: nn.Module
 ) -> tuple[dict[str, Range], dict[str, QuantizedWeight]]:
-    """Fold the trained module's float graph as the placement was, in place, and give its layers their weights.
+    """Apply the placement's folds to the trained module's float graph, in place, and set the weights of its layers.
 
     Args:
-        model: rewritten and shaped, without quantizers.
-        trained: the module with its quantizers, whole.
+        model: the rewritten and shaped graph, without quantizers.
+        trained: the module with its quantizers, as returned by `whole`.
 
-    Returns: what `placement.place` takes, ranges by tensor and integers by layer.
+    Returns: the arguments of `placement.place`: ranges by tensor and integers by layer.
     """
     editor = Editor(model)
     parts = _parts(trained, plan)
@@ -137,7 +137,7 @@ def write_trained(
 
 
 def _parts(trained: nn.Module, plan: Plan) -> dict[tuple[str, str], LayerPart]:
-    """The parts of all quantized layers by the path of the layer and the name of the graph's."""
+    """Return the parts of all quantized layers, by the path of the layer and the name of the graph's layer."""
     found = {}
     for path, layer in weighted(trained).items():
         quantization = getattr(layer, "quantization", None)
@@ -151,7 +151,7 @@ def _parts(trained: nn.Module, plan: Plan) -> dict[tuple[str, str], LayerPart]:
 def _layers(
     editor: Editor, plan: Plan, trained: nn.Module, parts: Mapping[tuple[str, str], LayerPart]
 ) -> dict[str, PlacedLayer]:
-    """The layers that the placement changes."""
+    """Return the layers that the placement changes."""
     weights, biases = numbers_of(trained)
     tensors = {path: layer.weight for path, layer in weighted(trained).items()}
     found = {}
@@ -175,7 +175,7 @@ def _layers(
             moved = (weight * spreads).sum(axis=tuple(range(1, weight.ndim)))
             weight = weight * spread(folds.scale, weight, linear.groups)
         weight = weight * factor.reshape(wide)
-        if takes_pixels(linear) and steps is not None:  # the writer takes them to the unit range itself
+        if takes_pixels(linear) and steps is not None:  # the writer scales them to the unit range
             weight, steps = weight / 255, steps / np.float32(255)
         bias = factor * (own + moved - folds.moved) + added
         found[linear.name] = PlacedLayer(linear.name, weight, bias, codes, steps)
@@ -191,7 +191,7 @@ def _rounded(
     tensors: Mapping[str, torch.Tensor],
     factor: Floats,
 ) -> tuple[Floats, npt.NDArray[np.int8], npt.NDArray[np.float32]]:
-    """(a weight as its integers stand for it in the module, its integers, their steps)."""
+    """Return (the dequantized weight in the module, its integers, their steps)."""
     codes, steps = np.zeros(weight.shape, np.int8), np.zeros(len(weight))
     for piece in pieces:
         part = parts[piece.path, piece.layer]
@@ -208,7 +208,7 @@ def _rounded(
 
 
 def _norms(editor: Editor, plan: Plan) -> dict[str, tuple[Floats, Floats]]:
-    """The scale and shift that each LayerNormalization takes, by the name of its node."""
+    """Return the scale and shift folded into each LayerNormalization, by node name."""
     found = {}
     for linear in editor.linears:
         folds, read = plan.folds.get(linear.name), plan.layers[linear.name].read
@@ -222,7 +222,7 @@ def _norms(editor: Editor, plan: Plan) -> dict[str, tuple[Floats, Floats]]:
 
 
 def _insert(editor: Editor, plan: Plan, layers: dict[str, PlacedLayer]) -> None:
-    """The operators in front of quantizers, and the copies of hidden channels."""
+    """Insert the operators before quantizers, and the copies of hidden channels."""
     done = set[str]()
     for linear in list(editor.linears):
         placed = plan.layers[linear.name]
@@ -246,7 +246,7 @@ def _insert(editor: Editor, plan: Plan, layers: dict[str, PlacedLayer]) -> None:
 
 
 def _ranges(editor: Editor, plan: Plan, parts: Mapping[tuple[str, str], LayerPart]) -> dict[str, Range]:
-    """The range of every tensor that is quantized, by the names that `place` knows it by."""
+    """Return the range of every quantized tensor, under the names that `place` uses."""
     ranges = {}
     for linear in editor.linears:
         for piece in plan.pieces.get(linear.name) or ():
@@ -269,28 +269,28 @@ def _read(linear: Linear) -> str:
     return str(value.name)
 
 
-# --- The INT8 graph of a prepared module: the placement that it was prepared for, with what was learned ---------------
+# --- Export the INT8 graph of a prepared module -----------------------------------------------------------------------
 
 
 WRAPPERS = ("module", "_orig_mod")
 
 
 def export(prepared: nn.Module, folder: str | Path | None = None) -> quantize.QuantizedGraph:
-    """The INT8 graph of a prepared module, as `vitdeploy.quantize` gives one: for `compile`, `verify` and `bench`.
+    """Export the INT8 graph of a prepared module, to compile, verify and bench like that of `vitdeploy.quantize`.
 
-    It has the nodes and the layers of the graph that the module was prepared for; integers, steps, biases and all that
-    is float are those of the module. Module and graph are compared before anything is written.
+    The graph has the nodes and layers of the graph that the module was prepared for. Integers, steps, biases and all
+    float values come from the module. Module and graph are compared before anything is written.
 
     Args:
-        prepared: what `prepare` gave, trained; wrapped by DistributedDataParallel or torch.compile, or a copy such as
-            an average of its weights. It stays as it is.
-        folder: where the graph is to lie; by default in a temporary folder that lasts as long as this process.
+        prepared: the trained result of `prepare`, also wrapped by DistributedDataParallel or torch.compile, or a copy
+            such as a weight average. It is not modified.
+        folder: the output folder; by default a temporary folder that is deleted when this process ends.
 
     Raises:
         InputError: the module was not prepared, or is not in float32.
-        NonFiniteWeightsError: a step or a weight is no finite number.
-        GraphError: the graph would not be the placement any more. ExportError: it would not be the module's.
-        OutputError: `folder` holds something that is not ours to replace.
+        NonFiniteWeightsError: a step or a weight is not finite.
+        GraphError: the graph's nodes would differ from the placement. ExportError: its outputs would differ from the
+            module's. OutputError: `folder` holds files that vitdeploy did not write.
     """
     while getattr(prepared, ATTRIBUTE, None) is None:
         inner = next((getattr(prepared, name, None) for name in WRAPPERS if hasattr(prepared, name)), None)
@@ -313,21 +313,21 @@ def export(prepared: nn.Module, folder: str | Path | None = None) -> quantize.Qu
             (work / LABELS_FILE).write_text("".join(f"{label}\n" for label in labels), encoding="utf-8")
     dynamic = tuple(placed["dynamic"])
     int8 = (*placed["int8"], *dynamic)
-    line = f"{len(int8)} layers in INT8 for {placed['target']}, {len(placed['float'])} in float, trained"
+    line = f"trained for {placed['target']}: {len(int8)} layers in INT8, {len(placed['float'])} in float"
     document = {**placed, "int8": list(int8), "dynamic": list(dynamic), "precision": plan.placement.metadata.precision}
     document["path"] = str(home / MODEL_FILE)
-    lines = (line, f"largest difference from the module (|a - b| / |b|) {difference:.1e}")
+    lines = (line, f"largest difference from the module: {difference:.1e} (|a - b| / |b|)")
     return quantize.QuantizedGraph(home, document, lines, int8=int8, float=placed["float"], dynamic=dynamic)
 
 
 def refuse_nonfinite(prepared: nn.Module) -> None:
-    """Raise NonFiniteWeightsError if training left a parameter or buffer that is no finite number."""
+    """Raise NonFiniteWeightsError if a parameter or buffer is not finite after training."""
     tensors = {**dict(prepared.named_parameters()), **dict(prepared.named_buffers())}
     broken = [name for name, each in tensors.items() if each.is_floating_point() and not each.isfinite().all()]
     if broken:
         steps = [name for name in broken if name.endswith(".log_ratio")]
         raise NonFiniteWeightsError(
-            f"{len(broken)} tensors of the trained module hold NaN or infinity, {len(steps)} of them steps",
+            f"the trained module has NaN or infinity in {len(broken)} of its tensors, {len(steps)} of them steps",
             found=", ".join((steps or broken)[:3]),
             expected="finite numbers",
             fix="train again with a smaller learning rate, or clip gradients (torch.nn.utils.clip_grad_norm_)",

@@ -1,1 +1,1 @@
-"""INT8: what is observed, which ranges follow, and where Q/DQ stands for each target."""
+"""INT8 quantization: observe tensors, derive ranges, and place Q/DQ for each target."""

@@ -1,9 +1,9 @@
-"""Folds before INT8: functions that change a float graph in place and keep what it computes.
+"""Folds before INT8: rewrites of a float graph, in place, that keep its function.
 
-    fold(model, statistics, request) -> (the statistics of the model as it is now, what was done)
+    fold(model, statistics, request) -> (the statistics of the changed model, the changes)
 
-Each is exact up to the rounding of new float32 weights, and folds only where that reduces the expected error. A fold
-has a place in `prepare.FOLDS`.
+Each is exact up to the rounding of new float32 weights, and folds only if that reduces the expected error. All folds
+are listed in `prepare.FOLDS`.
 """
 
 import functools
@@ -27,8 +27,8 @@ from vitdeploy.spec import WeightBits
 
 @dataclass(frozen=True)
 class GainThreshold:
-    """The least factors of the expected error that justify a Mul behind the activation, and copies with an Add and some
-    columns more. Operators cost time, so each target has its own."""
+    """The minimum gains (factors of the expected error) that justify a Mul after the activation, and copies with an Add
+    and extra columns. Operators cost time, which differs by target."""
 
     scale: float
     copies: float
@@ -36,11 +36,11 @@ class GainThreshold:
 
 @dataclass(frozen=True)
 class FoldRequest:
-    """The request that folds serve.
+    """The settings of folds.
 
     layers: names of the layers that will be quantized; tensors that none of these reads stay unchanged.
     threshold: the gain that justifies an operator on the target.
-    any_gain: the layers in front of which any gain does.
+    any_gain: the layers for which any gain justifies one.
     bits: bits of the weights.
     """
 
@@ -52,8 +52,8 @@ class FoldRequest:
 
 @dataclass(frozen=True)
 class Fold:
-    """The fold in front of `layers`: SmoothQuant's exponent (None: no scale), and whether channels were shifted to the
-    middle of their ranges. `gain`: the expected squared error before, over that after."""
+    """A fold before `layers`: SmoothQuant's exponent (None: no scale), and whether channels were shifted to the middle
+    of their ranges. `gain`: the expected squared error before, divided by that after."""
 
     layers: tuple[str, ...]
     alpha: float | None
@@ -69,7 +69,7 @@ class Fold:
 @dataclass(frozen=True)
 class Hidden:
     """Changes of the input channels of `layer`: SmoothQuant's exponent (None: no scale), and the number of copies of
-    each split channel. `gain`: the expected squared error before, over that after."""
+    each split channel. `gain`: the expected squared error before, divided by that after."""
 
     layer: str
     alpha: float | None
@@ -79,7 +79,8 @@ class Hidden:
     @property
     def what(self) -> str:
         words = [f"hidden channels scaled, exponent {self.alpha:g}"] if self.alpha is not None else []
-        splits = f"{len(self.copies)} hidden channels split into {sum(self.copies.values())} copies"
+        channels = f"{len(self.copies)} hidden channel{'' if len(self.copies) == 1 else 's'}"
+        splits = f"{channels} split into {sum(self.copies.values())} copies"
         return ", ".join(words + ([splits] if self.copies else []))
 
 
@@ -89,16 +90,16 @@ Folding: TypeAlias = Callable[
 ]
 
 
-# --- One shift and one scale a channel --------------------------------------------------------------------------------
+# --- One shift and one scale per channel ------------------------------------------------------------------------------
 # y = x W + b = ((x - c) / s) (diag(s) W) + (b + c W)
 #
-# What makes x takes the left factor: gamma and beta of a LayerNormalization; or the columns of the value linear in
-# front of an attention's projection, as rows of softmax sum to one. Sources: SmoothQuant (arXiv 2211.10438, equation 4)
-# for s with c = 0, RepQ-ViT (arXiv 2212.08254, equations 9 to 12) for both.
+# The producer of x absorbs the left factor: gamma and beta of a LayerNormalization; or the columns of the value linear
+# before an attention's projection, since rows of softmax sum to one. Sources: SmoothQuant (arXiv 2211.10438, equation
+# 4) for s with c = 0, RepQ-ViT (arXiv 2212.08254, equations 9 to 12) for both.
 
 
 ALPHAS = tuple(i / 10 for i in range(11))
-# Share of the error before: the error after a fold never counts as less, as when a layer reads the same of all images.
+# Lower bound of the error after a fold, as a share of the error before: for layers with the same input for all images.
 LEAST_ERROR = 1e-6
 
 
@@ -122,10 +123,10 @@ def best_scale(
     *,
     shifts: bool,
 ) -> tuple[Numbers, Numbers, Fold]:
-    """(shift, scale, what was chosen) with the least expected `error`; nothing at all is a candidate too.
+    """(shift, scale, fold) with the smallest expected `error`; no change is a candidate too.
 
     Args:
-        whole: of all that the linears read together; `weights`: what its channels meet, [channels, any] each.
+        whole: statistics of all inputs of the linears together; `weights`: the weights of each, [channels, any].
         shifts: whether channels may be shifted to the middle of their ranges.
     """
     layers, zeros, ones = tuple(each.name for each in linears), np.zeros(len(whole.low)), np.ones(len(whole.low))
@@ -145,7 +146,7 @@ def best_scale(
 def smooth_norms(
     model: ir.Model, statistics: Mapping[str, Statistics], request: FoldRequest
 ) -> tuple[dict[str, Statistics], list[Fold]]:
-    """Fold a shift and a scale into every LayerNormalization that only linears read."""
+    """Fold a shift and a scale into every LayerNormalization that only linears read, where it reduces the error."""
     editor, known, folds = Editor(model), dict(statistics), []
     for node in list(model.graph):
         if node.op_type != "LayerNormalization":
@@ -168,7 +169,7 @@ def smooth_norms(
 def smooth_values(
     model: ir.Model, statistics: Mapping[str, Statistics], request: FoldRequest
 ) -> tuple[dict[str, Statistics], list[Fold]]:
-    """The same for the projection behind every attention, through the values."""
+    """Fold a shift and a scale into the values of every attention, for the projection after it."""
     editor, known, folds = Editor(model), dict(statistics), []
     for attention in find_attentions(model):
         path = value_path(editor, attention)
@@ -188,8 +189,8 @@ def smooth_values(
 
 
 def value_path(editor: Editor, attention: Attention) -> tuple[Linear, Indices, Linear, Indices] | None:
-    """The linear that makes an attention's values, and its columns that they are; the projection behind, and which of
-    the linear's columns each of its inputs is. None where any other values, or readers, are between."""
+    """The linear that computes an attention's values, with the columns of the values; the projection after the
+    attention, with the linear's column for each of its inputs. None if other values or readers are in between."""
     linear = editor.linear_behind(origin(attention.value))
     parts = leaves(linear.output) if linear is not None else None
     if linear is None or parts is None:
@@ -202,7 +203,7 @@ def value_path(editor: Editor, attention: Attention) -> tuple[Linear, Indices, L
 
 
 def _readers(editor: Editor, value: ir.Value, width: int) -> list[Linear]:
-    """The linears that read rows of `value`, whole and in order; [] if anything else reads it."""
+    """The linears that read rows of `value`, whole and in order; [] if it has other readers."""
     by_node = {linear.node: linear for linear in editor.linears if linear.kind == "matmul"}
     readers = []
     for leaf in leaves(value) or ():
@@ -220,7 +221,7 @@ def _readers(editor: Editor, value: ir.Value, width: int) -> list[Linear]:
 def _chosen(
     linears: Sequence[Linear], known: Mapping[str, Statistics], request: FoldRequest
 ) -> tuple[Numbers, Numbers, Fold] | None:
-    """Shift and scale of what these linears read; None where they gain nothing, a tensor was not observed, or none of
+    """Shift and scale of the input of these linears; None without a gain, if a tensor was not observed, or if none of
     the linears is quantized."""
     names = dict.fromkeys(str(linear.input.name) for linear in linears)
     if any(name not in known for name in names) or not any(linear.name in request.layers for linear in linears):
@@ -241,7 +242,7 @@ def _chosen(
     low = np.minimum.reduce([each.low for each in inputs.values()])
     high = np.maximum.reduce([each.high for each in inputs.values()])
     whole = replace(next(iter(inputs.values())), low=low, high=high)
-    # A shift needs a bias behind it, and an output of the graph keeps its name: no Add can come in front of it.
+    # A shift needs a bias after it, and a graph output keeps its name: no Add can be inserted before it.
     fixed = any(each.bias is None and each.output.is_graph_output() for each in linears)
     best = best_scale(linears, whole, [each.weight for each in linears], error, shifts=not fixed)
     return best if best[2].gain > 1 else None
@@ -261,25 +262,24 @@ def _bias(linear: Linear) -> npt.NDArray[np.floating]:
     return np.zeros(linear.weight.shape[1]) if linear.bias is None else linear.bias
 
 
-# --- Channels that reach far beyond all others, between two linears with an activation in between ---------------------
-# split into copies.
+# --- Outlier channels between two linears with an activation in between -----------------------------------------------
+# They are split into copies.
 #
-# A channel x_j that reaches m times as far as the range that the others need is quantized m times, as x_j / m with m
-# offsets that lie evenly within one step. The sum of the codes is then that of x_j itself, unclipped, on the common
-# step:
+# A channel x_j whose range is m times that of the others is quantized m times, as x_j / m with m offsets spread evenly
+# over one step. The sum of the codes is then the code of x_j itself, unclipped, on the common step:
 #
 #     sum over i < m of floor(y + i / m) = floor(m y)                                    (Hermite's identity)
 #
-# The copies are made in front of the activation, by repeating columns of the first linear m times, and share the row of
-# the second; a Mul and an Add behind the activation divide and offset them. So one massive activation costs a few
-# columns, and neither the precision of all other channels nor a layer in float. Without offsets this is the channel
-# splitting of arXiv 1901.09504 (section 3.2), whose copies round alike.
+# The copies are made before the activation, by repeating columns of the first linear m times, and share the row of the
+# second; a Mul and an Add after the activation divide and offset them. So one massive activation costs a few columns,
+# instead of the precision of all other channels or a layer in float. Without offsets this is the channel splitting of
+# arXiv 1901.09504 (section 3.2), whose copies round alike.
 
 
 ACTIVATIONS = ("Elu", "Gelu", "HardSwish", "Mish", "Relu", "Sigmoid", "Softplus", "Tanh")
-# No further: an activation leaves single channels near zero on most images and lets them reach far on a few.
+# Upper bound: an activation keeps some channels near zero on most images, with large values on a few.
 SPLIT_ALPHAS = tuple(i / 10 for i in range(9))
-# At most this share of channels is added, to a multiple of what integer kernels take at a time.
+# At most this share of channels is added, rounded to a multiple of the channels that integer kernels process at once.
 ADDED_SHARE, CHANNEL_MULTIPLE = 1 / 16, 16
 # Any gain justifies the operators.
 ANY_GAIN = GainThreshold(1.0, 1.0)
@@ -339,7 +339,7 @@ def smooth_hidden(
 def best_split(
     found: Statistics, second: Linear, threshold: GainThreshold, bits: WeightBits = 8
 ) -> ChannelSplit | None:
-    """The split with the least expected error at the outputs of `second`; None if none justifies its operators.
+    """The split with the smallest expected error at the outputs of `second`; None if no split justifies its operators.
 
     Args:
         found: statistics of the current input of `second`.
@@ -395,7 +395,7 @@ def _split_channels(
 
 
 def hidden_first(editor: Editor, second: Linear) -> Linear | None:
-    """The linear whose activated output is all that `second` reads, and that nothing else reads."""
+    """The linear whose activated output is the input of `second` and has no other readers."""
     activation = second.input.producer()
     if second.kind != "matmul" or activation is None or activation.op_type not in ACTIVATIONS:
         return None
@@ -423,12 +423,12 @@ def _copies(reach: npt.NDArray[np.float64]) -> npt.NDArray[np.int64]:
 
 
 def _places(copies: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
-    """i / m for the i-th of m copies, for all channels one after the other."""
+    """i / m for the i-th of m copies, for all channels in order."""
     return np.concatenate([np.arange(m) / m for m in copies])
 
 
 def _write(editor: Editor, first: Linear, second: Linear, split: ChannelSplit) -> ir.Value:
-    """Copy the columns and rows of the two layers, and scale them; returns what the second one reads now."""
+    """Copy the columns and rows of the two layers, and scale them; return the new input of the second."""
     if len(split.source) > len(split.scale):
         copy_columns(editor, first, second, split.source)
     value = insert_scale(editor, [second], split.factor, split.offsets)
@@ -437,7 +437,7 @@ def _write(editor: Editor, first: Linear, second: Linear, split: ChannelSplit) -
 
 
 def copy_columns(editor: Editor, first: Linear, second: Linear, source: npt.NDArray[np.int64]) -> None:
-    """Give the output channels of `first` copies; `second`, whose input they become, still has its old weight."""
+    """Copy output channels of `first`, the input of `second`, which still has its old weight."""
     editor.set_linear(first, first.weight[:, source], None if first.bias is None else first.bias[source])
     for value in (first.node.outputs[0], first.output, second.input):
         if value.shape is not None:
@@ -447,8 +447,8 @@ def copy_columns(editor: Editor, first: Linear, second: Linear, source: npt.NDAr
 def insert_scale(
     editor: Editor, linears: Sequence[Linear], factor: npt.NDArray[np.floating], offset: npt.NDArray[np.floating]
 ) -> ir.Value:
-    """Put x * factor + offset, both [channels], in front of the layers that read x, without the Add where all its
-    numbers are zero; returns what they read now."""
+    """Insert x * factor + offset, both [channels], before the layers that read x, without the Add if all its numbers
+    are zero; return their new input."""
     first = linears[0]
     value, shape, wide = first.input, first.input.shape, (-1, *(1,) * (first.weight.ndim - 2))
     name = f"{first.name}.{'hidden' if first.kind == 'matmul' else 'channels'}"
@@ -461,26 +461,26 @@ def insert_scale(
     return value
 
 
-# --- Channels of very different ranges in front of one quantizer: a Mul, and an Add, bring them to one range ----------
+# --- Channels of very different ranges before one quantizer: a Mul, and an Add, bring them to one range ---------------
 #     conv(x, W) + b = conv((x - c) / s, s W) + (b + sum of c W)        c, s: one number for each input channel
 #
-# Exact up to rounding for any s > 0; with a shift c only where the layer pads nothing, as zeros around the shifted
-# input are not zeros around x. The scale is SmoothQuant's, here not folded into what makes x: OpenVINO takes both
-# operators into the quantizer, which then has a step for each channel. In front of a depthwise convolution the weights
-# do not get any harder to round, however much the scales differ. Linears are left alone: what makes their inputs takes
-# a scale for nothing, or they have their own, more careful one.
+# Exact up to rounding for any s > 0; a shift c only without padding, since zeros around the shifted input are not zeros
+# around x. The scale is SmoothQuant's, but not folded into the producer of x: OpenVINO fuses both operators into the
+# quantizer, which then has a step per channel. Before a depthwise convolution the weights do not get harder to round,
+# however much the scales differ. Linears stay unchanged: the producers of their inputs absorb a scale at no cost, or
+# they have their own, more careful one.
 
 
-# The operators are free only where the quantizer takes them in: what they must at least divide the expected error by.
+# The operators are free only if the quantizer absorbs them: the minimum factor by which they must reduce the error.
 GAIN = 1.2
 
 
 def scale_channels(
     model: ir.Model, statistics: Mapping[str, Statistics], request: FoldRequest
 ) -> tuple[dict[str, Statistics], list[Fold]]:
-    """Put a Mul, or a Mul and an Add, in front of convolutions wherever that lessens the expected error enough.
+    """Insert a Mul, or a Mul and an Add, before convolutions if that reduces the expected error enough.
 
-    Pixels stay as they are: they are integers already. Layers that will not be quantized read a tensor as it was.
+    Pixels stay unchanged: they are integers already. Layers that will not be quantized read the original tensor.
     """
     editor, known, folds = Editor(model), dict(statistics), []
     readers: dict[ir.Value, list[Linear]] = {}
@@ -516,22 +516,22 @@ def _error_of_products(
 
 
 # --- Queries and keys whose product is in INT8 ------------------------------------------------------------------------
-#     softmax(Q K^T) = softmax((Q T) ((K - 1 c^T) / T)^T)        T: a factor a channel, c: a shift a channel
+#     softmax(Q K^T) = softmax((Q T) ((K - 1 c^T) / T)^T)        T: a factor per channel, c: a shift per channel
 #
 # The shift adds one number, q . c, to a whole row of the scores, and the factors cancel: both are exact, and free in
-# the linears that make queries and keys. Queries and keys are then as wide as each other, and keys lie around zero, as
-# a symmetric range wants it. Sources: SageAttention (arXiv 2410.02367, section 4.2) for the shift, which takes the mean
-# of each image where this takes the middle of the calibrated range; SmoothQuant (arXiv 2211.10438, equation 4) for
-# factors.
+# the linears that compute queries and keys. Queries and keys then have ranges of equal width, and keys are centred at
+# zero, as a symmetric range needs. Sources: SageAttention (arXiv 2410.02367, section 4.2) for the shift, which uses the
+# mean of each image, while this uses the middle of the calibrated range; SmoothQuant (arXiv 2211.10438, equation 4) for
+# the factors.
 
 
 def smooth_scores(
     model: ir.Model, statistics: Mapping[str, Statistics], request: FoldRequest
 ) -> tuple[dict[str, Statistics], list[Fold]]:
-    """Centre the keys and balance them with the queries, wherever that lessens the expected error of the scores.
+    """Centre the keys and balance them with the queries if that reduces the expected error of the scores.
 
-    Only where both linears will be quantized, the scores will be; an attention stays without `statistics` of their
-    outputs, as `output_of` calls them.
+    Scores are quantized only if both linears are; an attention without `statistics` of their outputs, under the keys of
+    `output_of`, stays unchanged.
     """
     editor, known, folds = Editor(model), dict(statistics), []
     for scores in find_scores(editor, find_attentions(model)):
@@ -562,7 +562,7 @@ def smooth_scores(
 
 
 def _reach(found: Statistics) -> Numbers:
-    """The largest |x| of each channel; a channel that is always zero counts as the least of the others."""
+    """The largest |x| of each channel; the smallest of the others for a channel that is always zero."""
     reach = found.reach
     least = reach[reach > 0].min() if reach.any() else 1.0
     return np.asarray(np.maximum(reach, least))

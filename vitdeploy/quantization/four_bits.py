@@ -1,7 +1,7 @@
-"""INT4 weights for linears that are bound by reading them: decoders, text towers, models that have to be small.
+"""INT4 weights for linears limited by memory bandwidth: decoders, text towers, models that must be small.
 
-Only weights are stored in 4 bits, in groups of inputs; what flows between layers is float. The kernels of both runtimes
-of the CPU quantize the rows that they read to INT8 as they go, with a scale for each few inputs of each row.
+Only weights are stored in 4 bits, in groups of inputs; activations stay float. The kernels of both CPU runtimes
+quantize each row that they read to INT8 on the fly, with a scale for each small group of inputs.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -15,19 +15,19 @@ from vitdeploy.graph.analysis import rows
 from vitdeploy.graph.canonical.normalise import upgrade_opset
 from vitdeploy.quantization import placement, ranges, rounding
 
-# Fewer weights than this take up no room that matters.
+# Layers with fewer weights than this save no relevant memory.
 FEW_WEIGHTS = 1 << 12
 
 
 def place_four_bits(
     model: ir.Model, statistics: Mapping[str, ranges.Statistics], target: str, ignore: Sequence[str] = ()
 ) -> placement.Placement:
-    """Write the weights of linears in INT4 for `target`, in place, and tables of embeddings in INT8. Biases take the
-    mean of what rounding does.
+    """Store the weights of linears in INT4 for `target`, in place, and embedding tables in INT8. Biases absorb the mean
+    rounding error.
 
     Args:
-        statistics: of the input of every layer, by tensor name.
-        ignore: layer names, or shell patterns of them, to leave in float.
+        statistics: statistics of the input of every layer, by tensor name.
+        ignore: layer names, or shell patterns of them, to keep in float.
 
     Raises:
         TargetError: an unknown target.
@@ -72,7 +72,7 @@ def _left_in_float(
     if not any(linear.kind == "matmul" for linear in linears):
         raise GraphError(
             "the graph has no linear with constant float32 weights, so nothing to store in 4 bits",
-            found="; ".join(f"{name}: {reason}" for name, reason in list(left.items())[:3]) or "convolutions alone",
+            found="; ".join(f"{name}: {reason}" for name, reason in list(left.items())[:3]) or "only convolutions",
             fix="choose the precision int8 or fp32",
         )
     asked = placement.ignored([linear.name for linear in linears], ignore)
@@ -88,9 +88,9 @@ def _reason_for_float(linear: rows.Linear) -> str | None:
     if linear.kind != "matmul":
         return f"a {linear.kind} has no INT4 kernel"
     if rounding.group_of(inputs) is None:
-        return f"its {inputs} inputs are no multiple of {rounding.GROUPS[-1]}"
+        return f"its {inputs} inputs are not a multiple of {rounding.GROUPS[-1]}"
     if linear.weight.size < FEW_WEIGHTS:
-        return "so small a layer saves nothing"
+        return "the layer is too small to save memory"
     if reason := placement.needs_float(linear):
         return reason
     if not rows.reads_image(linear):
@@ -98,18 +98,18 @@ def _reason_for_float(linear: rows.Linear) -> str | None:
     return None
 
 
-# --- Tables of embeddings in INT8, with a scale for each row ----------------------------------------------------------
-# In a text tower or a decoder they are most of the bytes. A token reads one row, so this saves no time; the row is made
-# float again right behind the Gather.
+# --- Embedding tables in INT8, with a scale for each row --------------------------------------------------------------
+# In a text tower or a decoder they are most of the bytes. A token reads one row, so this saves no time; the row becomes
+# float again right after the Gather.
 
 
-# Smaller tables take up no room that matters.
+# Smaller tables save no relevant memory.
 FEW_NUMBERS = 1 << 14
 
 
 def store_embeddings(model: ir.Model) -> tuple[str, ...]:
-    """Store every table whose rows a Gather looks up, float32 [rows, channels], in INT8, in place. Returns the names
-    of the Gathers."""
+    """Store every float32 table [rows, channels] that a Gather reads in INT8, in place. Returns the names of the
+    Gathers."""
     found = []
     for node in list(model.graph):
         if node.op_type != "Gather" or node.attributes.get_int("axis", 0) != 0 or values.is_constant(node.inputs[1]):

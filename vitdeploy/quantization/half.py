@@ -1,9 +1,9 @@
-"""Prepare a graph for float16 tensors: which operations stay in float32, and why.
+"""Prepare a graph for half precision: the operations that stay in float32, and why.
 
 float16 holds magnitudes up to 65,504 and, at full precision, down to 2^-14. A pass over images finds the range of each
-tensor. A residual stream that is too large is scaled by a power of two as a whole (exact); if another tensor is too
+tensor. A residual stream that is too large is scaled as a whole by a power of two (exact). If another tensor is too
 large, its operation stays in float32, except the product of a linear or convolution: it is computed in half with its
-weights divided by a power of two, and multiplied again in float32. bfloat16 has the range of float32 and needs none of
+weights divided by a power of two, and multiplied back in float32. bfloat16 has the range of float32 and needs none of
 this.
 """
 
@@ -19,13 +19,13 @@ from vitdeploy.graph.analysis.rows import Linear, is_layout, origin
 from vitdeploy.graph.half.half import Half, half_roles, is_float, scale_residual, stream_tensors, touches_floats
 
 LARGEST, NORMAL = 65504.0, 2.0**-14
-# Other images reach further than those that were looked at.
+# Margin for images with larger values than the calibration images.
 HEADROOM = 4
 LIMIT = LARGEST / HEADROOM
-# What masks add to scores that are to be ignored: exp of it is zero, and a score on top of it stays in range.
+# The number that masks add to ignored scores: its exp is zero, and a score added to it stays in range.
 MASKED = -32768.0
-# Operations that add up many numbers outside of a product, which no runtime says how it does in half; and positions,
-# for which 11 bits are too few. None of them multiplies much.
+# Operations that sum many numbers outside a product: runtimes do not document how they do it in half. And operations on
+# positions, for which 11 bits are too few. All of them are cheap.
 SUMS = (
     *("BatchNormalization", "CumSum", "GlobalAveragePool", "GroupNormalization", "InstanceNormalization"),
     *("LpNormalization", "ReduceL1", "ReduceL2", "ReduceLogSum", "ReduceLogSumExp", "ReduceMean", "ReduceProd"),
@@ -36,16 +36,16 @@ POSITIONS = ("GridSample", "RoiAlign")
 
 @dataclass(frozen=True)
 class HalfPlan:
-    """`float_fallback`: nodes that stay in float32, by name, with the reason. `exponent`: the residual stream is
-    2^-exponent of what it was."""
+    """`float_fallback`: nodes that stay in float32, by name, with the reason. `exponent`: the residual stream was
+    multiplied by 2^-exponent."""
 
     float_fallback: dict[str, str]
     exponent: int = 0
 
 
 def lift_masks(model: ir.Model) -> int:
-    """Constants that are added to the scores of a Softmax, and far below what float16 holds, become -32768, in place;
-    the probabilities stay the same but for rows that are masked throughout. Returns how many constants there were."""
+    """Raise constants below -32768 that are added to the scores of a Softmax to -32768, which float16 can hold, in
+    place; the probabilities stay the same except in fully masked rows. Returns the number of these constants."""
     editor, count = edit.Editor(model), 0
     for node in list(model.graph):
         for index, value in enumerate(node.inputs):
@@ -73,11 +73,13 @@ def _moved_to_softmax(node: ir.Node) -> bool:
 
 
 def plan_half(model: ir.Model, extremes: Mapping[str, float], half: Half) -> HalfPlan:
-    """Make a float32 graph ready for its types, in place: its function stays the same.
+    """Prepare a float32 graph for half precision, in place; it computes the same function.
 
     Args:
-        model: as `normalise` leaves it, behind `lift_masks`.
-        extremes: the largest magnitude of each tensor that its nodes compute, by name.
+        model: a graph in canonical form, after `lift_masks`.
+        extremes: the largest magnitude of each computed tensor, by name.
+
+    Returns: the nodes that stay in float32, and the scale of the residual stream.
     """
     found, exponent = dict(extremes), 0
     if half == "fp16":
@@ -103,7 +105,7 @@ def _scaled_stream(model: ir.Model, extremes: dict[str, float]) -> tuple[dict[st
 
 
 def _scale_products(model: ir.Model, extremes: dict[str, float]) -> None:
-    """Divide the weights of linears whose products are too large, and multiply behind them; adds the new tensors to
+    """Divide the weights of linears whose products are too large, and multiply after them; adds the new tensors to
     `extremes`."""
     editor = edit.Editor(model)
     for linear in editor.linears:
@@ -141,14 +143,14 @@ def _scale_product(
 
 
 def _reason(node: ir.Node, extremes: Mapping[str, float], half: Half, opset: int) -> str | None:
-    """Why an operation stays in float32; None if it does not."""
+    """The reason why an operation stays in float32; None if it does not."""
     if half_roles(node, opset, half) is None:
         return f"ONNX has no {node.op_type} in {half} at opset {opset}"
     if node.op_type in SUMS:
-        return "it sums up many numbers"
+        return "it sums many numbers"
     if node.op_type in POSITIONS:
         return "it reads positions"
-    if half == "bf16":  # TensorRT converts uint8 to float32 and float16 alone
+    if half == "bf16":  # TensorRT converts uint8 only to float32 and float16
         pixels = node.op_type == "Cast" and node.inputs[0] is not None and node.inputs[0].dtype == ir.DataType.UINT8
         return "it reads pixels" if pixels else None
     for value in node.inputs:
@@ -156,20 +158,20 @@ def _reason(node: ir.Node, extremes: Mapping[str, float], half: Half, opset: int
         if constant is not None and np.isfinite(constant).any():
             largest = float(np.abs(constant[np.isfinite(constant)]).max())
             if largest > LARGEST or 0 < largest < NORMAL:
-                return f"a constant of it reaches {largest:.3g}"
+                return f"one of its constants has a largest magnitude of {largest:.3g}"
         elif value is not None and _size(value, extremes) > LIMIT:
             return f"it reads numbers up to {_size(value, extremes):.3g}"
     for value in node.outputs:
         size = _size(value, extremes)
         if size > LIMIT:
-            return f"it makes numbers up to {size:.3g}"
+            return f"its results reach {size:.3g}"
         if 0 < size < NORMAL:
-            return f"it makes no number above {size:.3g}"
+            return f"its results are at most {size:.3g}"
     return None
 
 
 def _size(value: ir.Value, extremes: Mapping[str, float]) -> float:
-    """The largest magnitude of a computed tensor; 0 if nothing is known of it."""
+    """The largest magnitude of a computed tensor; 0 if unknown."""
     for name in (str(value.name), str(origin(value).name)):
         if name in extremes:
             return extremes[name]

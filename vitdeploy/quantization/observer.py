@@ -1,6 +1,6 @@
-"""The observer of one tensor: fixed-size statistics that each batch updates.
+"""The observer of one tensor: statistics of fixed size, updated with each batch.
 
-Memory therefore depends on the model and the batch, not on the number of images.
+So memory depends on the model and the batch, not on the number of images.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from scipy.linalg import blas
 
 from vitdeploy.quantization import ranges, rounding
 
-# Second moments cost most: they are of the rows of this many images, and of more where one has few rows. Rows of an
-# image are alike, and weights that are rounded by those of few images fit these alone. So with enough images, of at
-# least `SPREAD_ROWS` rows each, they are of each `SPREAD`-th row of `SPREAD` times as many.
+# Second moments cost most: they use the rows of `MOMENT_IMAGES` images, or of more images with few rows each. Rows of
+# an image are similar, and weights rounded for the rows of few images fit only these. So with enough images of at least
+# `SPREAD_ROWS` rows each, they use every `SPREAD`-th row of `SPREAD` times this many images.
 MOMENT_IMAGES, FEW_ROWS, SPREAD, SPREAD_ROWS = 32, 4096, 4, 64
-# Sizes of values are counted by the exponent and the first three bits of the fraction of a float32: eight bins an
-# octave. Of a batch of many values each 13th is counted: hardly a width has the divisor 13, so all channels come up.
+# The histogram of magnitudes uses the exponent and the first three bits of the fraction of a float32: eight bins per
+# octave. In large batches every 13th value is counted: few widths are divisible by 13, so all channels are sampled.
 BIN_BITS, MANY, SAMPLED = 20, 1 << 14, 13
 
 MOMENTS = ("centre", "total", "products", "sizes")
@@ -31,23 +31,23 @@ Floats = npt.NDArray[np.float32]
 
 
 def covariance_pays(rows: int, channels: int, images: int | None) -> bool:
-    """Whether this many images (None: enough) of `rows` rows give a covariance that rounding would use."""
+    """Whether this many images (None: enough) of `rows` rows each give a covariance that rounding can use."""
     shown = max(MOMENT_IMAGES, math.ceil(FEW_ROWS / rows))
     return rows * (shown if images is None else min(shown, images)) >= rounding.ROWS_PER_CHANNEL * channels
 
 
 def spread_of(rows: int, images: int | None) -> int:
-    """Which rows the moments of a tensor are of, as `Observer.spread`: with `rows` in each of this many images."""
+    """The row spacing for the moments of a tensor (`Observer.spread`), with `rows` rows in each of this many images."""
     return max(1, min(SPREAD, (images or 0) // MOMENT_IMAGES)) if rows >= SPREAD_ROWS else 1
 
 
 @dataclass(frozen=True)
 class Bounds:
-    """How far a tensor reaches in the batches that were shown; merges to the same bytes in any order and any grouping.
+    """The bounds of a tensor over all observed batches; they merge to the same bytes in any order and grouping.
 
-    `low`, `high`: float32 [channels], no zero of which is negative: which of 0 and -0 is the lesser is a matter of
-    order. `reach`: float64 [2, 2], of -x and of x how far the tensor reaches in the batch that reaches furthest, and in
-    the next. `holder`: int64 [2], the number of the first; -1 where several reach as far.
+    `low`, `high`: float32 [channels], without negative zeros, which would make a merge depend on the order. `reach`:
+    float64 [2, 2], the maxima of -x and of x in the batch with the largest one, and in the next batch. `holder`: int64
+    [2], the number of the first batch; -1 if several are equal.
     """
 
     low: Floats
@@ -57,14 +57,14 @@ class Bounds:
 
     @classmethod
     def of(cls, values: Floats, batch: int) -> Bounds:
-        """Of one batch, [..., channels, ...] with three axes."""
+        """The bounds of one batch, [..., channels, ...] with three axes."""
         zero = np.float32(0)
         low, high = values.min(axis=(0, 2)) + zero, values.max(axis=(0, 2)) + zero
         reach = np.array([[-float(low.min()), -np.inf], [float(high.max()), -np.inf]])
         return cls(low, high, reach, np.full(2, batch, np.int64))
 
     def merged(self, other: Bounds) -> Bounds:
-        """Of the batches of both; none may be in both. What is not finite stays so."""
+        """The bounds over the batches of both, which must be disjoint. Non-finite bounds stay non-finite."""
         reach = -np.sort(-np.concatenate([self.reach, other.reach], axis=1))[:, :2]
         further = np.where(self.reach[:, 0] > other.reach[:, 0], self.holder, other.holder)
         holder = np.where(reach[:, 0] == reach[:, 1], -1, further)
@@ -72,7 +72,7 @@ class Bounds:
         return Bounds(np.minimum(self.low, other.low), np.maximum(self.high, other.high), reach, holder)
 
     def renumbered(self, batches: npt.NDArray[np.int64]) -> Bounds:
-        """The same with the number `batches[i]` for i."""
+        """The bounds with batch number i replaced by `batches[i]`."""
         return replace(self, holder=np.where(self.holder < 0, -1, batches[self.holder]))
 
     @property
@@ -80,7 +80,7 @@ class Bounds:
         return bool(np.isfinite(self.low).all() and np.isfinite(self.high).all())
 
     def stretch(self, batch: int) -> float:
-        """The width of the range, including zero, over its width without that batch."""
+        """The width of the range, including zero, divided by its width without this batch."""
         reach = np.maximum(self.reach, 0)
         without = sum(reach[side, int(self.holder[side] == batch)] for side in range(2))
         whole = float(reach[:, 0].sum())
@@ -88,12 +88,12 @@ class Bounds:
 
 
 class Observer:
-    """Running bounds and moments of one tensor by its channels along `axis`; bounds of each batch but the two widest
-    are forgotten. Moments are of each `spread`-th row.
+    """Running bounds and moments of one tensor, by its channels along `axis`. Only the two widest bounds per batch are
+    kept. Moments use every `spread`-th row.
 
-    Moments are those of x - centre, the mean of the first batch, so that float32 holds them without cancellation
-    ("shifted data": Chan, Golub, LeVeque, "Algorithms for computing the sample variance", 1983). They are sums of
-    floats, so they depend on the order of the batches; bounds do not.
+    Moments are those of x - centre, with the mean of the first batch as centre, so that float32 holds them without
+    cancellation ("shifted data": Chan, Golub, LeVeque, "Algorithms for computing the sample variance", 1983). They are
+    sums of floats, so they depend on the order of the batches; bounds do not.
     """
 
     def __init__(self, axis: int, *, covariance: bool = True, spread: int = 1) -> None:
@@ -105,7 +105,7 @@ class Observer:
         self.sizes = np.zeros(1 << (31 - BIN_BITS), np.int64)
 
     def update(self, values: npt.NDArray[np.float32], batch: int = 0, *, moments: bool = True) -> None:
-        """Batch number `batch`; its bounds only where `moments` is False and there are rows enough."""
+        """Add batch number `batch`; only its bounds if `moments` is False and enough rows are known."""
         values = by_channel(values, self.axis)
         if not self.rows:
             self._begin(values)
@@ -114,7 +114,7 @@ class Observer:
             self.add_moments(values, batch)
 
     def join(self, bounds: Bounds) -> None:
-        """Bounds of further batches."""
+        """Merge the bounds of further batches."""
         self.bounds = bounds if self.bounds is None else self.bounds.merged(bounds)
 
     def _begin(self, values: npt.NDArray[np.float32]) -> None:
@@ -125,15 +125,15 @@ class Observer:
         self.products = np.zeros(shape, np.float32, order="F") if self.covariance else np.zeros(channels)
 
     def add_moments(self, values: npt.NDArray[np.float32], batch: int) -> None:
-        """The moments of a batch, [..., channels, ...] with three axes, whose bounds are known, and its sizes."""
-        first = batch % self.spread  # so that every row has its turn
+        """Add the moments and magnitudes of a batch, [..., channels, ...] with three axes, whose bounds are known."""
+        first = batch % self.spread  # so that every row is used in turn
         by_first_axis = len(values) >= values.shape[2]
         values = values[first :: self.spread] if by_first_axis else values[..., first :: self.spread]
         centred = values - self.centre[:, None]
         self.total += centred.sum(axis=(0, 2), dtype=np.float64)
         if self.covariance:
             rows = np.moveaxis(centred, 1, -1).reshape(-1, values.shape[1])
-            # In place, and the lower half alone: a product that is made and added takes longer than the rows are worth.
+            # In place, and only the lower half: computing the whole product and adding it takes too long.
             self.products = blas.ssyrk(1.0, rows.T, beta=1.0, c=self.products, lower=1, overwrite_c=1)
         else:
             self.products += np.einsum("acb,acb->c", centred, centred)
@@ -148,12 +148,12 @@ class Observer:
 
     @property
     def moment_images(self) -> int:
-        """Of how many images the moments are, unless these have few rows."""
+        """The number of images for the moments, unless images have few rows."""
         return MOMENT_IMAGES * self.spread
 
     @property
     def known(self) -> Bounds:
-        assert self.bounds is not None, "asked before the first batch"
+        assert self.bounds is not None, "no batch was observed"
         return self.bounds
 
     def statistics(self) -> ranges.Statistics:
@@ -166,7 +166,7 @@ class Observer:
         return ranges.Statistics(low, high, self.centre + mean, covariance, self.rows, self._upper())
 
     def _upper(self) -> float:
-        """The size that UPPER of all values are below, on a line through its bin, and no more than the largest."""
+        """The magnitude that the share UPPER of all values is below, interpolated in its bin, at most the largest."""
         counts = np.cumsum(self.sizes)
         expected = ranges.UPPER * counts[-1]
         found = int(np.searchsorted(counts, expected))
@@ -176,7 +176,7 @@ class Observer:
         return min(float(edges[0] + share * (edges[1] - edges[0])), largest)
 
     def state(self) -> Arrays:
-        """All that is kept, as arrays: what `restore` takes."""
+        """The whole state as arrays, for `restore`."""
         return {
             **{name: getattr(self, name) for name in MOMENTS},
             **{name: getattr(self.known, name) for name in BOUNDS},
@@ -195,6 +195,6 @@ class Observer:
 
 
 def by_channel(values: npt.NDArray[np.float32], axis: int) -> npt.NDArray[np.float32]:
-    """The same with three axes, of which the second is that of the channels."""
+    """Reshape to three axes, with the channels on the second."""
     axis = axis % values.ndim
     return values.reshape(math.prod(values.shape[:axis]), values.shape[axis], -1)

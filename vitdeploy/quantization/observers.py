@@ -1,4 +1,4 @@
-"""Observers: what tensors hold, as ranges and statistics."""
+"""Observe the tensors of a graph on images: ranges and statistics."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ from vitdeploy.quantization.probe import Feeds, ImageProbe, Probe, find_nonfinit
 from vitdeploy.runtime.ort import OnnxRuntimeRunner
 from vitdeploy.spec import PreprocessSpec
 
-# --- One streaming pass over the calibration images, or whatever else a graph takes, on the ONNX graph itself ---------
-# The tensors to observe become outputs of the graph; each batch updates fixed-size statistics and is forgotten.
+# --- One streaming pass over the calibration images, or other inputs, on the ONNX graph itself ------------------------
+# The tensors to observe become outputs of the graph; each batch updates statistics of fixed size and is discarded.
 
 
-# One image at a time: larger batches are no faster for models that take long, and need more memory.
+# One image per batch: larger batches are not faster for slow models, and need more memory.
 BATCH = 1
-# An image stands out where it makes this share of all ranges this much wider than all others do. Of 8 to 64 photographs
-# none reaches a share of 0.05, on ViT-Tiny and DETR; noise has 0.42 on DETR (normalisations keep it at 0.04 on a ViT).
+# An image is an outlier if it makes this share of all ranges this much wider than all other images. None of 8 to 64
+# photographs reaches a share of 0.05, on ViT-Tiny and DETR; noise has 0.42 on DETR (0.04 on a ViT, due to its norms).
 STRETCH, SHARE = 1.25, 0.25
 CHECKS = "|checks"
 
@@ -52,21 +52,21 @@ Pixels = npt.NDArray[np.uint8]
 
 @dataclass(frozen=True)
 class Shard:
-    """What a shard of the calibration images says: all that an observation needs of any images but the first.
+    """The observation of a shard of the calibration images, for all images except the first.
 
-    Bounds, and the checks of the images, merge to the same bytes in any order. Moments are sums of floats, which do
-    not; but those of most tensors are of the first images alone. Of the others, which have few rows an image, such as a
-    class token's, the rows themselves are kept, so that they can be added in the order of the images.
+    Bounds and image checks merge to the same bytes in any order. Moments are sums of floats, which do not, but most
+    tensors take them from the first images only. For tensors with few rows per image, such as a class token's, the rows
+    themselves are kept, so that they can be added in image order.
 
-    `bounds`: by tensor. `kept`: by the number of the batch in the shard, what is kept of it: float32
-    [..., channels, ...] with three axes, by tensor."""
+    `bounds`: by tensor. `kept`: by the number of the batch in the shard, the kept rows by tensor, float32
+    [..., channels, ...] with three axes."""
 
     bounds: Mapping[str, Bounds]
     kept: Mapping[int, Arrays]
     checks: prepare.ImageChecks
 
     def to_arrays(self) -> Arrays:
-        """All of it, as `from_arrays` takes it."""
+        """The shard as arrays, for `from_arrays`."""
         arrays = {f"checks|{name}": array for name, array in self.checks.state().items()}
         for name, each in self.bounds.items():
             arrays |= {f"bounds|{name}|{field}": getattr(each, field) for field in BOUNDS}
@@ -79,7 +79,7 @@ class Shard:
 
     @classmethod
     def from_arrays(cls, arrays: Mapping[str, npt.NDArray[np.generic]], preprocess: PreprocessSpec) -> Shard:
-        """What `to_arrays` gave. KeyError, ValueError or IndexError of any others."""
+        """The shard from the arrays of `to_arrays`. Raises KeyError, ValueError or IndexError for other arrays."""
         parts: dict[str, dict[str, Arrays]] = {"bounds": {}, "kept": {}, "checks": {}}
         for key, array in arrays.items():
             kind, _, rest = key.partition("|")
@@ -98,10 +98,10 @@ class Shard:
 
 
 class Observation(Probe):
-    """The statistics of all observed tensors of a graph, while images are shown to it, or feeds of any kind.
+    """Collects the statistics of all observed tensors of a graph while it runs on images or other feeds.
 
     Args:
-        total: how many images will be shown, where that is known: without, more may be kept than can be used.
+        total: the number of images, if known; without it, more may be kept than is used.
         The others are those of `Probe`.
     """
 
@@ -121,24 +121,24 @@ class Observation(Probe):
         self.observers: dict[str, Observer] = {}
 
     def update(self, pixels: npt.NDArray[np.uint8], names: Sequence[str] = ()) -> None:
-        """Show one batch, uint8 [n, height, width, channels]. `names` are those of its images, for errors.
+        """Run one batch, uint8 [n, height, width, channels]. `names` are the image names for errors.
 
         Raises:
-            DataError: a tensor took a value that is not finite; names the node where it arose, and the images.
+            DataError: a tensor has a non-finite value; the error names the node that produced it, and the images.
         """
         feeds = self.feeds(pixels)
         self.take(pixels, feeds, self.run(feeds), names)
 
     def take(self, pixels: npt.NDArray[np.uint8], feeds: Feeds, outputs: Arrays, names: Sequence[str] = ()) -> None:
-        """As `update`, with what `run` gave of the feeds of these pixels."""
+        """As `update`, with the outputs of `run` for these pixels."""
         assert self.checks is not None
         first, last = self.images + 1, f" to {self.images + len(pixels)}" * (len(pixels) > 1)
         self._add(feeds, outputs, ", ".join(names) or f"image {first}{last}", "images")
         self.checks.update(pixels)
 
     def show(self, feeds: Feeds, shown: str, noun: str = "images") -> Arrays:
-        """Show what the graph takes in one run, and return what it gives. `shown` names the samples, which are a kind
-        of `noun`, for errors, as of `update`."""
+        """Run the graph once and return its outputs. `shown` names the samples and `noun` their kind for errors, which
+        are those of `update`."""
         outputs = self.run(feeds)
         self._add(feeds, outputs, shown, noun)
         return outputs
@@ -160,28 +160,28 @@ class Observation(Probe):
         self.batches += 1
 
     def keeps_until(self, batches: int) -> dict[str, int]:
-        """Once all but few rows are known, of each tensor that is to have more of them the number of the batch before
-        which it has enough, of `batches` in all."""
+        """For each tensor with too few rows for its moments so far: the number of the batch, of `batches` in all, at
+        which it has enough."""
         shapes = {str(value.name): value.shape for node in self.model.graph for value in node.outputs}
         shapes |= {str(value.name): value.shape for value in self.model.graph.inputs}
         batch = self.model.graph.inputs[0].shape
         found = {}
         for name, observer in self.observers.items():
             if observer.rows < FEW_ROWS:
-                # A batch has one row at least, and as many as those before where no other size is open.
+                # A batch has at least one row, and as many as earlier batches if no other size is open.
                 rows = observer.rows // self.batches if _sized(shapes.get(name), batch) else 1
                 found[name] = min(self.batches + math.ceil((FEW_ROWS - observer.rows) / rows), batches)
         return found
 
     def images_for(self, rows: int) -> int:
-        """How many images it takes until each tensor with so many rows an image has as many as it is to have."""
+        """The number of images until a tensor with `rows` rows per image has enough rows for its moments."""
         known = [each.rows for each in self.observers.values() if rows * self.images <= each.rows < FEW_ROWS]
         return math.ceil(FEW_ROWS * self.images / min(known)) if known else 0
 
     def join(self, shards: Iterable[tuple[Shard, Ints]], size: int) -> None:
-        """All batches: shards of them in any order, each with the numbers of its batches, of `size` images; of those
-        that were shown here the moments are known. What is known then is what showing all batches in their order would
-        have left, to the last bit."""
+        """Merge the shards of all batches, in any order, each with the numbers of its batches, of `size` images each;
+        the moments of batches observed here are known. The result equals an observation of all batches in order, bit
+        for bit."""
         assert self.preprocess is not None
         kept: dict[int, Arrays] = {}
         first, self.batches, self.images = self.batches, 0, 0
@@ -201,12 +201,12 @@ class Observation(Probe):
                     self.observers[name].add_moments(values, batch)
 
     def statistics(self) -> dict[str, ranges.Statistics]:
-        """Statistics by tensor name; for outputs by the name that `scores.output_of` gives."""
+        """Statistics by tensor name; for outputs of linears by the name from `ranges.output_of`."""
         found = {name: observer.statistics() for name, observer in sorted(self.observers.items())}
         return {label: each for name, each in found.items() for label in self.observed[name].labels}
 
     def standing_out(self) -> dict[int, float]:
-        """The batches that stand out, by number, and how many times as wide each makes these ranges, in the median."""
+        """The outlier batches by number, with the median factor by which each widens the ranges that it widens."""
         found = {}
         for batch in {int(number) for observer in self.observers.values() for number in observer.known.holder} - {-1}:
             stretches = [observer.known.stretch(batch) for observer in self.observers.values()]
@@ -216,7 +216,7 @@ class Observation(Probe):
         return found
 
     def state(self) -> Arrays:
-        """Everything that `restore` needs to go on."""
+        """The state, for `restore`."""
         parts = {name: observer.state() for name, observer in self.observers.items()}
         parts[""] = {"images": np.array(self.images), "batches": np.array(self.batches)}
         if self.checks is not None:
@@ -224,7 +224,7 @@ class Observation(Probe):
         return {f"{name}|{key}": array for name, part in parts.items() for key, array in part.items()}
 
     def restore(self, arrays: Arrays) -> None:
-        """Go on where the observation stood that gave this state, of the same graph and images."""
+        """Continue an observation of the same graph and images from its state."""
         states: dict[str, Arrays] = {}
         for key, array in arrays.items():
             name, _, field = key.rpartition("|")
@@ -242,8 +242,8 @@ def observe(
     preprocess: PreprocessSpec,
     progress: Callable[[int], None] = lambda images: None,
 ) -> dict[str, ranges.Statistics]:
-    """Statistics of the input of every linear and convolution, and of queries and keys that have a linear each, over
-    all batches; by tensor name, and for outputs as `scores.output_of` says.
+    """Statistics of the inputs of all linears and convolutions, and of queries and keys with a linear each, over all
+    batches; by tensor name, for outputs of linears by `ranges.output_of`.
 
     Args:
         model: the float graph. It is not changed.
@@ -251,7 +251,7 @@ def observe(
         progress: called with the number of images of each batch.
 
     Raises:
-        DataError: a tensor took a value that is not finite.
+        DataError: a tensor has a non-finite value.
     """
     with Observation(model, preprocess) as observation:
         for pixels in batches:
@@ -263,15 +263,15 @@ def observe(
 def observe_shard(
     probe: Probe, pixels: Sequence[Callable[[], Pixels]], names: Sequence[str], kept: Sequence[Collection[str]]
 ) -> Shard:
-    """Show a graph the batches of a shard, several at a time where it runs so; the shard is the same then.
+    """Observe the batches of a shard, several in parallel if the probe allows it; the result does not depend on that.
 
     Args:
-        pixels: what gives each batch, uint8 [n, height, width, channels].
-        names: of each, for errors.
-        kept: of each, the tensors whose values are kept.
+        pixels: functions that return the batches, uint8 [n, height, width, channels].
+        names: the name of each batch for errors.
+        kept: for each batch, the tensors whose values are kept.
 
     Raises:
-        DataError: a tensor took a value that is not finite. Errors of `pixels` propagate.
+        DataError: a tensor has a non-finite value. Errors of `pixels` propagate.
     """
     assert probe.preprocess is not None
     checks = prepare.ImageChecks(probe.preprocess)
@@ -298,7 +298,7 @@ def observe_shard(
 
 
 def in_order(function: Callable[[T], R], items: Sequence[T], at_once: int) -> Iterator[R]:
-    """The result of each item, in order; so many are worked on at a time, in threads, and no more are held."""
+    """The result for each item, in order, computed in `at_once` threads; at most that number of results is held."""
     if at_once == 1:
         yield from map(function, items)
         return
@@ -315,7 +315,7 @@ def in_order(function: Callable[[T], R], items: Sequence[T], at_once: int) -> It
 
 
 def _sized(shape: ir.Shape | None, batch: ir.Shape | None) -> bool:
-    """Whether no size of a tensor is open but its first, that of the batch."""
+    """Whether all sizes of a tensor are fixed, except for the batch."""
     if shape is None or batch is None or not len(shape):
         return False
     return all(isinstance(size, int) for size in list(shape)[1:]) and (
@@ -323,20 +323,20 @@ def _sized(shape: ir.Shape | None, batch: ir.Shape | None) -> bool:
     )
 
 
-# --- Measure the magnitudes of every tensor, and how many values rounding makes zero, in one pass over images ---------
+# --- Measure the magnitudes of every tensor, and the share of values that rounding makes zero, in one pass ------------
 
 
 LARGEST, LOST = "extremes/largest", "extremes/lost"
 
 
 class Extremes(ImageProbe):
-    """The largest magnitude of every float32 tensor that a node of the graph computes, and of a graph that emulates
-    half precision the share of each tensor's numbers that underflow, while images are shown to it.
+    """Measures the largest magnitude of every computed float32 tensor on images; in a graph that emulates half
+    precision, also the share of each tensor's values that underflow.
 
-    To be entered before `update`. The graph is not changed. Memory does not depend on the number of images.
+    Enter it before `update`. The graph is not changed. Memory does not depend on the number of images.
 
     Args:
-        precision, fix: what errors say of the graph, and what would fix them.
+        precision, fix: the precision of the graph and the fix, for errors.
     """
 
     def __init__(
@@ -354,10 +354,10 @@ class Extremes(ImageProbe):
         super().__init__(model, preprocess, runner)
 
     def update(self, pixels: npt.NDArray[np.uint8], further: Feeds | None = None) -> None:
-        """Show one batch, uint8 [n, height, width, channels], with what its images bring besides, [n, ...] by name.
+        """Run one batch, uint8 [n, height, width, channels], with the further inputs of its images, [n, ...] by name.
 
         Raises:
-            DataError: a tensor took a value that is not finite; names the node where it arose.
+            DataError: a tensor has a non-finite value; the error names the node that produced it.
         """
         feed = self.feeds(pixels, further)
         outputs = self.run(feed)
@@ -367,7 +367,7 @@ class Extremes(ImageProbe):
         if broken:
             raise DataError(
                 f"the activations are not finite in {self.precision}",
-                found=f"{find_nonfinite(self.model, broken[0], feed)}, on image {self.images + 1} or one after it",
+                found=f"{find_nonfinite(self.model, broken[0], feed)}, on image {self.images + 1} or a later one",
                 expected="finite activations",
                 fix=self.fix,
             )
@@ -377,21 +377,20 @@ class Extremes(ImageProbe):
         self.images += len(pixels)
 
     def largest(self) -> dict[str, float]:
-        """The largest magnitude of each tensor over all images, by name. What only a rounding reads is measured behind
-        it."""
+        """The largest magnitude of each tensor over all images, by name. A tensor that only a rounding reads is
+        measured after it."""
         return dict(zip(self._measured, self._largest.tolist(), strict=True))
 
     def lost(self) -> dict[str, float]:
-        """The share of the numbers of each rounded tensor that the rounding made zero, by the name of the tensor as it
-        was before."""
+        """The share of values that rounding made zero, by the name of the tensor before rounding."""
         return dict(zip(self._rounded, (self._lost / max(self.images, 1)).tolist(), strict=True))
 
 
 def with_extremes(model: ir.Model) -> tuple[ir.Model, list[str], list[str]]:
-    """A copy of a float graph with one or two outputs more: the largest magnitude of each tensor, and of each tensor
-    that is rounded to half precision and back the share of its numbers that became zero. Then the names of both.
+    """Return a copy of a float graph with one or two more outputs, and the names of the tensors in them: the largest
+    magnitude of each tensor, and the share of values that became zero in each tensor rounded to half and back.
 
-    Tensors that layout operations make hold no other numbers than those they are made of, and are left out.
+    Outputs of layout operations are omitted: they hold the numbers of their inputs.
     """
     probe = model.clone()
     Inference(probe)
@@ -403,7 +402,7 @@ def with_extremes(model: ir.Model) -> tuple[ir.Model, list[str], list[str]]:
         for value in node.outputs:
             if value.dtype != ir.DataType.FLOAT or not value.name or _is_only_rounded(value):
                 continue
-            behind = _Behind(node, names, value.name)  # so that no tensor is kept for longer than it was
+            behind = _Behind(node, names, value.name)  # right after the node, so that no tensor lives longer
             size = behind.append("ReduceMax", behind.append("Abs", value), keepdims=0)
             largest[str(value.name)] = behind.append("Reshape", size, one)
             before = _before_rounding(value)
@@ -422,7 +421,7 @@ def with_extremes(model: ir.Model) -> tuple[ir.Model, list[str], list[str]]:
 
 
 class _Behind:
-    """Puts nodes behind `node`, in their order; their names have `name` in them."""
+    """Inserts nodes after `node`, in order; their names contain `name`."""
 
     def __init__(self, node: ir.Node, names: Names, name: str) -> None:
         self._last, self._names, self._name, self._count = node, names, f"extremes/{name}", 0
@@ -445,7 +444,7 @@ def _is_only_rounded(value: ir.Value) -> bool:
 
 
 def _before_rounding(value: ir.Value) -> ir.Value | None:
-    """The float32 tensor that `value` is the rounded one of, if it is."""
+    """The float32 tensor that `value` is rounded from; None if it is not a rounded tensor."""
     up = value.producer()
     down = up.inputs[0].producer() if up is not None and up.op_type == "Cast" and up.inputs[0] is not None else None
     if down is None or down.op_type != "Cast" or down.outputs[0].dtype not in HALVES:

@@ -19,9 +19,9 @@ from vitdeploy.graph.passes.folds import projection_of
 from vitdeploy.quantization import folds, placement, rounding
 from vitdeploy.quantization.ranges import QuantizedWeight, Range, separate_scores
 
-# --- Attention as one operator of ONNX Runtime: no transposition, no table of scores in memory ------------------------
-# com.microsoft.MultiHeadAttention takes query, key and value as linears leave them, [batch, tokens, heads * channels],
-# and gives [batch, tokens, heads * channels] to the projection. A number that is added to each score goes in as
+# --- Attention as one operator of ONNX Runtime: no transposition, no score matrix in memory ---------------------------
+# com.microsoft.MultiHeadAttention takes query, key and value as linears compute them, [batch, tokens, heads *
+# channels], and returns [batch, tokens, heads * channels] for the projection. A tensor added to the scores is the input
 # `attention_bias` [batch or 1, heads or 1, queries, keys]. Specification: onnxruntime/docs/ContribOperators.md.
 
 
@@ -29,9 +29,9 @@ DOMAIN = "com.microsoft"
 
 
 def fuse_attention(model: ir.Model) -> int:
-    """Replace every attention by one operator, in place, where query, key and value come from a linear each, in their
-    own order, and no more than one tensor is added to the scores. Exact but for the order of sums. Returns how many
-    were replaced."""
+    """Replace every attention by one operator, in place, if query, key and value come from a linear each, in channel
+    order, and at most one tensor is added to the scores. Exact except for the order of sums. Returns the number of
+    replacements."""
     editor, count = edit.Editor(model), 0
     for attention in find_attentions(model):
         found = _operands(editor, attention)
@@ -60,7 +60,7 @@ def fuse_attention(model: ir.Model) -> int:
 
 
 def _operands(editor: edit.Editor, attention: Attention) -> tuple[list[Linear], int, Linear] | None:
-    """(query, key and value, the number of heads, the projection behind them)."""
+    """(query, key and value, the number of heads, the projection after them); None if the form does not fit."""
     if attention.between and _added(attention) is None:
         return None
     ends = ((attention.query, attention.scores), (attention.key, attention.scores), (attention.value, attention.mix))
@@ -90,7 +90,7 @@ def _operands(editor: edit.Editor, attention: Attention) -> tuple[list[Linear], 
 
 
 def _added(attention: Attention) -> ir.Value | None:
-    """The tensor [batch or 1, heads or 1, queries or 1, keys] that is added to the scores, where that is all."""
+    """The tensor [batch or 1, heads or 1, queries or 1, keys] added to the scores, if it is the only operation."""
     scores = attention.scores.outputs[0]
     if len(attention.between) != 1 or attention.between[0].op_type != "Add" or scores.shape is None:
         return None
@@ -105,7 +105,7 @@ def _added(attention: Attention) -> ir.Value | None:
 
 
 def _for_each_query(editor: edit.Editor, attention: Attention, before: ir.Node) -> ir.Value:
-    """The addend of the scores, with a row for each query: the operator broadcasts it only over images and heads."""
+    """The addend of the scores, with a row per query: the operator broadcasts it only over images and heads."""
     added, queries = _added(attention), values.dim(attention.scores.outputs[0], 2)
     assert added is not None and added.shape is not None and queries is not None
     if added.shape[2] == queries:
@@ -118,27 +118,27 @@ def _for_each_query(editor: edit.Editor, attention: Attention, before: ir.Node) 
 
 # --- ONNX Runtime CPU: QuantizeLinear and com.microsoft.MatMulIntegerToFloat, written into the graph ------------------
 # Plain Q/DQ around MatMul + bias Add is slower than float here: MatMulAddFusion turns the pair into a Gemm, which the
-# Q/DQ fusion does not take. The fused operator has an INT8 product, a float output and the bias inside, with no session
-# option needed. Only uint8 x int8 has VNNI kernels. Attention becomes one operator too, in float. Convolutions stay
-# float: there is no INT8 convolution with a float output.
+# Q/DQ fusion does not accept. The fused operator has an INT8 product, a float output and the bias inside, and needs no
+# session option. Only uint8 x int8 has VNNI kernels. Attention becomes one operator too, in float. Convolutions stay
+# float: ONNX Runtime has no INT8 convolution with a float output.
 #
-# INT4 weights are com.microsoft.MatMulNBits. DequantizeLinear in front of a MatMul becomes the same operator, but not
-# before a session is made, which takes more memory then.
+# INT4 weights are com.microsoft.MatMulNBits. A DequantizeLinear before a MatMul becomes the same operator, but only
+# when the session is created, which then takes more memory.
 
 
-# A Mul and an Add behind an activation are passes over memory of their own.
+# A Mul and an Add after an activation are separate passes over memory.
 GAIN_THRESHOLD = folds.GainThreshold(scale=2.0, copies=3.0)
 # `accuracy_level` of MatMulNBits: rows are quantized to INT8, with a scale for each group.
 INT8_ROWS = 4
 
 
 def shape(model: ir.Model, ignored: Callable[[str], bool]) -> None:
-    """Bring the float graph into the form that is fast in INT8, in place; exact. Layers that are `ignored` stay."""
+    """Rewrite the float graph into the form that is fast in INT8, in place; exact. `ignored` layers stay unchanged."""
     separate_scores(model, ignored)
 
 
 def reasons_for_float(model: ir.Model, linears: Sequence[Linear]) -> dict[str, str]:
-    """Why layers are better left in float here, by their names."""
+    """The layers to keep in float on this target, by name, with the reason."""
     reasons = {}
     for linear in linears:
         slower = f"a {linear.kind} is faster in float on this target" if linear.kind != "matmul" else None
@@ -184,8 +184,8 @@ def write(
 
 
 def write_int4(model: ir.Model, linears: Sequence[Linear], weights: Mapping[str, rounding.GroupedWeight]) -> None:
-    """Let MatMulNBits multiply by the weights of the given layers, in place: rows of INT8 by codes of 4 bits, two in a
-    byte, the first in its lower half; 8 stands for zero."""
+    """Replace the given layers by MatMulNBits, in place: INT8 rows times 4-bit codes, two per byte, the first in the
+    lower half; 8 represents zero."""
     fuse_attention(model)
     if linears:
         model.opset_imports[DOMAIN] = 1

@@ -1,14 +1,14 @@
 """OpenVINO CPU: explicit Q/DQ around every linear and convolution, and on queries and keys.
 
-uint8 activations and int8 weights on a pair of DequantizeLinear nodes; the plugin's low-precision transformations move
-both behind the product. No Q on any other output: the next LayerNormalization, GELU and residual Add stay float.
+uint8 activations and int8 weights have a DequantizeLinear each; the plugin's low-precision transformations move both
+after the product. No Q on any other output: the next LayerNormalization, GELU and residual Add stay float.
 
 Queries and keys that come from a linear each leave it as int8: the plugin's fused attention then computes the scores in
 INT8 and moves a quarter of the bytes. The keys are transposed in two steps, and the plugin fuses the second; a single
 step over bytes costs as much as the scores. Softmax and its product with the values stay float.
 
-A linear with int8 weights and a float input becomes a product in INT8 too, on CPUs with VNNI: the plugin quantizes 32
-channels of a row at a time, symmetric, by the largest of them (DYNAMIC_QUANTIZATION_GROUP_SIZE, 32 by default).
+A linear with int8 weights and a float input becomes an INT8 product too, on CPUs with VNNI: the plugin quantizes rows
+in groups of 32 channels, symmetrically, by the largest of each (DYNAMIC_QUANTIZATION_GROUP_SIZE, 32 by default).
 """
 
 from collections.abc import Callable, Collection, Container, Mapping, Sequence
@@ -34,26 +34,26 @@ from vitdeploy.quantization.ranges import (
 )
 from vitdeploy.runtime.host import family
 
-# A Mul and an Add behind an activation become part of the product in front of it.
+# A Mul and an Add after an activation become part of the product before it.
 GAIN_THRESHOLD = folds.GainThreshold(scale=1.1, copies=1.2)
-# DequantizeLinear reads int4, and a scale for each block, from this opset on.
+# DequantizeLinear supports int4, and a scale per block, from this opset on.
 BLOCKED_OPSET = 21
 # A layer is small if it has fewer weights, and fewer MACs at batch 1, the latter also as a share of the model's.
 FEW_WEIGHTS, FEW_PRODUCTS, SMALL_SHARE = 1 << 14, 1_000_000, 1 / 400
 
 
 def shape(model: ir.Model, ignored: Callable[[str], bool]) -> None:
-    """Bring the float graph into the form that is fast in INT8, in place; exact. Layers that are `ignored` stay.
+    """Rewrite the float graph into the form that is fast in INT8, in place; exact. `ignored` layers stay unchanged.
 
-    Tokens of several levels are joined before they are transposed: the plugin would quantize each level by itself, and
-    then refuses the zero points that it gave them (OpenVINO 2026.4).
+    Tokens of several levels are joined before they are transposed: otherwise the plugin quantizes each level
+    separately, and then rejects the zero points that it gave them (OpenVINO 2026.4).
     """
     join_before_transpose(model, rows.find_linears(model))
     separate_scores(model, ignored)
 
 
 def scores_in_int8(model: ir.Model, layers: Collection[str], known: Container[str]) -> list[Scores]:
-    """The attentions whose queries and keys leave their linears as int8: where both are in INT8, and observed."""
+    """The attentions whose queries and keys leave their linears as int8: both linears are in INT8 and observed."""
     return [
         each
         for each in find_scores(edit.Editor(model), attention.find_attentions(model))
@@ -62,12 +62,12 @@ def scores_in_int8(model: ir.Model, layers: Collection[str], known: Container[st
 
 
 def reasons_for_float(model: ir.Model, linears: Sequence[rows.Linear]) -> dict[str, str]:
-    """Why layers are better left in float here, by their names.
+    """The layers to keep in float on this target, by name, with the reason.
 
-    A depthwise convolution sums too few products for errors to cancel. If scores are ranked, the least error selects
-    other queries; where features are sampled, a step of INT8 is many pixels. In a small layer the matrix product in
-    float takes no longer than quantizing its input. On Arm the plugin has no INT8 convolution of this form (see
-    `compilation.openvino.check_ran`); what is placed elsewhere for an Arm device has to say so by `ignore`.
+    A depthwise convolution sums too few products for errors to cancel. If scores are ranked, the smallest error selects
+    other queries; for sampling positions, an INT8 step is many pixels. In a small layer the float product takes no
+    longer than quantizing its input. On Arm the plugin has no INT8 convolution of this form (see
+    `compilation.openvino.check_ran`); a placement made on another machine for an Arm device needs `ignore`.
     """
     counts = {linear.name: work.layer_macs(model, linear) for linear in linears}
     few = min(FEW_PRODUCTS, SMALL_SHARE * sum(count or 0 for count in counts.values()))
@@ -81,9 +81,9 @@ def reasons_for_float(model: ir.Model, linears: Sequence[rows.Linear]) -> dict[s
         elif reason := placement.needs_float(linear):
             reasons[linear.name] = reason
         elif arm and linear.kind == "conv":
-            reasons[linear.name] = "OpenVINO has no such convolution in INT8 on Arm"
+            reasons[linear.name] = "OpenVINO has no INT8 kernel for this convolution on Arm"
         elif count is not None and count < few and linear.weight.size < FEW_WEIGHTS:
-            reasons[linear.name] = "so small a layer is as fast in float"
+            reasons[linear.name] = "the layer is small and as fast in float"
     return reasons
 
 
@@ -108,7 +108,7 @@ def write(
 
 
 def _as_int8(model: ir.Model, value: ir.Value, bounds: Range) -> None:
-    """Q/DQ on `value`, symmetric: its readers see multiples of one scale."""
+    """Insert symmetric Q/DQ on `value`: its readers get multiples of one scale."""
     producer, readers = value.producer(), list(value.uses())
     assert producer is not None
     step, zero = np.array(symmetric_step(bounds)), np.array(0, np.int8)
@@ -120,7 +120,7 @@ def _as_int8(model: ir.Model, value: ir.Value, bounds: Range) -> None:
 
 
 def _transpose_twice(model: ir.Model, key: ir.Value) -> None:
-    """K^T by way of [batch, heads, keys, channels], where one Transpose makes it of something else."""
+    """Compute K^T through [batch, heads, keys, channels] if one Transpose computes it from another layout."""
     last = key.producer()
     perm = list(last.attributes.get_ints("perm", ())) if last is not None and last.op_type == "Transpose" else []
     if last is None or len(perm) < 3 or [*perm[:-2], perm[-1], perm[-2]] == sorted(perm):
@@ -138,7 +138,7 @@ def _transpose_twice(model: ir.Model, key: ir.Value) -> None:
 def _in_unit_range(model: ir.Model, linear: rows.Linear, ranges: dict[str, Range]) -> rows.Linear:
     """The layer on pixels / 255, for weights times 255: the same function, and every pixel still exact.
 
-    On plain pixels the step of the quantizer is 1 and its zero point 0; OpenVINO takes such a pair for an identity,
+    On plain pixels the step of the quantizer is 1 and its zero point 0; OpenVINO treats such a pair as an identity,
     removes it, and runs the layer in float.
     """
     names, name = edit.Names(model), f"{linear.input.name}/unit"
@@ -150,16 +150,16 @@ def _in_unit_range(model: ir.Model, linear: rows.Linear, ranges: dict[str, Range
 
 
 def no_int4(linear: rows.Linear) -> str | None:
-    """Why the plugin has no INT4 kernel for a layer: behind a Reshape to two axes it unpacks weights to float, those in
-    INT8 too (OpenVINO 2026.4)."""
+    """Why the plugin has no INT4 kernel for a layer: after a Reshape to two axes it unpacks weights to float, also INT8
+    weights (OpenVINO 2026.4)."""
     before = linear.input.producer()
     flat = before is not None and before.op_type in ("Reshape", "Flatten") and values.rank_of(linear.input) in (2, None)
-    return "OpenVINO has it in float, as its input is flattened to two axes" if flat else None
+    return "OpenVINO runs it in float because its input is flattened to two axes" if flat else None
 
 
 def write_int4(model: ir.Model, linears: Sequence[rows.Linear], weights: Mapping[str, rounding.GroupedWeight]) -> None:
-    """Put a DequantizeLinear of int4 in front of the given layers, in place. The plugin leaves the weights packed, and
-    quantizes rows to INT8, 32 inputs at a time (its DYNAMIC_QUANTIZATION_GROUP_SIZE)."""
+    """Insert a DequantizeLinear of int4 before the given layers, in place. The plugin keeps the weights packed, and
+    quantizes rows to INT8 in groups of 32 inputs (its DYNAMIC_QUANTIZATION_GROUP_SIZE)."""
     for linear in linears:
         weight = weights[linear.name]
         blocks, codes = {"axis": 0, "block_size": weight.group}, weight.codes.astype(ml_dtypes.int4)

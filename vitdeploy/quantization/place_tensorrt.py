@@ -1,13 +1,13 @@
 """TensorRT: explicit Q/DQ, symmetric, zero point 0, on the inputs and weights of linears and convolutions.
 
-TensorRT has no zero points. Where the range of a tensor does not lie around zero, it is moved there: by the shift of
-the LayerNormalization that makes it, which costs nothing, or else by an Add, which is fused with the operation in front
-of it and the quantizer; the layer's bias takes the shift back. So no code is wasted. Only zeros that a convolution pads
-with cannot be moved.
+TensorRT has no zero points. If the range of a tensor is not centred at zero, it is shifted there: by the shift of the
+LayerNormalization that computes it, at no cost, or else by an Add, which is fused with the operation before it and the
+quantizer; the layer's bias reverts the shift. So no code is wasted. Only the padding zeros of a convolution cannot be
+shifted.
 
-Weights are constants of INT8 (or FP8) in the layer's own layout, with a scale an output channel; no Q stands on the
-output of a layer, on additions or on norms. Attention stays in the half precision of the rest. Scales are numbers of
-float16, because that is their type once the graph's types are written; they are rounded before the weights are.
+Weights are INT8 (or FP8) constants in the layer's own layout, with a scale per output channel. The outputs of layers,
+additions and norms have no Q. Attention stays in half precision. Scales are float16 numbers, because that is their type
+once the graph's types are written; they are rounded before the weights are.
 """
 
 from collections.abc import Mapping, Sequence
@@ -28,9 +28,9 @@ from vitdeploy.runtime.profiles import Profile
 
 FP8: np.dtype[Any] = np.dtype(ml_dtypes.float8_e4m3fn)
 LARGEST_FP8 = 448.0
-# A Mul and an Add behind an activation are computed with it.
+# A Mul and an Add after an activation are fused with it.
 GAIN_THRESHOLD = folds.GainThreshold(scale=1.05, copies=1.2)
-# MatMul kernels for fewer channels do not exist in INT8 (ModelOpt leaves them out too).
+# INT8 has no MatMul kernels for fewer channels (ModelOpt skips them too).
 FEWEST = 16
 # The smallest positive number of float16.
 SMALLEST = 2.0**-24
@@ -39,22 +39,22 @@ LEAST_SHIFT = 0.02
 
 
 def reasons_for_float(model: ir.Model, linears: Sequence[Linear]) -> dict[str, str]:
-    """Why layers are better left in half precision, by their names."""
+    """The layers to keep in half precision, by name, with the reason."""
     reasons = {}
     for linear in linears:
         if linear.groups > 1:
-            reasons[linear.name] = "a convolution in groups has no fast INT8 kernel"
+            reasons[linear.name] = "a grouped convolution has no fast INT8 kernel"
         elif reason := placement.needs_float(linear):
             reasons[linear.name] = reason
         elif linear.kind == "matmul" and min(linear.weight.shape) < FEWEST:
-            reasons[linear.name] = f"fewer than {FEWEST} channels have no INT8 kernel"
+            reasons[linear.name] = f"INT8 has no kernel for fewer than {FEWEST} channels"
     return reasons
 
 
 def write(
     model: ir.Model, linears: Sequence[Linear], ranges: Mapping[str, Range], weights: Mapping[str, QuantizedWeight]
 ) -> tuple[str, ...]:
-    """Quantize the given layers in place, in float32; `graph.half.typed` writes the types."""
+    """Quantize the given layers in place, in float32; `graph.half.half.type_graph` writes the types."""
     editor, by_tensor = edit.Editor(model), dict[ir.Value, list[Linear]]()
     for linear in linears:
         by_tensor.setdefault(linear.input, []).append(linear)
@@ -89,8 +89,9 @@ def _quantize(
 
 
 def write_fp8(model: ir.Model, linears: Sequence[Linear], ranges: Mapping[str, Range]) -> None:
-    """The same in FP8 E4M3, whose numbers get wider apart as they get larger: zero stays where it is, and the largest
-    magnitude of a tensor, or of an output channel of a weight, becomes 448 (OCP 8-bit Floating Point Specification)."""
+    """Quantize the given layers in place to FP8 E4M3, whose spacing grows with magnitude: zero is not shifted, and the
+    largest magnitude of a tensor, or of an output channel of a weight, becomes 448 (OCP 8-bit Floating Point
+    Specification)."""
     read: dict[ir.Value, ir.Value] = {}
     for linear in linears:
         tensor, name = linear.input, str(linear.input.name)
@@ -110,7 +111,7 @@ def write_fp8(model: ir.Model, linears: Sequence[Linear], ranges: Mapping[str, R
 def _activation(
     model: ir.Model, tensor: ir.Value, name: str, step: float, kind: np.dtype[Any], before: ir.Node
 ) -> ir.Value:
-    """The tensor quantized to a type of 8 bits and back."""
+    """The tensor quantized to an 8-bit type and back."""
     pair = placement.quantize_pair(model, tensor, name, np.array(step, np.float32), np.array(0, kind))
     model.graph.insert_before(before, pair)
     return pair[1].outputs[0]
@@ -124,7 +125,7 @@ def _grid(bounds: Range, pixels: bool, movable: bool) -> tuple[float, float]:
     shift = (low + high) / 2 if movable else 0.0
     if abs(shift) < LEAST_SHIFT * (high - low):
         shift = 0.0
-    # The type of the Add is float16 too: the shift is one of its numbers, so that biases take back what is added.
+    # The Add is in float16 too: the shift is a float16 number, so that biases revert exactly what is added.
     shift = float(np.float16(shift))
     reach = max(high - shift, shift - low)
     return shift, _up_to_float16(max(reach / 127, SMALLEST))
@@ -137,7 +138,7 @@ def _fixed(linear: Linear) -> bool:
 
 
 def _up_to_float16(number: float) -> float:
-    """The least number of float16 that is not below."""
+    """The smallest float16 number that is not below `number`."""
     half = np.float16(number)
     return float(half if float(half) >= number else np.nextafter(half, np.float16(np.inf)))
 
@@ -148,7 +149,7 @@ def _float16_scales(weight: QuantizedWeight) -> QuantizedWeight:
 
 
 def _moved(editor: edit.Editor, tensor: ir.Value, readers: Sequence[Linear], shift: float) -> ir.Value:
-    """`tensor` less the shift, for these readers."""
+    """`tensor` minus the shift, for these readers."""
     norm = tensor.producer()
     alone = {use.node for use in tensor.uses()} == {linear.node for linear in readers} and not tensor.is_graph_output()
     if norm is not None and norm.op_type == "LayerNormalization" and len(norm.inputs) > 2 and alone:
@@ -161,7 +162,7 @@ def _moved(editor: edit.Editor, tensor: ir.Value, readers: Sequence[Linear], shi
 
 
 def refuse(model: ir.Model, profiles: Sequence[Profile], name: str) -> None:
-    """Raise GraphError for what TensorRT's documents say of the graph called `name`, before a build of minutes."""
+    """Raise an error if TensorRT's documentation excludes the graph `name`, before a build that takes minutes."""
     linter.refuse(linter.lint(model, (support.nearest_version(tensorrt_api.require()),), profiles), name)
 
 

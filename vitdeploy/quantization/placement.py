@@ -1,4 +1,4 @@
-"""Placements: where Q and DQ stand, inserted and read back."""
+"""Place Q/DQ nodes in a graph for a target, and record the placement."""
 
 import fnmatch
 from collections.abc import Callable, Collection, Container, Iterable, Mapping, Sequence
@@ -24,11 +24,11 @@ from vitdeploy.quantization.ranges import (
 from vitdeploy.quantization.rounding import GroupedWeight
 from vitdeploy.runtime.profiles import Profile
 
-# --- The forms of quantized tensors and weights, as all placements write them -----------------------------------------
+# --- The forms of quantized tensors and weights in all placements -----------------------------------------------------
 
 
 def quantizer(names: Names, value: ir.Value, name: str, scale: npt.NDArray[Any], zero: npt.NDArray[Any]) -> ir.Node:
-    """QuantizeLinear of a tensor, which is called `name` in what is made for it; not inserted yet."""
+    """A QuantizeLinear of a tensor, not inserted yet; the names of its constants and outputs begin with `name`."""
     inputs = [value, names.constant(scale, f"{name}.scale"), names.constant(zero, f"{name}.zero_point")]
     return names.node("QuantizeLinear", inputs, f"{name}/QuantizeLinear", output=f"{name}/quantized")
 
@@ -36,7 +36,7 @@ def quantizer(names: Names, value: ir.Value, name: str, scale: npt.NDArray[Any],
 def quantize_pair(
     model: ir.Model, value: ir.Value, name: str, scale: npt.NDArray[Any], zero: npt.NDArray[Any]
 ) -> list[ir.Node]:
-    """The same with the DequantizeLinear behind it."""
+    """A QuantizeLinear of a tensor and the DequantizeLinear after it, not inserted yet."""
     names = Names(model)
     node = quantizer(names, value, name, scale, zero)
     return [node, dequantizer(names, [node.outputs[0], *node.inputs[1:]], name)]
@@ -58,7 +58,7 @@ class Quantizers:
         self._back: dict[str, ir.Value] = {}
 
     def quantize(self, tensor: ir.Value, before: ir.Node) -> list[ir.Value | None]:
-        """[quantized uint8 tensor, scale, zero point]; inserted before the first reader that asks."""
+        """[quantized uint8 tensor, scale, zero point]; inserted before the first reader."""
         name = str(tensor.name)
         if name not in self._made:
             scale, zero = activation_scale(self.ranges[name])
@@ -68,7 +68,7 @@ class Quantizers:
         return [node.outputs[0], *node.inputs[1:]]
 
     def dequantized(self, tensor: ir.Value, before: ir.Node) -> ir.Value:
-        """The tensor quantized and back, inserted likewise."""
+        """The tensor quantized and dequantized, inserted before the first reader."""
         name, inputs = str(tensor.name), self.quantize(tensor, before)
         if name not in self._back:
             node = dequantizer(Names(self.model), inputs, name)
@@ -84,8 +84,8 @@ def dequantized_weight(
     scales: npt.NDArray[np.float32],
     attributes: Mapping[str, int] | None = None,
 ) -> ir.Value:
-    """The weight of a layer as constants in front of it: codes of 8 bits in its shape, scales [output channels]; or as
-    other `attributes` of DequantizeLinear say."""
+    """Insert the weight of a layer as dequantized constants: 8-bit codes in its shape, scales [output channels]; other
+    layouts by `attributes` of DequantizeLinear."""
     stem, names = f"{linear.name}.weight", Names(model)
     constants = [names.constant(codes, f"{stem}.{codes.dtype.name}"), names.constant(scales, f"{stem}.scale")]
     node = dequantizer(names, [*constants], stem, attributes or {"axis": linear.out_axis})
@@ -96,19 +96,19 @@ def dequantized_weight(
 # --- The precision of single layers ----------------------------------------------------------------------------------
 
 HigherForm = Literal["dynamic", "float"]
-DYNAMIC = "worth the time in which the runtime quantizes its input"
-IN_FLOAT = "worth its time in float"
+DYNAMIC = "dynamic quantization is worth its extra time"
+IN_FLOAT = "float is worth its extra time"
 IGNORED = "ignored on request"
 
 
 @dataclass(frozen=True)
 class LayerPrecision:
-    """The precision that a layer is computed in, and why.
+    """The precision of a layer, and the reason.
 
-    `precision`: "int8" stands for FP8 too, where that was asked for; "dynamic" is weights in INT8, and activations that
-    the runtime quantizes when it has them; "int4" is weights alone. `evidence`: what a search measured for it. Of
-    a layer in INT8, what a search changes in front of it: `scaled`, hidden channels are scaled or copied for any
-    gain; `clip`: the share of its input's range that is represented.
+    `precision`: "int8" includes FP8, if requested; "dynamic" is weights in INT8 with activations that the runtime
+    quantizes at run time; "int4" is weights only. `evidence`: the measurement of a search. Changes of a search before
+    an INT8 layer: `scaled`, hidden channels are scaled or copied for any gain; `clip`, the share of its input's range
+    that is represented.
     """
 
     layer: str
@@ -124,9 +124,9 @@ class LayerPrecision:
 
 @dataclass(frozen=True)
 class Placement:
-    """The precision of every layer of a graph, as it is placed for a target; those that no target quantizes first.
+    """The precision of every layer of a graph placed for a target; layers that no target quantizes come first.
 
-    `scores`: the products of queries and keys that are also in INT8. Of INT4: `group`, the number of inputs that share
+    `scores`: the products of queries and keys that are also in INT8. For INT4: `group`, the number of inputs that share
     a scale, by layer; `embeddings`, tables whose rows are in INT8.
     """
 
@@ -157,7 +157,7 @@ class Placement:
         return self.in_precision("float")
 
     def facts(self, folds: Sequence[Fold] | None = None, hidden: Sequence[Hidden] | None = None) -> dict[str, Any]:
-        """What placement.json says of it, and of the folds in front of it where these are known."""
+        """The contents of placement.json, with the folds if they are given."""
         found: dict[str, Any] = {"target": self.target, "int8": self.int8, "float": self.float}
         if self.group is None:
             found |= {"scores": self.scores, "dynamic": self.dynamic}
@@ -171,11 +171,11 @@ class Placement:
         return found
 
 
-# --- The interface that `quantize` needs from a back end: the form in which it is fast with 8 bits --------------------
+# --- The interface of a back end for `quantize`: the form in which it is fast with 8 bits -----------------------------
 
 
 def _as_it_is(model: ir.Model, ignored: Callable[[str], bool]) -> None:
-    """The float graph has the form already."""
+    """Leave the float graph unchanged, for back ends without a form of their own."""
 
 
 def _no_scores(model: ir.Model, layers: Collection[str], known: Container[str]) -> list[Scores]:
@@ -184,22 +184,22 @@ def _no_scores(model: ir.Model, layers: Collection[str], known: Container[str]) 
 
 @dataclass(frozen=True)
 class PlacementBackend:
-    """How a back end wants its INT8.
+    """The INT8 form of a back end.
 
-    gain_threshold: the least gain that justifies another operator, because it costs time.
-    reasons_for_float: why layers are better left in float, by layer name; all others are computed in INT8.
+    gain_threshold: the minimum gain that justifies another operator, since operators cost time.
+    reasons_for_float: the layers to keep in float, by name, with the reason; all others are computed in INT8.
     write: quantizes layers in place, from their inputs' ranges by tensor name and their rounded weights by layer name;
         returns the products of queries and keys that are also in INT8.
-    shape: brings the float graph into the form that is fast in INT8, in place; exact. Ignored layers are unchanged.
+    shape: rewrites the float graph into the form that is fast in INT8, in place; exact. Ignored layers stay unchanged.
     scores_in_int8: takes the layers in INT8 and the observed tensors; returns the attentions whose queries and keys
         leave their linears as int8.
-    dynamic: whether a linear with weights in INT8 and a float input is one in INT8 too, as the runtime quantizes the
-        input when it has it (dynamic quantization); None if the runtime does not.
-    write_fp8: like `write`, in FP8, with weights that it rounds itself; None if the back end has no FP8.
-    write_int4: puts weights of 4 bits of layers, by name, into a graph of `int4_opset` or a later one, in place; None
-        if the back end has no INT4. Before, `int4_shape` brings the float graph into the form that is fast with them,
-        as `shape` does; `no_int4`: why a layer has no such kernel, None where it has.
-    refuse: raises CapabilityError if a graph, of that name, cannot be built for these shapes.
+    dynamic: whether a linear with weights in INT8 and a float input runs in INT8, because the runtime quantizes the
+        input at run time (dynamic quantization); None if the runtime cannot.
+    write_fp8: like `write`, in FP8, with its own rounding of weights; None if the back end has no FP8.
+    write_int4: writes 4-bit weights of layers, by name, into a graph of `int4_opset` or later, in place; None if the
+        back end has no INT4. Before it, `int4_shape` rewrites the float graph as `shape` does; `no_int4`: why a layer
+        has no INT4 kernel, None if it has one.
+    refuse: raises CapabilityError if a graph with this name cannot be built for these shapes.
     """
 
     gain_threshold: GainThreshold
@@ -232,31 +232,31 @@ QUANTIZE = BackendTable(
 )
 
 
-# --- Placement of Q/DQ: one placement per target, each from the same calibration --------------------------------------
-# This module holds what all targets share: the choice of layers, and its record. The form that is fast on a target is
-# in `place_<back end>.py`.
+# --- Placement of Q/DQ: one placement per target, all from the same calibration ---------------------------------------
+# The part shared by all targets: the choice of layers, and its record. `place_<back end>.py` has the form for a target.
 
 
 def shape(model: ir.Model, target: str, ignore: Sequence[str] = ()) -> None:
-    """Bring the float graph into the form whose INT8 `target` is fast with, in place; exact. To be called first."""
+    """Rewrite the float graph into the form whose INT8 is fast on `target`, in place; exact. Call it first."""
     QUANTIZE[target].shape(model, matching(ignore))
 
 
 def matching(patterns: Sequence[str]) -> Callable[[str], bool]:
-    """Whether a name matches one of these."""
+    """A function that tells whether a name matches one of these shell patterns."""
     return lambda name: any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)
 
 
 def choose(model: ir.Model, target: str, ignore: Sequence[str] = (), asked: Iterable[LayerPrecision] = ()) -> Placement:
-    """Choose the precision of each layer of the float graph for `target`. Nothing is changed.
+    """Choose the precision of each layer of the float graph for `target`. The graph is not changed.
 
     Args:
-        ignore: layer names, or shell patterns of them, to leave in float.
-        asked: the precision of single layers, as searches found it; of what the target has in INT8, or float.
+        ignore: layer names, or shell patterns of them, to keep in float.
+        asked: the precision of single layers from searches; only float applies to layers that the target keeps in
+            float.
 
     Raises:
         TargetError: an unknown target.
-        GraphError: a pattern of `ignore` matches no layer, or the graph has none.
+        GraphError: a pattern of `ignore` matches no layer, or the graph has no layer to quantize.
     """
     linears = find_linears(model)
     others = unplaced_weights(model)
@@ -264,7 +264,7 @@ def choose(model: ir.Model, target: str, ignore: Sequence[str] = (), asked: Iter
         raise GraphError(
             "the graph has no linear or convolution with constant float32 weights, so nothing to quantize",
             found="; ".join(f"{name}: {reason}" for name, reason in list(others.items())[:3]),
-            fix="choose the precision fp32, which needs no images",
+            fix="choose the precision fp32",
         )
     left = {**QUANTIZE[target].reasons_for_float(model, linears)}
     left |= dict.fromkeys(ignored([linear.name for linear in linears], ignore), IGNORED)
@@ -277,14 +277,14 @@ def choose(model: ir.Model, target: str, ignore: Sequence[str] = (), asked: Iter
 
 
 def needs_float(linear: Linear) -> str | None:
-    """Why a layer is in float on every target; None if it need not be."""
+    """Why a layer is in float on every target; None if it does not have to be."""
     if is_ranked(linear):
         return "its outputs are ranked"
-    return "its outputs say where features are sampled" if is_place(linear) else None
+    return "its outputs are sampling positions" if is_place(linear) else None
 
 
 def ignored(names: Sequence[str], patterns: Sequence[str]) -> set[str]:
-    """The layers that are to be left as they are.
+    """The layers whose names match `patterns`.
 
     Raises:
         GraphError: a pattern matches no layer.
@@ -294,7 +294,7 @@ def ignored(names: Sequence[str], patterns: Sequence[str]) -> set[str]:
         raise GraphError(
             f"no layer matches {', '.join(unmatched)}",
             found=f"{', '.join(names[:6])} ...",
-            fix="give layer names as printed by `vitdeploy inspect`, with * for any",
+            fix="use layer names as printed by `vitdeploy inspect`; * matches any text",
         )
     return {name for name in names for pattern in patterns if fnmatch.fnmatchcase(name, pattern)}
 
@@ -309,21 +309,21 @@ def place(
     fp8: bool = False,
     asked: Iterable[LayerPrecision] = (),
 ) -> Placement:
-    """Write INT8 into the float graph for `target`, in place; or FP8, where the target has that.
+    """Quantize the float graph to INT8 for `target`, in place; or to FP8, if the target supports it.
 
     Args:
-        ranges: what is to be represented of each layer's input, by tensor name.
+        ranges: the range of each layer's input, by tensor name.
         ignore, asked: as in `choose`.
-        weights: in INT8, by layer name; any other is rounded to the nearest.
+        weights: INT8 weights by layer name; the others are rounded to the nearest.
 
     Raises:
         TargetError, GraphError: as `choose`; or a layer was not calibrated.
-        CapabilityError: FP8, or layers that are "dynamic", for a target that has none.
+        CapabilityError: the target does not support FP8, or "dynamic" layers.
     """
     backend, placement, rounded = QUANTIZE[target], choose(model, target, ignore, asked), dict(weights or {})
     if placement.dynamic and backend.dynamic is None:
         raise CapabilityError(
-            f"{target} quantizes no activations by itself", found=", ".join(list(placement.dynamic)[:3])
+            f"{target} does not support dynamic quantization", found=", ".join(list(placement.dynamic)[:3])
         )
     linears = find_linears(model)
     chosen = [linear for linear in linears if linear.name in placement.int8]

@@ -1,6 +1,6 @@
-"""A quantized graph read back: which tensors are quantized for which layers; the same graph with some of them float.
+"""Read a quantized graph: its quantized tensors and the layers that read them; turn some of them back to float.
 
-One is refused where the float graph is expected: its ranges and weights are not those of the model.
+Also reject quantized graphs where a float graph is expected: their ranges and weights are not those of the model.
 """
 
 from collections.abc import Collection
@@ -17,13 +17,13 @@ from vitdeploy.graph import edit, values
 from vitdeploy.graph.analysis.rows import layer_name
 from vitdeploy.graph.io.files import GraphMetadata, get_metadata, load_graph
 
-# In the names of all operators of quantization: QuantizeLinear, QLinearConv, MatMulInteger, MatMulNBits ...
+# Parts of the names of all quantization operators: QuantizeLinear, QLinearConv, MatMulInteger, MatMulNBits ...
 PARTS = ("quantize", "qlinear", "integer", "nbits", "qattention", "qgemm")
 
 
 @dataclass(frozen=True)
 class Quantized:
-    """One quantized tensor, and the layers that read it; of an `output`, queries or keys, the layer that makes it."""
+    """One quantized tensor and the layers that read it; for an `output` (queries or keys), the layer it comes from."""
 
     tensor: str
     layers: tuple[str, ...]
@@ -31,7 +31,7 @@ class Quantized:
 
 
 def find_quantized(model: ir.Model) -> list[Quantized]:
-    """The quantized tensors in graph order, in any form that placements have."""
+    """The quantized tensors in graph order, in any form of placement."""
     found = []
     for node in model.graph:
         if node.op_type == "QuantizeLinear" and node.inputs[0] is not None:
@@ -42,8 +42,8 @@ def find_quantized(model: ir.Model) -> list[Quantized]:
 
 
 def make_float(model: ir.Model, tensors: Collection[str]) -> None:
-    """Take the quantizers of these tensors away, in place: the layers that read them multiply float by the float values
-    that their int8 weights stand for."""
+    """Remove the quantizers of these tensors, in place: the layers that read them multiply float inputs by their
+    dequantized int8 weights."""
     for node in list(model.graph):
         if node.op_type != "QuantizeLinear" or _source(node) not in tensors:
             continue
@@ -68,16 +68,16 @@ def make_float(model: ir.Model, tensors: Collection[str]) -> None:
 
 
 def reject_quantized(model: ir.Model, source: str) -> None:
-    """Raise GraphError if the graph holds operators of quantization, whoever wrote it."""
+    """Raise GraphError if the graph has quantization operators, from any tool."""
     counts: dict[str, int] = {}
     for node in model.graph:
         if any(part in node.op_type.lower() for part in PARTS):
             counts[node.op_type] = counts.get(node.op_type, 0) + 1
     if counts:
         raise GraphError(
-            f"{source} is quantized already",
+            f"{source} is already quantized",
             found=", ".join(f"{count} {operator}" for operator, count in sorted(counts.items())),
-            expected="the float graph that it was made from",
+            expected="the float graph that it was quantized from",
         )
 
 
@@ -87,7 +87,7 @@ def _source(quantizer: ir.Node) -> str:
 
 
 def _layers(quantizer: ir.Node) -> list[ir.Node]:
-    """The linears and convolutions that read what a QuantizeLinear gives, themselves or behind a DequantizeLinear."""
+    """The linears and convolutions that read the output of a QuantizeLinear, directly or after a DequantizeLinear."""
     layers = []
     for use in quantizer.outputs[0].uses():
         if use.node.op_type == "MatMulIntegerToFloat":
@@ -99,7 +99,7 @@ def _layers(quantizer: ir.Node) -> list[ir.Node]:
 
 
 def _unfuse(model: ir.Model, layer: ir.Node, source: ir.Value) -> None:
-    """MatMulIntegerToFloat as MatMul and Add."""
+    """Replace a MatMulIntegerToFloat by MatMul and Add."""
     _, weight, _, scale, _, zero_point, *bias = layer.inputs
     integers, scales, zeros = (values.array_of(each) for each in (weight, scale, zero_point))
     assert integers is not None and scales is not None and zeros is not None
@@ -127,16 +127,16 @@ def _dequantized(node: ir.Node) -> npt.NDArray[Any]:
 
 
 def load_float_graph(graph: Path) -> tuple[ir.Model, GraphMetadata]:
-    """A graph that is neither quantized nor placed yet, with its metadata.
+    """Load a graph that is neither quantized nor placed, with its metadata.
 
     Raises:
-        GraphError: it is quantized, or placed for a target, already.
+        GraphError: the graph is already quantized, or placed for a target.
     """
     model = load_graph(graph)
     metadata = get_metadata(model, str(graph))
     if metadata.precision is not None:
         raise GraphError(
-            f"{graph} is quantized or placed already",
+            f"{graph} is already quantized or placed",
             found=f"{metadata.precision} for {metadata.target}",
             expected="the float graph written by `vitdeploy export`",
         )

@@ -1,4 +1,4 @@
-"""Before quantization: is the graph, are the images, what they seem."""
+"""Prepare a graph for quantization, and check the calibration images."""
 
 from __future__ import annotations
 
@@ -36,17 +36,17 @@ from vitdeploy.spec import PreprocessSpec, WeightBits
 # --- Between observing a float graph and placing INT8 in it: folds, ranges, rounded weights, corrected biases ---------
 
 
-# In the order in which they help each other: those that cost nothing at inference come before those that add operators.
+# In an order in which they help each other: folds without cost at inference before folds that add operators.
 FOLDS: tuple[Folding, ...] = (smooth_norms, smooth_values, smooth_scores, smooth_hidden, scale_channels)
-# What other images reach beyond the calibration images. Folds that give every channel the same range leave no room.
+# Margin for images with larger values than the calibration images: folds that equalise channel ranges leave none.
 MARGIN = 0.1
-# Layers that are rounded at the same time: each takes some copies of its weight, in float64.
+# Layers rounded in parallel: each needs several copies of its weight in float64.
 MOST_AT_ONCE = 4
 
 
 @dataclass(frozen=True)
 class Prepared:
-    """Data of the prepared graph for a placement: the range of each layer's input, and the rounded weights.
+    """The data of a prepared graph for a placement: the range of each layer's input, and the rounded weights.
 
     `folds` and `hidden` record the changes; `biases` are the original values of the corrected ones.
     """
@@ -64,13 +64,13 @@ def prepare(
     placement: Placement,
     bits: WeightBits = 8,
 ) -> Prepared:
-    """Make a float graph easier to quantize, in place: except for corrected biases, its function stays the same.
+    """Make a float graph easier to quantize, in place. It computes the same function, except for corrected biases.
 
     Args:
         statistics: statistics of the input of every layer, by tensor name.
-        placement: the precision of each layer, as `placement.choose` gives it. The target's costs decide which gain
-            justifies an operator. Nothing is folded for the inputs of "dynamic" layers, and their weights are rounded
-            for an input without errors: what the runtime makes of it is near enough.
+        placement: the precision of each layer, from `placement.choose`. The target's costs decide which gain justifies
+            an operator. Inputs of "dynamic" layers get no folds, and their weights are rounded for an exact input,
+            since dynamic quantization is accurate enough.
         bits: bits of the weights; with fewer than 8, attention scores stay float.
     """
     layers, dynamic = set(placement.int8), set(placement.dynamic)
@@ -108,19 +108,19 @@ def prepare(
 
 
 def widened(statistics: Mapping[str, Statistics]) -> dict[str, Statistics]:
-    """The range with a margin for other images."""
+    """The statistics with a margin for other images."""
     return {name: found.widened(MARGIN) for name, found in statistics.items()}
 
 
 def _without_outputs(model: ir.Model, known: Mapping[str, Statistics]) -> dict[str, Statistics]:
-    """Without the outputs of linears, so that no score is in INT8: a key of another image may leave the calibrated
-    range, and so the 7 bits, and where these are needed no runtime fuses INT8 scores."""
+    """The statistics without outputs of linears, so that no score is in INT8: a key of another image may exceed the
+    calibrated range and so the 7 bits, and no runtime that needs 7 bits fuses INT8 scores."""
     outputs = {output_of(linear) for linear in find_linears(model)}
     return {name: found for name, found in known.items() if name not in outputs}
 
 
 def _of_pixels(model: ir.Model, known: Mapping[str, Statistics]) -> dict[str, Statistics]:
-    """The ranges, with the bounds of all images for tensors that are pixels."""
+    """The statistics, with the bounds of all possible images for tensors of pixels."""
     bounds = {str(linear.input.name): image_bounds(linear) for linear in find_linears(model)}
     return {
         name: replace(known[name], low=each[0], high=each[1])
@@ -132,9 +132,9 @@ def _of_pixels(model: ir.Model, known: Mapping[str, Statistics]) -> dict[str, St
 # --- Check the calibration images themselves, and warn if they are unsuitable -----------------------------------------
 
 
-# Fewer images than this leave ranges to chance.
+# With fewer images, ranges depend on chance.
 LEAST_IMAGES = 8
-# Of all preprocessed pixels: the mean is promised to be near 0, and the deviation near 1. Photographs under any usual
+# Limits for all preprocessed pixels, whose mean should be near 0 and whose deviation near 1. Photographs with any usual
 # mean and std stay within 0.5 and above 0.25, pages of text within 2.2; MNIST with black and white exchanged is at 2.4,
 # 12-bit images read as 16-bit are below 0.1.
 FAR, FLAT = 2.25, 0.15
@@ -142,20 +142,20 @@ NAMED_IMAGES = 3
 
 
 class ImageChecks:
-    """Counts over the calibration images, of fixed size but for a few bytes an image. All are whole numbers, so that
-    those of parts of the images merge to the same in any order and any grouping."""
+    """Counts over the calibration images, of fixed size except for a few bytes per image. All are integers, so the
+    counts of parts of the images merge to the same result in any order and grouping."""
 
     def __init__(self, preprocess: PreprocessSpec) -> None:
         self.preprocess = preprocess
         self.images = self.pixels = 0
         self.flat: list[int] = []
         self.digests: set[bytes] = set()
-        # Of the values 0..255 of all pixels, and of their squares, by channel: 10^13 pixels fit.
+        # Sums of the values 0..255 of all pixels, and of their squares, by channel: 10^13 pixels fit.
         self.total = np.zeros(preprocess.channels, np.int64)
         self.squares = np.zeros(preprocess.channels, np.int64)
 
     def update(self, pixels: npt.NDArray[np.uint8]) -> None:
-        """Images, uint8 [n, height, width, channels]."""
+        """Add images, uint8 [n, height, width, channels]."""
         for image in pixels:
             if image.min() == image.max():
                 self.flat.append(self.images)
@@ -167,7 +167,7 @@ class ImageChecks:
             self.images += 1
 
     def join(self, other: ImageChecks, places: npt.NDArray[np.int64]) -> None:
-        """Those of further images, whose numbers are `places`; `flat` ascends."""
+        """Add the counts of other images, whose numbers are `places`; keeps `flat` ascending."""
         self.images += other.images
         self.pixels += other.pixels
         self.flat = sorted([*self.flat, *places[np.array(other.flat, np.int64)].tolist()])
@@ -186,15 +186,15 @@ class ImageChecks:
         """
         if len(self.flat) == self.images:
             raise DataError(
-                "every calibration image is of one colour",
-                found=f"{self.images} images without any detail",
-                expected="images as the model will see them",
+                "every calibration image has a single colour",
+                found=f"images of a single colour: {self.images} of {self.images}",
+                expected="images like those that the model will see",
                 fix="check the files, and that their bit depth is 8",
             )
         found = []
         if self.flat:
             found.append(
-                f"{len(self.flat)} of {self.images} calibration images are of one colour and say nothing: "
+                f"{len(self.flat)} of {self.images} calibration images have a single colour and are useless: "
                 f"{listed([names[i] for i in self.flat])}."
             )
         mean, std = (np.array(values) for values in self.preprocess.statistics)
@@ -203,9 +203,9 @@ class ImageChecks:
         unlike = (np.abs(of_images - mean) / std).mean() > FAR or (deviation / std).max() < FLAT
         if unlike and not self.preprocess.raw:
             found.append(
-                "The calibration images do not look like those that the preprocessing is for: of pixels in 0..1, mean "
-                f"{_shown(of_images)} and deviation {_shown(deviation)}, but mean {_shown(mean)} and std {_shown(std)} "
-                "were told. Check that they are images of this model's kind, and mean and std."
+                "The calibration images do not match the preprocessing: their pixels in 0..1 have mean "
+                f"{_shown(of_images)} and deviation {_shown(deviation)}, while preprocess has mean {_shown(mean)} and "
+                f"std {_shown(std)}. Check the images, and mean and std."
             )
         return found
 
@@ -221,7 +221,7 @@ class ImageChecks:
         }
 
     def restore(self, arrays: Arrays) -> None:
-        """Go on from what `state` gave."""
+        """Continue from the arrays of `state`."""
         data = arrays["digests"].tobytes()
         self.images, self.pixels = int(arrays["images"]), int(arrays["pixels"])
         self.flat = arrays["flat"].tolist()
@@ -230,7 +230,7 @@ class ImageChecks:
 
 
 def listed(names: Sequence[str]) -> str:
-    """The first few of them."""
+    """The first few names, and the number of the others."""
     more = len(names) - NAMED_IMAGES
     return ", ".join(names[:NAMED_IMAGES]) + (f" and {more} more" if more > 0 else "")
 

@@ -1,4 +1,4 @@
-"""A float graph whose observed tensors are outputs too, and one run of it on calibration images."""
+"""Run a float graph whose observed tensors are additional outputs on calibration images."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -25,9 +25,8 @@ Self = TypeVar("Self", bound="ImageProbe")
 
 
 class ImageProbe:
-    """A runner of `model`, which may give more than that does, and what it takes of images. To be entered before it
-    runs; the graph is not changed. `preprocess`: None of a graph that takes no images, to which only feeds can be
-    shown."""
+    """A runner of `model`, possibly with additional outputs, and the preparation of its inputs from images. Enter it
+    before it runs; the graph is not changed. `preprocess`: None for a graph without images, which takes feeds only."""
 
     def __init__(self, model: ir.Model, preprocess: PreprocessSpec | None, runner: Runner) -> None:
         self.model, self.preprocess, self.runner = model, preprocess, runner
@@ -40,9 +39,9 @@ class ImageProbe:
         self.runner.close()
 
     def feeds(self, pixels: npt.NDArray[np.uint8], further: Feeds | None = None) -> Feeds:
-        """What the graph takes of images, uint8 [n, height, width, channels], with what they bring besides, [n, ...] by
-        name."""
-        assert self.preprocess is not None, "asked of a graph that takes no images"
+        """The inputs of the graph for images, uint8 [n, height, width, channels], with their further inputs, [n, ...]
+        by name."""
+        assert self.preprocess is not None, "the graph takes no images"
         tensor = self.runner.inputs[0]
         image = pixels if tensor.dtype == "uint8" else normalise(pixels, self.preprocess)
         return {tensor.name: image, **(further or {})}
@@ -53,11 +52,11 @@ class ImageProbe:
 
 
 class Probe(ImageProbe):
-    """A graph that gives all `observed` tensors too.
+    """A graph whose `observed` tensors are additional outputs.
 
     Args:
-        threads: of each run, 0: the runtime's own choice. How a product is cut for them may change its last bits.
-        at_once: how many threads may call `run` at a time.
+        threads: threads per run, 0 for the runtime's default. Their number may change the last bits of a product.
+        at_once: the number of threads that may call `run` concurrently.
         The others are those of `ImageProbe`.
     """
 
@@ -70,22 +69,21 @@ class Probe(ImageProbe):
         super().__init__(model, preprocess, runner)
 
     def not_finite(self, name: str, feeds: Feeds, shown: str, noun: str = "images") -> DataError:
-        """The error of a tensor with a value that is not finite. `shown` names the samples, which are a kind of
-        `noun`."""
+        """The error for a tensor with a non-finite value. `shown` names the samples, `noun` their kind."""
         return DataError(
             f"the model's activations are not finite on the calibration {noun}",
             found=f"{find_nonfinite(self.model, name, feeds)}, on {shown}",
             expected="finite activations",
-            fix="check the checkpoint and the preprocessing, or take this image away"
+            fix="check the checkpoint and the preprocessing, or remove this image"
             if self.preprocess is not None
-            else f"check the checkpoint, or leave {shown} out",
+            else f"check the checkpoint, or remove {shown}",
         )
 
 
 @dataclass(frozen=True)
 class Observed:
-    """A tensor to observe: the axis of its channels, whether weights are rounded by its covariance, and what its
-    statistics are called."""
+    """A tensor to observe: the axis of its channels, whether weights are rounded with its covariance, and the names of
+    its statistics."""
 
     axis: int
     rounds: bool
@@ -93,7 +91,7 @@ class Observed:
 
 
 def observed_tensors(model: ir.Model) -> dict[str, Observed]:
-    """The inputs of all linears and convolutions, and the outputs that make scores of attention, by name."""
+    """The inputs of all linears and convolutions, and the outputs that attention scores are computed from, by name."""
     tensors: dict[str, Observed] = {}
     for linear in find_linears(model):
         name = str(linear.input.name)
@@ -112,18 +110,18 @@ def with_outputs(model: ir.Model, names: Sequence[str]) -> bytes:
     return bytes(proto.SerializeToString())
 
 
-# --- Where a non-finite value arises: the first node, in graph order, that makes one from finite inputs ---------------
+# --- The origin of a non-finite value: the first node, in graph order, that computes one from finite inputs -----------
 
 
-# The outputs of this many nodes are held at once.
+# The number of nodes whose outputs are held at once.
 WINDOW = 16
 
 
 def find_nonfinite(model: ir.Model, tensor: str, feeds: Mapping[str, npt.NDArray[Any]]) -> str:
-    """Describe what makes `tensor` non-finite on these inputs: a node, or weights.
+    """Describe the origin of the non-finite values of `tensor` on these inputs: a node, or weights.
 
-    Infinities that a node passes on, such as those of an attention mask, do not count: only a NaN or an infinity that
-    none of its inputs has.
+    Infinities that a node only passes on, such as those of an attention mask, do not count: only a NaN or an infinity
+    that none of its inputs has.
     """
     nodes = _before(model, tensor)
     known = {str(value.name): _kinds(array_of(value)) for node in nodes for value in node.inputs if value is not None}
@@ -144,7 +142,7 @@ def find_nonfinite(model: ir.Model, tensor: str, feeds: Mapping[str, npt.NDArray
             given = set().union(*(known.get(str(value.name), set()) for value in node.inputs if value is not None))
             made = set().union(*(known.get(str(value.name), set()) for value in node.outputs)) - given
             if made:
-                return f"{' and '.join(sorted(made))} out of the node {node.name} ({node.op_type})"
+                return f"{' and '.join(sorted(made))} from the node {node.name} ({node.op_type})"
     return f"the tensor {tensor}"
 
 
@@ -159,14 +157,14 @@ def _before(model: ir.Model, tensor: str) -> list[ir.Node]:
 
 
 def _kinds(array: npt.NDArray[Any] | None) -> set[str]:
-    """The kinds of values in it that are not finite."""
+    """The kinds of non-finite values in an array."""
     if array is None or not np.issubdtype(array.dtype, np.floating):
         return set()
     infinite = np.isinf(array)
     return ({"infinity"} if infinite.any() else set()) | ({"NaN"} if np.isnan(array).any() else set())
 
 
-# --- How much memory a calibration will take, before it starts --------------------------------------------------------
+# --- Estimate the memory of a calibration before it starts ------------------------------------------------------------
 
 
 FLOAT = 4
@@ -176,7 +174,7 @@ COPIES = 4
 
 @dataclass(frozen=True)
 class CalibrationMemory:
-    """Bytes that a calibration takes on top of the process itself, by purpose."""
+    """The bytes that a calibration needs in addition to the process itself, by purpose."""
 
     graph: int
     activations: int
@@ -188,7 +186,7 @@ class CalibrationMemory:
 
 
 def estimate(model: ir.Model, batch: int, images: int) -> CalibrationMemory:
-    """The memory for observing the images in batches of `batch`. Tensors of unknown shape are not counted."""
+    """The memory for observing images in batches of `batch`. Tensors of unknown shape are not counted."""
     shapes = {str(value.name): _shape(value, batch) for value in model.graph.inputs}
     shapes |= {str(value.name): _shape(value, batch) for node in model.graph for value in node.outputs}
     covariances, observed = 0, 0
@@ -206,7 +204,7 @@ def estimate(model: ir.Model, batch: int, images: int) -> CalibrationMemory:
 
 
 def _shape(value: ir.Value, batch: int) -> tuple[int, ...]:
-    """The shape, with open sizes taken as the batch; (0,) if unknown."""
+    """The shape, with the batch for open sizes; (0,) if unknown."""
     if value.shape is None:
         return (0,)
     return tuple(size if isinstance(size, int) else batch for size in value.shape)

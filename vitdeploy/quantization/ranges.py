@@ -1,4 +1,4 @@
-"""Statistics of tensors, the ranges, scales and zero points that follow, and which scores of attention have them."""
+"""Statistics of tensors; the ranges, scales and zero points derived from them; and quantized attention scores."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from vitdeploy.graph.edit import Editor
 from vitdeploy.graph.passes.qkv import split_qkv
 from vitdeploy.spec import WeightBits
 
-# --- Statistics of a tensor over all calibration images: numbers by channel, whatever the number of images ------------
+# --- Statistics of a tensor over all calibration images: numbers by channel, independent of the number of images ------
 
 
 Numbers = npt.NDArray[np.float64]
@@ -31,9 +31,9 @@ class Statistics:
     """Statistics by channel of the rows x of one tensor, the input of a linear or convolution.
 
     `low`, `high`: float64 [channels], over all rows. `mean` [channels] and `covariance` [channels, channels]: over
-    `rows` of them. If nothing uses the full matrix, `covariance` is its diagonal, [channels]. It is float32 where it is
-    stored, as those of a model may take more memory than its weights.
-    `upper`: about 99.9 % of the values |x| are below it; NaN where that is not known.
+    `rows` of them. If nothing uses the full matrix, `covariance` is its diagonal, [channels]. It is stored as float32,
+    since the covariances of a model may take more memory than its weights.
+    `upper`: about 99.9 % of the values |x| are below it; NaN if unknown.
     """
 
     low: Numbers
@@ -54,31 +54,31 @@ class Statistics:
         return np.asarray(np.maximum(np.abs(self.low), np.abs(self.high)))
 
     def without_covariance(self) -> Statistics:
-        """The same with the variances alone."""
+        """The statistics with variances only."""
         return replace(self, covariance=self.variance)
 
     def widened(self, margin: float) -> Statistics:
-        """The same with the bounds of each channel moved outwards by a share of its range; one near zero, such as the
-        lowest value of a GELU, by no more than twice that share of itself."""
+        """The statistics with the bounds of each channel moved outwards by a share of its range; a bound near zero,
+        such as the lowest value of a GELU, by at most twice that share of itself."""
         more = margin * (self.high - self.low)
         low = self.low - np.minimum(more, 2 * margin * np.abs(self.low))
         return replace(self, low=low, high=self.high + np.minimum(more, 2 * margin * np.abs(self.high)))
 
     def moved(self, shift: Numbers, scale: Numbers) -> Statistics:
-        """The statistics of (x - shift) / scale, scale > 0, by channel: exact, no image is needed again."""
+        """The statistics of (x - shift) / scale, scale > 0, by channel: exact, without reading images again."""
         low, high, mean = ((each - shift) / scale for each in (self.low, self.high, self.mean))
         divisor = scale**2 if self.covariance.ndim == 1 else np.outer(scale, scale)
         return Statistics(low, high, mean, (self.covariance / divisor).astype(self.covariance.dtype), self.rows)
 
     def taken(self, source: npt.NDArray[np.int64]) -> Statistics:
-        """The statistics of x[source]: channels that are copied, or in another order."""
+        """The statistics of x[source]: copied or reordered channels."""
         low, high, mean = (each[source] for each in (self.low, self.high, self.mean))
         both = source if self.covariance.ndim == 1 else np.ix_(source, source)
         return Statistics(low, high, mean, self.covariance[both], self.rows)
 
 
 def save_statistics(statistics: Mapping[str, Statistics], path: Path) -> None:
-    """One .npz of arrays under "<tensor>|<field>", covariances as float32."""
+    """Write one .npz of arrays under "<tensor>|<field>", covariances as float32."""
     arrays: dict[str, npt.NDArray[Any]] = {}
     for name, found in statistics.items():
         arrays |= {f"{name}|{field}": np.asarray(getattr(found, field)) for field in FIELDS}
@@ -88,7 +88,7 @@ def save_statistics(statistics: Mapping[str, Statistics], path: Path) -> None:
 
 
 def load_statistics(path: Path) -> dict[str, Statistics]:
-    """Read what `save_statistics` wrote."""
+    """Read the file of `save_statistics`."""
     with np.load(path, allow_pickle=False) as arrays:
         names = dict.fromkeys(key.rpartition("|")[0] for key in arrays.files)
         return {name: _loaded({field: arrays[f"{name}|{field}"] for field in (*FIELDS, "upper")}) for name in names}
@@ -118,7 +118,7 @@ class Range:
     high: float
 
     def times(self, share: float) -> Range:
-        """Both ends moved towards zero, or away from it."""
+        """The range with both ends multiplied by a share."""
         return Range(self.low * share, self.high * share)
 
 
@@ -128,12 +128,12 @@ def range_of(found: Statistics) -> Range:
 
 
 def step_of(bounds: Range) -> float:
-    """The distance of two neighbours of uint8 on a range, widened to hold zero."""
+    """The distance between neighbouring uint8 codes on a range, widened to include zero."""
     return (max(bounds.high, 0.0) - min(bounds.low, 0.0)) / 255
 
 
 def activation_scale(observed: Range) -> tuple[np.float32, np.uint8]:
-    """(scale, zero point) of a uint8 tensor, which map [low, high], widened to hold zero, onto 0..255; zero is
+    """(scale, zero point) of a uint8 tensor that map [low, high], widened to include zero, onto 0..255; zero is
     represented exactly: real = (quantized - zero_point) * scale."""
     low, high = min(observed.low, 0.0), max(observed.high, 0.0)
     scale = np.float32(max((high - low) / 255.0, TINY))
@@ -163,15 +163,15 @@ def quantize_weight(
     return quantized, scales
 
 
-# --- INT8 for the scores of attention, the product of queries and keys ------------------------------------------------
-# where it can stand: `folds.smooth_scores` is what is done in front of it.
+# --- INT8 for attention scores, the product of queries and keys -------------------------------------------------------
+# Finds the attentions that allow it; `folds.smooth_scores` prepares them.
 
 
 @dataclass(frozen=True)
 class Scores:
-    """An attention whose query and key come from a linear each, which nothing else reads.
+    """An attention whose query and key come from a linear each, without other readers.
 
-    `partner` [channels]: for each output channel of `key`, the one of `query` that it is multiplied with.
+    `partner` [channels]: for each output channel of `key`, the channel of `query` that it is multiplied with.
     """
 
     attention: Attention
@@ -181,10 +181,10 @@ class Scores:
 
 
 def separate_scores(model: ir.Model, ignored: Callable[[str], bool] = lambda name: False) -> int:
-    """Give query, key and value a linear each, in place, wherever the scores can then be quantized; exact.
+    """Split merged linears into one each for query, key and value, in place, if scores can then be quantized; exact.
 
     Args:
-        ignored: whether the merged linear of this name is to stay as it is.
+        ignored: whether the merged linear with this name must stay unchanged.
 
     Returns: the number of linears that were split.
     """
@@ -192,7 +192,7 @@ def separate_scores(model: ir.Model, ignored: Callable[[str], bool] = lambda nam
 
 
 def find_scores(editor: Editor, attentions: Collection[Attention]) -> list[Scores]:
-    """Find attentions whose operands of Q K^T can be quantized by one scale each: only layout operations behind the
+    """Find attentions whose operands of Q K^T can be quantized with one scale each: only layout operations after the
     linears, only sums between the product and softmax, and more than one query."""
     found = []
     for attention in attentions:
@@ -202,7 +202,7 @@ def find_scores(editor: Editor, attentions: Collection[Attention]) -> list[Score
         of_query, of_key = _columns(query, attention.query, attention), _columns(key, attention.key, attention)
         if of_query is None or of_key is None:
             continue
-        # [..., queries, channels] and [..., channels, keys]: of the first image and token, as all others are alike.
+        # [..., queries, channels] and [..., channels, keys]: the first image and token, since all others are alike.
         queries, keys = of_query[:1, ..., :1, :], np.swapaxes(of_key, -1, -2)[:1, ..., :1, :]
         alike = (of_query == queries).all() and (np.swapaxes(of_key, -1, -2) == keys).all()
         whole = sorted(keys.ravel()) == list(range(key.weight.shape[1]))
@@ -214,20 +214,20 @@ def find_scores(editor: Editor, attentions: Collection[Attention]) -> list[Score
 
 
 def output_of(linear: Linear) -> str:
-    """The key of a linear's output in statistics and ranges: its tensor gets another name once there is a bias."""
+    """The key of a linear's output in statistics and ranges: the name of its tensor changes when a bias is added."""
     return f"{linear.name}:output"
 
 
 def score_tensors(model: ir.Model) -> dict[str, str]:
-    """The outputs of all linears that make queries and keys of `find_scores`: what is to be observed for them, the
-    names of their tensors now with what to call their statistics."""
+    """The outputs to observe for `find_scores`: the current tensor names of all queries and keys, with the keys of
+    their statistics."""
     found = find_scores(Editor(model), find_attentions(model))
     return {str(linear.output.name): output_of(linear) for each in found for linear in (each.query, each.key)}
 
 
 def _plain(attention: Attention) -> bool:
     """Whether only masks and biases lie between the product and softmax, and there is more than one query: runtimes
-    fuse such an attention, and it pays."""
+    fuse such an attention, and the gain is worth it."""
     shape = attention.query.shape
     added = all(node.op_type == "Add" for node in attention.between)
     return added and shape is not None and len(shape) == 4 and shape[-2] != 1

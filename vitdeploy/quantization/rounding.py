@@ -1,4 +1,4 @@
-"""Weights of layers: the matrix products that they are, the error of their INT8, and how they are rounded."""
+"""Weights of layers as matrix products, their expected INT8 error, and their rounding."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ Scalar = TypeVar("Scalar", bound=np.generic)
 
 
 # --- Linears and convolutions as the matrix products that INT8 kernels compute ----------------------------------------
-# A convolution is, in each of its groups, the product of a row that holds all values under its kernel (im2col) with a
-# matrix. So quantization treats both alike (the weight of an input channel, the effect of weight errors on the
-# outputs). The expected INT8 error of the outputs decides which folds are chosen.
+# A convolution is, in each of its groups, the product of a row of all values under its kernel (im2col) and a matrix. So
+# quantization treats both alike (the weight of an input channel, the effect of weight errors on the outputs). The
+# expected INT8 error of the outputs decides which folds are applied.
 
 
 @dataclass(frozen=True)
 class Products:
-    """The weights of one layer, and what stands in front of them.
+    """The weights of one layer as matrix products, and the inputs that they multiply.
 
-    weights: [groups, rows, outputs of a group]; a linear is one group, of its input channels.
+    weights: [groups, rows, outputs of a group]; a linear is one group of its input channels.
     channels: int64 [groups, rows], the input channel that each row of weights multiplies.
-    inside: float64 [rows], the share of all output positions where that channel is read and not the padding.
+    inside: float64 [rows], the share of output positions where the row reads that channel instead of padding.
     """
 
     weights: ranges.Numbers
@@ -45,11 +45,11 @@ class Products:
 
     @property
     def taps(self) -> int:
-        """Rows in succession that multiply the same channel: the positions under the kernel."""
+        """The number of consecutive rows that multiply the same channel: the positions under the kernel."""
         return int((self.channels[0] == self.channels[0, 0]).sum())
 
     def strongest(self, width: int) -> ranges.Numbers:
-        """The largest weight that each of `width` input channels meets, [width]."""
+        """The largest weight of each of `width` input channels, [width]."""
         largest = np.zeros(width)
         np.maximum.at(largest, self.channels, np.abs(self.weights).max(axis=-1))
         return largest
@@ -62,7 +62,7 @@ class Products:
         """The mean over all output positions, [outputs], for an input with these `values` [channels] everywhere.
 
         Args:
-            weights: others than the layer's, in the shape of its own.
+            weights: used instead of the layer's weights, in the same shape.
         """
         weights = self.weights if weights is None else weights
         result: ranges.Numbers = np.einsum("gr,gro->go", values[self.channels] * self.inside, weights).ravel()
@@ -81,7 +81,7 @@ def products_of(linear: Linear) -> Products:
 
 
 def weight_of(linear: Linear, weights: npt.NDArray[Scalar]) -> npt.NDArray[Scalar]:
-    """Weights in the shape of `Products.weights`, in the shape that the layer has them in."""
+    """Convert weights from the shape of `Products.weights` to that of the layer."""
     weights = weights[0] if linear.kind == "matmul" else weights.transpose(0, 2, 1)
     return weights.reshape(linear.weight.shape)
 
@@ -94,12 +94,12 @@ def expected_error(
 ) -> float:
     """The expected squared error of a row of x W, over all W [in, out], with uint8 x and int8 columns of W.
 
-    Rounding errors are taken as independent and uniform, step^2 / 12 each. The mean of what the rounding of the weights
-    does is left out: a corrected bias takes it away.
+    Rounding errors are assumed to be independent and uniform, step^2 / 12 each. The mean error from rounding the
+    weights is omitted: a corrected bias removes it.
 
     Args:
-        step: that of x, where it is not the one of its whole range.
-        bits: of the weights.
+        step: the step of x, if it is not that of its whole range.
+        bits: the bits of the weights.
     """
     step = ranges.step_of(ranges.range_of(found)) if step is None else step
     power, total = float(found.variance.sum()), 0.0
@@ -110,8 +110,7 @@ def expected_error(
 
 
 def products_error(found: ranges.Statistics, layer: Products, step: float, bits: WeightBits = 8) -> float:
-    """The expected squared error of one output of any layer, summed over its channels, in the mean of all
-    positions."""
+    """The expected squared error of one output of any layer, summed over its channels, averaged over positions."""
     power = (found.variance[layer.channels] * layer.inside).sum(axis=-1)
     columns = np.abs(layer.weights).max(axis=1) / ranges.largest_weight(bits)
     seen = (layer.weights**2).sum(axis=(0, 2)) @ layer.inside
@@ -119,7 +118,7 @@ def products_error(found: ranges.Statistics, layer: Products, step: float, bits:
 
 
 def _inside(linear: Linear) -> ranges.Numbers:
-    """[taps]: 1 without padding, and where sizes or the padding are only known when the graph runs."""
+    """`Products.inside` by tap, [taps]: 1 without padding, and if sizes or padding are known only at run time."""
     kernel = linear.weight.shape[2:]
     sizes = list(linear.input.shape)[2:] if linear.input.shape is not None else []
     attributes, axes = linear.node.attributes, len(kernel)
@@ -139,22 +138,22 @@ def _inside(linear: Linear) -> ranges.Numbers:
     return shares
 
 
-# --- INT8 weights that change the outputs, not the weights, least -----------------------------------------------------
+# --- INT8 weights that minimise the change of the outputs, not of the weights -----------------------------------------
 # They are symmetric, with one scale per output channel, values -127..127, or -63..63 in 7 bits.
 
 
 DAMPING = 0.01
 CLIPS = tuple(1 - i / 50 for i in range(16))
-# Rows are rounded one after the other; what their errors change is added to those of the same inner block at once, to
-# those of the same block with the inner one, and to all others with the block, so that it passes through memory seldom.
+# Rows are rounded in order. Their errors are propagated to the rows of the same inner block at once, to the rest of the
+# block after each inner block, and to all other rows after each block, which saves memory traffic.
 BLOCK, INNER = 128, 16
-# Rows per channel that a covariance needs to be useful.
+# The rows per channel that a covariance needs to be useful.
 ROWS_PER_CHANNEL = 8
 
 
 class _Recent:
-    """Rounded weights of linears by all that they depend on, up to `MOST_BYTES` of them: a search, and the placement
-    after it, round most layers alike."""
+    """A cache of rounded weights by everything they depend on, up to `MOST_BYTES`: a search and the placement after it
+    round most layers alike."""
 
     MOST_BYTES = 256 * 2**20
 
@@ -180,7 +179,7 @@ _RECENT = _Recent()
 
 
 def round_linear(linear: Linear, found: ranges.Statistics, bits: WeightBits = 8, step: float | None = None) -> Rounding:
-    """As `round_new`; what was rounded lately, and is not written to, is not rounded again."""
+    """As `round_new`, with a cache of recent results, which must not be modified."""
     if linear.kind != "matmul":
         return round_new(linear, found, bits, step)
     digest = hashlib.blake2b(repr((linear.weight.shape, found.covariance.shape, found.rows, bits, step)).encode())
@@ -191,14 +190,14 @@ def round_linear(linear: Linear, found: ranges.Statistics, bits: WeightBits = 8,
 
 
 def round_new(linear: Linear, found: ranges.Statistics, bits: WeightBits = 8, step: float | None = None) -> Rounding:
-    """The weight of a linear or convolution in its shape, rounded, and its bias [out] with the mean of what that does.
+    """The rounded weight of a linear or convolution, in its shape, and its corrected bias [out].
 
-    E[x W + b] = E[x Q + b'], with Q the rounded weight. Under the padding of a convolution x is zero: the mean is that
-    of all its output positions.
+    E[x W + b] = E[x Q + b'], with Q the rounded weight. In the padding of a convolution x is zero: the mean is over all
+    its output positions.
 
     Args:
-        found: of what it reads.
-        step: the distance of two codes of its input; None: those of uint8 on its whole range.
+        found: the statistics of the input.
+        step: the distance between codes of the input; None: that of uint8 on its whole range.
     """
     step = ranges.step_of(ranges.range_of(found)) if step is None else step
     layer, noise = products_of(linear), step**2 / 12
@@ -217,14 +216,14 @@ def round_weight(
 ) -> tuple[npt.NDArray[np.int8], npt.NDArray[np.float32]]:
     """(int8 [in * taps, out], float32 scales [out]) of a weight [in * taps, out], weight ~= int8 * scale.
 
-    The scales reach the largest weight: with clipped ones the outputs for other images than those of the calibration
-    are no nearer, in 8 bits or 7. Rounding is GPTQ's: the error of each input channel is made up for by the ones that
-    come after it (arXiv 2210.17323, section 3). Moments are centred, as a corrected bias takes the mean away.
+    The scales cover the largest weight: clipped scales do not improve the outputs on images outside the calibration
+    set, in 8 bits or 7. Rounding is GPTQ's: later input channels compensate for the error of each channel (arXiv
+    2210.17323, section 3). Moments are centred, since a corrected bias removes the mean.
 
     Args:
         noise: the variance of the rounding errors of the input, which the weights multiply too.
-        taps: rows in succession that multiply the same channel at other positions. Each position is rounded by itself:
-            how positions go together is not observed.
+        taps: consecutive rows that multiply the same channel at other positions. Positions are rounded separately: the
+            covariance between them is not observed.
     """
     if not knows_covariance(found):
         return ranges.quantize_weight(weight, 1, bits)
@@ -238,19 +237,19 @@ def round_weight(
 
 
 def knows_covariance(found: ranges.Statistics) -> bool:
-    """Whether so many rows were seen that their covariance is worth rounding by."""
+    """Whether enough rows were observed to round with their covariance."""
     return found.covariance.ndim > 1 and found.rows >= ROWS_PER_CHANNEL * len(found.mean)
 
 
 def compensated(
     weight: ranges.Numbers, scales: npt.NDArray[np.float32], hessian: ranges.Numbers, bounds: tuple[int, int]
 ) -> npt.NDArray[np.int8]:
-    """GPTQ with the channels of most power first, so that the later ones make up for the largest errors.
+    """Round with GPTQ, channels of most power first, so that later channels compensate for the largest errors.
 
     Args:
         weight: [in, out].
         scales: [out], or [in, out].
-        bounds: the least and the largest integer.
+        bounds: the smallest and the largest integer.
     """
     power = np.diag(hessian)
     order = np.argsort(-power)
@@ -276,7 +275,7 @@ def compensated(
 
 
 def _cholesky_of_inverse(matrix: ranges.Numbers) -> ranges.Numbers:
-    """The upper triangular U with U^T U the inverse of a symmetric, positive definite matrix, which is never formed.
+    """The upper triangular U for which U^T U is the inverse of a symmetric, positive definite matrix, never formed.
 
     Backwards, matrix = R R^T with R upper triangular; so U = R^-1.
     """
@@ -286,12 +285,12 @@ def _cholesky_of_inverse(matrix: ranges.Numbers) -> ranges.Numbers:
 
 
 # --- INT4 for the weights of linears, with a scale for each group of inputs; activations stay float -------------------
-# A code is -8..7 and stands for code * scale, without a zero point. A scale may be negative, so that the largest weight
-# of a group, whatever its sign, can be -8: 16 codes are few, and none is left out (as ONNX Runtime's quantizer does).
+# A code is -8..7 and represents code * scale, without a zero point. A scale may be negative, so that the largest weight
+# of a group, whatever its sign, can be -8 and all 16 codes are used (as in ONNX Runtime's quantizer).
 
 
 LOWEST, HIGHEST = -8, 7
-# The sizes of groups, the preferred one first: the scales of 64 inputs add half a bit to a weight, those of 32 a whole.
+# Group sizes, the preferred one first: the scales of groups of 64 add half a bit per weight, those of 32 one bit.
 GROUPS = (64, 32)
 
 
@@ -309,26 +308,26 @@ class GroupedWeight:
 
     @property
     def values(self) -> npt.NDArray[np.float32]:
-        """The weight that it stands for, float32 [in, out]."""
+        """The dequantized weight, float32 [in, out]."""
         return self.codes.astype(np.float32) * np.repeat(self.scales, self.group, axis=0)
 
 
 def group_of(inputs: int) -> int | None:
-    """The size of the groups that so many inputs are divided into; None where they cannot be."""
+    """The group size for this number of inputs; None if no group size divides it."""
     return next((size for size in GROUPS if inputs % size == 0), None)
 
 
 def nearest(weight: npt.NDArray[np.float32], group: int) -> GroupedWeight:
-    """A weight [in, out] rounded to the nearest, the largest of each group to -8."""
+    """A weight [in, out] rounded to nearest, with the largest weight of each group at -8."""
     scales = _whole(weight, group)
     return GroupedWeight(_codes(weight, np.repeat(scales, group, axis=0)), scales)
 
 
 def round_groups(weight: npt.NDArray[np.float32], found: ranges.Statistics, group: int) -> GroupedWeight:
-    """A weight [in, out] rounded so that the outputs change least, by the statistics of what it reads.
+    """A weight [in, out] rounded so that the outputs change least, given the statistics of its input.
 
-    Each scale is the one of least expected error among clipped ones of either sign; rounding is GPTQ's, with the scales
-    held (see `rounding.round_weight`), and to the nearest where too few rows were seen.
+    Each scale has the smallest expected error among clipped scales of either sign; rounding is GPTQ's with fixed scales
+    (see `round_weight`), or to nearest if too few rows were observed.
     """
     power = np.maximum(found.variance, 0).astype(np.float32)
     scales = _group_scales(weight, power, group)
@@ -345,7 +344,7 @@ def _codes(weight: npt.NDArray[np.float32], scales: npt.NDArray[np.float32]) -> 
 
 
 def _whole(weight: npt.NDArray[np.float32], group: int) -> npt.NDArray[np.float32]:
-    """The scales by which the largest weight of each group is -8, float32 [in / group, out]; 1 where all are 0."""
+    """The scales that map the largest weight of each group to -8, float32 [in / group, out]; 1 if all are 0."""
     grouped = weight.reshape(-1, group, weight.shape[1])
     largest = np.take_along_axis(grouped, np.abs(grouped).argmax(axis=1)[:, None], axis=1)[:, 0]
     scales = (largest / LOWEST).astype(np.float32)
@@ -353,10 +352,10 @@ def _whole(weight: npt.NDArray[np.float32], group: int) -> npt.NDArray[np.float3
 
 
 def _group_scales(weight: npt.NDArray[np.float32], power: ranges.Numbers, group: int) -> npt.NDArray[np.float32]:
-    """The scale of each group, clipped where that rounds better, its inputs weighted by their power."""
+    """The scale of each group, clipped if that reduces the error, with inputs weighted by their power."""
     whole = _whole(weight, group)
     best, least = whole, np.full(whole.shape, np.inf)
-    for side in (1.0, LOWEST / HIGHEST):  # the largest weight is -8, or on the other side 7
+    for side in (1.0, LOWEST / HIGHEST):  # the largest weight becomes -8, or 7 with the opposite sign
         for clip in CLIPS:
             tried = (whole * (side * clip)).astype(np.float32)
             rows = np.repeat(tried, group, axis=0)

@@ -1,7 +1,7 @@
-"""A grid: one recipe in many variants, as the values of some of its fields combine.
+"""A grid: one recipe in many variants, one for each combination of the values of some fields.
 
-As in the matrix of a CI job: every combination of the axes' values, without those that `exclude` matches, and with what
-`include` adds. A field is named as `--set` names it.
+Like the matrix of a CI job: every combination of the axes' values, without those that `exclude` matches, plus the
+entries of `include`. Fields are named as in `--set`.
 """
 
 import itertools
@@ -19,10 +19,10 @@ from vitdeploy.recipe.load import GRID, MAX_PROBLEMS, anchor, cut, load_recipe, 
 from vitdeploy.recipe.recipe import Recipe, Section
 from vitdeploy.yaml_values import Lines, yaml_text
 
-# A recipe takes a minute at least, so that more would run for longer than a night.
+# A recipe takes at least a minute: more would run for longer than a night.
 MAX_CELLS = 500
 FIX = "`vitdeploy sweep --help` shows a grid"
-# What the names of recipes and folders take.
+# Maximum length of the names of recipes and folders.
 MAX_NAME = 64
 NAME, GRAPH_NAME = "name", "export.name"
 
@@ -30,7 +30,7 @@ Rules = Annotated[tuple[Annotated[dict[str, Any], Field(min_length=1)], ...], Fi
 
 
 class _GridFile(Section):
-    """What may be written: `base` is the recipe whose fields the axes override. An axis is a field with its values, or
+    """The schema of a grid: `base` is the recipe whose fields the axes override. An axis is a field with its values, or
     with a mapping of names to values; a name then stands for its value in rules and in the names of cells."""
 
     grid: Literal[1]
@@ -43,7 +43,7 @@ class _GridFile(Section):
 
 @dataclass(frozen=True)
 class Choice:
-    """A value of a field, as rules and tables call it; `line` is where it stands in the grid's file."""
+    """A value of a field with its label in rules and tables; `line` is its line in the grid's file."""
 
     label: str
     name: str
@@ -53,8 +53,8 @@ class Choice:
 
 @dataclass(frozen=True)
 class ListedRecipe:
-    """A recipe that is to be run. `file`: where a user finds it; `choices`: of a cell of a grid its axes, each as
-    (field, what the file calls its value)."""
+    """A recipe to run. `file`: the file that contains it; `choices`: for a cell of a grid, its axes as (field, label of
+    the value)."""
 
     recipe: Recipe
     file: Path
@@ -62,7 +62,7 @@ class ListedRecipe:
 
 
 def is_grid(path: Path) -> bool:
-    """Whether a file is a grid, not a recipe; errors as of `load_recipe`."""
+    """Whether a file is a grid, not a recipe; errors as in `load_recipe`."""
     data = read_fields(path)
     return GRID in data and "vitdeploy" not in data
 
@@ -70,10 +70,10 @@ def is_grid(path: Path) -> bool:
 def list_recipes(
     paths: Sequence[str | Path], overrides: Sequence[str] = (), function: str | None = None
 ) -> list[ListedRecipe]:
-    """The recipes that files are, or those of grids, all validated; arguments and errors as of `load_grid`.
+    """Return the recipes of files, which may be grids, all validated; arguments and errors as in `load_grid`.
 
     Raises:
-        InputError: two of them have one name, which their bundles are called by.
+        InputError: two recipes have the same name, so their bundles would too.
     """
     listed: list[ListedRecipe] = []
     for path in map(Path, paths):
@@ -84,39 +84,39 @@ def list_recipes(
         name = each.recipe.name
         if name in before:
             raise InputError(
-                "two recipes have the same name, and so would their bundles",
+                "two recipes have the same name, so their bundles would too",
                 found=f"{name}: {before[name]} and {each.file}",
-                expected="a name for each",
-                fix="give one of them another name in its file",
+                expected="a different name for each recipe",
+                fix="change the name in one of the files",
             )
         before[name] = each.file
     return listed
 
 
 def load_grid(path: Path, overrides: Sequence[str] = (), function: str | None = None) -> list[ListedRecipe]:
-    """The recipes of a grid in the order of its file, validated: the last axis changes fastest, included ones come
-    last. Paths in it are relative to it.
+    """Return the recipes of a grid in the order of its file, validated: the last axis changes fastest, included ones
+    come last. Paths in the file are relative to it.
 
     Args:
-        overrides: of each recipe, after the grid's; `function` as for `load_recipe`.
+        overrides: overrides of each recipe, after the grid's; `function` as for `load_recipe`.
 
     Raises:
-        MissingFileError: no such file, or no base.
-        RecipeError: axes, rules, names or recipes that do not fit: all problems of a kind at once, with their lines.
+        MissingFileError: the file or its base does not exist.
+        RecipeError: invalid axes, rules, names or recipes: all problems of a kind at once, with their lines.
     """
     data = read_fields(path)
     try:
         file = _GridFile.model_validate(data)
     except ValidationError as error:
         errors = error.errors()
-        told = [problem_line(each, _GridFile) for each in errors[:MAX_PROBLEMS]]
-        raise RecipeError(str(path), told, len(errors) - len(told), fix=FIX) from None
+        problems = [problem_line(each, _GridFile) for each in errors[:MAX_PROBLEMS]]
+        raise RecipeError(str(path), problems, len(errors) - len(problems), fix=FIX) from None
     lines = Lines(path.read_text(encoding="utf-8-sig"))
     reader = _Reader(path, file, lines)
     combinations = reader.combinations()
     names = reader.names(combinations)
     if taken := [each for each in overrides if each.partition("=")[0] in file.axes]:
-        raise RecipeError(str(path), [f"--set {cut(each)}: an axis of the grid" for each in taken], fix=FIX)
+        raise RecipeError(str(path), [f"--set {cut(each)}: this is an axis of the grid" for each in taken], fix=FIX)
     return reader.recipes(combinations, names, overrides, function)
 
 
@@ -125,7 +125,7 @@ _Choices = dict[str, Choice]
 
 
 class _Reader:
-    """One file on its way to cells; `refuse` raises what is wrong with it."""
+    """Turns a grid file into cells; `refuse` raises its problems."""
 
     def __init__(self, path: Path, file: _GridFile, lines: Lines) -> None:
         self.path, self.file, self.lines = path, file, lines
@@ -142,13 +142,13 @@ class _Reader:
         return [self._choice(field, value, ("axes", field, key), key) for key, value in items]
 
     def _choice(self, field: str, value: Any, path: Sequence[str | int], key: str | int = 0) -> Choice:
-        """A value with its name: the key of a mapping, or what the value itself says."""
+        """A value with its name: the key of a mapping, or derived from the value."""
         label = key if isinstance(key, str) else yaml_text(value)
         name = value_name(field, key if isinstance(key, str) else value)
         return Choice(label, name, self._anchored(field, value), self.lines.of(path))
 
     def _anchored(self, field: str, value: Any) -> Any:
-        """The value, whose paths start at the folder of the grid."""
+        """The value; its relative paths start at the folder of the grid."""
         *above, last = field.split(".")
         data: dict[str, Any] = {last: value}
         for key in reversed(above):
@@ -160,12 +160,12 @@ class _Reader:
         return found
 
     def combinations(self) -> list[_Choices]:
-        """The cells' choices: all combinations without those excluded, then what is included."""
+        """The choices of the cells: all combinations except the excluded ones, then the included ones."""
         self.refuse(list(self._axis_problems()))
         count = math.prod(map(len, self.axes.values()))
         if count + len(self.file.include) > MAX_CELLS:
-            told = f"line {self.lines.of(['axes'])}: {count + len(self.file.include):,} recipes, at most {MAX_CELLS}"
-            self.refuse([f"{told}; leave values out, or make several grids"])
+            line, cells = self.lines.of(["axes"]), count + len(self.file.include)
+            self.refuse([f"line {line}: {cells:,} recipes, at most {MAX_CELLS}; leave values out, or split the grid"])
         made = [dict(zip(self.axes, each, strict=True)) for each in itertools.product(*self.axes.values())]
         kept = self._included(self._without_excluded(made))
         self.refuse([] if kept else [f"line {self.lines.of(['exclude'])}: $.exclude: no recipe is left"])
@@ -176,14 +176,14 @@ class _Reader:
             at = f"line {self.lines.of(['axes', field])}: $.axes.{cut(field)}"
             within = next((other for other in self.axes if field.startswith(f"{other}.")), None)
             if not choices:
-                yield f"{at}: no value; give one at least, or leave the axis out"
+                yield f"{at}: no value; give at least one, or leave the axis out"
             if field in (NAME, "vitdeploy"):
-                yield f"{at}: no axis; the grid names its recipes"
+                yield f"{at}: not allowed as an axis; the grid names its recipes"
             if within is not None:
-                yield f"{at}: a part of the axis {cut(within)}; one would undo the other"
+                yield f"{at}: part of the axis {cut(within)}, which would override it; leave one of them out"
             for label, count in Counter(choice.label for choice in choices).items():
                 if count > 1:
-                    yield f"{at}: {cut(label)} stands there {count} times"
+                    yield f"{at}: {cut(label)} occurs {count} times"
             for choice in choices:
                 if choice.name == "":
                     expected = f"NAME: {cut(choice.label)}"
@@ -196,7 +196,7 @@ class _Reader:
             unknown = [field for field in rule if field not in self.axes]
             found = {number for number, cell in enumerate(made) if not unknown and self._matches(rule, cell)}
             if unknown:
-                problems.append(f"{at}: no axis {cut(', '.join(unknown))}; there are {', '.join(self.axes)}")
+                problems.append(f"{at}: no axis {cut(', '.join(unknown))}; the axes are {', '.join(self.axes)}")
             elif not found:
                 problems.append(f"{at}: matches no combination of the axes; {self._nearest(rule)}")
             gone |= found
@@ -204,36 +204,36 @@ class _Reader:
         return [cell for number, cell in enumerate(made) if number not in gone]
 
     def _nearest(self, rule: Mapping[str, Any]) -> str:
-        """What the first axis that a rule does not match has."""
+        """A hint on the first axis that a rule does not match."""
         for field, value in rule.items():
             labels = [choice.label for choice in self.axes[field]]
             if self._label(field, value) not in labels:
                 return cut(f"{field} is one of {', '.join(labels)}")
-        return "an axis has each value once"
+        return "each cell has one value per axis"
 
     def _label(self, field: str, value: Any) -> str:
-        """What a rule calls a value of a field."""
+        """The label of a value of a field in rules."""
         named = isinstance(self.file.axes.get(field), dict) and isinstance(value, str)
         return str(value) if named else yaml_text(value)
 
     def _matches(self, rule: Mapping[str, Any], cell: _Choices) -> bool:
-        """Whether a cell has all values that a rule gives to axes."""
+        """Whether a cell has all axis values of a rule."""
         return all(
             self._label(field, value) == cell[field].label for field, value in rule.items() if field in self.axes
         )
 
     def _included(self, made: list[_Choices]) -> list[_Choices]:
-        """Each entry goes to all cells that have its values of axes, as in a CI matrix; where there is none, it is a
-        cell of its own, with the base's value of each axis that it does not name."""
+        """Apply each entry to all cells with its axis values, as in a CI matrix. If no cell matches, the entry becomes
+        a new cell, with the base's value for each axis that it does not name."""
         found, added, problems = [dict(cell) for cell in made], [], []
         for index, rule in enumerate(self.file.include):
             at = f"line {self.lines.of(['include', index])}: $.include[{index}]"
             if rule in self.file.include[:index]:
-                problems.append(f"{at}: the same as an entry before it")
+                problems.append(f"{at}: repeats an earlier entry")
                 continue
             matching = [number for number, cell in enumerate(made) if self._matches(rule, cell)]
             if matching and set(rule) <= set(self.axes):
-                problems.append(f"{at}: in the grid already; leave it out, or add a field")
+                problems.append(f"{at}: already in the grid; leave it out, or add a field")
             choices = {field: self._of_rule(field, rule[field], index) for field in rule}
             for number in matching:
                 found[number] |= {field: each for field, each in choices.items() if field not in self.axes}
@@ -249,7 +249,7 @@ class _Reader:
         return self._choice(field, value, path) if known is None else known
 
     def names(self, combinations: Sequence[_Choices]) -> list[str]:
-        """What the cells are called, no two the same."""
+        """The names of the cells, all different."""
         problems = []
         first: dict[str, _Choices] = {}
         names = list(map(self._name, combinations))
@@ -259,7 +259,7 @@ class _Reader:
             if not name:
                 problems.append(f"{at}: {_shown(choices)}: a value without a name; give the entry a {NAME}")
             elif other is not choices:
-                twice = f"{_shown(other)} and {_shown(choices)} have one name, {cut(name)}"
+                twice = f"{_shown(other)} and {_shown(choices)} have the same name, {cut(name)}"
                 problems.append(f"{at}: {twice}; give their values names, NAME: VALUE, or an entry of include a {NAME}")
             elif len(name) > MAX_NAME:
                 long = f"{at}: the name {cut(name)} is longer than {MAX_NAME} characters"
@@ -268,7 +268,7 @@ class _Reader:
         return names
 
     def _name(self, choices: _Choices) -> str:
-        """A cell is called by its axes, or by all that it has where it does not have them all."""
+        """The name of a cell: from its axes, or from all its fields if it lacks an axis."""
         if NAME in choices:
             return str(choices[NAME].value)
         parts = [choices[field].name for field in (self.axes if set(self.axes) <= set(choices) else choices)]
@@ -277,11 +277,11 @@ class _Reader:
     def recipes(
         self, combinations: Sequence[_Choices], names: Sequence[str], overrides: Sequence[str], function: str | None
     ) -> list[ListedRecipe]:
-        """The recipe of each cell; a problem of several is told once, with the line of the value that brings it."""
+        """The recipe of each cell; a shared problem is reported once, with the line of the value that causes it."""
         base, listed, problems = self.path.parent / self.file.base, [], dict[str, None]()
         for choices, name in zip(combinations, names, strict=True):
             values = [f"{field}={yaml_text(choice.value)}" for field, choice in _values(choices).items()]
-            # The graph is called by the grid, so that recipes with the same graph have one file of it.
+            # The graph is named after the grid, so that recipes with the same graph share its file.
             graph = [] if GRAPH_NAME in choices else [f"{GRAPH_NAME}={self.file.name}"]
             try:
                 recipe = load_recipe(base, (*values, *graph, f"{NAME}={yaml_text(name)}", *overrides), function)
@@ -295,7 +295,7 @@ class _Reader:
 
 
 def _values(choices: _Choices) -> _Choices:
-    """Without the name of the cell."""
+    """The choices without the name of the cell."""
     return {field: choice for field, choice in choices.items() if field != NAME}
 
 
@@ -304,7 +304,7 @@ def _shown(choices: _Choices) -> str:
 
 
 def _with_line(problem: str, choices: _Choices, base: Path) -> str:
-    """A problem with the line of the choice that brings it, or with the base."""
+    """A problem with the line of the choice that causes it, or with the base."""
     path = problem.removeprefix("$.").partition(":")[0]
     for field, choice in choices.items():
         ours = f"{path}.".startswith((f"{field}.", f"{field}[")) or field.startswith(f"{path}.")

@@ -1,4 +1,4 @@
-"""Reading a recipe: its YAML, what is overridden, and everything that is wrong with it."""
+"""Read a recipe: its YAML, the overrides, and all its problems."""
 
 import contextlib
 import difflib
@@ -22,17 +22,17 @@ from vitdeploy.yaml_values import MAX_DEPTH, NOT_YAML, read_yaml
 # --- Turn pydantic's error about an invalid value into one line with its path -----------------------------------------
 
 
-# Characters of a line, and of a text that it quotes: names and values are the file's, and may be as long as that.
+# Maximum characters of a line, and of a text quoted in it: names and values come from the file and may be long.
 MAX_LINE, MAX_QUOTED = 1000, 200
 
 
 def cut(text: str, most: int = MAX_QUOTED) -> str:
-    """A text out of a recipe or an override, as an error quotes it."""
+    """A text of a recipe or an override, shortened for an error."""
     return text if len(text) <= most else f"{text[:most]}..."
 
 
 def problem_line(error: Any, model: type[BaseModel]) -> str:
-    """`$.a.b: found, expected`, of an error at a field of `model` or below."""
+    """The line `$.a.b: found, expected` for an error at a field of `model` or below."""
     return cut(_line(error, model), MAX_LINE)
 
 
@@ -41,7 +41,7 @@ def _line(error: Any, model: type[BaseModel]) -> str:
         name, siblings = str(error["loc"][-1]), _fields_at(error["loc"][:-1], model)
         near = difflib.get_close_matches(name, siblings, n=1, cutoff=0.5)
         path = _path(error["loc"][:-1]) + "." + (name if name.isidentifier() else ascii(name))
-        return f"{path}: unknown field; " + (f"did you mean {near[0]}?" if near else f"there are {', '.join(siblings)}")
+        return f"{path}: unknown field; " + (f"did you mean {near[0]}?" if near else f"known: {', '.join(siblings)}")
     path = _path(error["loc"])
     if error["type"] == "missing":
         return f"{path}: missing"
@@ -50,7 +50,7 @@ def _line(error: Any, model: type[BaseModel]) -> str:
 
 
 def _path(location: tuple[int | str, ...]) -> str:
-    """`$.a.b[0]`. pydantic adds the name of the union's member to a location; it is no part of the recipe."""
+    """`$.a.b[0]`, without the names of union members that pydantic adds to a location."""
     parts = (
         part
         for part in location
@@ -74,9 +74,9 @@ def _fields_at(location: tuple[int | str, ...], model: type[BaseModel]) -> list[
 
 
 MAX_BYTES = 1 << 20
-# The field that says that a file is a grid of recipes, and in which version of the format.
+# The field that marks a file as a grid of recipes; its value is the version of the format.
 GRID = "grid"
-# That are told of a recipe: each of its values may be one.
+# Maximum number of reported problems: every value of a recipe may be wrong.
 MAX_PROBLEMS = 100
 # Fields that name files: relative to the recipe, so that it runs from anywhere.
 PATHS = (
@@ -86,22 +86,25 @@ PATHS = (
 
 
 def load_recipe(path: Path, overrides: Sequence[str] = (), function: str | None = None) -> Recipe:
-    """Read, override and validate. Paths in the file are relative to it; paths in overrides to the working folder.
+    """Read, override and validate a recipe. Paths in the file are relative to it, paths in overrides to the working
+    folder.
 
     Args:
-        overrides: "a.b=value" each, the value in YAML.
-        function: the user's own model, which the command line names. The recipe names none then, and no code ever.
+        overrides: each "a.b=value", with the value in YAML.
+        function: the user's own model, named on the command line; the recipe then names none. It never names code.
 
     Raises:
-        MissingFileError: no such file.
-        RecipeError: not YAML, or anything that does not fit: all problems at once.
-        InputError: it is a grid of recipes.
+        MissingFileError: the file does not exist.
+        RecipeError: the file is not YAML, or has invalid fields: all problems at once.
+        InputError: the file is a grid of recipes.
     """
     data = read_fields(path)
     if GRID in data and "vitdeploy" not in data:
-        told = f"{path} is a grid of recipes"
         raise InputError(
-            told, found=f"a file with {GRID}:", expected="one recipe", fix="`vitdeploy sweep` runs all recipes of a grid"
+            f"{path} is a grid of recipes",
+            found=f"a file with {GRID}:",
+            expected="one recipe",
+            fix="`vitdeploy sweep` runs all recipes of a grid",
         )
     anchor(data, path.parent)
     for override in overrides:
@@ -112,34 +115,33 @@ def load_recipe(path: Path, overrides: Sequence[str] = (), function: str | None 
 
 
 def given_recipe(recipe: Recipe | str | Path, overrides: Sequence[str] = (), function: str | None = None) -> Recipe:
-    """A recipe that was read, as it is, or the one of a file; arguments and errors as in `load_recipe`.
+    """Return a loaded recipe unchanged, or load the recipe of a file; arguments and errors as in `load_recipe`.
 
-    One that was read takes no overrides.
+    A loaded recipe takes no overrides.
     """
     if not isinstance(recipe, Recipe):
         return load_recipe(Path(recipe), overrides, function)
     if overrides:
-        given = cut(", ".join(overrides))
-        told = f"overrides {given}: this recipe was read already; give them where its file is read"
-        raise RecipeError("the recipe", [told])
+        problem = f"overrides {cut(', '.join(overrides))}: not possible on a loaded recipe; pass them when loading it"
+        raise RecipeError("the recipe", [problem])
     return recipe
 
 
 def validate(data: Any, source: str, function: str | None = None) -> Recipe:
-    """The recipe that these YAML values are; raises RecipeError with its problems. `function` as for `load_recipe`."""
+    """Return the recipe of these YAML values; raises RecipeError with all problems. `function` as in `load_recipe`."""
     try:
         return Recipe.model_validate(data, context={FUNCTION: function})
     except ValidationError as error:
         errors = error.errors()
-        told = [problem_line(each, Recipe) for each in errors[:MAX_PROBLEMS]]
-        raise RecipeError(source, told, len(errors) - len(told)) from None
+        problems = [problem_line(each, Recipe) for each in errors[:MAX_PROBLEMS]]
+        raise RecipeError(source, problems, len(errors) - len(problems)) from None
 
 
 def read_fields(path: Path) -> dict[str, Any]:
-    """The values of a file that is a mapping of fields, not validated; errors as of `load_recipe`."""
+    """Return the fields of a file, not validated; errors as in `load_recipe`."""
     if not is_file(path):
-        told = f"no recipe at {cut(str(path), MAX_LINE)}"
-        raise MissingFileError(told, fix="check the path; `vitdeploy run --help` shows a recipe")
+        message = f"no recipe at {cut(str(path), MAX_LINE)}"
+        raise MissingFileError(message, fix="check the path; `vitdeploy run --help` shows a recipe")
     if path.stat().st_size > MAX_BYTES:
         raise RecipeError(str(path), [f"$: {path.stat().st_size:,} bytes, expected at most {MAX_BYTES:,}"])
     try:
@@ -155,14 +157,14 @@ def read_fields(path: Path) -> dict[str, Any]:
 
 
 def anchor(data: dict[str, Any], folder: Path) -> None:
-    """Make the recipe's own paths relative to the recipe, so that it runs from anywhere."""
+    """Resolve the paths in a recipe against its folder, so that it runs from anywhere."""
     for section, key in PATHS:
         values = data.get(section)
         if isinstance(values, dict) and isinstance(values.get(key), str):
             if key == "model":
                 values[key] = _anchored_model(values[key], folder)
                 continue
-            with contextlib.suppress(RuntimeError):  # the home of a user that there is not
+            with contextlib.suppress(RuntimeError):  # ~user of an unknown user
                 values[key] = str(Path(values[key]).expanduser())
             values[key] = str(folder / values[key])
     source = data.get("source")
@@ -177,7 +179,7 @@ def _bound_files(bound: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _anchored_model(model: str, folder: Path) -> str:
-    """A model is a path where it is an ONNX file, the folder of one, or a folder after `hf:` that is there."""
+    """Resolve a model that is a path: an ONNX file, its folder, or an existing folder after `hf:`."""
     path = model
     with contextlib.suppress(RuntimeError):  # as above
         path = str(folder / Path(model).expanduser())
@@ -191,28 +193,28 @@ def _anchored_model(model: str, folder: Path) -> str:
 
 def _set(data: dict[str, Any], override: str, source: str) -> None:
     path, separator, text = override.partition("=")
-    keys, said = path.split("."), f"--set {cut(repr(override))}"
+    keys, option = path.split("."), f"--set {cut(repr(override))}"
     if not separator or not all(keys):
-        raise RecipeError(source, [f"{said}: expected a.b=value"])
+        raise RecipeError(source, [f"{option}: expected a.b=value"])
     if len(keys) > MAX_DEPTH:
-        raise RecipeError(source, [f"--set: {len(keys):,} keys inside each other, at most {MAX_DEPTH} are read"])
+        raise RecipeError(source, [f"--set: {len(keys):,} nested keys, expected at most {MAX_DEPTH}"])
     at = data
     for key in keys[:-1]:
         at = at.setdefault(key, {})
         if not isinstance(at, dict):
-            raise RecipeError(source, [f"{said}: $.{cut(key)} is not a mapping"])
+            raise RecipeError(source, [f"{option}: $.{cut(key)} is not a mapping"])
     try:
         at[keys[-1]] = read_yaml(text)
     except NOT_YAML as error:
-        raise RecipeError(source, [f"{said}: " + " ".join(str(error).split())[:200]]) from None
+        raise RecipeError(source, [f"{option}: " + " ".join(str(error).split())[:200]]) from None
 
 
 # --- A recipe as the text of a file -----------------------------------------------------------------------------------
 
 
-def recipe_text(recipe: Recipe, folder: Path, said: str) -> str:
-    """A recipe as YAML for a file in `folder`, to which its paths are relative: it holds wherever it is moved together
-    with what it names. `said` is the comment above it."""
+def recipe_text(recipe: Recipe, folder: Path, comment: str) -> str:
+    """Return a recipe as YAML for a file in `folder`, with paths relative to that folder, so that the recipe can be
+    moved together with its files. `comment` is the comment at the top."""
     changed = {**recipe.model_dump(exclude_defaults=True), "precision": recipe.precision}
     data = {field: changed[field] for field in Recipe.model_fields if field in changed}
     for section, key in PATHS:
@@ -226,27 +228,27 @@ def recipe_text(recipe: Recipe, folder: Path, said: str) -> str:
     bound = data.get("source", {}).get("bind", {})
     bound.update({name: _relative(Path(file), folder) for name, file in _bound_files(bound).items()})
     text = yaml.safe_dump(data, sort_keys=False, default_flow_style=None, allow_unicode=True, width=120)
-    return f"# {said}\n{text}"
+    return f"# {comment}\n{text}"
 
 
 def _relative(path: Path, folder: Path) -> str:
-    """The path relative to a recipe in `folder`; absolute if there is none, as between drives."""
+    """The path relative to a recipe in `folder`; absolute if that is not possible, as between drives."""
     try:
         return Path(os.path.relpath(path.resolve(), folder.resolve())).as_posix()
     except ValueError:
         return str(path.resolve())
 
 
-# --- What the value of a field is called in the name of a recipe ------------------------------------------------------
+# --- The name of a field's value in the name of a recipe --------------------------------------------------------------
 
 
-# All others than a recipe's name has.
+# Characters that a recipe's name may not have.
 _OTHER = re.compile(r"[^A-Za-z0-9._]+")
 
 
 def value_name(field: str, value: Any) -> str:
-    """The name of a value: its text; the field's too where it is a number or a flag, which alone says nothing; of a
-    path, the last part without its suffix; "" of a mapping, and of a text without letters."""
+    """The name of a value: its text; with the field's name for a number or a flag; for a path, the last part without
+    its suffix; "" for a mapping, and for a text without letters."""
     if isinstance(value, dict):
         return ""
     if isinstance(value, list):

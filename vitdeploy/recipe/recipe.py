@@ -1,4 +1,4 @@
-"""The recipe: its sections, and what holds between them."""
+"""The recipe: its sections, and the rules between them."""
 
 from __future__ import annotations
 
@@ -38,21 +38,22 @@ from vitdeploy.runtime.profiles import Batches
 
 Positive = Annotated[int, Field(ge=1)]
 Batch = Annotated[int, Field(ge=1, le=spec.MAX_BATCH)]
-# Of a text: the longest path of Linux. What is longer names nothing, and errors would quote it.
+# Maximum length of a text: the longest path on Linux. A longer one names nothing, and errors would quote it.
 MAX_TEXT = 4096
 
 
 class Section(BaseModel):
-    """A frozen value without unknown fields, whose fields have the types that they are given in."""
+    """A frozen value without unknown fields and without type coercion."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False, str_max_length=MAX_TEXT)
 
 
-# --- The sections of a recipe: what may be written. Where a section stands for a value of its own class, such as ------
-# `spec.Budget`, that class says what the fields are and their defaults, and the section bounds them.
+# --- The sections of a recipe -----------------------------------------------------------------------------------------
+# If a section stands for a value with a class, such as `spec.Budget`, that class defines the fields and their defaults,
+# and the section bounds them.
 
 
-FUNCTION = "function"  # in the context of a validation: what the command line names as the model
+FUNCTION = "function"  # key of the validation context: the model named on the command line
 
 PerChannel = Annotated[tuple[float, ...], Field(min_length=1, max_length=3)]
 Share = Annotated[float, Field(ge=0, le=1)]
@@ -60,7 +61,7 @@ Side = Positive | Annotated[tuple[Positive, Positive], Field(strict=False)]
 
 
 def height_width(side: int | tuple[int, int]) -> tuple[int, int]:
-    """(height, width); one side is that of a square."""
+    """(height, width); one side stands for a square."""
     return (side, side) if isinstance(side, int) else side
 
 
@@ -73,14 +74,14 @@ TaskName = Annotated[spec.Task, WrapValidator(_known_task)]
 
 
 class SourceSection(Section):
-    """Where the model comes from; see `models.source` for what `model` may name.
+    """The source of the model; see `models.source` for the values of `model`.
 
-    `task`: what its outputs are to be taken for, where they do not say it. `image_size`: other than the checkpoint's;
-    one side or [height, width]. `image_sizes`: several of them, each with graphs and engines of its own in one bundle.
-    `heads`: for a bare state dict that cannot say it. `labels`: a file with one class name per line.
-    `text_features`: see `models.zero_shot`. `normal`: the folder of images of good parts, of the task anomaly.
-    `bind`: a number, numbers, a .npy or .npz file, or "input", which each image brings, for each further input of an
-    ONNX file, or of your own module (--model), by its name.
+    `task`: the task, if the outputs do not identify it. `image_size`: one side or [height, width], by default the
+    checkpoint's. `image_sizes`: several sizes, each with its own graphs and engines in one bundle. `heads`: number of
+    attention heads, for a bare state dict. `labels`: a file with one class name per line. `text_features`: see
+    `models.zero_shot`. `normal`: the folder of images of good parts, for the task anomaly. `bind`: by name, for each
+    further input of an ONNX file or of your own module (--model), a number, numbers, a .npy or .npz file, or "input" if
+    each image brings its own value.
     """
 
     model: str | None = None
@@ -98,25 +99,25 @@ class SourceSection(Section):
     def _named(self, info: ValidationInfo) -> SourceSection:
         function = (info.context or {}).get(FUNCTION)
         if function is None and self.model is None and self.checkpoint is None:
-            raise ValueError("names neither a model nor a checkpoint; a module of your own goes with --model")
+            raise ValueError("needs a model or a checkpoint; pass your own module with --model")
         if function is not None and self.model is not None:
             raise ValueError(f"names the model {self.model}, and --model {function}: leave one of them out")
         if function is not None and self.heads is not None:
-            raise ValueError(f"heads says nothing of your own module, --model {function}")
+            raise ValueError(f"heads does not apply to your own module, --model {function}")
         return self
 
     @model_validator(mode="after")
     def _sizes(self) -> SourceSection:
         if self.image_size is not None and self.image_sizes is not None:
-            raise ValueError("has both image_size and image_sizes")
+            raise ValueError("has both image_size and image_sizes; leave one of them out")
         sizes = [height_width(size) for size in self.image_sizes or ()]
         if len(set(sizes)) != len(sizes):
-            raise ValueError("image_sizes names a size twice")
+            raise ValueError("image_sizes repeats a size")
         return self
 
 
 class PreprocessSection(Section):
-    """See `spec.PreprocessSpec`; `resize` is a short side or [height, width], `crop` may be one side of a square."""
+    """See `spec.PreprocessSpec`; `resize` is the short side or [height, width], `crop` may be the side of a square."""
 
     resize: Side
     crop: Side
@@ -151,13 +152,14 @@ class EvaluationSection(Section):
 class DataSection(Section):
     """A folder of images, or an .npz of token arrays.
 
-    `labels`: class folders (`folders`), none, or what lies at `annotations`: a folder of YOLO files (`yolo`), COCO's
-    instances or key points JSON (`coco`), COCO's panoptic JSON with its folder of PNGs (`panoptic`), a folder of PNGs
-    of class indices (`masks`) or of measured depth (`depth`), or of the pictures that a model is to make (`targets`),
-    by the names of the images; or a JSON file of points and boxes beside the masks of what they mean (`prompts`);
-    or a JSON list of file_name and text (`texts`); or MVTec AD's folders of good and defective parts (`mvtec`).
-    For models that take texts: `texts` is a file with one a line, `template` makes the name of a class folder a text.
-    For models with an input of `bind` that each image brings: `inputs` is the folder with NAME/STEM.npy or .png.
+    `labels`: class folders (`folders`), none, or the kind of `annotations`: a folder of YOLO files (`yolo`), COCO
+    instances or key points JSON (`coco`), COCO panoptic JSON with its folder of PNGs (`panoptic`), a folder of PNGs of
+    class indices (`masks`), of measured depth (`depth`) or of target pictures (`targets`), by the names of the images;
+    a JSON file of points and boxes with the masks of the objects (`prompts`); a JSON list of file_name and text
+    (`texts`); or MVTec AD folders of good and defective parts (`mvtec`).
+    For models that take texts: `texts` is a file with one text per line, `template` turns the name of a class folder
+    into a text. For models with a `bind` input that each image brings: `inputs` is the folder with NAME/STEM.npy or
+    .png.
     """
 
     path: str
@@ -172,8 +174,8 @@ class DataSection(Section):
 
 
 class ExportSection(Section):
-    """`name`: what the graph is called inside of its file; None: as the recipe. Recipes share an export where it is the
-    same. `batch` auto: dynamic, or the one of an ONNX file that has a fixed one."""
+    """`name`: the name of the graph inside its file; None: the recipe's name. Recipes with equal exports share them.
+    `batch` auto: dynamic, or the fixed batch of an ONNX file."""
 
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")] | None = None
     opset: Literal[18, 19, 20] = 20
@@ -182,13 +184,13 @@ class ExportSection(Section):
 
 
 class OptimizeSection(Section):
-    """Graph rewrites: see `graph.passes.optimize.OptimizeOptions`. All but `token_merging` are exact; that is none, or
-    the tokens that remain after the attention of each block, as {1: 192, 6: 128}. `split_rows`: none, the parts in
-    which INT8 engines compute the rows of their tokens, as [192, 5], or a larger number of rows, as [200], or auto:
-    what is faster by costs of layers (OpenVINO on the CPU). `float_rest`: in which precision INT8 engines compute what
-    they leave in float, or auto: bf16 where it is faster by these costs and near enough (OpenVINO, on CPUs with AMX),
-    else fp32. `prune`: none, or the least share of all MACs that goes with hidden channels and heads; not exact either,
-    see `search.pruning`."""
+    """Graph rewrites: see `graph.passes.optimize.OptimizeOptions`. All are exact except `token_merging` and `prune`.
+    `token_merging`: none, or by block the number of tokens kept after its attention, such as {1: 192, 6: 128}.
+    `split_rows`: none; the parts of the token rows in INT8 engines, such as [192, 5]; a padded number of rows, such as
+    [200]; or auto: the fastest by layer costs (OpenVINO on the CPU). `float_rest`: the precision of the float operators
+    of INT8 engines, or auto: bf16 if it is faster by layer costs and accurate enough (OpenVINO, on CPUs with AMX), else
+    fp32. `prune`: none, or the minimum share of all MACs to remove with hidden channels and heads, see
+    `search.pruning`."""
 
     fold_layer_scale: bool = True
     rotate_residual: bool = False
@@ -210,12 +212,12 @@ class OptimizeSection(Section):
             return value
         numbers = [*value, *value.values()] if isinstance(value, dict) else []
         if not numbers or not all(type(number) is int for number in numbers):
-            raise ValueError("input should be none, or block: tokens that remain, as {1: 192, 6: 128}")
+            raise ValueError("input should be none, or block: tokens to keep, such as {1: 192, 6: 128}")
         remaining = [value[block] for block in sorted(value)]
         if min(value) < 0 or min(remaining) < 1:
-            raise ValueError("blocks count from 0, and at least one token remains")
+            raise ValueError("blocks count from 0, and at least one token must remain")
         if any(after >= before for before, after in itertools.pairwise(remaining)):
-            raise ValueError("a later block must leave fewer tokens than the one before")
+            raise ValueError("a later block must leave fewer tokens than an earlier one")
         return value
 
 
@@ -231,7 +233,7 @@ class BudgetSection(Section):
 
 class BenchSection(Section):
     """`scenarios`: see `benchmark.protocol.parse_scenario`. `batch`: the last for `offline`, the first for the others.
-    `duration`: seconds an artifact and scenario; see `benchmark.protocol.Protocol`."""
+    `duration`: seconds per artifact and scenario; see `benchmark.protocol.Protocol`."""
 
     scenarios: Annotated[tuple[str, ...], Field(min_length=1, strict=False)] = Protocol.scenarios
     batch: Annotated[tuple[Batch, ...], Field(min_length=1, max_length=2, strict=False)] = Protocol.batch
@@ -240,27 +242,27 @@ class BenchSection(Section):
     @field_validator("scenarios")
     @classmethod
     def _compared(cls, scenarios: tuple[str, ...]) -> tuple[str, ...]:
-        """Artifacts are compared by the rounds that they take in turns, which the other scenarios have not."""
+        """Require a scenario with alternating rounds, by which artifacts are compared."""
         parsed = [parse_scenario(text) for text in scenarios]
         if not any(scenario.spread for scenario in parsed):
-            raise ValueError("expected single or offline among them: these are compared")
+            raise ValueError("expected single or offline among them: artifacts are compared by these")
         if len(set(scenarios)) < len(scenarios):
-            raise ValueError("expected each once")
+            raise ValueError("expected each scenario once")
         return scenarios
 
 
 class BundleSection(Section):
-    """`include_failed`: engines that fail the budget are in the bundle too. They stand last, and an app gets one only
-    by `load(..., allow_failed=True)`."""
+    """`include_failed`: include engines that fail the budget, as the last ones; an app can load them only with
+    `load(..., allow_failed=True)`."""
 
     include_failed: bool = False
 
 
-# --- What a recipe may say of a model's outputs: a section for each class of `spec.Postprocess` that has a choice -----
+# --- The meaning of a model's outputs: a section for each class of `spec.Postprocess` with a choice -------------------
 
 
 class PostprocessSection(Section):
-    """What the outputs of a task mean: the fields of `outputs`, and its bounds."""
+    """The meaning of the outputs of a task: the fields of `outputs`, with bounds."""
 
     outputs: ClassVar[type[Any]]
 
@@ -274,7 +276,7 @@ class PostprocessSection(Section):
 
 
 def _plain(value: Any) -> Any:
-    """A value of a section, with a dataclass in the place of each section inside."""
+    """A value of a section, with each section inside replaced by its dataclass."""
     if isinstance(value, tuple):
         return tuple(map(_plain, value))
     return value.to_spec() if isinstance(value, PostprocessSection) else value
@@ -282,7 +284,7 @@ def _plain(value: Any) -> Any:
 
 @functools.cache
 def _section(outputs: Any) -> type[PostprocessSection]:
-    """The section of a dataclass, without what only the model itself says ("own" in the metadata of a field)."""
+    """The section of a dataclass, without fields that only the model defines ("own" in their metadata)."""
     hints = typing.get_type_hints(outputs)
     fields: dict[str, Any] = {}
     for f in dataclasses.fields(outputs):
@@ -296,7 +298,7 @@ def _section(outputs: Any) -> type[PostprocessSection]:
 
 
 def _bounded(kind: Any, bounds: Mapping[str, Any]) -> Any:
-    """The type with bounds for every number inside; lists stand for tuples."""
+    """The type with bounds for every number inside; lists are accepted for tuples."""
     origin, args = typing.get_origin(kind), typing.get_args(kind)
     if origin in (typing.Union, types.UnionType):
         values: list[Any] = [each for each in args if dataclasses.is_dataclass(each)]
@@ -313,8 +315,8 @@ def _bounded(kind: Any, bounds: Mapping[str, Any]) -> Any:
 
 
 def _tagged(sections: Mapping[str, type[PostprocessSection]]) -> Any:
-    """Any of these, by tags that are no names of fields: an error's path leaves them out. It is the section that has
-    most of the given fields; the first of several."""
+    """The union of these sections, by tags that are not field names, so that error paths omit them. The section with
+    most of the given fields is used; the first of several."""
 
     def tag(value: Any) -> str:
         fields = set(value) if isinstance(value, dict) else set(getattr(type(value), "model_fields", ()))
@@ -345,9 +347,9 @@ HardwareCompatibility = Literal["none", "same-compute-capability", "ampere+"]
 
 
 class TensorRtSection(Section):
-    """For the target tensorrt alone; see `compilation.tensorrt.BuildOptions` for what the default does.
+    """Only for the target tensorrt; see `compilation.tensorrt.BuildOptions` for the defaults.
 
-    `profiles`: (smallest, best, largest) batch of each. `workspace`: MiB of device memory, at most.
+    `profiles`: (minimum, optimum, maximum) batch of each. `workspace`: maximum MiB of device memory.
     """
 
     profiles: Annotated[tuple[Profile, ...], Field(min_length=1, strict=False)] | None = None
@@ -361,7 +363,7 @@ class TensorRtSection(Section):
     def _in_order(cls, profiles: tuple[Batches, ...] | None) -> tuple[Batches, ...] | None:
         for smallest, best, largest in profiles or ():
             if not smallest <= best <= largest:
-                raise ValueError("a profile is [smallest, best, largest] batch, in this order")
+                raise ValueError("a profile is [minimum, optimum, maximum] batch, in ascending order")
         return profiles
 
     def holds(self, batch: int) -> bool:
@@ -379,18 +381,17 @@ class TensorRtSection(Section):
         )
 
 
-# --- The whole recipe, and what holds between its sections ------------------------------------------------------------
+# --- The whole recipe, and the rules between its sections -------------------------------------------------------------
 
 
 class Recipe(Section):
     """The whole pipeline, schema version 1.
 
-    `vnni`: whether the CPU that runs INT8 has it; auto: as this machine. `float_parts`: graphs of a model of several
-    that stay in float where the others are in INT8; `ignore`: layers that do, with * for any, as `quantize --ignore`
-    takes them; of a model of several graphs as graph/layer. `high_precision`: percent of the latency that layers out of
-    plain INT8 may add, by costs of layers, where they bring the answers nearer to the original's; 0 leaves all in plain
-    INT8. `accept_known_bad`: entries of the table of runtimes known to be wrong that are no reason to refuse an
-    engine.
+    `vnni`: whether the CPU that runs INT8 has VNNI; auto: as this machine. `float_parts`: graphs (of a model of
+    several) that stay in float; `ignore`: layers that stay in float, as in `quantize --ignore`: patterns with *, and
+    graph/layer for a model of several graphs. `high_precision`: percent of latency that layers kept in higher precision
+    may add, by layer costs, to bring the answers closer to the original's; 0 keeps all in plain INT8.
+    `accept_known_bad`: entries of the known-bad runtime table that are accepted.
     """
 
     vitdeploy: Literal[1]
@@ -428,9 +429,9 @@ class Recipe(Section):
         for target in targets:
             if target not in TARGETS:
                 hint = f"; did you mean {near}?" if (near := near_target(target)) else ""
-                raise ValueError(f"{target!r} is not a target; there are {', '.join(TARGETS)}{hint}")
+                raise ValueError(f"{target!r} is not a target; known: {', '.join(TARGETS)}{hint}")
         if len(set(targets)) != len(targets):
-            raise ValueError("a target is named twice")
+            raise ValueError("a target is repeated")
         return targets
 
     @field_validator("accept_known_bad")
@@ -438,7 +439,7 @@ class Recipe(Section):
     def _known_entries(cls, ids: tuple[str, ...]) -> tuple[str, ...]:
         known = [entry.id for entry in table()]
         if unknown := [each for each in ids if each not in known]:
-            raise ValueError(f"no entry is called {', '.join(unknown)}; there are {', '.join(known)}")
+            raise ValueError(f"unknown entry {', '.join(unknown)}; known: {', '.join(known)}")
         return ids
 
     @model_validator(mode="after")
@@ -456,30 +457,30 @@ class Recipe(Section):
             raise ValueError(f"export.batch is fixed to {self.export.batch}, so tensorrt.profiles must be left out")
         lost = [str(batch) for batch in self.bench.batch if not self.tensorrt.holds(batch)]
         if lost:
-            raise ValueError(f"no profile of tensorrt.profiles holds bench.batch {', '.join(lost)}")
+            raise ValueError(f"no profile of tensorrt.profiles includes bench.batch {', '.join(lost)}")
         return self
 
     def at_batch(self, batch: int) -> Recipe:
-        """The recipe of a model that runs at one batch alone, where it leaves that open.
+        """The recipe for a model with a fixed batch, if the recipe leaves the batch open.
 
         Raises:
-            RecipeError: it asks for engines of another batch.
+            RecipeError: the recipe requires another batch.
         """
         if "batch" in self.bench.model_fields_set and set(self.bench.batch) != {batch}:
-            told = f"$.bench.batch: {list(self.bench.batch)}, and the model is of batch {batch} alone; give [{batch}]"
-            raise RecipeError("the recipe", [told])
+            problem = f"$.bench.batch: {list(self.bench.batch)}, but the model has fixed batch {batch}; use [{batch}]"
+            raise RecipeError("the recipe", [problem])
         if self.tensorrt.profiles is not None and "tensorrt" in self.targets:
-            raise RecipeError("the recipe", [f"$.tensorrt.profiles: the model is of batch {batch} alone; leave it out"])
+            raise RecipeError("the recipe", [f"$.tensorrt.profiles: the model has fixed batch {batch}; leave it out"])
         export = self.export.model_copy(update={"batch": batch})
         return self.model_copy(update={"export": export, "bench": self.bench.model_copy(update={"batch": (batch,)})})
 
     @property
     def engine_batch(self) -> int:
-        """The batch that engines are compiled at: the fixed one, or that of the single stream."""
+        """The batch that engines are compiled for: the fixed one, or that of the single stream."""
         return self.bench.batch[0]
 
     def to_build(self) -> BuildOptions:
-        """TensorRT's build options; without explicit profiles, for all batches up to the largest that is benched."""
+        """TensorRT build options; without explicit profiles, for all batches up to the largest one measured."""
         options = self.tensorrt.to_options()
         profiles = options.batches or default_batches(self.engine_batch, max(self.bench.batch))
         return dataclasses.replace(options, batches=profiles)

@@ -1,1 +1,1 @@
-"""A bundle on a series of a runtime's releases, each in an environment of its own."""
+"""Run a bundle on several releases of a runtime, each in its own environment."""

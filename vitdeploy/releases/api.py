@@ -1,4 +1,4 @@
-"""A bundle on a series of a runtime's releases, as Python users call it."""
+"""Run a bundle on several releases of a runtime: the Python API."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -17,8 +17,8 @@ from vitdeploy.releases.compare import compare_versions
 
 @dataclass(frozen=True, repr=False)
 class Versions(Shown):
-    """What the engines of a bundle answer on releases of their runtime, and how long they take; `document` is what the
-    command line prints with --json."""
+    """The answers and times of a bundle's engines on releases of their runtime; `document` is what the command line
+    prints with --json."""
 
     document: VersionsDocument
 
@@ -34,11 +34,12 @@ class Versions(Shown):
 
 @calls.takes(VersionsOptions)
 def versions(options: VersionsOptions) -> Versions:
-    """Run a bundle's engines on a series of a runtime's releases, each installed in an environment of its own.
+    """Run a bundle's engines on several releases of a runtime, each installed in its own environment.
 
     Raises:
-        InputError: no range, another runtime than the bundle's, no release in it, or a bundle without golden answers.
-        HubError: pip finds no releases. HostError: Python cannot make environments here. Errors of reading propagate.
+        InputError: an invalid range, a range without releases, a runtime that the bundle does not use, or a bundle
+            without golden answers. HubError: pip finds no releases. HostError: Python cannot create environments here.
+            Errors of reading the bundle propagate.
     """
     bundle, duration = options.bundle, options.duration
     folder = bundle.folder if isinstance(bundle, artifacts.Bundle) else Path(bundle)
@@ -55,18 +56,18 @@ def _versions_lines(document: VersionsDocument) -> list[Line]:
         Column(document.runtime),
         *([Column("engine", 95, left=True)] if several else []),
         Column("answers", 100, left=True),
-        Column("the original's", 80),
+        Column("same as original", 80),
         Column("difference", 70),
         Column("time", 90, left=True),
         Column("changed", 85, left=True),
     )
     rows = tuple(_row(row, several, document.own) for row in document.releases)
     own = [f"{name} was made with {version or 'an unknown release'}" for name, version in document.own.items()]
-    how = "compiled again by each release" if document.rebuilt else "loaded as it is"
+    how = "recompiled by each release" if document.rebuilt else "loaded unchanged"
     lines: list[Line] = [f"{document.bundle}: {', '.join(own)}; the engine is {how}", Table(columns, rows)]
-    lines += [f"{version} is left out: {why}" for version, why in document.skipped.items()]
+    lines += [f"{version} skipped: {why}" for version, why in document.skipped.items()]
     if any(row.time is not None for row in document.releases):
-        lines.append("time: of a query, as a ratio to that on the release which the bundle was made with")
+        lines.append("time: query time relative to the release that the bundle was made with")
     return lines
 
 
@@ -82,6 +83,6 @@ def _row(row: ReleaseFacts, several: bool, own: Mapping[str, str]) -> tuple[str,
     if row.time is not None:
         low, high = row.time.ci95
         time = f"{row.time.ratio:.2f} ({low:.2f}..{high:.2f})" + ("" if row.time.decided else ", not decided")
-    difference = "no number" if found.difference is None else f"{found.difference:.1e}"
+    difference = "NaN" if found.difference is None else f"{found.difference:.1e}"
     same = f"{found.same} of {found.inputs}"
     return (*head, "ok" if found.ok else "WRONG", same, difference, time, changed)

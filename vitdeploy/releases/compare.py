@@ -1,4 +1,4 @@
-"""Versions of runtimes compared, each in an environment of its own."""
+"""Compare releases of a runtime, each in its own environment."""
 
 import dataclasses
 import itertools
@@ -27,7 +27,7 @@ from vitdeploy.releases.environments import Environment, Environments, NotInstal
 from vitdeploy.runtime.golden import no_golden, read_golden
 from vitdeploy.spec import EngineSpec, Manifest, decode
 
-# --- Which releases of a runtime are asked for: "openvino==2025.2..2026.4", or any requirement of PEP 508 -------------
+# --- Parse ranges of releases: "openvino==2025.2..2026.4", or any PEP 508 requirement ---------------------------------
 
 
 RUNTIMES = ("openvino", "onnxruntime")
@@ -37,7 +37,7 @@ _SERIES = re.compile(r"\s*([A-Za-z][\w.-]*?)\s*==\s*(\d+(?:\.\d+)*)\s*\.\.\s*(\d
 
 @dataclass(frozen=True)
 class Releases:
-    """The releases of the package `runtime` that are in `specifier`, and up to `last` with all that begin with it."""
+    """The releases of the package `runtime` in `specifier`, up to `last` and all releases that begin with it."""
 
     runtime: str
     specifier: SpecifierSet
@@ -45,22 +45,22 @@ class Releases:
     text: str
 
     def has(self, version: Version) -> bool:
-        """Whether a release is asked for; pre-releases only if the specifier names one."""
+        """Whether a release is in the range; pre-releases only if the specifier names one."""
         if version.is_prerelease and not self.specifier.prereleases:
             return False
         below = self.last is None or version.release[: len(self.last)] <= self.last
         return below and self.specifier.contains(version, prereleases=True)
 
     def of(self, versions: Iterable[Version]) -> list[Version]:
-        """Those that are asked for, in order."""
+        """Return the versions in the range, sorted."""
         return sorted(version for version in versions if self.has(version))
 
 
 def parse_releases(text: str) -> Releases:
-    """The releases that a text asks for.
+    """Parse a range of releases.
 
     Raises:
-        InputError: it is no range, an empty one, or of a runtime that has no releases to compare.
+        InputError: the range is invalid or empty, or the runtime is not supported.
     """
     series = _SERIES.fullmatch(text)
     if series is not None:
@@ -70,18 +70,19 @@ def parse_releases(text: str) -> Releases:
         found = Releases(name, SpecifierSet(f">={first}"), Version(last).release, text)
     else:
         try:
-            asked = Requirement(text)
+            requirement = Requirement(text)
         except InvalidRequirement as error:
             raise _no_range(text, str(error).splitlines()[0]) from None
-        if not asked.specifier or asked.url or asked.extras or asked.marker:
-            raise _no_range(text, "no releases are named" if not asked.specifier else "more than a name and releases")
-        found = Releases(asked.name, asked.specifier, None, text)
+        if not requirement.specifier or requirement.url or requirement.extras or requirement.marker:
+            why = "more than a name and releases" if requirement.specifier else "no releases"
+            raise _no_range(text, why)
+        found = Releases(requirement.name, requirement.specifier, None, text)
     if found.runtime not in RUNTIMES:
         raise InputError(
-            f"releases of {found.runtime} are not compared",
+            f"cannot compare releases of {found.runtime}",
             found=text,
             expected=f"one of {', '.join(RUNTIMES)}",
-            fix="a plan of TensorRT is for one release; `vitdeploy compile` builds it anew"
+            fix="rebuild with `vitdeploy compile`: a TensorRT plan works with one release only"
             if found.runtime == "tensorrt"
             else f"--runtime '{EXAMPLE}'",
         )
@@ -90,14 +91,14 @@ def parse_releases(text: str) -> Releases:
 
 def _no_range(text: str, why: str) -> InputError:
     return InputError(
-        f"{text!r} is no range of releases",
+        f"{text!r} is not a range of releases",
         found=why,
         expected=f"NAME==FIRST..LAST, such as {EXAMPLE}, or a requirement such as 'onnxruntime>=1.20,<1.32'",
     )
 
 
-# --- The engines of a bundle on releases of their runtime -------------------------------------------------------------
-# golden answers, and times beside those of their own release.
+# --- Run a bundle's engines on releases of their runtime --------------------------------------------------------------
+# Check the golden answers, and measure times relative to the engine's own release.
 
 
 CHECK = "vitdeploy.devices.agent.golden"
@@ -111,53 +112,55 @@ Note = Callable[[str], None]
 def compare_versions(
     folder: Path, text: str, protocol: Protocol, *, rebuild: bool, progress: Progress, note: Note
 ) -> VersionsDocument:
-    """The bundle in `folder` on the releases that a text asks for, such as "openvino==2025.2..2026.4".
+    """Run the bundle in `folder` on a range of releases such as "openvino==2025.2..2026.4".
 
     Raises:
-        InputError: no range, a runtime that no engine of the bundle is for, no release in the range, or a bundle
+        InputError: an invalid range, a range without releases, a runtime that no engine of the bundle uses, or a bundle
             without golden answers. HubError: pip finds no releases. Errors of reading the bundle propagate.
     """
-    asked = parse_releases(text)
+    requested = parse_releases(text)
     manifest = read_bundle(folder)
-    engines = _engines(folder, manifest, asked)
+    engines = _engines(folder, manifest, requested)
     environments = Environments()
-    progress(f"releases of {asked.runtime}", 0, 1)
-    released = environments.released(asked.runtime)
-    chosen = asked.of(released)
-    skipped = {str(version): "not for this Python and system" for version in _elsewhere(environments, asked, released)}
+    progress(f"releases of {requested.runtime}", 0, 1)
+    released = environments.released(requested.runtime)
+    chosen = requested.of(released)
+    elsewhere = _elsewhere(environments, requested, released)
+    skipped = {str(version): "not available for this Python and system" for version in elsewhere}
     if not chosen:
         raise InputError(
-            f"no release of {asked.runtime} that installs here is in {text}",
-            found=f"{released[0]} to {released[-1]}" + (f"; elsewhere {', '.join(skipped)}" if skipped else ""),
-            expected="a range with one of them",
+            f"no release in {text} can be installed here",
+            found=f"available here: {released[0]} to {released[-1]}"
+            + (f"; on other systems: {', '.join(skipped)}" if skipped else ""),
+            expected="a range with at least one available release",
         )
     found = {}
     for index, version in enumerate(chosen):
-        progress(f"install {asked.runtime} {version}", index, len(chosen))
+        progress(f"install {requested.runtime} {version}", index, len(chosen))
         try:
-            found[version] = environments.of(asked.runtime, version)
+            found[version] = environments.of(requested.runtime, version)
         except NotInstalled as error:
             skipped[str(version)] = str(error)
     own = {engine.artifact: platform_of(engine).version or "" for engine in engines}
     releases: list[ReleaseFacts] = []
     for engine in engines:
-        base = _own_environment(environments, asked.runtime, own[engine.artifact], found, note)
+        base = _own_environment(environments, requested.runtime, own[engine.artifact], found, note)
         comparison = _Comparison(folder.resolve(), manifest, engine, base, protocol, rebuild, progress)
         releases += _with_changes([comparison.release(version, each) for version, each in found.items()])
     order = {str(version): index for index, version in enumerate(found)}
     releases.sort(key=lambda each: order[each.version])
-    return VersionsDocument(str(folder), asked.runtime, text, own, rebuild, tuple(releases), skipped)
+    return VersionsDocument(str(folder), requested.runtime, text, own, rebuild, tuple(releases), skipped)
 
 
-def _engines(folder: Path, manifest: Manifest, asked: Releases) -> list[EngineSpec]:
-    """The engines for a runtime on the CPU, with golden answers."""
-    targets = {name for name, row in TARGETS.items() if row.package == asked.runtime and row.device == "CPU"}
+def _engines(folder: Path, manifest: Manifest, requested: Releases) -> list[EngineSpec]:
+    """Return the engines for a runtime on the CPU, with golden answers."""
+    targets = {name for name, row in TARGETS.items() if row.package == requested.runtime and row.device == "CPU"}
     engines = [engine for engine in manifest.engines if engine.target in targets]
     if not engines:
         raise InputError(
-            f"no engine of {folder} is for {asked.runtime}",
+            f"{folder} has no engine for {requested.runtime} on the CPU",
             found=", ".join(engine.artifact for engine in manifest.engines),
-            expected=f"a range of {' or '.join(sorted({TARGETS[each.target].package for each in manifest.engines}))}",
+            expected=f"releases of {' or '.join(sorted({TARGETS[each.target].package for each in manifest.engines}))}",
         )
     for engine in engines:
         if read_golden(folder, manifest, engine) is None:
@@ -165,21 +168,21 @@ def _engines(folder: Path, manifest: Manifest, asked: Releases) -> list[EngineSp
     return engines
 
 
-def _elsewhere(environments: Environments, asked: Releases, released: Sequence[Version]) -> list[Version]:
-    return asked.of(version for version in environments.elsewhere(asked.runtime) if version not in released)
+def _elsewhere(environments: Environments, requested: Releases, released: Sequence[Version]) -> list[Version]:
+    return requested.of(version for version in environments.elsewhere(requested.runtime) if version not in released)
 
 
 def _own_environment(
     environments: Environments, runtime: str, own: str, found: Mapping[Version, Environment], note: Note
 ) -> Environment | None:
-    """The environment of the release that an engine was made with; None where it cannot be had, which is said."""
+    """Return the environment of the release that an engine was made with; None, with a note, if not available."""
     if not own:
-        note("the bundle does not say which release it was made with: times have no ratio")
+        note("the bundle does not record the release it was made with: no relative times")
         return None
     try:
         return found.get(Version(own)) or environments.of(runtime, Version(own))
     except NotInstalled as error:
-        note(f"{runtime} {own}, which the bundle was made with, is not installed here ({error}): times have no ratio")
+        note(f"{runtime} {own}, used for the bundle, cannot be installed here ({error}): no relative times")
         return None
 
 
@@ -196,21 +199,21 @@ class _Comparison:
     progress: Progress
 
     def release(self, version: Version, there: Environment) -> ReleaseFacts:
-        """What the engine does on one release; an error of it is part of the result."""
+        """Run the engine on one release; its errors are part of the result."""
         facts, step = ReleaseFacts(str(version), self.engine.artifact), f"{self.engine.artifact} on {version}"
         self.progress(step, 0, 1)
         with tempfile.TemporaryDirectory(prefix="vitdeploy-") as work:
             try:
                 answers, candidate = self._checked(there, Path(work) / "engine")
                 facts = dataclasses.replace(facts, answers=answers)
-                if answers.ok:  # a time of wrong answers is worth nothing
+                if answers.ok:  # times of wrong answers are meaningless
                     facts = dataclasses.replace(facts, time=self._time(candidate, step))
             except VitdeployError as error:
                 return dataclasses.replace(facts, error=ErrorFacts.of(error))
         return facts
 
     def _checked(self, there: Environment, rebuilt: Path) -> tuple[AnswersFacts, run.BenchCandidate]:
-        """The golden answers in an environment, and the engine there, ready to be measured."""
+        """Check the golden answers in an environment; return them with the engine, ready to be measured."""
         rebuilt.mkdir()
         command = {
             "do": "check",
@@ -236,10 +239,10 @@ class _Comparison:
         return answers, dataclasses.replace(candidate, argv=there.argv(BENCH))
 
     def _time(self, candidate: run.BenchCandidate, step: str) -> summary.Ratio | None:
-        """The time of a query, as a ratio to that of the engine as the bundle has it, on its own release."""
+        """Return the query time, relative to the bundle's engine on its own release."""
 
         def tell(text: str, done: int, total: int) -> None:
-            self.progress(text if total == 1 else step, done, total)  # a total of 1: what is waited for
+            self.progress(text if total == 1 else step, done, total)  # a total of 1: a text about waiting
 
         if self.base is None:
             return None
@@ -250,7 +253,7 @@ class _Comparison:
 
 
 def _with_changes(releases: Sequence[ReleaseFacts]) -> list[ReleaseFacts]:
-    """The releases in order, each with what is other than with the one before."""
+    """Return the releases in order, each with its changes from the one before."""
     changed = [(), *(_changes(before, after) for before, after in itertools.pairwise(releases))]
     return [dataclasses.replace(each, changed=what) for each, what in zip(releases, changed, strict=True)]
 

@@ -1,6 +1,6 @@
-"""Environments of single releases of a runtime: a virtual environment each, in the user's cache folder.
+"""Virtual environments with one release of a runtime each, in the user's cache folder.
 
-Everything comes through pip, with the user's configuration.
+All packages are installed by pip with the user's configuration.
 """
 
 import platform
@@ -21,42 +21,42 @@ from vitdeploy.store.store import store_folder
 
 FOLDER = "runtimes"
 ASK_SECONDS, INSTALL_SECONDS = 120.0, 1800.0
-# Runs a module of the device zone in an environment that has numpy, Pillow and one runtime.
+# Run a module of the device zone in an environment with numpy, Pillow and one runtime.
 LAUNCH = (
     "import runpy,sys;sys.path.insert(0,sys.argv[1]);module=sys.argv[2];del sys.argv[1:3];"
     "runpy.run_module(module,None,'__main__',True)"
 )
-# Releases whose wheels were built for numpy 1, and do not say so.
+# Releases whose wheels need numpy 1 without declaring it.
 NUMPY_1 = {"onnxruntime": "<1.19"}
-# Other interpreters and systems, of whose releases a person is told.
+# Other interpreters and systems whose releases are reported.
 PYTHONS = ("3.8", "3.9", "3.10", "3.11", "3.12", "3.13", "3.14")
 GLIBCS = ("manylinux2014", "manylinux_2_27", "manylinux_2_28", "manylinux_2_31", "manylinux_2_35", "manylinux_2_39")
 
 
 class NotInstalled(Exception):
-    """A release that pip cannot install here; the text says why."""
+    """A release that pip cannot install here; the text is the reason."""
 
 
 @dataclass(frozen=True)
 class Environment:
-    """`python` has one release of the runtime."""
+    """An environment with one release of the runtime. `python`: its interpreter. `zone`: the packed device zone."""
 
     python: Path
     zone: Path
 
     def argv(self, module: str) -> tuple[str, ...]:
-        """The arguments of a process that runs a module of vitdeploy's device zone there."""
+        """Return the command that runs a module of vitdeploy's device zone there."""
         return str(self.python), "-I", "-c", LAUNCH, str(self.zone), module
 
 
 class Environments:
-    """Makes environments in `root`, one after the other, and finds those that were made before."""
+    """Creates environments in `root`, sequentially, and reuses existing ones."""
 
     def __init__(self, root: Path | None = None) -> None:
         self.root = (root or store_folder()) / FOLDER
 
     def released(self, package: str) -> list[Version]:
-        """The releases that pip finds for this Python and system.
+        """Return the releases that pip finds for this Python and system.
 
         Raises:
             HubError: pip cannot reach its index, or has no such package.
@@ -64,7 +64,7 @@ class Environments:
         return self._index(package)
 
     def elsewhere(self, package: str) -> list[Version]:
-        """The releases that pip finds for other Pythons, and for systems with other versions of glibc."""
+        """Return the releases that pip finds for other Pythons, and for systems with other versions of glibc."""
         found: set[Version] = set()
         systems = [word for name in GLIBCS for word in ("--platform", f"{name}_{platform.machine()}")]
         for python in PYTHONS:
@@ -75,7 +75,7 @@ class Environments:
         return sorted(found)
 
     def of(self, package: str, version: Version) -> Environment:
-        """The environment of a release, made now if it is not there yet.
+        """Return the environment of a release, created if missing.
 
         Raises:
             NotInstalled: pip cannot install it here.
@@ -102,7 +102,7 @@ class Environments:
             raise NotInstalled(_last_line(done.stderr))
         loaded = self._run(ASK_SECONDS, home / "bin" / "python", "-I", "-c", f"import {package}")
         if loaded.returncode:
-            raise NotInstalled(f"it does not load: {_last_line(loaded.stderr)}")
+            raise NotInstalled(f"import fails: {_last_line(loaded.stderr)}")
 
     def _index(self, package: str, *words: str) -> list[Version]:
         done = self._run(ASK_SECONDS, self._pip(), "-m", "pip", "index", "versions", *words, package)
@@ -116,7 +116,7 @@ class Environments:
         return sorted(filter(None, map(_version, listed[1].split(","))))
 
     def _pip(self) -> Path:
-        """A Python with pip: this one may have none."""
+        """Return a Python with pip; the running one may lack it."""
         home = self.root / f"pip-cp{sys.version_info[0]}{sys.version_info[1]}"
         if not home.is_dir():
             self.root.mkdir(parents=True, exist_ok=True)
@@ -129,9 +129,9 @@ class Environments:
         done = self._run(INSTALL_SECONDS, Path(sys.executable), "-m", "venv", *words, str(home))
         if done.returncode:
             raise HostError(
-                "Python cannot make a virtual environment here",
+                "Python cannot create a virtual environment here",
                 found=_last_line(done.stderr or done.stdout),
-                fix="install the system's package for it, such as python3-venv",
+                fix="install the system package for virtual environments, such as python3-venv",
             )
 
     def _run(self, seconds: float, python: Path, *words: str) -> subprocess.CompletedProcess[str]:
@@ -152,4 +152,4 @@ def _version(text: str) -> Version | None:
 
 def _last_line(text: str) -> str:
     lines = [line.strip() for line in text.splitlines() if line.strip() and not line.startswith("WARNING")]
-    return (lines[-1] if lines else "no reason was given")[:300]
+    return (lines[-1] if lines else "no reason given")[:300]

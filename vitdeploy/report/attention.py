@@ -1,4 +1,4 @@
-"""Attention maps over the image that they were read from, as one PNG picture."""
+"""Attention maps over their image, as PNG pictures."""
 
 import io
 import math
@@ -21,10 +21,10 @@ from vitdeploy.report import figures, text
 
 # The colours of the report's light page.
 INK, MUTED, RULE, PAPER = "#1a1f26", "#58616d", "#dde1e6", "#ffffff"
-# Even in lightness from end to end, and read alike with every kind of colour vision.
+# Uniform in lightness, and readable with every kind of colour vision.
 COLOURS = "viridis"
-# How much of a patch is its colour; the rest is the image: in grey, so that it has no colours of its own, and of little
-# contrast, so that its light and dark are not taken for attention.
+# The opacity of a patch's colour over the image, which is grey and of low contrast, so that it is not mistaken for
+# attention.
 STRENGTH, CONTRAST = 0.72, 0.6
 SMALL = 168  # pixels of the longer side of a picture of one map
 TILE, GAP, MARGIN, TITLE, HEAD, FOOT = 232, 16, 20, 42, 62, 52  # CSS pixels
@@ -41,9 +41,9 @@ _STYLE = {
 
 @dataclass(frozen=True)
 class MapPanel:
-    """One tile: the image, under `map` where there is one.
+    """One tile: the image, with `map` over it if given.
 
-    map: float [rows, columns], not negative; colours go from 0 to its largest value.
+    map: float [rows, columns], not negative; colours range from 0 to its largest value.
     box: (left, top, right, bottom) in pixels of the image, drawn over it.
     """
 
@@ -54,7 +54,7 @@ class MapPanel:
 
 
 def picture_size(image: npt.NDArray[np.uint8], panels: int) -> tuple[int, int]:
-    """(width, height) in pixels of the picture of `panels` tiles."""
+    """(width, height) in pixels of a picture with `panels` tiles."""
     columns, rows, tile = _layout(image, panels)
     width = 2 * MARGIN + columns * (TILE + GAP) - GAP
     return SCALE * width, SCALE * (HEAD + rows * (TITLE + tile + GAP) + FOOT)
@@ -66,7 +66,7 @@ def attention_picture(image: npt.NDArray[np.uint8], panels: Sequence[MapPanel], 
     width, height = (side / SCALE for side in picture_size(image, len(panels)))
     grey = image.astype(np.float64).mean(axis=2)
     with matplotlib.style.context(["default", _STYLE]), warnings.catch_warnings():
-        # Names may hold letters that the font lacks; they are drawn as boxes, which says as much as a warning.
+        # Letters that the font lacks are drawn as boxes, which makes a warning unnecessary.
         warnings.filterwarnings("ignore", message="Glyph .* missing")
         figure = figures.new_figure(width, height)
         _write(figure, MARGIN, 26, text.shorten(text.clean(heading), int(width / 9)), 15, INK, "bold")
@@ -91,7 +91,7 @@ def attention_picture(image: npt.NDArray[np.uint8], panels: Sequence[MapPanel], 
 
 
 def attention_tile(image: npt.NDArray[np.uint8], values: npt.NDArray[np.float64], largest: float) -> bytes:
-    """A PNG of one map alone, SMALL pixels long, in 128 colours, which is enough for it.
+    """A PNG of a single map, SMALL pixels long, in 128 colours.
 
     Args:
         image: uint8 [height, width, 3], as the model sees it. values: float64 [rows, columns], not negative.
@@ -127,7 +127,7 @@ def _draw(axes: Axes, image: npt.NDArray[np.uint8], grey: npt.NDArray[np.float64
         largest = max(float(panel.map.max()), 1e-12)
         faint = 127.5 + CONTRAST * (grey - 127.5)
         axes.imshow(faint, cmap="gray", vmin=0, vmax=255, extent=extent, aspect="auto")
-        # One flat square a patch: the model says no more than that.
+        # One flat square per patch: the resolution of the map.
         colours = Normalize(0, largest)
         axes.imshow(
             panel.map,
@@ -140,23 +140,23 @@ def _draw(axes: Axes, image: npt.NDArray[np.uint8], grey: npt.NDArray[np.float64
         )
     if panel.box is not None:
         left, top, right, bottom = panel.box
-        for colour, line in ((INK, 4.5), (PAPER, 2)):  # light on dark: to be seen on any image
+        for colour, line in ((INK, 4.5), (PAPER, 2)):  # light on dark, visible on any image
             axes.add_patch(Rectangle((left, top), right - left, bottom - top, fill=False, edgecolor=colour, lw=line))
     axes.set(xlim=(0, width), ylim=(height, 0))
 
 
 def _colour_bar(figure: Figure, width: float) -> None:
-    """What the colours mean, in the same blend with grey as on the maps."""
+    """Draw the colour legend, in the same blend with grey as on the maps."""
     height = figure.get_size_inches()[1] * 72
     axes = figures.axes_in(figure, left=MARGIN, right=width - MARGIN - 140, bottom=22, top=height - 34)
     axes.set_axis_off()
     colours = ScalarMappable(Normalize(0, 1), colormaps[COLOURS]).to_rgba(np.linspace(0, 1, 64)[None])[..., :3]
     axes.imshow(STRENGTH * colours + (1 - STRENGTH) * 0.5, aspect="auto", extent=(0, 1, 0, 1))
-    words = "no attention, to the most attended patch of each map"
+    words = "attention: none to maximum (scaled per map)"
     _write(figure, MARGIN + 152, height - 24, words, 10, MUTED)
 
 
 def _write(figure: Figure, x: float, y: float, words: str, size: float, colour: str, weight: str = "normal") -> None:
-    """One line of text with its base line at (x, y), in pixels from the top left."""
+    """Write one line of text with its base line at (x, y), in pixels from the top left."""
     width, height = figure.get_size_inches() * 72
     figure.text(x / width, 1 - y / height, words, fontsize=size, color=colour, fontweight=weight, parse_math=False)

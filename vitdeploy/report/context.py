@@ -1,4 +1,4 @@
-"""What a page says of the machine and of how it was measured."""
+"""The parts of a page on the machine, on the making of the engines, on confidence, and on the cost of INT8."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -17,34 +17,34 @@ from vitdeploy.report.figures import Plot, both_variants
 from vitdeploy.search.precision import Cost, Mixed, Sensitivity
 from vitdeploy.verification.classes import Reliability, ReliabilityBin
 
-# --- Show where the time of each artifact goes, and its bounds: one plot, one line each, the slowest layers -----------
+# --- Where the time of each artifact goes: a plot, a line per artifact, and the slowest layers ------------------------
 
 
-# Kinds of layers that are shown at once, and layers that are listed one by one.
+# The number of layer kinds in the first table, and of layers in the folded one.
 SHOWN_KINDS, LISTED_LAYERS = 10, 80
-# Precisions in the order of their segments; what else a runtime names comes after them, in grey.
+# Precisions in the order of their segments; other names of a runtime come after them, in grey.
 _PRECISIONS = ("int8", "fp16", "bf16", "fp32")
 _COLOURS = dict(zip(_PRECISIONS, figures.PARTS, strict=False))
-_OTHERS, _OUTSIDE = "layers without products", "outside of the layers"
+_OTHERS, _OUTSIDE = "layers without products", "outside the layers"
 
 
 def time_facts(context: ArtifactContext) -> str:
-    """The time of an artifact's layers, and its work, in words; "" where neither is known."""
+    """The time of an artifact's layers, and its work, in words; "" if neither is known."""
     work, time = context.work, context.time
     facts = []
     if time:
         both = [text.significant(each) for each in (time.layers_ms, time.latency_ms)]
-        facts.append(f"layers {both[0]} ms of a latency of {both[1]} ms")
+        facts.append(f"its layers take {both[0]} ms of the latency of {both[1]} ms")
     if work:
         flops = text.significant(sum(work.flops.values()) / 1e9)
-        facts.append(f"{flops} GFLOP and at least {text.size(work.bytes)} a query")
+        facts.append(f"work per query: {flops} GFLOP, and at least {text.size(work.bytes)} read and written")
     elif context.work_unknown:
         facts.append(f"work unknown: {context.work_unknown}")
     return "; ".join(facts)
 
 
 def time_plot(artifacts: Sequence[ArtifactContext]) -> Plot | None:
-    """A bar for each artifact with timed layers, cut into matrix products by precision, other layers, the rest."""
+    """The plot with a bar for each artifact with timed layers: products by precision, other layers, the rest."""
     timed = {each.artifact: each.time for each in artifacts if each.time is not None}
     if not timed:
         return None
@@ -57,14 +57,14 @@ def time_plot(artifacts: Sequence[ArtifactContext]) -> Plot | None:
     )
     caption = (
         "Products are matrix products, convolutions and attention, by the precision that they ran in. The mark is the "
-        "median latency at that moment: what lies between the layers and the mark is spent outside of them; a bar that "
-        "reaches beyond it was slowed by the profiler."
+        "median latency in the same run: time between the layers and the mark is spent outside the layers. A bar that "
+        "reaches beyond the mark was slowed down by the profiler."
     )
     return Plot("Where the time goes", caption, wide, narrow)
 
 
 def _segments(time: TimeShares) -> dict[str, float]:
-    """Milliseconds by what they were spent on, from left to right."""
+    """Milliseconds by the segments of a bar, from left to right."""
     shares = time.products
     whole = time.layers_ms / (sum(shares.values()) + sum(time.others.values()) or 1.0)
     order = [*(each for each in _PRECISIONS if each in shares), *(each for each in shares if each not in _PRECISIONS)]
@@ -93,7 +93,7 @@ def _draw(artifacts: Mapping[str, TimeShares], narrow: bool) -> Figure:
     axes.set_xlim(left=0)
     axes.set_yticks([])
     axes.spines.left.set_visible(False)
-    axes.set_xlabel("ms a query")
+    axes.set_xlabel("ms per query")
     axes.xaxis.set_major_locator(MaxNLocator(nbins=5 if narrow else 8))
     axes.grid(axis="x")
     axes.set_axisbelow(True)
@@ -129,59 +129,59 @@ def _draw_bar(axes: Axes, artifact: str, time: TimeShares, base: float) -> None:
     )
 
 
-# --- Show how everything was made and measured: rewrites of graphs, folds, types, and sources -------------------------
+# --- How everything was made and measured: rewrites of graphs, folds, types, and sources ------------------------------
 
 
 _REWRITES = {
-    "shapes": "shapes and constants settled",
-    "layer_norm": "layer normalisation as one node",
-    "gelu": "GELU as one node",
-    "attention": "attention in one form",
+    "shapes": "shapes and constants folded",
+    "layer_norm": "layer normalisation fused into one node",
+    "gelu": "GELU fused into one node",
+    "attention": "attention in canonical form",
     "convolution": "normalisation folded into a convolution",
-    "gemm": "Gemm as MatMul and Add",
+    "gemm": "Gemm replaced by MatMul and Add",
     "fold_layer_scale": "LayerScale folded into a linear",
     "rotate_residual": "norms folded into linears, residual stream rotated",
     "fold_attention_scale": "attention scale folded into the query",
-    "drop_key_bias": "key bias dropped",
+    "drop_key_bias": "key bias removed",
     "fold_value_bias": "value bias folded into the projection",
     "fold_image_normalisation": "image normalisation folded into the patch embedding",
-    "class_token_only": "last block for the class token only",
+    "class_token_only": "last block limited to the class token",
     "merge_qkv": "query, key and value merged",
     "split_qkv": "query, key and value split",
-    "opset": "raised to another opset",
+    "opset": "converted to a newer opset",
 }
 _TYPES = {"fp16": "float16", "bf16": "bfloat16"}
 
 
 def rewrite_name(name: str) -> str:
-    """What a rewrite of a graph does; an unknown one goes by its own name."""
+    """A rewrite of a graph in words; an unknown rewrite keeps its name."""
     return _REWRITES.get(name, name.replace("_", " "))
 
 
 def merging_words(facts: MergingFacts) -> str:
-    """How many tokens are left behind which block."""
-    steps = [f"{text.number(tokens, 0)} behind block {block}" for block, tokens in facts.remaining.items()]
+    """The number of tokens before merging, and the numbers that remain after each merging block."""
+    steps = [f"{text.number(tokens, 0)} after block {block}" for block, tokens in facts.remaining.items()]
     return f"{text.number(facts.tokens, 0)} to {', '.join(steps)}"
 
 
 def pruning_words(facts: PruningFacts) -> str:
-    """What is gone, and what stays."""
+    """The pruned share of the MACs, and what remains."""
     parts = [f"{name} {stay} of {count} {kind}" for name, (kind, count, stay) in facts.kept.items()]
-    return f"{text.percent(facts.share)} of the products gone; what stays: {', '.join(parts)}"
+    return f"{text.percent(facts.share)} of the MACs pruned; remaining: {', '.join(parts)}"
 
 
 def half_summary(facts: HalfFacts) -> str:
-    """The types of a graph in half precision, in a line."""
+    """The types of a graph in half precision, in one line."""
     macs = facts.macs
     share = text.percent(macs.float32 / max(macs.half + macs.float32, 1))
-    parts = [f"{share} of the products in float32", text.count(len(facts.float32), "operation") + " in float32"]
+    parts = [f"{share} of the MACs in float32", text.count(len(facts.float32), "operator") + " in float32"]
     if facts.residual_exponent:
-        parts.append(f"residual stream scaled by 2^-{facts.residual_exponent}, exactly")
+        parts.append(f"residual stream scaled by 2^-{facts.residual_exponent} (exact)")
     return f"{_TYPES[facts.type]}: {', '.join(parts)}"
 
 
 def digests(report: Report) -> dict[str, str]:
-    """The digests that are not those of a bundle file: what the model was read from, and the data."""
+    """The digests of inputs outside the bundle: the files of the model, and the data."""
     provenance, data = report.provenance, report.provenance.data
     found = {
         **{f"{name} (sha256)": digest for name, digest in provenance.source.sha256.items()},
@@ -195,7 +195,7 @@ def digests(report: Report) -> dict[str, str]:
 
 
 def reliability_plot(report: Report) -> Plot | None:
-    """Accuracy against confidence, of the original and of what is recommended; None without labels."""
+    """The plot of accuracy against confidence for the original and the leading engine; None without labels."""
     found = report.answers.reliability if report.answers else None
     if not found or ORIGINAL not in found:
         return None
@@ -207,21 +207,22 @@ def reliability_plot(report: Report) -> Plot | None:
         f"Accuracy against confidence. {facts}",
     )
     caption = (
-        "Answers of about one confidence are one mark, with the 95 % interval of their accuracy; the larger, the more "
-        f"answers. On the dashed line confidence is right; below it the model is too sure. {facts} The error is the "
-        "mean of |confidence − accuracy| over ten bins."
+        "Each mark groups answers of similar confidence, with the 95 % interval of their accuracy; larger marks have "
+        "more answers. On the dashed line, confidence equals accuracy; below it, the model is over-confident. "
+        f"{facts} The error is the mean of |confidence − accuracy| over ten bins."
     )
     return Plot("Confidence against accuracy", caption, wide, narrow)
 
 
 def calibration_words(name: str, found: Reliability) -> str:
-    """The calibration error, and whether it is more than chance makes of a model whose confidence is right."""
+    """The calibration error, and whether it exceeds that of a perfectly calibrated model on this number of answers."""
     error, chance = text.number(found.error), text.number(found.by_chance)
-    words = f"{name}: calibration error {error} %"
+    words = f"{name}: calibration error {error} % (chance level {chance} %)"
     if found.error <= found.by_chance:
-        return f"{words}, no more than chance makes of so few answers ({chance} %)."
-    both = f"{text.number(found.confidence, 1)} % sure and {text.number(found.accuracy, 1)} % right"
-    return f"{words}, above the {chance} % that chance makes: on the whole {both}."
+        return f"{words}: within chance for this number of answers."
+    side = "over-confident" if found.confidence > found.accuracy else "under-confident"
+    both = f"{text.number(found.confidence, 1)} % confidence, {text.number(found.accuracy, 1)} % accuracy"
+    return f"{words}: overall {side} ({both})."
 
 
 def _reliability_draw(report: Report, found: Mapping[str, Reliability], narrow: bool) -> Figure:
@@ -259,7 +260,7 @@ def _draw_counts(axes: Axes, bins: Sequence[ReliabilityBin], series: int, aside:
 
 
 def _draw_bins(axes: Axes, bins: Sequence[ReliabilityBin], series: int, aside: float) -> None:
-    """The bins of one artifact, moved aside a little, so that two do not hide each other."""
+    """Draw the bins of one artifact, slightly offset so that artifacts do not hide each other."""
     colour, total = figures.SERIES[series], sum(each.n for each in bins)
     x = [each.confidence + aside for each in bins]
     y = [each.accuracy for each in bins]
@@ -279,7 +280,7 @@ def _draw_bins(axes: Axes, bins: Sequence[ReliabilityBin], series: int, aside: f
         )
 
 
-# --- What INT8 costs in an engine, layer by layer, in sentences and as a plot -----------------------------------------
+# --- The cost of INT8 in an engine by layer, in sentences and as a plot -----------------------------------------------
 
 
 SHOWN_LAYERS = 12
@@ -287,13 +288,13 @@ _ROW = 22.0  # pixels
 
 
 def engines_with_costs(report: Judgement) -> list[EngineFacts]:
-    """The engines of whose layers it is known what each costs."""
+    """The engines with known costs of their layers."""
     every = [(engine, engine.quantization) for engine in report.engines]
     return [engine for engine, facts in every if facts and facts.sensitivity and facts.sensitivity.layers]
 
 
 def sensitivity_headline(sensitivity: Sensitivity) -> str:
-    """The layer that costs most, in a sentence, if the intervals prove it."""
+    """A sentence on the most expensive layer, if the intervals prove it."""
     layers = sensitivity.layers
     if not layers:
         return "No layer is in INT8."
@@ -303,32 +304,32 @@ def sensitivity_headline(sensitivity: Sensitivity) -> str:
     if low <= 0 or total <= 0:
         interval = f"{text.small(cost.distance)} ({text.small(low)} to {text.small(high)})"
         images = text.count(sensitivity.images, "calibration image")
-        return f"No layer provably costs anything in INT8: the largest cost on {images}, of {name}, is {interval}."
+        return f"No layer has a proven INT8 cost: the largest one on {images}, of {name}, is {interval}."
     rest = max((each.cost.ci95[1] for each in layers[1:]), default=0.0)
     least, most, median = (text.significant(each) for each in (layers[0].low, layers[0].high, layers[0].median))
-    where = f"it reads {least} to {most}, and half of its channels stay within {median}"
-    # A share of a sum is no surer than the cost itself.
+    where = f"its input ranges from {least} to {most}, but half of its channels stay within {median}"
+    # The share of a sum is as uncertain as the cost itself.
     shares = f"{text.number(100 * low / total, 0)} to {text.number(100 * min(high / total, 1), 0)}"
-    what = f"{text.percent(cost.share, 0)} ({shares}) of what INT8 loses"
+    what = f"{text.percent(cost.share, 0)} ({shares}) of the INT8 cost"
     if low <= rest:
-        return f"{name} costs {what}; others may cost as much."
-    return f"{name} costs {what}, more than any other layer: {where}."
+        return f"{name} causes {what}; other layers may cost as much."
+    return f"{name} causes {what}, more than any other layer: {where}."
 
 
 def sensitivity_summary(sensitivity: Sensitivity) -> str:
-    """Describe a table of sensitivity in sentences."""
+    """A description of a sensitivity table."""
     images, distance = text.count(sensitivity.images, "calibration image"), text.small(sensitivity.distance)
     total, operators = text.small(sensitivity.total), ", ".join(sensitivity.impassable)
-    measured = f"; in front of {operators}, which no gradient passes, it is measured" if operators else ""
+    measured = f" (measured for layers before {operators}, which pass no gradient)" if operators else ""
     return (
         f"All layers in INT8: {distance} {sensitivity.unit} from the float graph, mean over {images}. A layer’s "
-        f"cost is the distance with that layer alone in INT8, estimated by gradients{measured}; all costs add up to "
+        f"cost is the distance with only that layer in INT8, estimated by gradients{measured}; all costs add up to "
         f"{total}."
     )
 
 
 def mixed_summary(mixed: Mixed) -> str:
-    """How the search ended, in a sentence."""
+    """The result of the search for mixed precision, in sentences."""
     before, after = mixed.int8, mixed.reached
     overrides, saved = text.count(len(mixed.taken), "override"), text.number(mixed.saved_us, 1)
     price = text.number(sum(each.override.price_us for each in mixed.taken), 1)
@@ -336,17 +337,17 @@ def mixed_summary(mixed: Mixed) -> str:
     distances = f"distance {text.small(before.distance)} before, {text.small(after.distance)} after"
     agreement, reached = (table.expected(each.expected) for each in (before, after))
     agreements = f"expected agreement {agreement} % before, {reached} % after"
-    gain = f"{overrides} for {price} of the {saved} µs that INT8 saves in layers{by}"
+    gain = f"{overrides}, which cost {price} of the {saved} µs that INT8 saves in layers{by}"
     ends = {
         True: "The budget is expected to be met.",
         False: "No further override helps; the budget is not expected to be met.",
-        None: "The next override would have cost a larger share of the time than it takes off the costs.",
+        None: "The next override would have cost more time than its reduction of the costs justifies.",
     }
     return f"{gain}. Measured: {distances}; {agreements}. {ends[mixed.met]}"
 
 
 def sensitivity_plots(report: Judgement) -> list[Plot | None]:
-    """One for each engine whose layers were asked about."""
+    """The sensitivity plot of each engine with known costs of its layers."""
     return [
         sensitivity_plot(engine.quantization.sensitivity, f"What INT8 costs: {engine.target}", f"sensitivity-{number}")
         for number, engine in enumerate(report.engines)
@@ -355,7 +356,7 @@ def sensitivity_plots(report: Judgement) -> list[Plot | None]:
 
 
 def sensitivity_plot(sensitivity: Sensitivity, title: str, name: str) -> Plot | None:
-    """The layers that cost most, each with the 95 % interval of its cost. `name`: of the plot's element ids."""
+    """The plot of the most expensive layers with 95 % intervals. `name`: the prefix of the plot's element ids."""
     costs = [each.cost for each in sensitivity.layers[:SHOWN_LAYERS]]
     if not costs:
         return None
@@ -363,17 +364,17 @@ def sensitivity_plot(sensitivity: Sensitivity, title: str, name: str) -> Plot | 
     wide, narrow = both_variants(
         lambda is_narrow: _draw_costs(costs, sensitivity.unit, is_narrow),
         name,
-        f"What INT8 costs in the {len(costs)} layers that cost most, as shares of all costs. {facts}.",
+        f"The INT8 cost of the {len(costs)} most expensive layers, as shares of all costs. {facts}.",
     )
     caption = (
-        f"How far the answers are from those of the float graph with one layer alone in INT8: {sensitivity.unit} "
-        f"over {text.count(sensitivity.images, 'calibration image')}, with its 95 % interval."
+        f"The distance of the answers from the float graph’s with only one layer in INT8: {sensitivity.unit} over "
+        f"{text.count(sensitivity.images, 'calibration image')}, with 95 % intervals."
     )
     return Plot(title, caption, wide, narrow)
 
 
 def _draw_costs(costs: Sequence[Cost], unit: str, narrow: bool) -> Figure:
-    """Bars, the longest on top; on a phone each is named above itself."""
+    """Bars, the longest on top; in the narrow variant with the names above them."""
     row = _ROW + 16 if narrow else _ROW
     figure = figures.new_figure(360 if narrow else 840, len(costs) * row + 60)
     axes = figures.axes_in(figure, left=12 if narrow else 230, right=16, bottom=48, top=12)
@@ -396,5 +397,5 @@ def _draw_costs(costs: Sequence[Cost], unit: str, narrow: bool) -> Figure:
     axes.set_axisbelow(True)
     axes.xaxis.set_major_locator(MaxNLocator(nbins=4 if narrow else 7))
     axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: text.small(value)))
-    axes.set_xlabel(f"cost of INT8, {unit}")
+    axes.set_xlabel(f"INT8 cost, {unit}")
     return figure

@@ -1,4 +1,4 @@
-"""Figures as SVG."""
+"""Figures in the style of the pages, as inline SVG."""
 
 from __future__ import annotations
 
@@ -33,8 +33,7 @@ from vitdeploy.report.text import shorten
 # light and the dark page, and print.
 INK, MUTED, RULE, PAPER = "#010101", "#010102", "#010103", "#010104"
 SERIES = tuple(f"#0101{index:02x}" for index in range(0x10, 0x17))
-# Parts of a bar, from the first precision to the last and what is none: they are no artifacts, and so have no colour of
-# one.
+# Parts of a bar: the precisions in order, and the rest. Their colours differ from those of artifacts.
 PARTS = tuple(f"#0102{index:02x}" for index in range(0x10, 0x15))
 VARIABLES = {
     INK: "var(--ink)",
@@ -79,7 +78,7 @@ _STYLE = {
 
 @contextmanager
 def plot_style() -> Iterator[None]:
-    """The style in which a figure must be both built and written; a user's own matplotlibrc has no say."""
+    """The style in which a figure must be both built and written, independent of the user's matplotlibrc."""
     with matplotlib.style.context(["default", _STYLE]):
         yield
 
@@ -92,7 +91,7 @@ def new_figure(width: float, height: float) -> Figure:
 
 
 def axes_in(figure: Figure, *, left: float, right: float, bottom: float, top: float) -> Axes:
-    """Axes with margins in pixels, which stay right whatever the size of the figure."""
+    """Axes with margins in pixels, for any size of the figure."""
     width, height = figure.get_size_inches() * 72
     return figure.add_axes(
         (left / width, bottom / height, (width - left - right) / width, (height - bottom - top) / height)
@@ -102,7 +101,7 @@ def axes_in(figure: Figure, *, left: float, right: float, bottom: float, top: fl
 def plane(
     figure: Figure, xlabel: str, title: str, *, left: float = 50, bottom: float = 48, top: float = 28, pad: float = 12
 ) -> Axes:
-    """Axes with horizontal lines. A title above them reads better than a label on its side."""
+    """Axes with horizontal grid lines, and a title above them instead of a rotated label."""
     axes = axes_in(figure, left=left, right=14, bottom=bottom, top=top)
     axes.set_xlabel(xlabel)
     axes.set_title(title, loc="left", fontsize=12, color=MUTED, pad=pad)
@@ -128,7 +127,7 @@ def mark_legend(axes: Axes, handles: Sequence[Line2D], *, right: bool = False, g
 
 
 def limit_latency(axes: Axes, values: Sequence[float], padding: float) -> None:
-    """A horizontal latency axis around the values, logarithmic where they differ by much."""
+    """Set a horizontal latency axis around the values, logarithmic for a wide range."""
     low, high = float(min(values)), float(max(values))
     if low > 0 and high / low > LOG_FROM:
         margin = (high / low) ** padding
@@ -145,7 +144,7 @@ def limit_latency(axes: Axes, values: Sequence[float], padding: float) -> None:
 
 
 def _log_ticks(low: float, high: float) -> list[float]:
-    """Round numbers between two limits: the sparsest set that has at least three of them."""
+    """Round numbers between two limits: the sparsest set with at least three of them."""
     exponents = range(int(np.floor(np.log10(low))), int(np.ceil(np.log10(high))) + 1)
     ticks: list[float] = []
     for mantissas in ((1,), (1, 3), (1, 2, 5), (1, 1.5, 2, 3, 5, 7)):
@@ -165,7 +164,7 @@ def front(places: Sequence[Place]) -> list[Place]:
 
 
 def corners(places: Sequence[Place]) -> list[Place]:
-    """The staircase through places from left to right, each lower than the one before: what is beyond is dominated."""
+    """The staircase through places from left to right, each lower than the one before; points beyond are dominated."""
     steps = list(places[:1])
     for (_, higher), (right, lower) in itertools.pairwise(places):
         steps += [(right, higher), (right, lower)]
@@ -184,7 +183,7 @@ def draw_front(axes: Axes, places: Sequence[Place], sign: float = 1.0) -> list[P
 
 
 def mark_point(axes: Axes, place: Place, series: int, chosen: bool) -> None:
-    """A marker in the colour and shape of a series, with a ring where it is chosen."""
+    """Draw a marker in the colour and shape of a series, with a ring if it is chosen."""
     colour = SERIES[series]
     if chosen:
         axes.plot(*place, marker="o", markersize=19, color="none", markeredgecolor=colour, zorder=3)
@@ -199,8 +198,7 @@ def mark_point(axes: Axes, place: Place, series: int, chosen: bool) -> None:
     )
 
 
-# --- Figures of strips ------------------------------------------------------------------------------------------------
-# one strip for each artifact, one above the other on one horizontal axis, each with its name.
+# --- Figures with one named strip per artifact, on a common horizontal axis -------------------------------------------
 
 
 WIDE, NARROW = 840.0, 360.0  # pixels
@@ -240,7 +238,7 @@ def new_strips(
 
 
 def _label_width(figure: Figure, names: Sequence[str]) -> float:
-    """The room that the longest name or note needs, in pixels."""
+    """The width of the longest name or note, in pixels."""
     probe = figure.text(0, 0, "", fontsize=12, parse_math=False)
     widths = []
     for name in names:
@@ -292,8 +290,8 @@ def _name_above(axes: Axes, height: float, name: str, note: str) -> None:
 
 _SVG = "{http://www.w3.org/2000/svg}"
 _HREF = "{http://www.w3.org/1999/xlink}href"
-# Only what a static drawing needs: metadata, style sheets (their "*" rule would reach the whole page) and anything
-# unforeseen are left out.
+# Allowed elements and attributes: metadata, style sheets (their "*" rule would affect the whole page) and everything
+# else are left out.
 _ELEMENTS = {"svg", "g", "path", "defs", "use", "clipPath", "rect", "circle", "text", "tspan"}
 _ATTRIBUTES = {"d", "x", "y", "width", "height", "transform", "clip-path", "style", "cx", "cy", "r"}
 _DECIMALS = re.compile(r"-?\d+\.\d+")
@@ -302,7 +300,7 @@ _REFERENCE = re.compile(r"#([\w.-]+)")
 
 @dataclass(frozen=True)
 class Plot:
-    """One plot in its two variants, and what it shows in words."""
+    """One plot in its two variants, with its caption."""
 
     title: str
     caption: str
@@ -342,7 +340,7 @@ def _serialise(element: ElementTree.Element, prefix: str) -> str:
     attributes = "".join(
         f' {name}="{html.escape(value)}"' for name, value in _attributes(element.attrib, tag, prefix) if value
     )
-    # Groups only carry ids and clip paths; without either they are noise.
+    # Groups carry only ids and clip paths; groups without either are dropped.
     return inner if tag == "g" and not attributes else f"<{tag}{attributes}>{inner}</{tag}>"
 
 
@@ -378,7 +376,7 @@ def _rounded(match: re.Match[str]) -> str:
 
 _DISTANCES = (11, 18, 27, 40, 56, 76, 100)
 _DIRECTIONS = ((1, 0), (-1, 0), (0, 1), (0, -1), (0.8, 0.7), (0.8, -0.7), (-0.8, 0.7), (-0.8, -0.7))
-_LEADER_FROM = 16  # pixels; a nearer label needs no line to its point
+_LEADER_FROM = 16  # pixels; a closer label needs no leader line
 _PADDING = 2.0
 
 
@@ -391,7 +389,7 @@ class PixelBox(NamedTuple):
     top: float
 
     def overlap(self, other: PixelBox) -> float:
-        """The shared area."""
+        """The area of the intersection."""
         width = min(self.right, other.right) - max(self.left, other.left)
         height = min(self.top, other.top) - max(self.bottom, other.bottom)
         return width * height if width > 0 and height > 0 else 0.0
@@ -421,7 +419,7 @@ class _Anchor:
 
 @dataclass(frozen=True)
 class _LabelPlace:
-    """The place of a label, how bad it is, and its leader line (point to label) if it needs one."""
+    """The place of a label, its cost, and its leader line (point to label) if it needs one."""
 
     box: PixelBox
     cost: float
@@ -432,7 +430,7 @@ class _LabelPlace:
 def text_size(text: Text) -> tuple[float, float]:
     """The width and height of a text in pixels. The fonts of a page are rarely wider than the one measured here."""
     with warnings.catch_warnings():
-        # A glyph the measuring font lacks is no concern: the browser picks the font.
+        # A glyph that the measuring font lacks does not matter: the browser picks the font.
         warnings.filterwarnings("ignore", message="Glyph .* missing")
         extent = text.get_window_extent()
     return extent.width, extent.height
@@ -445,7 +443,7 @@ def label_points(
     obstacles: Sequence[PixelBox],
     lines: Sequence[Line],
 ) -> bool:
-    """Move each text to a free place near its point (data coordinates), with a leader line where it is far.
+    """Move each text to a free place near its point (data coordinates), with a leader line if it is far away.
 
     Labels keep clear of obstacles and lines, leader lines of obstacles only. Returns whether all of them could.
     """
@@ -457,7 +455,7 @@ def label_points(
     layout = _best_layout(anchors, obstacles, lines, frame)
     for text, place in zip(texts, layout, strict=True):
         center = ((place.box.left + place.box.right) / 2, (place.box.bottom + place.box.top) / 2)
-        # Centred on its place: a page font narrower than the measured one then leaves even gaps.
+        # Centred, so that a narrower font leaves equal gaps.
         text.set(position=to_data.transform(center), ha="center", va="center")
         if place.leader is not None:
             ends = to_data.transform(place.leader)
@@ -466,7 +464,7 @@ def label_points(
 
 
 def number_points(axes: Axes, places: Sequence[Place], numbers: Sequence[int], lines: Sequence[Line] = ()) -> None:
-    """A number at each point (data coordinates)."""
+    """Draw a number at each point (data coordinates)."""
     texts = [axes.text(*place, str(number), color=INK) for place, number in zip(places, numbers, strict=True)]
     boxes = [PixelBox(x - 7, y - 7, x + 7, y + 7) for x, y in axes.transData.transform(places).tolist()]
     label_points(axes, places, texts, boxes, lines)
@@ -475,7 +473,7 @@ def number_points(axes: Axes, places: Sequence[Place], numbers: Sequence[int], l
 def _best_layout(
     anchors: Sequence[_Anchor], obstacles: Sequence[PixelBox], lines: Sequence[Line], frame: PixelBox
 ) -> list[_LabelPlace]:
-    """Greedy placement in several orders; the cheapest outcome wins."""
+    """Greedy placement in several orders; returns the cheapest result."""
     indices = range(len(anchors))
     orders = [
         sorted(indices, key=lambda i: anchors[i].x),
@@ -494,7 +492,7 @@ def _greedy(
     lines: Sequence[Line],
     frame: PixelBox,
 ) -> list[_LabelPlace]:
-    """Give each label in turn the cheapest place that is left."""
+    """Assign each label in turn to the cheapest free place."""
     placed: dict[int, _LabelPlace] = {}
     for index in order:
         taken = [*obstacles, *(place.box for place in placed.values())]
@@ -508,7 +506,7 @@ def _greedy(
 
 
 def _places(anchor: _Anchor) -> Iterator[_LabelPlace]:
-    """The places around a point, near ones first; at this stage the cost is the distance."""
+    """The places around a point, the closest first; the cost here is the distance."""
     half_width, half_height = anchor.width / 2 + _PADDING, anchor.height / 2 + _PADDING
     for distance in _DISTANCES:
         for right, up in _DIRECTIONS:
@@ -527,13 +525,13 @@ def _judged(
     drawn: Sequence[Line],
     frame: PixelBox,
 ) -> _LabelPlace:
-    """The place with its full cost: what it hides, what it crosses, and whose label it could be taken for."""
+    """The place with its full cost: hidden objects, crossed lines, and ambiguity with other points."""
     box = place.box
     hidden = sum(box.overlap(other) for other in taken)
     outside = box.area - box.overlap(frame)
     crossed = sum(_crosses(line, box) for line in drawn)
     if place.leader:
-        # The boxes around the point itself are no obstacle to a line that starts there.
+        # The boxes around the point itself do not block a line that starts there.
         crossed += sum(_crosses(place.leader, other) for other in taken if not other.holds(anchor.x, anchor.y))
     mistakable = any(_gap(box, other) < _gap(box, anchor) + 4 for other in others)
     unclear = mistakable * (20 if place.leader else 80)
@@ -542,12 +540,12 @@ def _judged(
 
 
 def _sign(value: float) -> int:
-    """-1, 0 or 1."""
+    """The sign of a number: -1, 0 or 1."""
     return (value > 0) - (value < 0)
 
 
 def _nearest(box: PixelBox, anchor: _Anchor) -> tuple[float, float]:
-    """The point of the box that is nearest to the anchor."""
+    """The point of the box that is closest to the anchor."""
     return min(max(anchor.x, box.left), box.right), min(max(anchor.y, box.bottom), box.top)
 
 
@@ -558,7 +556,7 @@ def _gap(box: PixelBox, anchor: _Anchor) -> float:
 
 
 def _crosses(line: Line, box: PixelBox) -> bool:
-    """Whether a line runs through a box: the stretches inside its width and inside its height overlap."""
+    """Whether a line crosses a box: the parts within its width and within its height overlap."""
     (x0, y0), (x1, y1) = line
     enter, leave = 0.0, 1.0
     for start, step, low, high in ((x0, x1 - x0, box.left, box.right), (y0, y1 - y0, box.bottom, box.top)):

@@ -11,12 +11,12 @@ from vitdeploy.document.history import ChangeFacts, HistoryDocument, PointFacts,
 from vitdeploy.report import figures, table, text
 from vitdeploy.report.figures import Plot, both_variants
 
-# The latest results of a series that its table has; the plot has all.
+# The number of the latest results in the table of a series; the plot shows all.
 MOST_ROWS = 20
 
 
 def latest_changes(document: HistoryDocument) -> list[tuple[int, SeriesFacts, ChangeFacts]]:
-    """Every change with its series and the number of that, the latest of the history first."""
+    """Every change with its series and the number of the series, the latest change first."""
     found = [
         (number, series, change) for number, series in enumerate(document.series, start=1) for change in series.changes
     ]
@@ -24,37 +24,37 @@ def latest_changes(document: HistoryDocument) -> list[tuple[int, SeriesFacts, Ch
 
 
 def about_series(series: SeriesFacts) -> list[str]:
-    """The machine of a series, what was measured there, and how much its results scatter."""
+    """The machine of a series, its configuration, and the noise of its results."""
     sizes = [f"batch {series.batch}"] if series.batch is not None else []
     sizes += [f"{series.threads} threads"] if series.threads else []
     noise = ""
     if series.noise is not None and series.correlation is not None:
-        noise = f"single results scatter by {text.percent(series.noise)}, neighbours correlate by "
+        noise = f"noise of a single result {text.percent(series.noise)}, correlation of neighbouring results "
         noise += text.number(series.correlation)
     lines = [series.machine, ", ".join([series.target, series.precision, *sizes]), noise, series.too_few]
     return [line for line in lines if line]
 
 
 def changed_with(change: ChangeFacts) -> list[str]:
-    """What else changed with a change of the latency, a line each."""
+    """The recorded differences that coincide with a change of the latency, one per line."""
     what = [f"{each.what}: {each.before or 'unknown'} → {each.after or 'unknown'}" for each in change.differences]
     what += [
-        f"{each.what} {each.value}: in {each.before} of {each.of_before} results before it, {each.after} of "
-        f"{each.of_after} after it"
+        f"{each.what} {each.value}: in {each.before} of {each.of_before} results before, {each.after} of "
+        f"{each.of_after} after"
         for each in change.shares
     ]
-    return [*(what or ["nothing that is recorded"]), *change.further]
+    return [*(what or ["no recorded difference"]), *change.further]
 
 
 def point_latency(point: PointFacts) -> table.Cell:
-    """The median latency with its interval, where that is known."""
+    """The median latency with its interval, if known."""
     low, high = point.p50_ms_ci95
     bounds = [low, high] if low is not None and high is not None else None
     return table.Cell(text.significant(point.p50_ms, 4), text.interval(bounds, 3) if bounds else "")
 
 
 def history_plot(series: SeriesFacts, name: str) -> Plot | None:
-    """The latency of each result with its interval, and the level between changes."""
+    """The plot of each result's latency with its interval, and of the levels between changes."""
     timed = [point for point in series.points if point.p50_ms is not None]
     if len(timed) < 2:
         return None
@@ -65,9 +65,9 @@ def history_plot(series: SeriesFacts, name: str) -> Plot | None:
     )
     description = f"p50 latency of {len(timed)} results. Changes: {changes or 'none'}."
     wide, narrow = both_variants(lambda is_narrow: _draw(series, timed, is_narrow), name, description)
-    caption = "In the order of the history; a bar is the 95 % interval."
+    caption = "Results in the order of the history; bars are 95 % intervals."
     if any(not point.decided or point.flags for point in timed):
-        caption += " A hollow mark is a result that is not decided, or has a flag."
+        caption += " Hollow marks are undecided or flagged results."
     if series.changes:
         caption += " Lines are the levels between changes."
     return Plot("p50 latency", caption, wide, narrow)
@@ -102,7 +102,7 @@ def _draw_points(axes: Axes, points: Sequence[PointFacts], plain: bool) -> None:
 
 
 def _draw_levels(axes: Axes, series: SeriesFacts) -> None:
-    """The level of each side of every change, from change to change."""
+    """Draw the level on each side of every change, from change to change."""
     edges = [series.points[0].number, *(change.number for change in series.changes), series.points[-1].number + 1]
     levels = [*(change.before_ms for change in series.changes), *(change.after_ms for change in series.changes[-1:])]
     for start, end, level in zip(edges, edges[1:], levels, strict=False):
@@ -112,7 +112,7 @@ def _draw_levels(axes: Axes, series: SeriesFacts) -> None:
 
 
 def _mark(plain: bool, label: str) -> Line2D:
-    """The marks of results, filled where they are `plain`: decided, and without a flag."""
+    """The marks of results, filled if `plain`: decided and without flags."""
     colour = figures.SERIES[1]
     return Line2D(
         [],

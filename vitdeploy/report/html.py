@@ -1,7 +1,7 @@
 """Documents as self-contained HTML pages: no scripts, no external requests, readable offline and in print.
 
-Each page is a table of sections, whose templates read the document itself. All text of a document is taken as
-untrusted: it is escaped, and cleaned of control characters.
+Each page is a table of sections, whose templates read the document itself. All text of a document is untrusted: it is
+escaped, and control characters are removed.
 """
 
 import inspect
@@ -28,7 +28,7 @@ from vitdeploy.search.precision import Sensitivity
 from vitdeploy.tasks import tensors
 
 TEMPLATES = (Path(__file__).parent / "templates",)
-# Their public functions are filters of templates, and their constants are globals.
+# Modules whose public functions are template filters, and whose constants are template globals.
 MODULES: tuple[ModuleType, ...] = (
     text,
     notes,
@@ -40,7 +40,7 @@ MODULES: tuple[ModuleType, ...] = (
     summary,
 )
 
-# --- The tables of all pages: which sections each has, in which order -------------------------------------------------
+# --- The ordered sections of all pages --------------------------------------------------------------------------------
 
 
 COMPARED = "Every artifact against the original"
@@ -57,19 +57,20 @@ def _plots(report: Judgement) -> list[figures.Plot]:
 
 
 def _changed(page: RunPage) -> list[Report]:
-    """The report, if it says what changed."""
+    """The report, if it has changed answers."""
     counts = page.report.answers.changed if page.report.answers else {}
     return [page.report] if counts or summary.examples(page.report, True) else []
 
 
 def _others(page: RunPage, beside_changed: bool) -> list[object]:
-    """The examples whose answer did not change, where others did, or where none did."""
+    """The examples whose answer did not change; `beside_changed`: only if other answers changed, else only if none
+    did."""
     unlike = bool(summary.examples(page.report, True)) != beside_changed
     return [] if unlike else _some(summary.examples(page.report, False))
 
 
 def _outputs(report: Report) -> list[tuple[str, tensors.OutputFacts]]:
-    """The outputs of no known task, with the engine of each."""
+    """The outputs of a model without a known task, with the engine of each."""
     return [
         (engine.artifact, output)
         for engine in report.engines
@@ -79,12 +80,12 @@ def _outputs(report: Report) -> list[tuple[str, tensors.OutputFacts]]:
 
 
 def _parts(report: Report) -> dict[str, dict[str, float]]:
-    """The milliseconds of each graph of a model of several, by artifact."""
+    """The milliseconds of each graph by artifact, for a model with several graphs."""
     return {name: row.parts_ms for name, row in report.results.items() if row.parts_ms}
 
 
 def _some(view: object) -> list[object]:
-    """One view, where there is anything to show."""
+    """One view, if it has any content."""
     return [view] if view else []
 
 
@@ -94,7 +95,7 @@ RUN: tuple[Section[RunPage], ...] = (
     Section("outputs", "Output by output", lambda page: _some(_outputs(page.report)), "outputs.html.jinja"),
     Section("heads", "Head by head", lambda page: _some(table.heads(page.report)), "heads.html.jinja"),
     Section("sizes", "Image sizes", lambda page: _some(page.report.sizes), "sizes.html.jinja"),
-    Section("changed", "{view.data.nouns} whose answer changed", _changed, "changed.html.jinja"),
+    Section("changed", "{view.data.nouns} with changed answers", _changed, "changed.html.jinja"),
     Section("classes", "Class by class", lambda page: _some(summary.class_engines(page.report)), "classes.html.jinja"),
     Section(
         "reliability", "{view.title}", lambda page: _some(context.reliability_plot(page.report)), "plot.html.jinja"
@@ -149,7 +150,7 @@ SWEEP: tuple[Section[sweep.SweepDocument], ...] = (
 HISTORY: tuple[Section[HistoryDocument], ...] = (
     Section(
         "changes",
-        "What got slower or faster",
+        "Changes of latency",
         lambda document: [history.latest_changes(document)] if document.series else [],
         "history_changes.html.jinja",
     ),
@@ -158,13 +159,13 @@ HISTORY: tuple[Section[HistoryDocument], ...] = (
     Section("series-{number}", "{view.title}", lambda document: document.series, "history_one.html.jinja"),
     Section(
         "left-out",
-        "Files that are left out",
+        "Skipped files",
         lambda document: _some([(each.what, each.why) for each in document.left_out]),
         "left_out.html.jinja",
     ),
 )
 SELFTEST: tuple[Section[commands.SelftestDocument], ...] = (
-    Section("machine", "What the target needs of this machine", lambda document: [document], "needs.html.jinja"),
+    Section("machine", "Requirements of the target", lambda document: [document], "needs.html.jinja"),
     Section("steps", "Steps", lambda document: [document], "steps.html.jinja"),
     Section("model-{number}", "{view.name}", lambda document: document.models, "tested_model.html.jinja"),
 )
@@ -173,20 +174,20 @@ SELFTEST: tuple[Section[commands.SelftestDocument], ...] = (
 
 
 def render_html(report: Report, images: Mapping[str, bytes]) -> str:
-    """The report page. `images` holds the pictures that its examples name."""
+    """The report page. `images`: the pictures of its examples, by name."""
     found = text.cleaned(report)
     return _render("run_page", RUN, RunPage(found, images), report=found, notices=_notices(found))
 
 
 def render_sensitivity(sensitivity: Sensitivity, name: str) -> str:
-    """The page of what each layer costs in INT8, of the model with this name; both are taken as untrusted."""
+    """The page of the INT8 cost of each layer of the model with this name; both arguments are untrusted."""
     found = text.cleaned(sensitivity)
     plot = context.sensitivity_plot(found, "", "sensitivity")
     return _render("sensitivity_page", (), found, sensitivity=found, name=text.clean(name), plot=plot)
 
 
 def render_tuning(document: sweep.TuneDocument, recipe: str) -> str:
-    """The page of a search; `recipe` is the file of what to ship, and as untrusted."""
+    """The page of a search; `recipe`: the text of the recommended recipe. Both arguments are untrusted."""
     found = text.cleaned(document)
     lines = "\n".join(text.clean(line) for line in recipe.splitlines())
     last = Section[sweep.TuneDocument]("recipe", "Recipe", lambda _: [lines], "recipe.html.jinja")
@@ -232,20 +233,20 @@ def is_history_page(path: Path) -> bool:
 
 
 def _render(page: str, sections: Sequence[Section[Document]], document: Document, **head: object) -> str:
-    """A page with its sections; `head` is what stands around them."""
+    """A page with its sections; `head`: the variables of the template around them."""
     return _environment().get_template(f"{page}.html.jinja").render(sections=sections, document=document, **head)
 
 
 def _notices(report: Judgement) -> list[notes.Notice]:
-    """Warnings, and what is not decided where no grade says so."""
+    """The warnings, and the undecided artifacts if the verdict has no grade."""
     return notes.notices(report.warnings, {} if report.verdict.grade is not None else report.undecided)
 
 
 def _reasons(report: Judgement) -> list[str]:
-    """The reasons of the gate that no remark has said already, and those of a grade."""
+    """The gate's reasons that no remark contains, and the reasons of a grade."""
     verdict = report.verdict
-    said = " ".join([verdict.sentence, *verdict.remarks])
-    reasons = [reason for reason in dict.fromkeys(verdict.reasons) if reason not in said]
+    shown = " ".join([verdict.sentence, *verdict.remarks])
+    reasons = [reason for reason in dict.fromkeys(verdict.reasons) if reason not in shown]
     return reasons + (notes.by_reason(report.undecided) if verdict.grade is not None else [])
 
 
@@ -264,7 +265,7 @@ def _environment() -> Environment:
 
 
 def _filters() -> dict[str, Callable[..., object]]:
-    """What templates write numbers and facts with: the functions of the modules above, by name, and a few others."""
+    """The filters of templates: the public functions of `MODULES` by name, and a few others."""
     public = {name: each for module in MODULES for name, each in vars(module).items() if inspect.isfunction(each)}
     return {
         **public,
@@ -283,20 +284,20 @@ def _filters() -> dict[str, Callable[..., object]]:
 
 
 def _with_contents(body: Markup) -> Markup:
-    """The body of a page with links to its headings on top, where there are a few."""
+    """The body of a page with links to its headings on top, if it has at least three."""
     found = re.findall(r'<h2 id="([^"]+)">(.*?)</h2>', body, re.DOTALL)
     if len(found) < 3:
         return body
-    # Both are markup already: what the template wrote was escaped then.
+    # Both are markup: the template has escaped them.
     links = Markup("").join(Markup(f'<li><a href="#{name}">{title}</a></li>') for name, title in found)  # noqa: S704
     return Markup('<nav class="contents" aria-label="Contents"><ul>{}</ul></nav>\n').format(links) + body
 
 
 def _soft_breaks(value: str) -> Markup:
-    """A CamelCase name, escaped, that may be broken before each capital."""
+    """A CamelCase name, escaped, with optional line breaks before each capital."""
     return Markup("<wbr>").join(re.split(r"(?<=[a-z])(?=[A-Z])", value))
 
 
 def _signed(change: int) -> str:
-    """A difference of counts; "" of none."""
+    """A signed difference of counts; "" for 0."""
     return f"{change:+d}".replace("-", "−") if change else ""

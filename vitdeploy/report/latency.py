@@ -1,4 +1,4 @@
-"""Latencies and times of a page."""
+"""The plots of latency: its distribution, and its course over time."""
 
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
@@ -16,7 +16,7 @@ from vitdeploy.report import figures, text
 from vitdeploy.report.figures import Plot, both_variants
 from vitdeploy.report.page import MeasuredBench
 
-# --- The plot of latency: its distribution per artifact ---------------------------------------------------------------
+# --- The distribution of latency per artifact -------------------------------------------------------------------------
 
 
 _RISE = 0.46  # of a strip's height: the peak of a density
@@ -26,7 +26,7 @@ Values = NDArray[np.float64]
 
 
 def latency_plot(measured: MeasuredBench) -> Plot | None:
-    """The distribution of latency per artifact."""
+    """The plot of the distribution of latency per artifact; None without rows."""
     if not measured.rows:
         return None
     facts = "; ".join(
@@ -39,8 +39,8 @@ def latency_plot(measured: MeasuredBench) -> Plot | None:
         f"Distribution of latency. {facts}.",
     )
     caption = (
-        "Every tick under a curve is one measured latency; the curve is their density. A long tail to the right is "
-        "what p99 tells of."
+        "Every tick under a curve is one measured latency; the curve is their density. p99 describes the tail on the "
+        "right."
     )
     return Plot("Latency", caption, wide, narrow)
 
@@ -64,7 +64,7 @@ def _draw_latency(measured: MeasuredBench, narrow: bool) -> Figure:
 
 
 def _draw_distributions(axes: Axes, measured: MeasuredBench) -> None:
-    """Per artifact a density curve, the samples as a rug, and the three percentiles."""
+    """Draw per artifact a density curve, the samples as a rug, and the three percentiles."""
     values = {name: _usable(measured.bench.samples_ms.get(name)) for name in measured.rows}
     marks = [value for row in measured.rows.values() for value in _percentiles(row).values()]
     figures.limit_latency(axes, [*marks, *np.concatenate(list(values.values()))], padding=0.03)
@@ -88,13 +88,13 @@ def _usable(samples: Sequence[float] | None) -> Values:
 
 
 def _draw_density(axes: Axes, values: Values, base: float, colour: str, logarithmic: bool) -> None:
-    """A curve above the base line and one short tick per sample below it."""
+    """Draw a curve above the base line, and one short tick per sample below it."""
     scaled = np.log(values) if logarithmic else values
     grid, height = density(scaled)
     grid = np.exp(grid) if logarithmic else grid
     axes.fill_between(grid, base, base + _RISE * height, color=colour, alpha=0.22, linewidth=0, zorder=2)
     axes.plot(grid, base + _RISE * height, color=colour, linewidth=1.2, zorder=3)
-    # All ticks are one path, broken by gaps; samples closer than the rounding would only print over each other.
+    # All ticks are one path with gaps; samples closer than the rounding would overlap.
     step = max(float(np.ptp(scaled)), 1e-9) / 500
     unique = np.unique(np.round(scaled / step)) * step
     positions = np.exp(unique) if logarithmic else unique
@@ -104,14 +104,14 @@ def _draw_density(axes: Axes, values: Values, base: float, colour: str, logarith
 
 
 def density(values: Values, points: int = 160) -> tuple[Values, Values]:
-    """A Gaussian kernel density with a peak of 1, evaluated around the values."""
+    """A Gaussian kernel density, scaled to a peak of 1: the places and the heights."""
     spread = float(np.std(values))
     quartiles = np.percentile(values, [25, 75])
     robust = float(quartiles[1] - quartiles[0]) / 1.34
     width = 0.9 * (min(spread, robust) or spread) * values.size**-0.2
-    # Identical values have no width of their own.
+    # Identical values have no spread.
     width = max(width, 1e-3 * abs(float(np.mean(values))), 1e-9)
-    # Most of the curve's points go where most of the samples are.
+    # Most points of the curve lie where most samples are.
     body = np.percentile(values, np.linspace(0, 100, points - 40))
     ends = np.linspace(values.min() - 3 * width, values.max() + 3 * width, 40)
     grid = np.unique(np.concatenate([body, ends]))
@@ -149,19 +149,18 @@ def _mark_legend(axes: Axes) -> None:
     figures.mark_legend(axes, handles)
 
 
-# --- The plots of time ------------------------------------------------------------------------------------------------
-# how each artifact's latency moved while it was measured, and its throughput under a long load.
+# --- The course of each artifact's latency during the bench, and of its throughput under a long load ------------------
 
 
 _STEPS = (2, 3, 5, 7, 10, 15, 20, 30, 50, 70, 100, 150, 200, 300, 500, 700, 1000)  # percent: the ends of a strip
-_BAND = 0.32  # of a strip's height, up and down, that the moves may take
-_PROCESS_WIDTH = 70.0  # pixels: what the words "process 1" need
-_TOP = 46.0  # pixels: room for what the lines and the processes are called
-# A mark for each scenario of a benchmark run; with a fifth they begin again.
+_BAND = 0.32  # of a strip's height, up and down: the range of the moves
+_PROCESS_WIDTH = 70.0  # pixels: the width of the words "process 1"
+_TOP = 46.0  # pixels: room for the labels of lines and processes
+# A mark for each scenario of a benchmark run; they repeat from the fifth on.
 _TIMELINE_MARKS = (("o", True), ("o", False), ("s", True), ("s", False))
-_SHARED_FROM = 3  # artifacts, so that what they have in common is not mostly one of them
+_SHARED_FROM = 3  # artifacts, so that no single one dominates their mean
 _MINUTES_FROM = 300.0  # seconds
-_MOST_POINTS = 120  # of one line with marks; a longer one is a line alone
+_MOST_POINTS = 120  # of a line with marks; longer lines have none
 
 
 @dataclass(frozen=True)
@@ -169,7 +168,7 @@ class Track:
     """The course of one artifact in one scenario over time.
 
     seconds, moves: float64 [blocks]; a move is the difference of a block from the median of all blocks, in percent.
-    process: int64 [blocks]. level: that median, in `unit`, NaN without blocks.
+    process: int64 [blocks]. level: the median of all blocks, in `unit`, NaN without blocks.
     """
 
     scenario: str
@@ -181,8 +180,8 @@ class Track:
 
 
 def _tracks_in_turns(measured: MeasuredBench) -> dict[str, list[Track]]:
-    """Tracks of every artifact in the scenarios that it took turns in; artifacts or scenarios without times are left
-    out."""
+    """The tracks of every artifact in scenarios that are measured in turns; artifacts or scenarios without times are
+    left out."""
     found = {
         name: [_track(scenario, each) for scenario, each in row.scenarios.items() if each.bins is None]
         for name, row in measured.rows.items()
@@ -192,7 +191,7 @@ def _tracks_in_turns(measured: MeasuredBench) -> dict[str, list[Track]]:
 
 
 def _tracks_of_runs(measured: MeasuredBench) -> dict[str, dict[str, list[Track]]]:
-    """The same of runs without turns, by scenario."""
+    """The tracks of long runs (not measured in turns), by scenario and artifact."""
     found: dict[str, dict[str, list[Track]]] = {}
     for name, row in measured.rows.items():
         for scenario, each in row.scenarios.items():
@@ -202,7 +201,7 @@ def _tracks_of_runs(measured: MeasuredBench) -> dict[str, dict[str, list[Track]]
 
 
 def _track(scenario: str, result: ScenarioResult) -> Track:
-    """The blocks of a benchmark run; those in which no query was answered are left out."""
+    """The track of a benchmark run, without blocks that have no answered query."""
     blocks = result.blocks
     medians = np.array([np.nan if each is None else each for each in blocks.median_ms], np.float64)
     seconds, process = np.array(blocks.begun_seconds, np.float64), np.array(blocks.process, np.int64)
@@ -212,19 +211,19 @@ def _track(scenario: str, result: ScenarioResult) -> Track:
 
 
 def _run(scenario: str, result: ScenarioResult) -> Track:
-    """Images per second of one long run, from its own beginning."""
+    """The track of one long run in images per second, from its own start."""
     bins, begun = (np.array(each, np.float64) for each in (result.bins, result.blocks.begun_seconds))
     process = np.zeros(bins.size, np.int64)
     return Track(scenario, begun - begun[0], moves(bins), process, float(np.median(bins)), "/s")
 
 
 def moves(values: Values) -> Values:
-    """The distance of each value from the median of all, in percent of it. [n] -> [n]."""
+    """The difference of each value from the median of all, in percent of the median. [n] -> [n]."""
     return np.asarray(100 * (values / np.median(values) - 1)) if values.size else values
 
 
 def _together(tracks: Sequence[Track]) -> Iterator[tuple[Values, Values]]:
-    """The common movement of all artifacts, block by block, in each scenario and process: mean times and mean moves."""
+    """The mean times and mean moves of all artifacts, block by block, for each scenario and process."""
     for scenario in dict.fromkeys(track.scenario for track in tracks):
         of = [track for track in tracks if track.scenario == scenario]
         for number in np.unique(of[0].process):
@@ -236,7 +235,7 @@ def _together(tracks: Sequence[Track]) -> Iterator[tuple[Values, Values]]:
 
 
 def timeline_plots(measured: MeasuredBench) -> list[Plot]:
-    """The benchmark run, and each long run; none of what no times are known of."""
+    """The plots of the benchmark run and of each long run with known times."""
     bench_run = _bench_plot(measured, _tracks_in_turns(measured))
     plots = [] if bench_run is None else [bench_run]
     for number, (scenario, runs) in enumerate(_tracks_of_runs(measured).items(), start=1):
@@ -248,36 +247,38 @@ def _bench_plot(measured: MeasuredBench, found: Mapping[str, Sequence[Track]]) -
     if not found:
         return None
     wide, narrow = both_variants(
-        lambda is_narrow: _draw(measured, found, is_narrow, "since the bench began", len(found) >= _SHARED_FROM),
+        lambda is_narrow: _draw(measured, found, is_narrow, "since the start of the bench", len(found) >= _SHARED_FROM),
         "timeline",
-        f"The median latency of every block over time, against the median of all blocks. {_facts(found)}.",
+        f"The median latency of every block over time, relative to the median of all blocks. {_facts(found)}.",
     )
     shared = " The thin grey line is the mean of all artifacts." if len(found) >= _SHARED_FROM else ""
     processes = max(int(track.process.max()) for each in found.values() for track in each) + 1
-    fresh = " At a dotted line all are started again." if processes > 1 else ""
+    fresh = " At a dotted line, all artifacts were started again." if processes > 1 else ""
+    scenarios = list(dict.fromkeys(track.scenario for each in found.values() for track in each))
+    levels = f"the medians ({', '.join(scenarios)})" if len(scenarios) > 1 else "the median"
     caption = (
-        "Every mark is the median latency of one block, at the time when it was measured, against the median of all "
-        f"blocks, which stands beside the name: higher is slower.{shared} Artifacts take turns, so what moves all of "
-        f"them at once is the machine; what moves one alone is that artifact.{fresh}"
+        "Each mark is the median latency of one block relative to the median of all blocks: higher is slower. The band "
+        f"is the vertical range of each strip; {levels} of all blocks are next to the name.{shared} Artifacts take "
+        f"turns: moves of all artifacts come from the machine, moves of a single one from that artifact.{fresh}"
     )
     return Plot("Timeline", caption, wide, narrow)
 
 
 def _run_plot(measured: MeasuredBench, runs: Mapping[str, Sequence[Track]], scenario: str, number: int) -> Plot:
     wide, narrow = both_variants(
-        lambda is_narrow: _draw(measured, runs, is_narrow, "since the run of the artifact began", False),
+        lambda is_narrow: _draw(measured, runs, is_narrow, "since the start of the artifact’s run", False),
         f"sustained-{number}",
-        f"Throughput over time under {scenario}, against its median. {_facts(runs)}.",
+        f"Throughput over time under {scenario}, relative to its median. {_facts(runs)}.",
     )
     caption = (
-        "Throughput of every second of a run without a pause, against the median of that run: lower is slower. A line "
-        "that falls and stays down is a machine that grows hot, or that others use."
+        "Throughput in every second of a run without a pause, relative to the median of that run: lower is slower. A "
+        "line that falls and stays down shows a machine that heats up, or that other processes use."
     )
     return Plot(f"Timeline of {scenario}", caption, wide, narrow)
 
 
 def _facts(found: Mapping[str, Sequence[Track]]) -> str:
-    """The content of the strips, in words."""
+    """The content of the strips in words."""
     return "; ".join(
         f"{name}: "
         + ", ".join(
@@ -292,8 +293,8 @@ def _facts(found: Mapping[str, Sequence[Track]]) -> str:
 def _draw(
     measured: MeasuredBench, found: Mapping[str, Sequence[Track]], narrow: bool, begins: str, with_mean: bool
 ) -> Figure:
-    """One variant: a strip for each artifact, all on one scale of percents and one of time, which has its zero where
-    `begins` says. `with_mean`: with what all artifacts did at the same time."""
+    """One variant: a strip for each artifact, all on one scale of percentages and one time axis, whose zero `begins`
+    names. `with_mean`: draw the mean of all artifacts."""
     names = list(found)
     levels = [_levels(found[name]) for name in names]
     figure, axes = figures.new_strips(names, levels, narrow, top=_TOP, rise=_BAND)
@@ -333,7 +334,7 @@ def _levels(tracks: Sequence[Track]) -> str:
 
 
 def _draw_track(axes: Axes, track: Track, scale: float, y: Values, series: int, marker: str, filled: bool) -> None:
-    """The blocks of each process as a line: from one process to the next there is none."""
+    """Draw the blocks of each process as a separate line."""
     colour = figures.SERIES[series]
     marks = track.moves.size <= _MOST_POINTS
     for number in np.unique(track.process):
@@ -352,15 +353,15 @@ def _draw_track(axes: Axes, track: Track, scale: float, y: Values, series: int, 
 
 
 def _limits(found: Sequence[Values]) -> tuple[int, int]:
-    """The limits of the strips in percent: round numbers that contain all moves, if there are any."""
+    """The limits of the strips in percent: round numbers that contain all moves, if possible."""
     low, high = min(float(each.min()) for each in found), max(float(each.max()) for each in found)
     down, up = (next((step for step in _STEPS if step >= most), _STEPS[-1]) for most in (-low, high))
-    # Neither so flat that the other half of the strip stays empty, nor below nothing.
+    # Neither side is much smaller than the other, and the lower one does not exceed 100 %.
     return -min(max(down, up // 5), 100), max(up, down // 5)
 
 
 def _mark_processes(axes: Axes, tracks: Sequence[Track], scale: float) -> None:
-    """A line where every artifact was started again, and the number of the process above each part."""
+    """Draw a line where all artifacts were started again, and the number of the process above each part."""
     processes = sorted({int(number) for track in tracks for number in track.process})
     if len(processes) < 2:
         return

@@ -1,4 +1,4 @@
-"""The frame of a page: its sections, its notes, and the colours of artifacts."""
+"""The frame of a page: its sections, its notices, and the colours of artifacts."""
 
 import base64
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -11,7 +11,7 @@ from vitdeploy.document.report import ORIGINAL, Judgement, Report
 from vitdeploy.document.sweep import TuneDocument
 from vitdeploy.report import figures
 
-# --- The structure of a page: a table of sections, each with what it shows of a document and its template -------------
+# --- The structure of a page: a table of sections, each with its part of the document and its template ----------------
 
 
 Document = TypeVar("Document")
@@ -19,7 +19,7 @@ Document = TypeVar("Document")
 
 @dataclass(frozen=True)
 class RunPage:
-    """A report, with the pictures that its examples name."""
+    """A report and the pictures of its examples."""
 
     report: Report
     images: Mapping[str, bytes]
@@ -27,11 +27,11 @@ class RunPage:
 
 @dataclass(frozen=True)
 class Section(Generic[Document]):
-    """A row of a page's table.
+    """A section of a page.
 
-    `views` gives what the template shows as `view`, most often a part of the document: nothing where the document has
-    nothing of the kind, several where `anchor` counts them by "{number}". In `title` attributes of the view and of the
-    document may stand, as "{view.artifact}". `css`: a class of the section.
+    `views` returns the values for the template's `view`, usually parts of the document: none if the document has no
+    such part, several if `anchor` numbers them by "{number}". `title` may contain attributes of the view and of the
+    document, such as "{view.artifact}". `css`: the class of the section.
     """
 
     anchor: str
@@ -41,25 +41,25 @@ class Section(Generic[Document]):
     css: str = ""
 
 
-# --- Notes to the numbers: warnings of the run, undecided measurements, and the meaning of the flags ------------------
-# docs/measuring.md says exactly when each flag is set.
+# --- Notes on the numbers: warnings of the run, undecided measurements, and the meaning of the flags ------------------
+# docs/measuring.md defines when each flag is set.
 
 
 MEANINGS = {
-    "not shipped": "made for the comparison, and not in the bundle",
-    "throttled": "the machine became slower while it was measured, as when it is too hot or has too little power",
-    "unstable": "the times of blocks, or of processes, vary so much that the median is not known to 10 %",
-    "contended": "other programs, or other virtual machines, used the same processors",
-    "fallback": "it ran on something else than when the engine was made",
-    "short": "too few queries for the highest percentile that was asked for",
-    "overloaded": "more queries arrived than could be answered: the queue only grew",
-    "suspended": "the machine slept while it was measured",
+    "not shipped": "a baseline for the comparison, not in the bundle",
+    "throttled": "the machine slowed down during the measurement, because of heat or lack of power",
+    "unstable": "times vary between blocks or processes, so that the median is uncertain by more than 10 %",
+    "contended": "other processes, or other virtual machines, used the same CPUs",
+    "fallback": "it ran on another provider than when the engine was compiled",
+    "short": "too few queries for the highest requested percentile",
+    "overloaded": "queries arrived faster than they were answered, so the queue kept growing",
+    "suspended": "the machine slept during the measurement",
 }
 
 
 @dataclass(frozen=True)
 class Notice:
-    """`kind` is the class of its colours, as of a gate. `folded`: the lines show when they are asked for."""
+    """A box on top of a page. `kind`: the class of its colours, as for a gate. `folded`: its lines are collapsed."""
 
     kind: str
     title: str
@@ -68,8 +68,7 @@ class Notice:
 
 
 def notices(warnings: Sequence[str], *undecided: Mapping[str, str]) -> list[Notice]:
-    """The warnings, and the artifacts of each bench whose speed is not decided, by name with the reason; those of one
-    reason together."""
+    """The warnings, and the artifacts of each bench whose speed is not decided, grouped by reason."""
     found = [Notice("fail", "Check this first", list(warnings))] if warnings else []
     if lines := by_reason(*undecided):
         found.append(Notice("undecided", "Speed is not decided", lines, folded=True))
@@ -77,7 +76,7 @@ def notices(warnings: Sequence[str], *undecided: Mapping[str, str]) -> list[Noti
 
 
 def by_reason(*undecided: Mapping[str, str]) -> list[str]:
-    """The artifacts of each bench whose speed is not decided, those of one reason together."""
+    """The artifacts of each bench whose speed is not decided, grouped by reason."""
     reasons: dict[str, list[str]] = {}
     for bench in undecided:
         for artifact, reason in bench.items():
@@ -86,17 +85,17 @@ def by_reason(*undecided: Mapping[str, str]) -> list[str]:
 
 
 def legend(flags: Iterable[str]) -> list[tuple[str, str]]:
-    """Each flag that is used with its meaning, in the order of MEANINGS; one that is not known has none."""
+    """The distinct flags with their meanings, in the order of MEANINGS; an unknown flag has the meaning ""."""
     used = list(dict.fromkeys(flags))
     order = sorted(used, key=lambda flag: list(MEANINGS).index(flag) if flag in MEANINGS else len(MEANINGS))
     return [(flag, MEANINGS.get(flag, "")) for flag in order]
 
 
-# --- What plots and tables share: the colours of artifacts, a bench in their order, pictures --------------------------
+# --- Shared by plots and tables: the colours of artifacts, a bench in their order, pictures ---------------------------
 
 
 def data_uri(picture: bytes | None) -> str | None:
-    """A PNG or JPEG as what an image of a page is loaded from."""
+    """A PNG or JPEG as a data URI."""
     if picture is None:
         return None
     kind = "jpeg" if picture.startswith(b"\xff\xd8") else "png"
@@ -104,7 +103,7 @@ def data_uri(picture: bytes | None) -> str | None:
 
 
 def series_colour(index: int) -> int:
-    """The colour and marker number of the artifact, target or recipe with this index; 0 is that of the original."""
+    """The colour and marker number of the artifact, target or recipe with this index; 0 is for the original."""
     return 1 + index % (len(figures.SERIES) - 1)
 
 
@@ -115,8 +114,8 @@ def target_colours(document: TuneDocument) -> dict[str, int]:
 
 
 def colours(report: Judgement) -> dict[str, int]:
-    """The colour and marker number of every artifact: 0 for the original, the others share the rest. In a search all
-    variants for a target have one."""
+    """The colour and marker number of every artifact: 0 for the original, the others share the rest. In a search, all
+    variants for a target have the same."""
     if isinstance(report, TuneDocument):
         of_targets = target_colours(report)
         return {ORIGINAL: 0, **{each.name: of_targets[each.target] for each in report.variants}}
@@ -129,7 +128,7 @@ def _colours(names: Sequence[str]) -> dict[str, int]:
 
 @dataclass(frozen=True)
 class MeasuredBench:
-    """A bench as plots show it: its rows by artifact, in order, and the colour and marker number of each."""
+    """A bench for plots: its ordered rows by artifact, and the colour and marker number of each."""
 
     bench: Bench
     rows: dict[str, Row]
@@ -146,6 +145,6 @@ def measured(report: Judgement) -> MeasuredBench | None:
 
 
 def measured_alone(bench: Bench) -> MeasuredBench:
-    """A bench of what is in no report, in its own order."""
+    """A bench without a report, in its own order."""
     rows = {row.artifact: row for row in bench.results}
     return MeasuredBench(bench, rows, _colours(list(dict.fromkeys([ORIGINAL, *rows]))))

@@ -1,4 +1,4 @@
-"""Artifacts in a plane of latency and answers: of a report, of all recipes of a sweep, all variants of a search."""
+"""Plots of answers against latency: for a report, for all recipes of a sweep, for all variants of a search."""
 
 import itertools
 from collections.abc import Iterator, Sequence
@@ -20,15 +20,15 @@ from vitdeploy.verification.comparison import Comparison
 # --- The plot of accuracy against latency of one report ---------------------------------------------------------------
 
 
-FRONT = " The grey steps are the Pareto front: nothing was measured both faster and as good."
+FRONT = " The grey steps are the Pareto front: no artifact was both faster and at least as good."
 _KEY_ROW = 19.0  # pixels
 _KEY_COLUMNS = 3  # of the wide variant
 
 
 @dataclass(frozen=True)
 class _PlotPoint:
-    """An artifact in the plane of accuracy and latency: `bounds` of its value; `series`: its colour and marker. In a
-    plot of many recipes its `number` in the table, and the kind of `device` that it ran on."""
+    """An artifact in the plot. `bounds`: those of its value; `series`: its colour and marker. In a plot of many
+    recipes, `number`: its number in the table; `device`: the device that it ran on."""
 
     name: str
     series: int
@@ -46,12 +46,12 @@ class _PlotPoint:
 
 
 def _front(points: Sequence[_PlotPoint]) -> list[figures.Place]:
-    """Latency and loss of the points that may be on the front: of the others nobody knows how fast they are."""
+    """Latency and loss of the points that may be on the front: those with a decided latency."""
     return [(point.latency, -point.value) for point in points if point.decided]
 
 
 def _percent_plane(figure: Figure, points: Sequence[_PlotPoint], measure: str, key: float = 0) -> Axes:
-    """Axes of latencies and percents. More than 100 % and less than 0 are only there as room for markers and labels."""
+    """Axes of latencies and percentages. Below 0 and above 100 % there is only room for markers and labels."""
     axes = figures.plane(figure, "p50 latency, ms (single stream)", f"{measure}, %", bottom=48 + key)
     figures.limit_latency(axes, [point.latency for point in points], padding=0.12)
     axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}" if 0 <= value <= 100 else ""))
@@ -59,9 +59,9 @@ def _percent_plane(figure: Figure, points: Sequence[_PlotPoint], measure: str, k
 
 
 def accuracy_points(report: Judgement) -> list[_PlotPoint]:
-    """The metric (or, without labels, agreement) and p50 latency of every benched artifact that was verified."""
+    """The metric (or, without labels, the agreement) and p50 latency of every measured and verified artifact."""
     reference, series = report.reference_value, page.colours(report)
-    # Without labels the measure is agreement with the original, which agrees with itself.
+    # Without labels, the measure is agreement with the original, which agrees fully with itself.
     found: dict[str, tuple[float | None, tuple[float, float] | None]]
     found = {ORIGINAL: (100.0 if reference is None else reference, None)}
     found |= {engine.artifact: _accuracy(engine.verify, reference) for engine in report.engines}
@@ -83,14 +83,14 @@ def _accuracy(verify: Comparison, reference: float | None) -> tuple[float | None
         return verify.agreement, (low, high)
     if verify.drop is None:
         return None, None
-    # The interval is that of the paired difference, so it is drawn around the original's accuracy less the drop.
+    # The interval of the paired difference, drawn around the original's accuracy minus the drop.
     low_high = verify.drop_ci95
     bounds = None if low_high is None else (reference - low_high[1], reference - low_high[0])
     return reference - verify.drop, bounds
 
 
 def accuracy_plot(report: Judgement) -> Plot | None:
-    """Accuracy (up is better) against p50 latency (left is better)."""
+    """The plot of accuracy (up is better) against p50 latency (left is better)."""
     points = accuracy_points(report)
     if not points:
         return None
@@ -105,34 +105,34 @@ def accuracy_plot(report: Judgement) -> Plot | None:
         f"{measure} against p50 latency. {facts}.",
     )
     bars = (
-        "Bars are the 95 % interval of the paired difference from the original."
+        "Bars are 95 % intervals of the paired difference from the original."
         if metric is not None
-        else "There are no labels, so agreement stands in for accuracy. Bars are the 95 % interval."
+        else "Without labels, agreement replaces accuracy. Bars are 95 % intervals."
     )
-    caption = f"Further up is more accurate, further left is faster. {bars} The dashed line is the original’s level."
+    caption = f"Higher is more accurate, further left is faster. {bars} The dashed line is the original’s level."
     decided = [point for point in points if point.decided]
     best = figures.front(_front(points))
     if len(best) > 1:
         caption += FRONT
     elif len(decided) > 1:
         alone = next(point.name for point in decided if (point.latency, -point.value) == best[0])
-        caption += f" Nothing was measured faster or better than {alone}: it is the whole Pareto front."
+        caption += f" No artifact was faster or better than {alone}, so the Pareto front is this point."
     if any(point.recommended for point in points):
         caption += " ★ marks the recommendation."
     undecided = [point.name for point in points if not point.decided]
     if undecided:
-        caption += f" Not decided is the latency of {', '.join(undecided)}."
+        caption += f" The latency of {', '.join(undecided)} is not decided."
     return Plot("Accuracy and latency", caption, wide, narrow)
 
 
 def _draw_accuracy(points: Sequence[_PlotPoint], measure: str, narrow: bool) -> Figure:
-    """One variant of the accuracy plot. Where names would crowd each other, points are numbered, with a key below."""
+    """One variant of the accuracy plot. If names do not fit, points are numbered, with a key below."""
     figure, clean = _compose(points, measure, narrow, keyed=False)
     return figure if clean else _compose(points, measure, narrow, keyed=True)[0]
 
 
 def _compose(points: Sequence[_PlotPoint], measure: str, narrow: bool, keyed: bool) -> tuple[Figure, bool]:
-    """The plot with names or numbers at its points, and whether those found room."""
+    """The plot with names or numbers at its points, and whether all of them fit."""
     key_rows = -(-len(points) // (1 if narrow else _KEY_COLUMNS))
     key = key_rows * _KEY_ROW + 12 if keyed else 0
     width, height = (360, 360 + key) if narrow else (840, 400 + key)
@@ -144,7 +144,7 @@ def _compose(points: Sequence[_PlotPoint], measure: str, narrow: bool, keyed: bo
     steps = figures.draw_front(axes, _front(points), -1.0)
     for point in points:
         _draw_point(axes, point)
-    # What is special about it does not rely on the ring or the boldness.
+    # The star marks the recommendation independently of the ring and the bold font.
     names = ["★ " * point.recommended + text.shorten(point.name, 28) for point in points]
     if keyed:
         _draw_key(figure, [point.series for point in points], names, key_rows, height - key)
@@ -167,7 +167,7 @@ def _draw_key(figure: Figure, indices: Sequence[int], names: Sequence[str], rows
 
 
 def _limit_accuracy(axes: Axes, points: Sequence[_PlotPoint]) -> None:
-    """A vertical range around all points and bars, not so narrow that noise looks like a difference."""
+    """Set a vertical range around all points and bars, wide enough that noise does not look like a difference."""
     values = [value for point in points for value in (point.value, *(point.bounds or ()))]
     low, high = min(values), max(values)
     padding = max(0.18 * (high - low), 0.5 - (high - low) / 2, 0.1)
@@ -224,17 +224,17 @@ def _level_line(axes: Axes, value: float) -> figures.Line:
     return (float(left), float(y)), (float(right), float(y))
 
 
-# How often a browser looks at the page of a sweep that goes on.
+# The refresh interval of the page of a running sweep.
 REFRESH_SECONDS = 10
-# With more points than this none is numbered: numbers would hide the points.
+# Above this number of points, none is numbered: numbers would hide the points.
 _MOST_NUMBERS = 60
 
 
 def recipe_outcome(recipe: SweptRecipe) -> tuple[Badge, str]:
-    """How a recipe ended: the badge of its gate, and its verdict, or why it failed."""
+    """The outcome of a recipe: the badge of its gate and its verdict, or why it failed."""
     report, error = recipe.report, recipe.error
     if recipe.not_begun is not None:
-        return Badge("none", "–", "Not begun"), text.capital(f"{recipe.not_begun}.")
+        return Badge("none", "–", "Not started"), text.capital(f"{recipe.not_begun}.")
     if report is None:
         found = f" ({error.found})" if error and error.found else ""
         return Badge("fail", "✕", "Failed"), f"{error.code}: {error.message}{found}" if error else ""
@@ -243,17 +243,17 @@ def recipe_outcome(recipe: SweptRecipe) -> tuple[Badge, str]:
 
 
 def sweep_plots(document: SweepDocument) -> list[Plot]:
-    """For each device: agreement with its own original against latency, of every engine; and each metric against
+    """For each device, the plots of every engine's agreement with its original, and of each metric, against
     latency."""
     reports = [each.report for each in document.recipes]
     metrics = {found.title: found.words for report in reports if report and (found := table.metric(report))}
-    asked = [("Agreement with its original", None), *((text.capital(words), title) for title, words in metrics.items())]
-    return [plot for measure, metric in asked for plot in _plots(document, measure, metric)]
+    found = [("Agreement with the original", None), *((text.capital(words), title) for title, words in metrics.items())]
+    return [plot for measure, metric in found for plot in _plots(document, measure, metric)]
 
 
 def _points(document: SweepDocument, metric: str | None) -> list[_PlotPoint]:
-    """The engines by agreement, or those of a metric, with their originals, by that. Artifacts are numbered through all
-    recipes, as the table has them."""
+    """The engines by agreement, or the engines and originals with this metric. Artifacts are numbered across all
+    recipes, as in the table."""
     points, number = [], 0
     for index, recipe in enumerate(document.recipes):
         report = recipe.report
@@ -282,7 +282,7 @@ def _points(document: SweepDocument, metric: str | None) -> list[_PlotPoint]:
 
 
 def _device(report: Report, artifact: str) -> str:
-    """What an artifact ran on: the kind of machine, and what of it if that is not its CPU."""
+    """The device that an artifact ran on: the machine, and the device if it is not the CPU."""
     engine, machine = report.engine(artifact), ", ".join(name_host(report.environment))
     target = TARGETS.get(engine.target) if engine is not None else None
     return machine if target is None or target.device == "CPU" else f"{target.device}, {machine}"
@@ -313,14 +313,14 @@ def _plot(points: list[_PlotPoint], measure: str, title: str, name: str) -> Plot
     wide, narrow = both_variants(
         lambda is_narrow: _draw(points, measure, is_narrow), name, f"{measure} against p50 latency. {facts}."
     )
-    caption = "Further up is better, further left is faster. A colour is a recipe; numbers are those of the table."
+    caption = "Higher is better, further left is faster. Each recipe has a colour; numbers refer to the table."
     if len(figures.front(_front(points))) > 1:
         caption += FRONT
     if any(point.recommended for point in points):
-        caption += " A ring marks what its recipe recommends."
+        caption += " A ring marks the recommendation of a recipe."
     undecided = [f"{point.number}" for point in points if not point.decided]
     if undecided:
-        caption += f" Not decided are the latencies of {', '.join(undecided)}."
+        caption += f" The latencies of {', '.join(undecided)} are not decided."
     return Plot(title, caption, wide, narrow)
 
 
@@ -339,28 +339,28 @@ def _draw(points: list[_PlotPoint], measure: str, narrow: bool) -> Figure:
     return figure
 
 
-# --- The page of a search: what became of every variant, and distance against latency ---------------------------------
+# --- The page of a search: the outcome of every variant, and distance against latency ---------------------------------
 
 
-# Below this share of the largest distance all variants answer alike; a logarithmic axis would show little else.
+# The lower end of the logarithmic axis, as a share of the largest distance: below it, all variants answer alike.
 FLOOR = 1e-4
 
 
 def outcome(variant: VariantFacts, document: TuneDocument) -> str:
-    """What became of a variant, in a word or two."""
+    """The outcome of a variant in a few words."""
     verdict, name = document.verdict, variant.name
     if not variant.finalist:
-        return "another was measured nearer and faster"
+        return "dominated by another variant"
     if name in verdict.confirmed:
         best = name == verdict.recommended != document.starred
-        return "finalist, confirmed; the best found" if best else "finalist, confirmed"
+        return "finalist, confirmed; the best estimate" if best else "finalist, confirmed"
     if name != verdict.stopped:
         return "finalist, not considered"
-    return "finalist, not confirmed; the best found" if name == verdict.recommended else "finalist, not confirmed"
+    return "finalist, not confirmed; the best estimate" if name == verdict.recommended else "finalist, not confirmed"
 
 
 def pareto_plot(document: TuneDocument) -> Plot:
-    """Distance (down is nearer) against latency (left is faster), with the front as a line."""
+    """The plot of distance (lower is closer) against latency (left is faster), with the Pareto front as a line."""
     facts = "; ".join(
         f"{number}, {each.name}: {text.small(each.distance)} at {text.significant(each.latency_ms)} ms"
         for number, each in enumerate(document.nearest, start=1)
@@ -371,9 +371,9 @@ def pareto_plot(document: TuneDocument) -> Plot:
         f"Distance from the original against latency of {len(document.variants)} variants. {facts}.",
     )
     caption = (
-        "Further down is nearer to the original, further left is faster. The line is the Pareto front: nothing was "
-        "measured both nearer and faster; its variants were judged on the evaluation data. Numbers are those of the "
-        f"table. Distances: {document.unit}, mean over the calibration images; near zero they are drawn at the edge."
+        "Lower is closer to the original, further left is faster. The line is the Pareto front: no variant was both "
+        "closer and faster. Its variants were judged on the evaluation data. Numbers refer to the table. Distances: "
+        f"{document.unit}, mean over the calibration images; those close to zero are drawn at the edge."
     )
     return Plot("All variants", caption, wide, narrow)
 
@@ -400,7 +400,7 @@ def _draw_variants(document: TuneDocument, narrow: bool) -> Figure:
 
 
 def left_out(document: TuneDocument) -> list[tuple[str, str]]:
-    """The untried variants, grouped by reason: (what, why)."""
+    """The untried variants grouped by reason, as (what, why)."""
     reasons: dict[str, list[str]] = {}
     for each in document.left_out:
         reasons.setdefault(each.why, []).append(each.what)

@@ -1,4 +1,4 @@
-"""The one-page summary of a run: what it found in one line for each question, with where the page says more."""
+"""The summary of a run: one line per question, with links to the sections, and the facts about changed answers."""
 
 from vitdeploy.document.engine import EngineFacts
 from vitdeploy.document.report import ORIGINAL, Report
@@ -13,16 +13,16 @@ from vitdeploy.verification.classes import Drops
 
 
 def wrong_otherwise(counts: ChangedCounts) -> int | None:
-    """How many wrong answers became other wrong ones; None without labels."""
+    """The number of wrong answers that became other wrong answers; None without labels."""
     if counts.lost is None or counts.gained is None:
         return None
     return counts.changed - counts.lost - counts.gained - counts.kept
 
 
 def summary(report: Report) -> list[tuple[str, str, str]]:
-    """The summary of the recommended engine, or else of the first that is shipped; nothing without engines.
+    """The summary of the recommended engine, or else of the first shipped one; empty without engines.
 
-    Of each question its name, the answer, and the id of the section that says more ("" of none).
+    Each row has the name of a question, the answer, and the id of the section with details ("" without one).
     """
     names = report.focus
     engine = report.engine(names[0]) if names else None
@@ -57,10 +57,10 @@ def _engine(report: Report, engine: EngineFacts) -> str:
 def _answers(report: Report, engine: EngineFacts) -> str:
     verify = engine.verify
     cell = table.agreement(verify)
-    words = f"{cell.value} % as the original ({cell.note})"
+    words = f"{cell.value} % the same as the original’s ({cell.note})"
     metric = table.metric(report)
     if metric is None or verify.drop is None:
-        return f"{words}; no labels, so nothing is known of accuracy"
+        return f"{words}; no labels, so accuracy is unknown"
     drop = f"drop {text.number(verify.drop)} points ({text.interval(verify.drop_ci95)})"
     both = f"{text.number(verify.value)} %, the original’s {text.number(verify.reference_value)} %"
     return f"{words}; {metric.words} {both}, {drop}"
@@ -76,7 +76,7 @@ def _changed(report: Report, engine: EngineFacts) -> str:
         return words
     lost, gained = text.number(counts.lost, 0), text.number(counts.gained, 0)
     kept = f", {text.number(counts.kept, 0)} as right as before" if counts.kept else ""
-    wrong = f"{text.number(other, 0)} wrong otherwise"
+    wrong = f"{text.number(other, 0)} wrong, but differently"
     return f"{words}: {lost} right became wrong, {gained} wrong became right{kept}, {wrong}"
 
 
@@ -126,11 +126,11 @@ def _measured(report: Report) -> str:
     return ", ".join([samples, *machine, text.date(report.created)])
 
 
-# --- The answers of a report: samples with all answers to them, and what is proven class by class ---------------------
+# --- The answers of a report: example samples with all answers --------------------------------------------------------
 
 
 def examples(report: Report, changed: bool) -> list[tuple[int, ExampleFacts]]:
-    """Those whose answer changed, in the report's order, the worst first; or the others. Each with its number."""
+    """The numbered examples whose answer changed, in the report's order (the worst first), or all others."""
     numbered = enumerate(report.examples, start=1)
     return [(number, each) for number, each in numbered if (reason(each) == "changed") == changed]
 
@@ -141,8 +141,8 @@ def reason(example: ExampleFacts) -> str:
 
 
 def answers_by_label(example: ExampleFacts) -> dict[tuple[str, bool], dict[str, Said]]:
-    """The answers to one example by what they say and whether that is a change, each by its artifact: the original's
-    first, the others as they come. Words may be the same of answers that differ, and differ of one that is the same."""
+    """The answers to one example by their label and whether they differ from the original's, each by its artifact, the
+    original's first. Different answers may have the same label, and equal answers different labels."""
     groups: dict[tuple[str, bool], dict[str, Said]] = {}
     for artifact, answer in {ORIGINAL: example.reference, **example.engines}.items():
         groups.setdefault((answer.label, artifact in example.differing), {})[artifact] = answer
@@ -150,19 +150,19 @@ def answers_by_label(example: ExampleFacts) -> dict[tuple[str, bool], dict[str, 
 
 
 def is_label(answer: str, example: ExampleFacts, task: Task) -> bool:
-    """Whether an answer in words is the whole answer, and the label."""
+    """Whether a label stands for the whole answer, and is the correct one."""
     return TASKS[task].in_words and answer == example.label
 
 
 def ticked(report: Report) -> bool:
-    """Whether an answer that is shown anywhere is the label."""
+    """Whether any shown answer is correct."""
     return any(is_label(label, each, report.task) for each in report.examples for label, _ in answers_by_label(each))
 
 
 def change_words(example: ExampleFacts, task: Task) -> str:
-    """What became of the answer to an example, or why it is shown; "" where that needs no words."""
+    """The change of the answer to an example, or why it is shown; "" if neither needs words."""
     if reason(example) != "changed":
-        return "The original is least sure of it" if example.why == "unsure" else ""
+        return "Low confidence of the original" if example.why == "unsure" else ""
     engines = len(example.differing)
     differ = text.count(engines, "engine differs", "engines differ") if engines else "An engine differs"
     if not TASKS[task].in_words or example.label is None:
@@ -170,12 +170,12 @@ def change_words(example: ExampleFacts, task: Task) -> str:
     if example.reference.label == example.label:
         return f"Right became wrong ({text.count(engines, 'engine')})"
     now = sum(example.engines[name].label == example.label for name in example.differing)
-    return f"Wrong became right ({text.count(now, 'engine')})" if now else f"Wrong otherwise ({differ})"
+    return f"Wrong became right ({text.count(now, 'engine')})" if now else f"Wrong, differently ({differ})"
 
 
 def boxes(example: ExampleFacts) -> list[tuple[str, ...]]:
-    """The rectangles on the picture of an example: who found each ("both", or one alone), its left, top, width and
-    height in percents of the picture's sides."""
+    """The rectangles on the picture of an example: who found each ("both", "original" or "artifact"), and its left,
+    top, width and height in percent of the picture's sides."""
     return [
         (kind, *(f"{100 * each:.2f}%" for each in (left, top, right - left, bottom - top)))
         for kind in ("both", "original", "artifact")
@@ -184,23 +184,23 @@ def boxes(example: ExampleFacts) -> list[tuple[str, ...]]:
 
 
 def bar(score: float | None) -> str:
-    """The length of a score's bar."""
+    """The length of a score's bar as a CSS value."""
     share = score if score is not None and text.known(score) else 0.0
     return f"{100 * min(max(share, 0.0), 1.0):.1f}%"
 
 
-# --- Class by class: which are confused, and which provably lose ------------------------------------------------------
+# --- Results by class: confusions, and classes that provably lose accuracy --------------------------------------------
 
 
 # A phone has room for this many digits in a row of the matrix.
 PHONE_DIGITS = 32
-# Classes that a sentence names.
+# The number of classes that a sentence names.
 NAMED_CLASSES = 5
-LONGEST_NAME, UPRIGHT_NAME = 18, 3  # letters of a class above its column, at all and without being turned
+LONGEST_NAME, UPRIGHT_NAME = 18, 3  # letters of a class name above its column: at most, and without turning it
 
 
 def class_engines(report: Report) -> list[str]:
-    """The shipped or recommended engines whose answers are known class by class, the recommended first."""
+    """The shipped or recommended engines with known answers by class, the recommended one first."""
     found = report.answers
     if found is None or found.confusion is None or found.classes is None:
         return []
@@ -208,10 +208,11 @@ def class_engines(report: Report) -> list[str]:
 
 
 def class_headline(classes: Drops, artifact: str) -> str:
-    """The classes that lose, if the intervals of all classes together prove it."""
+    """A sentence on the classes that provably lose accuracy, by the intervals of all classes together."""
     lost = classes.lost[artifact]
     if not lost.classes:
-        return f"No class provably loses accuracy ({text.count(classes.classes, 'class', 'classes')} together, 95 %)."
+        together = text.count(classes.classes, "class", "classes")
+        return f"No class provably loses accuracy (95 % for {together} together)."
     parts = [
         f"{each.name} {text.number(each.drop)} points ({text.interval(each.drop_ci95)})"
         for each in lost.worst[:NAMED_CLASSES]

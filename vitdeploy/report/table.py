@@ -1,4 +1,4 @@
-"""The cells of the tables, and the few numbers above them: what a document's fields say side by side."""
+"""The cells of the tables, and the headline numbers above them."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -26,7 +26,7 @@ class Cell:
 
 @dataclass(frozen=True)
 class Badge:
-    """A gate status as a badge: never colour alone, always a symbol and words too."""
+    """A gate status as a badge, always with a symbol and words in addition to its colour."""
 
     status: str
     symbol: str
@@ -47,7 +47,7 @@ _GRADES: dict[Grade, tuple[str, str]] = {
 
 
 def judges(report: Judgement) -> str:
-    """What the gates of a report judge: answers, or a budget that bounds latency, size or memory too."""
+    """What the gates of a report judge: the answers, or a budget that also bounds latency, size or memory."""
     budget = report.verdict.budget if isinstance(report.verdict, RunVerdict) else getattr(report, "budget", "")
     return "Budget" if any(f"max_{kind} " in str(budget) for kind in ("latency", "size", "memory")) else "Answers"
 
@@ -59,7 +59,7 @@ def gate(status: GateStatus, of: str = "Gate") -> Badge:
 
 
 def grade(verdict: VerdictFacts) -> Badge | None:
-    """The badge of a verdict's grade; None of one that has none, and where the answers decided."""
+    """The badge of a verdict's grade; None without a grade, and if the answers decided."""
     if verdict.grade is None or verdict.gate in ("fail", "undecided"):
         return None
     status, symbol = _GRADES[verdict.grade]
@@ -67,12 +67,12 @@ def grade(verdict: VerdictFacts) -> Badge | None:
 
 
 def drop(facts: Comparison | comparison.AccuracyChange | None) -> Cell:
-    """The drop with its 95 % interval, where there is one."""
+    """The drop with its 95 % interval, if known."""
     return _with_interval(facts.drop, facts.drop_ci95) if facts else Cell(MISSING)
 
 
 def agreement(facts: Comparison | comparison.AccuracyChange | None) -> Cell:
-    """The agreement with its interval, and beside it that of answers to other images."""
+    """The agreement with its interval, and the agreement of unrelated answers."""
     if facts is None:
         return Cell(MISSING)
     cell = _with_interval(facts.agreement, facts.agreement_ci95)
@@ -84,24 +84,25 @@ def _with_interval(value: float | None, bounds: Sequence[float] | None) -> Cell:
 
 
 def _unrelated(control: Control | None) -> str:
-    """The control, to stand behind an interval; "" without one."""
+    """The control as text to append to an interval; "" without one."""
     return f"; unrelated {text.number(control.agreement)}" if control is not None else ""
 
 
 def expected(facts: Expected | None) -> str:
-    """The agreement that is expected of a classifier."""
+    """The expected agreement of a classifier."""
     return MISSING if facts is None else text.number(facts.agreement)
 
 
 def kernels(engine: EngineFacts | None) -> str:
-    """The precisions in which the kernels actually ran; noted only if mixed, or INT8 has none in INT8."""
+    """The numbers of linears and convolutions by the precision that they ran in; "" unless mixed, or without INT8 in an
+    INT8 engine."""
     used = {kind: count for kind, count in engine.kernels.items() if count} if engine else {}
     noted = len(used) > 1 or (engine is not None and engine.precision == "int8" and "int8" not in used)
-    return "\u00a0+ ".join(f"{count}\u00a0{kind}" for kind, count in used.items()) if noted else ""
+    return "\u00a0+ ".join(f"{count}\u00a0{kind}" for kind, count in used.items()) + " layers" if noted else ""
 
 
 def throughput(result: Row | None) -> Cell:
-    """Samples per second, with the batch size they were measured at."""
+    """Samples per second, with the batch size."""
     return Cell(text.significant(result.throughput), f"batch {result.batch.offline}") if result else Cell(MISSING)
 
 
@@ -119,15 +120,15 @@ def latency_ratio(report: Judgement, artifact: str) -> Cell:
 
 
 def time_ratio(ratio: comparison.TimeRatio) -> Cell:
-    """A ratio of candidate and baseline with its interval and what that says, where it is decided."""
+    """A ratio of candidate and baseline, with its interval and verdict, or the reason if it is not decided."""
     if not ratio.decided:
         return Cell(bound_words(ratio.bounds) or "not decided", ratio.reason)
     return Cell(text.number(ratio.ratio, 3), f"{text.ratio_interval(ratio.ci95)}, {ratio.difference}")
 
 
 def headline(report: Judgement) -> list[Cell]:
-    """The recommended artifact in a few labelled numbers, claimed only as far as the intervals support them. If none is
-    recommended, the one that represents the run."""
+    """A few labelled numbers of the recommended artifact, or else of the one that represents the run, claimed only if
+    the intervals support them."""
     engine = report.engine(report.verdict.stands_for_all)
     if engine is None:
         return []
@@ -145,7 +146,7 @@ def headline(report: Judgement) -> list[Cell]:
 
 
 def _times(report: Judgement, artifact: str) -> list[Cell]:
-    """The ratio of the latencies, with those that it is of; without a ratio the latency of all queries."""
+    """The ratio of the latencies, with both latencies; without a ratio, the latency of all queries."""
     ratio, results = report.ratio(artifact), report.results
     cells = []
     if ratio is not None and text.known(ratio.ratio) and ratio.ratio > 0:
@@ -158,17 +159,17 @@ def _times(report: Judgement, artifact: str) -> list[Cell]:
 
 
 def speed(ratio: Ratio) -> Cell:
-    """The speed relative to the original, stated only as firmly as the interval allows."""
-    # The latencies that the ratio is the quotient of: p50 of all queries of each may be in another proportion.
+    """The speed relative to the original, claimed only if the interval supports it."""
+    # The latencies of the ratio: the p50 of all queries may have another ratio.
     known = ratio.a_ms is not None and ratio.b_ms is not None
-    detail = f": {text.significant(ratio.a_ms)} ms, the original {text.significant(ratio.b_ms)} ms" if known else ""
+    both = f"{text.significant(ratio.a_ms)} ms vs {text.significant(ratio.b_ms)} ms, " if known else ""
     value, bounds = ratio.ratio, ratio.ci95
     if not ratio.decided and ratio.sure[1] < 1:
         least = bound_words((1 / ratio.sure[1], None)).removeprefix("at least ")
-        return Cell(f"≥ {least}×", "as fast as the original, at least, beside what else ran: the machine was not quiet")
+        return Cell(f"≥ {least}×", "as fast as the original, a lower bound measured on a busy machine")
     if not ratio.decided:
-        return Cell(bound_words(ratio.bounds) or "not decided", "how fast it is against the original")
-    how = f"by the blocks that they took in turns{detail}"
+        return Cell(bound_words(ratio.bounds) or "not decided", "latency relative to the original")
+    how = f"({both}alternating runs)"
     if bounds[0] <= 1 <= bounds[1]:
         return Cell(f"{text.ratio_interval(bounds)}×", f"the original’s latency {how}, no clear difference")
     if value < 1:
@@ -182,9 +183,9 @@ def _interval(bounds: Sequence[float]) -> str:
 
 
 def _drop(drop: float, bounds: tuple[float, float] | None, metric: str) -> Cell:
-    """The drop in points, or the gain; where the interval has zero in it, neither: then what may be lost at most."""
+    """The drop or the gain in points; if the interval contains zero, the largest possible drop."""
     if bounds and bounds[0] <= 0 <= bounds[1]:
-        found = f"measured {text.number(drop)}, 95 % interval {text.interval(bounds)}: no difference is proven"
+        found = f"measured {text.number(drop)}, 95 % interval {text.interval(bounds)}: no proven difference"
         return Cell(f"≤ {text.number(bounds[1])} pt", f"drop in {metric}; {found}")
     words = f"drop in {metric}" if drop >= 0 else f"gain in {metric}"
     detail = f", 95 % interval of the drop {text.interval(bounds)}" if bounds else ""
@@ -202,12 +203,12 @@ def metric(report: Judgement) -> answers.Metric | None:
 
 
 def agreement_of(report: Judgement) -> str:
-    """What agreement with the original counts, in a few words; empty without engines."""
+    """The definition of agreement with the original, in a few words; empty without engines."""
     return next((engine.verify.agreement_of for engine in report.engines), "")
 
 
 def counts_nothing(report: Judgement) -> bool:
-    """Whether the original gave no answers at all, so that agreement, which is 100 % then, is meaningless."""
+    """Whether the original gave no answers at all, which makes an agreement of 100 % meaningless."""
     key = registry.TASKS[report.task].counts
     return bool(key) and any(getattr(engine.verify, key) == 0 for engine in report.engines)
 
@@ -246,7 +247,7 @@ def _value(verify: Comparison, key: str) -> float | None:
 
 @dataclass(frozen=True)
 class HeadRow:
-    """One head of an engine: its comparison, the name of its metric, and what else its task measures, in words."""
+    """One head of an engine: its comparison, the name of its metric, and its task's further measures in words."""
 
     artifact: str
     head: str
@@ -257,7 +258,7 @@ class HeadRow:
 
 
 def heads(report: Judgement) -> list[HeadRow]:
-    """Each head of each engine, of a model with several."""
+    """Each head of each engine, for a model with several heads."""
     return [
         _head(engine.artifact, part)
         for engine in report.engines

@@ -1,4 +1,4 @@
-"""Reports as text and as JUnit."""
+"""Formatting of numbers and texts in reports, and comparisons as JUnit XML."""
 
 import dataclasses
 import math
@@ -10,7 +10,7 @@ from xml.etree.ElementTree import Element, SubElement, indent, tostring
 
 from vitdeploy.document.comparison import ComparisonDocument
 
-# --- Numbers, sizes and dates as a person reads them. Missing values become an en dash, never "None" ------------------
+# --- Numbers, sizes and dates in words. Missing values become an en dash, never "None" --------------------------------
 
 
 MISSING = "–"
@@ -19,12 +19,12 @@ _SUPERSCRIPTS = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 
 
 def known(value: float | None) -> bool:
-    """Whether a value is there and finite."""
+    """Whether a value is present and finite."""
     return value is not None and math.isfinite(value)
 
 
 def number(value: float | None, digits: int = 2) -> str:
-    """A number with a fixed count of decimals, thousands separated, and a true minus sign."""
+    """A number with a fixed number of decimals, thousands separators, and a true minus sign."""
     if value is None or not math.isfinite(value):
         return MISSING
     text = f"{value:,.{digits}f}"
@@ -53,7 +53,7 @@ def small(value: float | None, digits: int = 2) -> str:
 
 
 def interval(bounds: Sequence[float] | None, digits: int = 2) -> str:
-    """A confidence interval in words, which stays readable when a bound is negative."""
+    """A confidence interval in words, which is readable with negative bounds."""
     if bounds is None or not all(known(bound) for bound in bounds):
         return MISSING
     return f"{number(bounds[0], digits)} to {number(bounds[1], digits)}"
@@ -77,7 +77,7 @@ def megabytes(count: float | None) -> str:
 
 
 def size(count: float | None) -> str:
-    """A count of bytes with the unit that suits it."""
+    """A number of bytes with a suitable unit."""
     if count is None:
         return MISSING
     for unit, scale in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
@@ -92,12 +92,12 @@ def count(value: float, singular: str, plural: str | None = None) -> str:
 
 
 def capital(words: str) -> str:
-    """The words with a capital at the beginning; a name with capitals of its own stays as it is."""
+    """The words with a capital first letter; words that contain capitals are unchanged."""
     return words if any(letter.isupper() for letter in words) else words[:1].upper() + words[1:]
 
 
 def parameters(value: float | None) -> str:
-    """A parameter count, in millions where that is shorter."""
+    """A number of parameters, in millions from a million on."""
     if value is None:
         return MISSING
     return f"{significant(value / 1e6)} million" if value >= 1e6 else number(value, 0)
@@ -105,7 +105,7 @@ def parameters(value: float | None) -> str:
 
 def date(iso: str) -> str:
     """An ISO date as "4 March 2025, 10:20 UTC"; the text itself if it is not one."""
-    # The suffix "Z" is only understood from Python 3.11 on.
+    # Python supports the suffix "Z" from 3.11 on.
     plain = f"{iso[:-1]}+00:00" if iso.endswith("Z") else iso
     try:
         moment = datetime.fromisoformat(plain)
@@ -115,10 +115,8 @@ def date(iso: str) -> str:
 
 
 def clean(value: str) -> str:
-    """Text without what can neither be written as UTF-8 or XML nor be read: control characters and lone surrogates.
-
-    Direction overrides go too, since they can make a name look like another.
-    """
+    """Text without control characters and lone surrogates, which UTF-8 or XML do not allow, and without direction
+    overrides, which can disguise a name."""
     return "".join(
         "\ufffd" if unicodedata.category(char) in ("Cc", "Cs") or char in _OVERRIDES else char for char in value
     )
@@ -145,24 +143,23 @@ def _cleaned(value: object) -> object:
 
 
 def shorten(text: str, limit: int = 32) -> str:
-    """A text of at most `limit` characters, cut in the middle: both ends tell artifacts apart."""
+    """A text of at most `limit` characters, cut in the middle, because both ends distinguish artifacts."""
     if len(text) <= limit:
         return text
     tail = (limit - 1) // 2
     return f"{text[: limit - 1 - tail]}…{text[-tail:]}"
 
 
-# --- A comparison as JUnit's XML, which CI systems show: a test case for each engine and check ------------------------
-# The format has no standard of its own; this is the part that Jenkins' xunit schema (junit-10.xsd) and its readers
-# share.
+# --- A comparison as JUnit XML, which CI systems show: a test case for each engine and check --------------------------
+# The format has no official standard; this is the common part of Jenkins' xunit schema (junit-10.xsd) and its readers.
 
 
 SUITE = "vitdeploy compare"
 
 
 def render_junit(document: ComparisonDocument) -> bytes:
-    """The XML of a comparison, UTF-8. A check that is not decided is a failure, as it is for the exit code; one without
-    a limit is skipped. `document` is taken as untrusted."""
+    """The JUnit XML of a comparison, in UTF-8. An undecided check is a failure, as for the exit code; a check without a
+    limit is skipped. `document` is untrusted."""
     found = cleaned(document)
     checks = [(engine.engine, check) for engine in found.engines for check in engine.checks]
     failed = sum(check.status in ("fail", "undecided") for _, check in checks)

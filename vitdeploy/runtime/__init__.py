@@ -1,4 +1,4 @@
-"""How an app calls a model: `load(path)` gives a Predictor. Needs numpy, Pillow and one runtime, never torch."""
+"""Run a bundle in an app: `load(path)` returns a Predictor. Needs numpy, Pillow and one runtime, never torch."""
 
 import importlib
 from typing import TYPE_CHECKING, Any
@@ -65,7 +65,7 @@ __all__ = [
 ]
 
 
-# What most apps do not use is imported when it is asked for.
+# Names that most apps do not use are imported on first access.
 _LATER = {
     "unpack": "vitdeploy.bundle.pack",
     **dict.fromkeys(("Monitor", "MonitorEvent", "MonitorWarning"), "vitdeploy.runtime.monitor"),

@@ -1,4 +1,4 @@
-"""What a back end provides for `runtime`: the table of back ends, and what all of them share."""
+"""The table of runtime back ends, and the functions that they share."""
 
 import importlib.util
 from collections.abc import Callable, Collection, Mapping
@@ -17,8 +17,8 @@ from vitdeploy.spec import EngineSpec
 @dataclass(frozen=True)
 class RunnerRequest:
     """An engine whose files lie under `folder`, and how to run it. `batch` is never 0; `threads` 0 leaves the number to
-    the runtime; `streams` are runs at once; `trust` is the file of an identity that may sign engines which are code;
-    `spinning` as for `make_runner`."""
+    the runtime; `streams` is the number of concurrent runs; `trust` is the key or certificate file of an identity that
+    may sign native-code engines; `spinning` as for `make_runner`."""
 
     folder: Path
     engine: EngineSpec
@@ -39,10 +39,10 @@ class RuntimeBackend:
     """How a back end runs an engine.
 
     make_runner: the runner, not loaded yet.
-    require: raises HostError if this build of the runtime cannot serve a target, by its name; nothing is run.
-    describe_device: facts of this machine, besides host and package version, that a compiled engine depends on.
+    require: raises HostError if this build of the runtime cannot serve the named target; runs nothing.
+    describe_device: properties of this machine, besides host and package version, that a compiled engine depends on.
     float_precision: the precision that an engine with these options uses for a float32 graph.
-    engine_is_code: the engine is native code of one machine: it is loaded only if it is trusted and `fits_here`.
+    engine_is_code: the engine is native code for one machine: it is loaded only if it is trusted and `fits_here`.
     """
 
     make_runner: Callable[[RunnerRequest], Runner]
@@ -69,11 +69,11 @@ RUNTIME = BackendTable(
 def import_runtime(
     module: str, package: str, extra: str, why: str, target: str = "", *, expected: str = "", fix: str = ""
 ) -> ModuleType:
-    """The module of a runtime; `why` to `target` as for `MissingPackageError`.
+    """Import and return the module of a runtime; `package` to `target` as for `MissingPackageError`.
 
     Raises:
         MissingPackageError: it is not installed.
-        EngineError: it is installed but does not load; `expected` and `fix` are of this.
+        EngineError: it is installed but does not load; `expected` and `fix` go into this error.
     """
     try:
         return importlib.import_module(module)
@@ -81,7 +81,7 @@ def import_runtime(
         raise MissingPackageError(package, extra, why, target, error=error) from None
     except (ImportError, OSError, RuntimeError) as error:
         raise EngineError(
-            f"{package} is installed but does not load",
+            f"{package} is installed but fails to import",
             found=str(error)[:300],
             expected=expected,
             fix=fix or f"pip install --force-reinstall {package}",
@@ -89,11 +89,11 @@ def import_runtime(
 
 
 def require_runtime(target: str) -> None:
-    """Check that the target's runtime is here, without running anything.
+    """Check that the target's runtime is installed, without running anything.
 
     Raises:
         MissingPackageError: it is not installed.
-        CapabilityError: this build of it does not have the target's provider.
+        CapabilityError: this build of the runtime lacks the target's provider.
     """
     row = TARGETS[target]
     if importlib.util.find_spec(row.module) is None:
@@ -102,16 +102,16 @@ def require_runtime(target: str) -> None:
 
 
 def engine_is_code(engine: EngineSpec) -> bool:
-    """Whether an engine is native code of one machine."""
+    """Return whether an engine is native code for one machine."""
     return RUNTIME[engine.target].engine_is_code
 
 
 def loads_here(folder: Path, engine: EngineSpec, signed: Collection[str] = ()) -> bool:
-    """Whether an engine of a bundle may be loaded on this machine as it is. One that is code must be trusted, by this
-    user's registry or as one of the `signed` digests, and be of a machine like this one.
+    """Return whether an engine of a bundle may be loaded on this machine as it is. A native-code engine must be
+    trusted, by this user's registry or as one of the `signed` digests, and built for a machine like this one.
 
     Raises:
-        MissingPackageError, EngineError, CapabilityError: no usable runtime or GPU, where the engine needs them.
+        MissingPackageError, EngineError, CapabilityError: the engine needs a runtime or GPU that is not usable here.
     """
     if not engine_is_code(engine):
         return True
@@ -120,6 +120,6 @@ def loads_here(folder: Path, engine: EngineSpec, signed: Collection[str] = ()) -
 
 
 def may_load(folder: Path, engine: EngineSpec) -> bool:
-    """Whether this user may load the engine in `folder`: one that is code must stand in the user's registry, which may
-    be gone while the folder is there."""
+    """Return whether this user may load the engine in `folder`: a native-code engine must be in the user's registry,
+    which may have been deleted since."""
     return not engine_is_code(engine) or is_trusted(file_sha256(folder / engine.files[0]))

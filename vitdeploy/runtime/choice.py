@@ -1,4 +1,4 @@
-"""Chooses the engine of a bundle for an app, and says why."""
+"""Choose the engine of a bundle for an app, with a reason."""
 
 import warnings
 from collections.abc import Sequence
@@ -16,11 +16,11 @@ from vitdeploy.runtime.runner import Runner
 from vitdeploy.spec import EngineSpec, Manifest
 
 AUTO = "auto"
-# Of warnings, from here to the call of `load`: its function `read`, `retry_if_replaced` and `load` lie between.
+# Stack level of warnings from here to the caller of `load`, past its function `read`, `retry_if_replaced` and `load`.
 CALLER = 5
 _UNPROVEN = {
     "fail": "failed its budget when the bundle was made",
-    "undecided": "was not proven to meet its budget when the bundle was made",
+    "undecided": "was not shown to meet its budget when the bundle was made",
 }
 
 
@@ -36,20 +36,22 @@ def choose_engine(
     streams: int = 1,
     files: checked.CheckedFiles | None = None,
 ) -> tuple[Runner, EngineSpec, str]:
-    """The first engine of the manifest, for `target` (or of that name) or of all, that works here: its runtime is
-    there, loads it, and it gives its golden answers (`golden`). Its loaded runner, the engine, and why it is this one.
+    """Return the loaded runner, the spec and the reason for the first engine of the manifest that works here: its
+    runtime is installed and loads it, and it reproduces its golden answers (`golden`). `target` is a target, an
+    engine's name, or "auto" for all engines.
 
     The manifest lists the recommended engine first. An engine that failed its budget when the bundle was made is
-    skipped, unless `allow_failed`. A RuntimeWarning is given if weights saturate on this CPU, or if the engine is not
-    proven to meet its budget. `files`: the bundle's, of `open_checked`, which has asked for the signature of `trust`.
+    skipped, unless `allow_failed`. A RuntimeWarning is issued if INT8 products may saturate on this CPU, or if the
+    engine was not shown to meet its budget. `files`: from `open_checked`, which has already verified the signature of
+    `trust`.
 
     Raises:
         SignatureError: not signed by `trust`.
-        DigestError: a file of an engine is not the recorded one.
+        DigestError: a file of an engine differs from the manifest's record.
         TargetError: no engine for `target`, or one with a fixed batch other than `batch`.
         GateError: every engine for `target` failed its budget.
-        AnswersError: the only one gives other answers than the golden ones.
-        HostError: none that works here.
+        AnswersError: the only engine does not reproduce its golden answers.
+        HostError: no engine works here.
     """
     if files is None:
         sign.signed_by(folder, trust)
@@ -63,7 +65,7 @@ def choose_engine(
             runner = _answering(make_runner(folder, engine, batch=batch, threads=threads, trust=trust, streams=streams))
             _checked(files, engine, runner, threads, allow_failed)
         except HostError as error:
-            files.require_unchanged(engine.files)  # else it says nothing about the engine, and the next one is none
+            files.require_unchanged(engine.files)  # a changed file explains the failure: do not try another engine then
             failures.append(error)
             continue
         bits = values.bits_of(engine)
@@ -82,7 +84,8 @@ def choose_engine(
 
 
 def _answering(runner: Runner) -> Runner:
-    """The runner, loaded, after one run: some runtimes fail only then, and all take longer for it than later."""
+    """Return the runner, loaded and run once: some runtimes fail only at the first run, and for all it is the
+    slowest."""
     runner.load()
     try:
         feeds = runner.example(1)
@@ -98,7 +101,7 @@ def _answering(runner: Runner) -> Runner:
 
 
 def _checked(files: checked.CheckedFiles, engine: EngineSpec, runner: Runner, threads: int, allow_failed: bool) -> None:
-    """The runner is closed where it is refused."""
+    """Check the files and golden answers of a loaded runner; close it if a check fails."""
     try:
         files.require_unchanged(engine.files)
         golden.require_golden_answers(
@@ -110,7 +113,7 @@ def _checked(files: checked.CheckedFiles, engine: EngineSpec, runner: Runner, th
 
 
 def usable_engines(manifest: Manifest, engines: Sequence[EngineSpec]) -> list[EngineSpec]:
-    """The engines that did not fail their budget when the bundle was made; `engines` is not empty.
+    """Return the engines that did not fail their budget when the bundle was made; `engines` is not empty.
 
     Raises:
         GateError: all of them failed.
@@ -118,11 +121,11 @@ def usable_engines(manifest: Manifest, engines: Sequence[EngineSpec]) -> list[En
     usable = [engine for engine in engines if manifest.gate(engine) != "fail"]
     if not usable:
         raise GateError(
-            f"of the bundle {manifest.name}, what was asked for has only engines that failed their budget",
+            f"every requested engine of the bundle {manifest.name} failed its budget",
             found=", ".join(engine.artifact for engine in engines),
-            expected="an engine that meets its budget; the bundle's report.html says why these do not",
-            fix="take another engine, if the bundle has one, or `vitdeploy run` with another budget; "
-            "in Python, load(..., allow_failed=True) gives it all the same",
+            expected="an engine that meets its budget; the bundle's report.html gives the reasons",
+            fix="choose another engine of the bundle, or `vitdeploy run` with another budget; "
+            "in Python, load(..., allow_failed=True) loads it anyway",
         )
     return usable
 
@@ -134,20 +137,17 @@ def _why(
     target: str,
     failures: Sequence[VitdeployError],
 ) -> str:
-    """The reason in words for a log: what was requested, and what does not work here."""
+    """The reason for the choice, for logs: the request, and the engines that do not work here."""
     if target != AUTO:
-        reason = f"asked for {target}"
+        reason = f"selected by the target {target}"
     elif engine.artifact == manifest.recommended:
-        reason = "the bundle's recommended engine, and it works here"
+        reason = "the bundle's recommended engine"
     elif len(engines) == 1:
         reason = "the bundle's only engine"
     elif manifest.grade == "leading" and engine == manifest.engines[0]:
-        reason = (
-            "ahead of the others when the bundle was made, on a machine that was not quiet; "
-            f"as fast may be {', '.join(manifest.rivals)}"
-        )
+        reason = f"the leading engine, measured on a busy machine; possibly as fast: {', '.join(manifest.rivals)}"
     elif manifest.grade == "no ranking":
-        reason = "the first that works here, in a fixed order: no times ranked the engines when the bundle was made"
+        reason = "the first in a fixed order that works here: the engines were not ranked by latency"
     else:
         reason = "the first of the bundle's engines that works here"
     passed = [f"{other.artifact}: {error.message}" for other, error in zip(engines, failures, strict=False)]
@@ -155,38 +155,36 @@ def _why(
 
 
 def _way_to(target: str) -> str:
-    """How to have an engine that a bundle lacks, named by its target, or as reports name it."""
+    """The fix for an engine that a bundle lacks; `target` is a target, or an engine's name as in reports."""
     name = max((each for each in TARGETS if target == each or target.startswith(f"{each}-")), key=len, default="")
     precision = target.removeprefix(name).removeprefix("-")
     if not name or (precision and precision not in TARGETS[name].precisions):
-        return "no such target; leave it out, and the best engine that works here is taken"
+        return f"{target} is not a target; omit it to use the best engine that works here"
     if precision in ("", "fp32", "fp16", "bf16"):
         how = f" --precision {precision}" if precision else ""
         return f"vitdeploy compile BUNDLE --target {name}{how} -o DIR"
-    return (
-        f"vitdeploy run RECIPE with `targets: [{name}]` and a budget that it meets, or --set bundle.include_failed=true"
-    )
+    return f"vitdeploy run RECIPE with `targets: [{name}]` and a looser budget, or --set bundle.include_failed=true"
 
 
 def select_engines(manifest: Manifest, target: str) -> list[EngineSpec]:
-    """The engines of a target (or of all, for "auto") in the manifest's order, or the one with that name.
+    """Return the engines of a target in the manifest's order (all engines for "auto"), or the engine with that name.
 
     Raises:
-        TargetError: there is none.
+        TargetError: the bundle has no such engine.
     """
     chosen = [engine for engine in manifest.engines if target in (AUTO, engine.target, engine.artifact)]
     if not manifest.engines:
         raise TargetError(
             f"the bundle {manifest.name} has no engine",
             found="none",
-            expected="an engine that meets its budget; the bundle's report.html says why none does",
+            expected="an engine that meets its budget; the bundle's report.html gives the reasons",
             fix="vitdeploy run RECIPE with another budget, or with --set bundle.include_failed=true",
         )
     if not chosen:
         raise TargetError(
             f"the bundle {manifest.name} has no engine for {target}",
             found=", ".join(engine.artifact for engine in manifest.engines),
-            expected="an engine that the bundle has; its report lists those that were measured and do not ship, too",
+            expected="an engine of the bundle; its report also lists engines that were measured but not included",
             fix=_way_to(target),
         )
     return chosen

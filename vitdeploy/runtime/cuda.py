@@ -1,7 +1,7 @@
 """The few CUDA calls that an engine needs, through cuda-python (`cuda.bindings.runtime`), imported at first use.
 
-Every call goes through `check`, which turns its error code into a typed error. All of it is for device 0: another one
-is chosen with CUDA_VISIBLE_DEVICES. Source of the calls: CUDA Runtime API, the same in CUDA 12 and 13.
+`check` turns the error code of each call into a typed error. Only device 0 is used; CUDA_VISIBLE_DEVICES selects
+another GPU. Source of the calls: CUDA Runtime API, the same in CUDA 12 and 13.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from vitdeploy.errors import CapabilityError, DeviceMemoryError, EngineError, Ho
 from vitdeploy.runtime import backend, nvidia, runner
 
 DEVICE = 0
-LOOK = "`nvidia-smi` and `vitdeploy doctor --target tensorrt` say what is there"
+LOOK = "`nvidia-smi` and `vitdeploy doctor --target tensorrt` show what is available"
 
 
 def require() -> ModuleType:
-    """The module `cuda.bindings.runtime`.
+    """Import and return the module `cuda.bindings.runtime`.
 
     Raises:
         MissingPackageError: cuda-python is not installed.
@@ -33,11 +33,11 @@ def require() -> ModuleType:
 
 
 def check(result: tuple[Any, ...]) -> Any:
-    """The results of a cuda-python call without its error code: None, one value, or a tuple.
+    """Return the results of a cuda-python call without its error code: None, one value, or a tuple.
 
     Raises:
-        DeviceMemoryError: too little memory on the device, or too little that can be pinned.
-        CapabilityError: no device, or a driver that is too old for the CUDA runtime.
+        DeviceMemoryError: too little device memory, or too little pinnable host memory.
+        CapabilityError: no device, or a driver too old for the CUDA runtime.
         EngineError: any other error.
     """
     code, *values = result
@@ -52,14 +52,14 @@ def _typed_error(code: Any) -> VitdeployError:
         return DeviceMemoryError(
             "the GPU has too little free memory",
             found=code.name,
-            fix="close what else uses the GPU, or take a smaller batch",
+            fix="stop other processes on the GPU, or use a smaller batch",
         )
     if code in (cudart.cudaError_t.cudaErrorNoDevice, cudart.cudaError_t.cudaErrorInsufficientDriver):
         return CapabilityError(
             "no NVIDIA GPU can be used here",
             found=code.name,
-            expected="a GPU, and a driver that is new enough for this CUDA",
-            fix=f"install or update NVIDIA's driver, or install the cuda-python of the driver's CUDA; {LOOK}",
+            expected="an NVIDIA GPU, and a driver that supports this CUDA version",
+            fix=f"install or update NVIDIA's driver, or install the cuda-python that matches it; {LOOK}",
         )
     _, text = cudart.cudaGetErrorString(code)
     shown = text.decode(errors="replace") if isinstance(text, bytes) else str(text)
@@ -68,7 +68,7 @@ def _typed_error(code: Any) -> VitdeployError:
 
 @dataclass(frozen=True)
 class Device:
-    """The GPU: its name, compute capability such as "8.9", memory in bytes; the driver and CUDA that serve it."""
+    """The GPU: its name, compute capability such as "8.9", memory in bytes, and versions of driver and CUDA."""
 
     name: str
     compute_capability: str
@@ -78,7 +78,7 @@ class Device:
 
 
 def describe_device() -> Device:
-    """Device 0.
+    """Return the properties of device 0.
 
     Raises:
         MissingPackageError, EngineError: no usable cuda-python.
@@ -87,19 +87,19 @@ def describe_device() -> Device:
     cudart = require()
     try:
         count = check(cudart.cudaGetDeviceCount())
-    except RuntimeError as error:  # cuda-python cannot even find the driver's library
+    except RuntimeError as error:  # cuda-python does not find the driver's library
         raise CapabilityError(
             "no NVIDIA GPU can be used here",
             found=str(error)[:200],
-            expected="a GPU with NVIDIA's driver",
+            expected="an NVIDIA GPU with its driver",
             fix=f"install NVIDIA's driver; {LOOK}",
         ) from None
     if not count:
         raise CapabilityError(
             "no NVIDIA GPU can be used here",
             found="no device",
-            expected="a GPU",
-            fix=f"look at CUDA_VISIBLE_DEVICES; {LOOK}",
+            expected="an NVIDIA GPU",
+            fix=f"check CUDA_VISIBLE_DEVICES; {LOOK}",
         )
     properties = check(cudart.cudaGetDeviceProperties(DEVICE))
     name = properties.name
@@ -118,13 +118,13 @@ def _dotted(version: int) -> str:
 
 
 def free_memory() -> int:
-    """Bytes of device memory that are free now."""
+    """Return the bytes of free device memory."""
     free, _ = check(require().cudaMemGetInfo())
     return int(free)
 
 
 class DeviceBuffer:
-    """Device memory of `size` bytes at `pointer`, freed by `close` or when nothing refers to it any more."""
+    """Device memory of `size` bytes at `pointer`, freed by `close` or with the last reference."""
 
     def __init__(self, size: int) -> None:
         self.size = size
@@ -143,7 +143,7 @@ class DeviceBuffer:
 
 
 class PinnedArray:
-    """A numpy array in page-locked host memory, which copies to and from the device without a detour."""
+    """A numpy array in page-locked host memory, for direct copies to and from the device."""
 
     def __init__(self, shape: tuple[int, ...], dtype: str) -> None:
         kind = np.dtype(dtype)
@@ -152,7 +152,7 @@ class PinnedArray:
         self.pointer = int(check(require().cudaMallocHost(size)))
         memory = (ctypes.c_uint8 * size).from_address(self.pointer)
         self.array: runner.Array = np.ndarray(shape, kind, memoryview(memory))
-        self.array.fill(0)  # what lies there may be no index that a model can look up
+        self.array.fill(0)  # uninitialised memory may hold indices outside the model's range
 
     def close(self) -> None:
         """Free the memory; the array must not be used afterwards."""
@@ -166,7 +166,7 @@ class PinnedArray:
 
 
 class Event:
-    """A point in a stream, with a time."""
+    """A CUDA event: a point in a stream, with a time."""
 
     def __init__(self) -> None:
         self._event = check(require().cudaEventCreate())
@@ -175,7 +175,7 @@ class Event:
         check(require().cudaEventRecord(self._event, stream.handle))
 
     def milliseconds_since(self, earlier: Event) -> float:
-        """GPU time between two recorded events that have both been reached."""
+        """Return the GPU time between two recorded events that have completed."""
         return float(check(require().cudaEventElapsedTime(earlier._event, self._event)))
 
     def close(self) -> None:
@@ -183,7 +183,7 @@ class Event:
 
 
 class Stream:
-    """A stream of its own, which does not wait for the default stream. `handle` is its cudaStream_t as a number."""
+    """A non-blocking stream, independent of the default stream. `handle` is its cudaStream_t as a number."""
 
     def __init__(self) -> None:
         cudart = require()
@@ -201,9 +201,8 @@ class Stream:
         check(require().cudaStreamSynchronize(self.handle))
 
     def capture(self, work: Callable[[], None]) -> Graph | None:
-        """The work that `work` puts into this stream, as a graph that is launched at once; None if a part of it
-        cannot be captured. Nothing is executed. Errors other than the refusal of a capture come through `work` when it
-        is run without one."""
+        """Return the work that `work` enqueues on this stream as a graph for one launch; None if part of it cannot be
+        captured. Nothing is executed. Other errors appear when `work` runs without capture."""
         cudart = require()
         check(cudart.cudaStreamBeginCapture(self.handle, cudart.cudaStreamCaptureMode.cudaStreamCaptureModeThreadLocal))
         refused = False
@@ -218,7 +217,7 @@ class Stream:
         except HostError:
             return None
         finally:
-            cudart.cudaGetLastError()  # an error that stays behind would be taken for the next call's
+            cudart.cudaGetLastError()  # clear the error, else the next call reports it
             if int(code) == 0:
                 check(cudart.cudaGraphDestroy(captured))
 
@@ -227,7 +226,7 @@ class Stream:
 
 
 class Graph:
-    """Captured work that one call launches in its stream again; the captured objects are no longer needed."""
+    """Captured work that one call launches on its stream; the captured objects are no longer needed."""
 
     def __init__(self, captured: Any, stream: Stream) -> None:
         self._executable = check(require().cudaGraphInstantiate(captured, 0))
@@ -240,9 +239,9 @@ class Graph:
         check(require().cudaGraphExecDestroy(self._executable))
 
 
-# --- DLPack in ctypes: a tensor's memory is handed over without a copy, whatever library owns it ----------------------
+# --- DLPack in ctypes: exchange tensors with any library without a copy -----------------------------------------------
 # Structures and names as in DLPack 0.8 (dmlc/dlpack, include/dlpack/dlpack.h) and Python's array API standard: a
-# capsule called "dltensor" holds a DLManagedTensor; who takes it over renames it "used_dltensor" and calls its deleter
+# capsule called "dltensor" holds a DLManagedTensor; its consumer renames it "used_dltensor" and calls its deleter
 # later.
 
 
@@ -282,14 +281,14 @@ _pointer = ctypes.PYFUNCTYPE(_address, ctypes.py_object, _text)(("PyCapsule_GetP
 _is_valid = ctypes.PYFUNCTYPE(ctypes.c_int, _address, _text)(("PyCapsule_IsValid", ctypes.pythonapi))
 _dying_pointer = ctypes.PYFUNCTYPE(_address, _address, _text)(("PyCapsule_GetPointer", ctypes.pythonapi))
 
-# What was handed out and not given back, by the address of its structure: keeps the memory and the structure alive.
+# Exported tensors that were not released yet, by address: keeps their memory and structures alive.
 _exported: dict[int, tuple[Any, ...]] = {}
 
 
 @dataclass(frozen=True)
 class Borrowed:
-    """Another library's C-contiguous array: its address, and its dtype's name in numpy. `device`: that of DLPack,
-    (type, number). `keeper` keeps the memory there while this value is in use."""
+    """Another library's C-contiguous array: its address, shape and numpy dtype. `device`: of DLPack, (type, number).
+    `keeper` keeps the memory alive while this value is in use."""
 
     pointer: int
     shape: tuple[int, ...]
@@ -299,7 +298,8 @@ class Borrowed:
 
 
 def export(pointer: int, shape: tuple[int, ...], dtype: str, device: tuple[int, int], owner: object) -> Any:
-    """A "dltensor" capsule of C-contiguous memory; `owner` lives until the capsule, or who took it over, is done."""
+    """Return a "dltensor" capsule of C-contiguous memory; `owner` lives until the capsule or its consumer releases
+    it."""
     kind = np.dtype(dtype)
     managed = _ManagedTensor()
     sizes = (ctypes.c_int64 * max(1, len(shape)))(*shape)
@@ -318,24 +318,24 @@ def _forget(managed: Any) -> None:
 
 
 def _destroy(capsule: int) -> None:
-    if _is_valid(capsule, _NAME):  # nobody took it over, so nobody else will call the deleter
+    if _is_valid(capsule, _NAME):  # not consumed, so no consumer will call the deleter
         _exported.pop(_dying_pointer(capsule, _NAME), None)
 
 
-# C holds on to these, so they live as long as this module.
+# C code keeps pointers to these, so they live as long as this module.
 _forget_callback, _destroy_callback = _Deleter(_forget), _Destructor(_destroy)
 
 
 def read(capsule: Any) -> Borrowed:
-    """What a capsule holds. It is not taken over: the memory is there as long as the capsule is.
+    """Return the array in a capsule, without consuming it: the memory is valid as long as the capsule.
 
     Raises:
-        TensorError: another kind of capsule, an element type that numpy lacks, or memory that is not C-contiguous.
+        TensorError: not a "dltensor" capsule, an element type that numpy lacks, or memory that is not C-contiguous.
     """
     try:
         address = _pointer(capsule, _NAME)
     except (ValueError, ctypes.ArgumentError) as error:
-        raise TensorError("not a DLPack capsule that can be read", found=str(error)) from None
+        raise TensorError("not a readable DLPack capsule", found=str(error)) from None
     tensor = _ManagedTensor.from_address(address).tensor
     shape = tuple(tensor.shape[axis] for axis in range(tensor.ndim))
     strides = tuple(tensor.strides[axis] for axis in range(tensor.ndim)) if tensor.strides else None
@@ -353,7 +353,7 @@ def read(capsule: Any) -> Borrowed:
 
 
 def is_contiguous(shape: tuple[int, ...], strides: tuple[int, ...], itemsize: int = 1) -> bool:
-    """Whether strides (in elements, or in bytes of `itemsize`) are those of a C-contiguous array."""
+    """Return whether strides (in elements, or in bytes of `itemsize`) describe a C-contiguous array."""
     expected = itemsize
     for size, stride in zip(reversed(shape), reversed(strides), strict=True):
         if size != 1 and stride != expected:
@@ -368,7 +368,7 @@ def is_contiguous(shape: tuple[int, ...], strides: tuple[int, ...], itemsize: in
 class DeviceArray:
     """A C-contiguous array that owns its GPU memory, offered by `__cuda_array_interface__` (version 3) and DLPack.
 
-    Its contents are complete when it is handed out, so no stream synchronization is needed.
+    Its contents are complete before it is exported, so no stream synchronization is needed.
     """
 
     def __init__(self, shape: tuple[int, ...], dtype: str) -> None:
@@ -398,37 +398,37 @@ class DeviceArray:
         self, *, stream: int | None = None, dl_device: tuple[int, int] | None = None, copy: bool | None = None, **_: Any
     ) -> Any:
         if copy or dl_device not in (None, self.__dlpack_device__()):
-            raise BufferError("this memory is shared as it is: no copy is made, and none on another device")
+            raise BufferError("this array cannot be exported as a copy, or to another device")
         return export(self.pointer, self.shape, self.dtype.name, self.__dlpack_device__(), self._buffer)
 
 
 def borrow(value: Any, stream: Stream) -> Borrowed:
-    """The memory of an object with `__cuda_array_interface__` or `__dlpack__`, ready to be read in `stream`.
+    """Return the memory of an object with `__cuda_array_interface__` or `__dlpack__`, ready to be read on `stream`.
 
     Raises:
         TensorError: neither of the two, memory that its owner does not share, not C-contiguous, or not on device 0
-            (which `__cuda_array_interface__` does not say: there it is taken for granted).
+            (`__cuda_array_interface__` does not tell the device: 0 is assumed).
     """
     if hasattr(value, "__dlpack__"):
         device = value.__dlpack_device__()
         if (int(device[0]), int(device[1])) != (CUDA, DEVICE):
             raise TensorError(
-                "an input is not in the memory of the GPU",
+                "an input is not in GPU memory",
                 found=f"DLPack device {tuple(map(int, device))}",
-                expected=f"{(CUDA, DEVICE)}",
+                expected=f"DLPack device {(CUDA, DEVICE)}",
                 fix="move it to the GPU, or call infer with numpy arrays",
             )
         try:
-            capsule = value.__dlpack__(stream=stream.handle)  # its owner makes it ready for our stream
+            capsule = value.__dlpack__(stream=stream.handle)  # its owner synchronizes it with our stream
         except (BufferError, RuntimeError) as error:  # what the array standard and PyTorch raise
             raise TensorError("an input cannot be shared", found=str(error)) from None
         return read(capsule)
     facts = getattr(value, "__cuda_array_interface__", None)
     if facts is None:
         raise TensorError(
-            "an input is no array in GPU memory",
+            "an input is not an array in GPU memory",
             found=type(value).__name__,
-            expected="__dlpack__ or __cuda_array_interface__",
+            expected="an object with __dlpack__ or __cuda_array_interface__",
             fix="call infer with numpy arrays",
         )
     return _from_interface(facts, value)
@@ -439,6 +439,6 @@ def _from_interface(facts: dict[str, Any], owner: object) -> Borrowed:
     strides = facts.get("strides")
     if strides is not None and not is_contiguous(shape, tuple(strides), kind.itemsize):
         raise TensorError("an input is not contiguous", found=f"strides {tuple(strides)} for the shape {shape}")
-    if facts.get("stream") is not None:  # what fills it may still be under way there
+    if facts.get("stream") is not None:  # its producer may still be running there
         check(require().cudaStreamSynchronize(int(facts["stream"])))
     return Borrowed(int(facts["data"][0]), shape, kind.name, owner, (CUDA, DEVICE))

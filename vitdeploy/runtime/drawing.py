@@ -1,4 +1,4 @@
-"""What pictures of answers have in common, with Pillow: colours, maps of classes, legends."""
+"""Shared drawing functions for pictures of answers, with Pillow: colours, class maps, legends."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ if TYPE_CHECKING:
 
 Array = npt.NDArray[Any]
 
-# How much of a map covers the image below it.
+# Opacity of a map drawn over its image.
 OPACITY = 0.55
 MARGIN = 2
-# Green and orange of Okabe and Ito, which people with any colour vision tell apart.
+# Okabe and Ito's green and orange, distinguishable with any colour vision.
 LINE, POINT = (0, 158, 115), (230, 159, 0)
-# Radius of a point and half the width of a line, in shares of the shorter side of the box; never below a pixel.
+# Radius of a point and half the width of a line, as fractions of the box's shorter side; at least one pixel.
 RADIUS, HALF_WIDTH = 0.02, 0.01
 
 
 def colours(count: int) -> npt.NDArray[np.uint8]:
-    """uint8 [count, 3]: the colours of PASCAL VOC's maps, without its black for 0. The bits of a number are dealt to
-    red, green and blue in turn, so that neighbours differ most."""
+    """Return the colours of PASCAL VOC's maps, uint8 [count, 3], without its black for 0. The bits of a number go to
+    red, green and blue in turn, so neighbouring numbers differ most."""
     numbers = np.arange(1, count + 1)
     found = np.zeros((count, 3), np.int64)
     for bit in range(8):
@@ -35,7 +35,7 @@ def colours(count: int) -> npt.NDArray[np.uint8]:
 
 
 def class_picture(found: Array) -> Image.Image:
-    """A map of classes, int [height, width], in colours; black where there is none, which is -1."""
+    """Return a class map, int [height, width], in colours; black for -1, no class."""
     from PIL import Image
 
     table = np.concatenate([np.zeros((1, 3), np.uint8), colours(max(int(found.max(initial=0)) + 1, 1))])
@@ -43,7 +43,7 @@ def class_picture(found: Array) -> Image.Image:
 
 
 def over(image: Image.Image, picture: Image.Image, covered: Array) -> Image.Image:
-    """A picture over the image, where `covered`, bool [height, width]."""
+    """Return the image with `picture` drawn over it where `covered`, bool [height, width], is true."""
     from PIL import Image
 
     mask = Image.fromarray((covered * round(255 * OPACITY)).astype(np.uint8))
@@ -51,7 +51,7 @@ def over(image: Image.Image, picture: Image.Image, covered: Array) -> Image.Imag
 
 
 def legend(image: Image.Image, entries: list[tuple[str, tuple[int, ...]]]) -> None:
-    """Labels on their colours, from the upper left corner down."""
+    """Draw labels on their colours, from the upper left corner down."""
     from PIL import ImageDraw
 
     pen, top = ImageDraw.Draw(image), 0.0
@@ -60,7 +60,7 @@ def legend(image: Image.Image, entries: list[tuple[str, tuple[int, ...]]]) -> No
 
 
 def draw_label(pen: ImageDraw.ImageDraw, corner: tuple[float, ...], text: str, colour: tuple[int, ...]) -> float:
-    """Text on a box of its colour, black or white by what reads better; returns the box's lower edge."""
+    """Draw text on a box of its colour, black or white for contrast; return the box's lower edge."""
     left, top, right, bottom = pen.textbbox((corner[0] + MARGIN, corner[1] + MARGIN), text)
     box = (corner[0], corner[1], right + MARGIN, bottom + MARGIN)
     pen.rectangle(box, fill=colour)
@@ -70,7 +70,7 @@ def draw_label(pen: ImageDraw.ImageDraw, corner: tuple[float, ...], text: str, c
 
 
 def draw_keypoints(image: Image.Image, people: Sequence[Any]) -> Image.Image:
-    """A copy of the RGB image with the shown points of each object (`Keypoints`), and the lines of the skeleton whose
+    """Return a copy of the RGB image with the shown points of each object (`Keypoints`), and the skeleton lines whose
     ends are both shown."""
     from PIL import ImageDraw
 
@@ -90,7 +90,7 @@ def draw_keypoints(image: Image.Image, people: Sequence[Any]) -> Image.Image:
 
 
 def npy_bytes(array: Array) -> bytes:
-    """The file of an array."""
+    """Return an array as the bytes of an .npy file."""
     numbers = io.BytesIO()
     np.save(numbers, array)
     return numbers.getvalue()

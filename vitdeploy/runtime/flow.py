@@ -1,4 +1,4 @@
-"""Several graphs as one runner: each part takes inputs of the whole and outputs of earlier parts."""
+"""Run several graphs as one: each part takes inputs of the flow and outputs of earlier parts."""
 
 from collections.abc import Mapping, Sequence
 from time import perf_counter
@@ -15,10 +15,10 @@ SEED = 0
 
 
 class LinkedParts:
-    """The runners of a flow's parts, checked to fit together, and the tensors that pass between them.
+    """The runners of a flow's parts, checked for matching tensors.
 
-    With `keep`, a part whose inputs did not change since it ran last does not run again: its outputs are those of then
-    (an image's embedding across prompts). Safe to call from several threads.
+    With `keep`, a part whose inputs equal those of its last run is not run again; its cached outputs are returned (an
+    image's embedding across prompts). Safe to call from several threads.
     """
 
     def __init__(self, flow: FlowSpec, runners: Mapping[str, Runner], name: str, *, keep: bool = False) -> None:
@@ -28,14 +28,14 @@ class LinkedParts:
 
     @property
     def graphs(self) -> dict[str, PartTensors]:
-        """What the loaded runners take and give."""
+        """The inputs and outputs of the loaded runners."""
         return {name: PartTensors(runner.inputs, runner.outputs) for name, runner in self.runners.items()}
 
     def load(self) -> None:
         """Load every part.
 
         Raises:
-            TargetError: the graphs do not fit together; all misfits at once.
+            TargetError: the graphs do not fit together; the error lists every mismatch.
         """
         try:
             for runner in self.runners.values():
@@ -45,17 +45,18 @@ class LinkedParts:
                 raise TargetError(
                     f"the graphs of {self.name} do not fit together",
                     found="; ".join(problems),
-                    expected="graphs that were exported together",
-                    fix="export the model again, and take all graphs of one export",
+                    expected="graphs of one export",
+                    fix="export the model again, and use all graphs of one export",
                 )
         except BaseException:
             self.close()
             raise
 
     def values(self, feeds: Mapping[str, Array], sources: Sequence[str]) -> dict[str, Array]:
-        """The tensors that `sources` name ("part.output", or an input of the whole), from the inputs of the whole.
+        """Return the tensors that `sources` name ("part.output", or an input of the flow), computed from the flow's
+        inputs.
 
-        Only the parts that they need run.
+        Only the required parts run.
         """
         found: dict[str, Array] = dict(feeds)
         for part in self.needed(sources):
@@ -65,7 +66,8 @@ class LinkedParts:
         return {source: found[source] for source in sources}
 
     def milliseconds(self, feeds: Mapping[str, Array]) -> dict[str, float]:
-        """How long each part takes on these inputs of the whole, one after the other; nothing is kept."""
+        """Return the time of each part in ms, run one after the other on these inputs of the flow; nothing is
+        cached."""
         found, times = dict(feeds), {}
         for part in self.flow.parts:
             own = {name: found[source] for name, source in part.feeds.items()}
@@ -76,7 +78,7 @@ class LinkedParts:
         return times
 
     def needed(self, sources: Sequence[str]) -> list[FlowPart]:
-        """The parts that these tensors come from, in their order."""
+        """Return the parts that these tensors depend on, in running order."""
         expected, needed = set(sources), []
         for part in reversed(self.flow.parts):
             if any((linked := link(self.flow, source)) and linked[0] == part.name for source in expected):
@@ -93,38 +95,38 @@ class LinkedParts:
             if kept is not None and all(np.array_equal(kept[0][name], array) for name, array in feeds.items()):
                 return dict(kept[1])
             outputs = run_rows(runner, feeds)
-            # The caller may write to the arrays that it gave, and gets copies of those that are kept (`own_arrays`).
+            # The caller may write to its input arrays, and gets copies of the cached outputs (`own_arrays`).
             for array in outputs.values():
                 array.flags.writeable = False
             self._kept[part.name] = {name: array.copy() for name, array in feeds.items()}, outputs
             return dict(outputs)
 
     def close(self) -> None:
-        for runner in self.runners.values():  # each waits for its own run; the next part is closed then
+        for runner in self.runners.values():  # waits for the part's current run
             runner.close()
-        with self._turn:  # of a part that ran until now, and keeps what it gave
+        with self._turn:  # a part that was still running has cached its outputs
             self._kept.clear()
 
 
 def own_arrays(found: Mapping[str, Array]) -> dict[str, Array]:
-    """The same arrays for a caller that may write to them: copies of those that are kept."""
+    """Return the same arrays, with cached (read-only) ones copied so that the caller may write to them."""
     return {name: array if array.flags.writeable else array.copy() for name, array in found.items()}
 
 
 def run_rows(runner: Runner, feeds: Mapping[str, Array]) -> dict[str, Array]:
-    """Every output, [n, ...], for n rows of all inputs, in as many runs as the runner's batch needs; the last is padded
-    with its last row.
+    """Return every output, [n, ...], for n rows of all inputs. Runs in batches of the runner's size; the last batch is
+    padded by repeating its last row.
 
     Raises:
-        TensorError: inputs of different numbers of rows, or of none.
+        TensorError: inputs differ in their number of rows, or have none.
     """
     counts = {name: len(array) for name, array in feeds.items()}
     count = next(iter(counts.values()))
     if len(set(counts.values())) > 1 or not count:
         raise TensorError(
-            f"{runner.name}: inputs of different numbers of rows" if count else f"{runner.name}: inputs without a row",
+            f"{runner.name}: inputs differ in their number of rows" if count else f"{runner.name}: inputs have no rows",
             found=", ".join(f"{name} {each}" for name, each in counts.items()),
-            expected="as many rows in each, at least one",
+            expected="the same number of rows in each input, at least one",
         )
     size = runner.inputs[0].shape[0]
     if not isinstance(size, int) or size == count:
@@ -140,9 +142,9 @@ def run_rows(runner: Runner, feeds: Mapping[str, Array]) -> dict[str, Array]:
 
 
 def one_by_one(runner: Runner, feeds: Mapping[str, Array]) -> dict[str, Array]:
-    """Every output, [n, ...], of a runner that is asked for one row at a time; an input of one row is given with each.
+    """Return every output, [n, ...], of a runner called once per row; an input with one row is passed to each call.
 
-    So asks who cannot reach the parts, such as those of a device: what does not change from row to row is kept there.
+    Used if the parts are out of reach, such as on a device, which caches what does not change from row to row.
     """
     count = max(len(array) for array in feeds.values())
     rows = [
@@ -153,9 +155,9 @@ def one_by_one(runner: Runner, feeds: Mapping[str, Array]) -> dict[str, Array]:
 
 
 class FlowRunner(Runner):
-    """A flow without a part that repeats. Any number of rows may be fed: each part runs them in batches of its own.
+    """A flow without a repeated part. It takes any number of rows: each part runs them in its own batch size.
 
-    Inputs and outputs are those of the whole; the name of a leading axis says what is counted there.
+    Inputs and outputs are those of the flow; the name of a leading axis tells what it counts.
     """
 
     def __init__(self, flow: FlowSpec, parts: Mapping[str, Runner], *, name: str, keep: bool = False) -> None:
@@ -173,7 +175,8 @@ class FlowRunner(Runner):
         self.provider = self.linked.runners[self.flow.parts[0].name].provider
 
     def example(self, batch: int) -> dict[str, Array]:
-        """Seeded inputs: `batch` rows of what the first part counts, one of all else. Tokens are small numbers."""
+        """Return seeded inputs: `batch` rows for inputs with the first part's leading axis, one row for others. Tokens
+        are small numbers."""
         generator = np.random.default_rng(SEED)
         first = self.flow.parts[0].batch
         found: dict[str, Array] = {}
@@ -199,7 +202,7 @@ class FlowRunner(Runner):
 
 
 class FlowView(Runner):
-    """Some outputs of a flow as a runner of its own: it takes what they need, and runs only the parts that they need.
+    """Some outputs of a flow as a separate runner, which takes and runs only what they depend on.
 
     Closing it closes the flow.
     """

@@ -1,4 +1,4 @@
-"""The flows that vitdeploy exports itself, by the names of their graphs; the row of a task names its own."""
+"""The flows of vitdeploy's own exports, identified by the names of their graphs."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -18,8 +18,8 @@ Graphs = Mapping[str, PartTensors]
 
 
 def encoder_decoder(graphs: Graphs) -> FlowSpec:
-    """An encoder runs once, a decoder step once a token. Outputs of the encoder feed inputs of the same name, and what
-    the step gives as "present_..." is its "past_..." at the next step."""
+    """Return the flow of an encoder that runs once and a decoder step that runs once per token. Outputs of the encoder
+    feed inputs of the same name; the step's output "present_..." is its input "past_..." at the next step."""
     inputs = [tensor.name for tensor in graphs[DECODER_STEP].inputs]
     caches = {name: PRESENT + name.removeprefix(PAST) for name in inputs if name.startswith(PAST)}
     encoder = FlowPart(ENCODER, {tensor.name: tensor.name for tensor in graphs[ENCODER].inputs})
@@ -29,8 +29,8 @@ def encoder_decoder(graphs: Graphs) -> FlowSpec:
 
 
 def towers(graphs: Graphs) -> FlowSpec:
-    """A tower for images and one for texts, which need nothing of each other; "text_features" are not as many as
-    "image_features". What else the image tower gives keeps its name."""
+    """Return the flow of independent image and text towers; "text_features" and "image_features" have separate row
+    counts. Other outputs of the image tower keep their names."""
     image, text = (graphs[name] for name in (IMAGE_TOWER, TEXT_TOWER))
     parts = (
         FlowPart(IMAGE_TOWER, {tensor.name: tensor.name for tensor in image.inputs}),
@@ -42,8 +42,8 @@ def towers(graphs: Graphs) -> FlowSpec:
 
 
 def prompted(graphs: Graphs) -> FlowSpec:
-    """An image encoder, and a decoder of prompts that takes whatever the encoder gives, by name, and one prompt for
-    each image."""
+    """Return the flow of an image encoder and a prompt decoder, which takes the encoder's outputs by name and one
+    prompt per image."""
     encoder, decoder = (graphs[name] for name in (IMAGE_ENCODER, PROMPT_DECODER))
     embedded = [tensor.name for tensor in encoder.outputs]
     feeds = {
@@ -59,7 +59,7 @@ def prompted(graphs: Graphs) -> FlowSpec:
 
 @dataclass(frozen=True)
 class FlowRow:
-    """The names of a model's graphs, in the order in which they run, and the flow of graphs with these names."""
+    """The names of a model's graphs in running order, and the function that makes their flow."""
 
     parts: tuple[str, ...]
     make: Callable[[Graphs], FlowSpec]
@@ -73,11 +73,11 @@ PARTS = tuple(row.parts for row in FLOWS)
 
 
 def flow_of_graphs(graphs: Graphs) -> FlowSpec:
-    """The flow of graphs by their names; raises TargetError if none has these."""
+    """Return the flow for graphs with these names; raise TargetError for unknown names."""
     known = next((row.make for row in FLOWS if set(row.parts) == set(graphs)), None)
     if known is None:
         raise TargetError(
-            "nothing says how these graphs run together",
+            "unknown combination of graphs, without a flow",
             found=", ".join(graphs),
             expected="a flow in the manifest; or " + " or ".join(" and ".join(names) for names in PARTS),
         )
@@ -85,7 +85,7 @@ def flow_of_graphs(graphs: Graphs) -> FlowSpec:
 
 
 def inputs_of(flow: FlowSpec, graphs: Graphs) -> tuple[TensorSpec, ...]:
-    """The inputs of the whole, in the order in which the parts take them."""
+    """Return the inputs of the flow, in the order in which the parts take them."""
     found: dict[str, TensorSpec] = {}
     for part in flow.parts:
         own = {tensor.name: tensor for tensor in graphs[part.name].inputs}
@@ -96,7 +96,7 @@ def inputs_of(flow: FlowSpec, graphs: Graphs) -> tuple[TensorSpec, ...]:
 
 
 def outputs_of(flow: FlowSpec, graphs: Graphs) -> tuple[TensorSpec, ...]:
-    """The outputs of the whole."""
+    """Return the outputs of the flow."""
     found = []
     batches = {part.name: part.batch for part in flow.parts}
     for name, source in flow.outputs.items():
@@ -107,5 +107,5 @@ def outputs_of(flow: FlowSpec, graphs: Graphs) -> tuple[TensorSpec, ...]:
 
 
 def _called(tensor: TensorSpec, name: str, batch: str) -> TensorSpec:
-    """The tensor under its name in the whole, where any number of rows may be fed."""
+    """The tensor under its name in the flow, with a dynamic number of rows."""
     return TensorSpec(name, tensor.dtype, (batch, *tensor.shape[1:]))

@@ -1,4 +1,4 @@
-"""The predictor of embedders, which says how alike two images are, and searches the images of a small gallery."""
+"""The predictor of embedding models: compares two images, and searches a small gallery."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ from vitdeploy.runtime.tasks.embedding import Embedding, direction
 from vitdeploy.spec import ChannelOrder, Manifest, encode
 from vitdeploy.zip_members import DAMAGED, members_of
 
-# A search multiplies all vectors with one; beyond this many a vector database is the tool.
+# Brute-force search is meant for at most this many vectors; beyond it, use a vector database.
 MOST = 1_000_000
-# What a file that is no gallery raises where it is read.
+# Errors while reading a file that is not a gallery.
 UNREADABLE: tuple[type[Exception], ...] = (*DAMAGED, MemoryError)
-# Images of a folder that are embedded at once.
+# Images per batch when a folder is embedded.
 TOGETHER = 64
 
 
 @dataclass(frozen=True)
 class GalleryMatch:
-    """An image of a gallery. name: its path below the folder, with slashes. identity: the folder that it is in, "" of
-    an image directly in the gallery's. similarity: the cosine with what is searched for, -1..1."""
+    """An image of a gallery. name: its path relative to the gallery's folder, with slashes. identity: its subfolder, ""
+    for an image directly in the gallery's folder. similarity: the cosine with the query, -1..1."""
 
     name: str
     identity: str
@@ -44,8 +44,8 @@ class GalleryMatch:
 class Gallery:
     """Embedded images to search in.
 
-    names: of each image its path below the folder, with slashes. vectors: float32 [n, width], each of length 1.
-    model: the digest of the model that gave them (`model_digest`), the same for all engines of a bundle.
+    names: each image's path relative to the folder, with slashes. vectors: float32 [n, width], each of length 1. model:
+    the digest of the model that made them (`model_digest`), the same for all engines of a bundle.
     """
 
     names: tuple[str, ...]
@@ -59,33 +59,33 @@ class Gallery:
         return f"<Gallery: {len(self)} images, {self.vectors.shape[1]} numbers each>"
 
     def search(self, embedding: Embedding, top: int = 5) -> list[GalleryMatch]:
-        """The `top` images that are most like an answer of the same model, best first; of equal ones in the gallery's
+        """Return the `top` images most similar to an embedding of the same model, best first; ties in the gallery's
         order.
 
         Raises:
-            InputError: a vector of another width, or without a direction; no sensible number.
+            InputError: a vector of another width or of length 0, or an invalid `top`.
         """
         require_top(top)
         if len(embedding.vector) != self.vectors.shape[1]:
             raise InputError(
-                "this embedding is not of the model that made the gallery",
+                "the embedding and the gallery come from different models",
                 found=f"{len(embedding.vector)} numbers",
                 expected=f"{self.vectors.shape[1]} numbers",
-                fix="search(image, gallery) of the predictor that made the gallery",
+                fix="use search(image, gallery) of the predictor that made the gallery",
             )
         cosines = np.clip(self.vectors @ direction(embedding.vector).astype(np.float32), -1, 1)
         best = np.argsort(-cosines, kind="stable")[:top].tolist()
         return [GalleryMatch(self.names[i], self.names[i].rpartition("/")[0], float(cosines[i])) for i in best]
 
     def save(self, file: str | Path) -> None:
-        """Write it as an .npz file, which `EmbeddingPredictor.gallery` of the same model reads."""
+        """Write the gallery as an .npz file for `EmbeddingPredictor.gallery` of the same model."""
         facts = json.dumps({"names": self.names, "model": self.model}).encode()
         with Path(file).open("wb") as stream:
             np.savez(stream, vectors=self.vectors, facts=np.frombuffer(facts, np.uint8))
 
 
 class EmbeddingPredictor(Predictor):
-    """Answers with the vector of an image, and compares images by the cosine of theirs.
+    """Embeds images, and compares them by the cosine of their vectors.
 
     >>> predictor = load("out/faces")                                        # doctest: +SKIP
     >>> predictor.similarity("anna1.jpg", "anna2.jpg")                       # doctest: +SKIP
@@ -105,24 +105,24 @@ class EmbeddingPredictor(Predictor):
         return predictor
 
     def similarity(self, a: ImageSource, b: ImageSource, *, channels: ChannelOrder = "rgb") -> float:
-        """The cosine of the vectors of two images, -1..1. From which value on two images show the same is the app's
-        choice: the report of the bundle has the value that tells the pairs of its data apart best.
+        """Return the cosine of the vectors of two images, -1..1. The app chooses the threshold for a match; the
+        bundle's report shows the one that best separates the pairs of its data.
 
         Raises:
             ImageError, MissingFileError, TensorError: an image cannot be used.
-            InputError: the model gives a vector without a direction.
+            InputError: the model's vector has length 0 or is not finite.
         """
         first, second = self._embeddings([a, b], channels)
         return first.similarity(second)
 
     def gallery(self, source: str | Path) -> Gallery:
-        """The images below a folder, embedded, or a gallery that `Gallery.save` wrote.
+        """Embed the images below a folder, or read a gallery that `Gallery.save` wrote.
 
         Raises:
             MissingFileError: neither a folder nor a file.
-            DataError: a folder without images, or no file of a gallery.
+            DataError: a folder without images, or not a gallery file.
             InputError: a gallery of another model's embeddings.
-            ImageError, TensorError: an image of the folder cannot be used; it is named.
+            ImageError, TensorError: an image of the folder cannot be used; the error names it.
         """
         path = Path(source)
         if path.is_dir():
@@ -134,7 +134,7 @@ class EmbeddingPredictor(Predictor):
     def search(
         self, image: ImageSource, gallery: Gallery, top: int = 5, *, channels: ChannelOrder = "rgb"
     ) -> list[GalleryMatch]:
-        """The `top` images of a gallery that are most like an image, best first.
+        """Return the `top` images of a gallery most similar to an image, best first.
 
         Raises:
             InputError: a gallery of another model's embeddings; else as `similarity`.
@@ -151,7 +151,7 @@ class EmbeddingPredictor(Predictor):
         names = sorted(_images(folder))
         if not names or len(names) > MOST:
             raise DataError(
-                f"{folder} is no small gallery",
+                f"{folder} cannot be used as a gallery",
                 found=f"{len(names):,} images",
                 expected=f"1 to {MOST:,} images, ending in {', '.join(sorted(SUFFIXES))}",
             )
@@ -168,7 +168,7 @@ class EmbeddingPredictor(Predictor):
     def _require_own(self, gallery: Gallery, name: str) -> None:
         if not self.model or gallery.model != self.model:
             raise InputError(
-                f"{name} holds the embeddings of another model, which are like none of this one",
+                f"{name} was made with another model; its embeddings cannot be compared",
                 found=f"model {gallery.model[:12] or 'without a digest'}",
                 expected=f"model {self.model[:12] or 'of a bundle'}",
                 fix="embed the images again: predictor.gallery(FOLDER).save(FILE)",
@@ -176,8 +176,8 @@ class EmbeddingPredictor(Predictor):
 
 
 def model_digest(manifest: Manifest) -> str:
-    """SHA-256 of what decides on an embedding but for rounding: the float graph that all engines of a bundle are made
-    of, with its weights, and how images are prepared."""
+    """Return the SHA-256 of everything that determines an embedding except rounding: the float graph that all engines
+    of a bundle are made from, with its weights, and the preprocessing."""
     places = sorted(graph.file for graph in manifest.graphs.values())
     files = {entry.path: entry.sha256 for entry in manifest.files if entry.path.startswith(tuple(places))}
     facts = {"files": files, "preprocess": encode(manifest.preprocess)}
@@ -185,7 +185,7 @@ def model_digest(manifest: Manifest) -> str:
 
 
 def _images(folder: Path) -> Iterator[str]:
-    """Below the folder, without hidden files and folders."""
+    """Relative paths of the images below the folder, without hidden files and folders."""
     for place, folders, files in os.walk(folder):
         folders[:] = [name for name in folders if not name.startswith(".")]
         for name in files:
@@ -195,27 +195,27 @@ def _images(folder: Path) -> Iterator[str]:
 
 
 def _read(path: Path) -> Gallery:
-    """A gallery out of a file that may come from anywhere."""
+    """Read a gallery from an untrusted file."""
     if not path.is_file():
         raise MissingFileError(f"no gallery at {path}", expected="a folder of images, or the file of a saved gallery")
     try:
         with path.open("rb") as file:
             size = max(path.stat().st_size, sum(member.file_size for member in members_of(file)))
         if size > MAX_READ:
-            raise _no_gallery(path, f"{size:,} bytes, and at most {MAX_READ:,} are read")
+            raise _no_gallery(path, f"{size:,} bytes, more than {MAX_READ:,}")
         with np.load(io.BytesIO(path.read_bytes()), allow_pickle=False) as arrays:
             vectors, facts = arrays["vectors"], arrays["facts"]
-        told: Any = json.loads(facts.tobytes())
-        names, model = tuple(told["names"]), told["model"]
+        header: Any = json.loads(facts.tobytes())
+        names, model = tuple(header["names"]), header["model"]
     except UNREADABLE as error:
         raise _no_gallery(path, f"{type(error).__name__}: {str(error)[:160]}") from None
     if vectors.dtype != np.float32 or vectors.ndim != 2 or not 0 < len(vectors) == len(names):
         raise _no_gallery(path, f"{vectors.dtype} {list(vectors.shape)}, {len(names)} names")
     texts = all(isinstance(text, str) for text in (*names, model))
     if not texts or not np.allclose(np.linalg.norm(vectors.astype(np.float64), axis=1), 1, atol=1e-3):
-        raise _no_gallery(path, "names that are no texts, or vectors that are not of length 1")
+        raise _no_gallery(path, "names that are not strings, or vectors whose length is not 1")
     return Gallery(names, vectors, model)
 
 
 def _no_gallery(path: Path, found: str) -> DataError:
-    return DataError(f"{path} is no gallery", found=found, expected="a file that Gallery.save wrote")
+    return DataError(f"{path} is not a gallery", found=found, expected="a file that Gallery.save wrote")

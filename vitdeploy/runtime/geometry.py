@@ -1,4 +1,4 @@
-"""Where the pixels of an input lie in its image."""
+"""Map the pixels of a model's input to the original image, and decode large JPEG files at reduced size."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 class Window:
     """The part of the original image that the model's input shows, in its pixels: left, top, right, bottom.
 
-    Coordinates are continuous: pixel i covers i to i + 1. The edges are outside of the image where the input is padded.
+    Coordinates are continuous: pixel i covers i to i + 1. Edges lie outside the image if the input is padded.
     """
 
     left: float
@@ -30,7 +30,8 @@ class Window:
 
 
 def input_window(size: tuple[int, int], spec: PreprocessSpec) -> Window:
-    """The window of an image of `size` (width, height) that `preprocess.resize_and_crop` makes the model's input of."""
+    """Return the window of an image of `size` (width, height) from which `preprocess.resize_and_crop` makes the model's
+    input."""
     if spec.fit == "topdown":
         return _of_cutout(size, spec)
     if spec.fit == "longest-pad":
@@ -53,19 +54,19 @@ def _of_cutout(size: tuple[int, int], spec: PreprocessSpec) -> Window:
     return Window(x - half[0], y - half[1], x + half[0], y + half[1])
 
 
-# --- JPEG files that are much larger than what they are resized to, decoded at 1/2, 1/4 or 1/8 of their size ----------
-# libjpeg then computes the lower frequencies alone (its DCT scaling), and most of the work is never done. The pixels
-# are not those of the reference in `preprocess`; docs/performance.md has by how much.
+# --- Decode JPEG files much larger than the resized image at 1/2, 1/4 or 1/8 of their size ----------------------------
+# libjpeg then computes the lower frequencies alone (its DCT scaling), and skips most of the work. The pixels differ
+# from the reference in `preprocess`; docs/performance.md says by how much.
 
 
-# Pixels that are left for one of the resized image along each side, at least, so that resizing has something to
-# average: with 1 the mean difference from the reference is 2.0 grey levels, with 2 it is 0.6.
+# Minimum decoded pixels per resized pixel along each side, so that resizing still averages: with 1 the mean difference
+# from the reference is 2.0 grey levels, with 2 it is 0.6.
 OVERSAMPLING = 2
 
 
 @dataclass(frozen=True)
 class ReducedImage:
-    """Decoded pixels, the part of them that the image covers, and the image's own (width, height)."""
+    """Decoded pixels, the box of them that the image covers, and the original (width, height)."""
 
     image: Image.Image
     covered: topdown.Box
@@ -73,18 +74,18 @@ class ReducedImage:
 
 
 def decode_reduced(source: preprocess.ImageSource, spec: PreprocessSpec) -> ReducedImage | None:
-    """A JPEG file decoded at a part of its size; None for what the reference is to decode: a JPEG that is not large
-    enough, not in colour, lies on its side or is broken, other formats, and what is no file.
+    """Return a JPEG file decoded at reduced size; None if `preprocess` must decode the source: a JPEG that is too
+    small, not in colour, rotated or broken, another format, or not a file.
 
     Raises:
-        MissingFileError, ImageError: no such file, or one that is too large, as `preprocess.decode`.
+        MissingFileError, ImageError: a missing file, or one that is too large, as `preprocess.decode`.
     """
     content = preprocess.file_of(source)
     if content is None or spec.channels != 3 or spec.fit == "topdown":
         return None
     try:
         return _decode(content, spec)
-    except Exception:  # as `preprocess` has it: decoders raise many kinds, and the reference says what is wrong
+    except Exception:  # decoders raise many kinds of errors; `preprocess` reports what is wrong
         return None
 
 
@@ -107,7 +108,7 @@ def _decode(content: bytes | bytearray, spec: PreprocessSpec) -> ReducedImage | 
 
 
 def resize_reduced(reduced: ReducedImage, spec: PreprocessSpec) -> preprocess.Pixels:
-    """uint8 [crop height, crop width, channels], as `preprocess.resize_and_crop` of the whole image has them."""
+    """Return uint8 [crop height, crop width, channels], like `preprocess.resize_and_crop` of the whole image."""
     from PIL import Image
 
     size = preprocess.resized_size(*reduced.size, spec)

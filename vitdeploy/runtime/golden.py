@@ -1,5 +1,5 @@
-"""The self-check of an engine on the bundle's golden inputs: it compares the outputs here with those from when the
-bundle was made, and the answers with the original's."""
+"""Check an engine on the bundle's golden inputs: compare its outputs with those recorded when the bundle was made, and
+its answers with the original's."""
 
 import contextlib
 import hashlib
@@ -26,18 +26,18 @@ from vitdeploy.runtime.tasks.registry import bound, count_same
 from vitdeploy.spec import EngineSpec, Manifest, PreprocessSpec, encode
 from vitdeploy.zip_members import DAMAGED, members_of
 
-# A bundle has eight at most; each is run before the first answer, so this is a bound of time too.
+# vitdeploy writes at most eight; all run before the first answer, so this limits time as well.
 MAX_SAMPLES = 64
 
 
 @dataclass(frozen=True)
 class GoldenCheck:
-    """Of `inputs` golden inputs.
+    """The result of a check on `inputs` golden inputs.
 
-    `difference` is max|a - b| / max|b| from what the same engine gave when the bundle was made (without
-    any of its own: from the original), of the output where it is worst; `tolerance` what the manifest allows. `same` of
-    the answers are the original's, where `least_same` must be. Of a difference that is no number `ok` is False, and
-    where unrelated answers would pass as well: `proves_nothing` says why, "" where they would not.
+    `difference` is max|a - b| / max|b| of the worst output, compared with the same engine's outputs when the bundle was
+    made (with the original's if the engine has none); `tolerance` is the limit in the manifest. `same` answers equal
+    the original's; at least `least_same` must. `ok` is False if the difference is NaN, or if unrelated answers would
+    pass as well: `proves_nothing` then says why ("" otherwise).
     """
 
     inputs: int
@@ -53,56 +53,69 @@ class GoldenCheck:
 
     @property
     def within_bounds(self) -> bool:
-        """Whether no answer is wrong, which may prove nothing."""
+        """Whether no answer is wrong; see also `proves_nothing`."""
         return self.as_recorded and self.same >= self.least_same
 
     @property
     def as_recorded(self) -> bool:
-        """Whether it answers as when the bundle was made, right or wrong."""
+        """Whether the outputs match those recorded when the bundle was made, right or wrong."""
         return self.difference <= self.tolerance
 
 
 def check_golden(
     folder: Path, manifest: Manifest, engine: EngineSpec, runner: Runner, files: checked.CheckedFiles | None = None
 ) -> GoldenCheck:
-    """Run a loaded engine of the bundle in `folder` on the golden inputs. `files`: the bundle's, where it is being
+    """Run a loaded engine of the bundle in `folder` on the golden inputs. `files`: the bundle's files while it is being
     loaded.
 
     Raises:
-        InputError: the bundle has no golden set, or none for this engine.
-        DigestError, ManifestError: its files are not the recorded ones, or no arrays that fit the engine.
+        InputError: the bundle has no golden set for this engine.
+        DigestError, ManifestError: its files differ from the manifest's record, or hold arrays that do not fit the
+        engine.
         EngineError, TensorError: as `Runner.infer`.
     """
     golden = read_golden(folder, manifest, engine, files)
     if golden is None:
         raise no_golden(manifest, engine.artifact)
     if len(golden.inputs) != len(runner.inputs) or not golden.inputs:
-        raise ManifestError("a golden set of other inputs", found=", ".join(golden.inputs), expected=str(runner.inputs))
+        raise ManifestError(
+            "the golden set has other inputs than the engine",
+            found=", ".join(golden.inputs),
+            expected=str(runner.inputs),
+        )
     runner, samples, further = bound(manifest.task, runner, golden.inputs, manifest.postprocess)
     if any(len(array) != len(samples) for array in further.values() if array.ndim) or not all(
         array.ndim for array in further.values()
     ):
-        raise ManifestError("a golden set of other inputs", found=", ".join(further), expected="a row for each image")
+        raise ManifestError(
+            "inputs of the golden set lack rows", found=", ".join(further), expected="one row per image"
+        )
     if manifest.preprocess is not None and not _are_pictures(samples, manifest.preprocess):
         raise ManifestError(
-            "golden inputs that are no pictures",
+            "the golden inputs are not images",
             found=f"{samples.dtype} {samples.shape}",
             expected="uint8 [n, height, width, channels]",
         )
     found = engine_outputs(runner, manifest.preprocess, samples, further)
     for each in (golden.outputs, golden.original):
         if set(found) != set(each):
-            raise ManifestError("a golden set of other outputs", found=", ".join(each), expected=", ".join(found))
+            raise ManifestError(
+                "the golden set has other outputs than the engine", found=", ".join(each), expected=", ".join(found)
+            )
         shapes = [
             (each[name].shape, array.shape)
             for name, array in found.items()
-            # A text is as long as its engine makes it: one of another length is another answer.
+            # Texts vary in length: another length is another answer, not an error.
             if each[name].shape != array.shape and not ("tokens" in found and len(each[name]) == len(array))
         ]
         if shapes:
-            raise ManifestError("golden outputs of other shapes", found=str(shapes[0][0]), expected=str(shapes[0][1]))
+            raise ManifestError(
+                "the golden outputs have other shapes than the engine's",
+                found=str(shapes[0][0]),
+                expected=str(shapes[0][1]),
+            )
     names = comparable(manifest, found)
-    if golden.least_same:  # a token that was as likely as another may be the other elsewhere: its answer is counted
+    if golden.least_same:  # equally likely tokens may swap on another machine: answers are counted instead
         names = [name for name in names if golden.outputs[name].dtype.kind not in "iu"]
     difference = largest_difference(found, golden.outputs, names)
     same = count_same(manifest.task, manifest.preprocess, manifest.postprocess, found, golden.original)
@@ -110,20 +123,20 @@ def check_golden(
 
 
 def _are_pictures(samples: Array, preprocess: PreprocessSpec) -> bool:
-    """Whether there is at least one picture, and all have the channels that the model takes."""
+    """Whether there is at least one image, with the channels that the model takes."""
     return (
         samples.dtype == np.uint8 and samples.ndim == 4 and samples.shape[3] == preprocess.channels and samples.size > 0
     )
 
 
 def has_golden(manifest: Manifest, engine: EngineSpec) -> bool:
-    """Whether a bundle keeps golden answers for this engine."""
+    """Return whether a bundle has golden answers for this engine."""
     golden = manifest.golden
     return golden is not None and (engine.artifact in golden.engines or engine.target in golden.tolerance)
 
 
 def golden_files(manifest: Manifest, engine: EngineSpec) -> tuple[str, ...]:
-    """The files of a bundle with the golden answers of this engine; none if it has none."""
+    """Return the bundle's files with the golden answers of this engine; () without any."""
     golden = manifest.golden
     if golden is None or not has_golden(manifest, engine):
         return ()
@@ -134,19 +147,19 @@ def golden_files(manifest: Manifest, engine: EngineSpec) -> tuple[str, ...]:
 def no_golden(manifest: Manifest, what: str) -> InputError:
     return InputError(
         f"the bundle {manifest.name} has no golden answers for {what}",
-        expected="a bundle of `vitdeploy run`, which keeps some of the original's answers",
+        expected="a bundle of `vitdeploy run`, which includes golden answers",
     )
 
 
 def comparable(manifest: Manifest, outputs: Iterable[str]) -> list[str]:
-    """The outputs of a bundle that its tolerance applies to."""
+    """Return the outputs that a bundle's tolerance applies to."""
     return list(outputs) if manifest.postprocess is None else manifest.postprocess.comparable(outputs)
 
 
 @dataclass(frozen=True)
 class GoldenSet:
-    """Arrays by tensor name: the golden inputs, what the original gives for them, and what one engine is to give within
-    its tolerance; see `spec.GoldenEngine`."""
+    """Arrays by tensor name: the golden inputs, the original's outputs, and the expected outputs of one engine with
+    their tolerance; see `spec.GoldenEngine`."""
 
     inputs: dict[str, Array]
     original: dict[str, Array]
@@ -159,10 +172,11 @@ class GoldenSet:
 def read_golden(
     folder: Path, manifest: Manifest, engine: EngineSpec, files: checked.CheckedFiles | None = None
 ) -> GoldenSet | None:
-    """The golden set of one engine of a bundle; None if it has none. `files`: the bundle's, where it is being loaded.
+    """Return the golden set of one engine of a bundle; None without one. `files`: the bundle's files while it is being
+    loaded.
 
     Raises:
-        DigestError, ManifestError: the files are not the recorded ones, or hold no arrays.
+        DigestError, ManifestError: the files differ from the manifest's record, or hold no arrays.
     """
     golden = manifest.golden
     if golden is None or not has_golden(manifest, engine):
@@ -175,7 +189,7 @@ def read_golden(
         raise ManifestError(
             f"{files.folder / golden.inputs} has too many golden samples",
             found=f"{count:,}",
-            expected=f"at most {MAX_SAMPLES}, each of which is run",
+            expected=f"at most {MAX_SAMPLES}",
         )
     if own is None:
         return GoldenSet(inputs, original, original, golden.tolerance[engine.target], 0)
@@ -183,7 +197,7 @@ def read_golden(
 
 
 def _arrays(files: checked.CheckedFiles, name: str) -> dict[str, Array]:
-    """The arrays of an .npz file that may come from anywhere."""
+    """Read the arrays of an untrusted .npz file."""
     path, data = files.folder / name, io.BytesIO(files.read(name))
     try:
         size = sum(member.file_size for member in members_of(data))
@@ -193,14 +207,16 @@ def _arrays(files: checked.CheckedFiles, name: str) -> dict[str, Array]:
         with np.load(data, allow_pickle=False) as arrays:
             return dict(arrays)
     except DAMAGED as error:
-        raise ManifestError(f"{path} cannot be read", found=str(error)[:200], expected="arrays in an .npz file") from None
+        raise ManifestError(
+            f"{path} cannot be read", found=str(error)[:200], expected="arrays in an .npz file"
+        ) from None
 
 
 def engine_outputs(
     runner: Runner, preprocess: PreprocessSpec | None, samples: Array, further: Mapping[str, Array] | None = None
 ) -> dict[str, Array]:
-    """Every output of a loaded engine for n golden samples, [n, ...]. `further`: the inputs that each of them brings,
-    [n, ...] by name."""
+    """Return every output of a loaded engine for n golden samples, [n, ...]. `further`: the samples' other inputs, [n,
+    ...] by name."""
     tensor, more = runner.inputs[0], further or {}
     batch = tensor.shape[0] if isinstance(tensor.shape[0], int) else None
     size = batch or len(samples)
@@ -214,29 +230,29 @@ def engine_outputs(
 
 
 def largest_difference(found: Mapping[str, Array], expected: Mapping[str, Array], names: Iterable[str]) -> float:
-    """max|a - b| / max|b| of the output where it is worst; not a number where one of them is none. 0 of no names."""
+    """Return max|a - b| / max|b| of the worst output; NaN if an output has NaN, 0 without names."""
     return float(np.max([_difference(found[name], expected[name]) for name in names], initial=0.0))
 
 
 def _difference(found: Array, expected: Array) -> float:
-    """The difference of one output; infinite if tokens differ, or their number."""
+    """The difference of one output; infinite if shapes or tokens differ."""
     if found.shape != expected.shape or (expected.dtype.kind in "iu" and not np.array_equal(found, expected)):
         return float("inf")
     a, b = found.astype(np.float64), expected.astype(np.float64)
     return float(np.abs(a - b).max(initial=0.0) / max(float(np.abs(b).max(initial=0.0)), 1e-300))
 
 
-# --- Refuses an engine that does not give its golden answers ----------------------------------------------------------
-# Runtimes compile, run and answer wrongly on one device or in one version (openvinotoolkit/openvino#37264,
-# NVIDIA/TensorRT#4419). So whoever loads an engine of a bundle runs the golden inputs first, once for each engine,
-# batch, runtime version and machine: what has passed is noted in a folder of this user.
+# --- Refuse an engine that does not reproduce its golden answers ------------------------------------------------------
+# A runtime may compile and run, yet answer wrongly on one device or in one version (openvinotoolkit/openvino#37264,
+# NVIDIA/TensorRT#4419). So loading an engine runs the golden inputs first, once per engine, batch, runtime version and
+# machine; a pass is recorded in the user's cache.
 
 
 PROVEN = "proven-engines"
-# Of warnings, from here to the call of `load`, through `choice`.
+# Stack level of warnings from here to the caller of `load`, through `choice`.
 WARNED = 7
 COMMA = re.compile(rb' (?:eps|epsilon|min|max|alpha|beta|scale)="-?\d+,\d+(?:e[-+]?\d+)?"')
-# Of engines with these gates nobody says that their answers are the original's: they are measured to be compared.
+# Engines with these gates do not claim to match the original's answers.
 UNPROVEN = ("fail", "undecided")
 
 
@@ -250,24 +266,23 @@ def require_golden_answers(
     allow_failed: bool = False,
     files: checked.CheckedFiles | None = None,
 ) -> None:
-    """Refuse a loaded engine of the bundle in `folder` that does not give its golden answers here.
+    """Raise AnswersError if a loaded engine of the bundle in `folder` does not reproduce its golden answers here.
 
-    A bundle of `vitdeploy compile` has none, so nothing can be said of its engines. With `allow_failed` an engine may
-    be as far from the original as it was when the bundle was made, but not otherwise than then.
-    `files`: the bundle's, where it is being loaded. With digests that nobody checked nothing is known to have passed
-    before, nor from now on.
+    A bundle of `vitdeploy compile` has no golden answers, so its engines are not checked. With `allow_failed` only the
+    comparison with the engine's own recorded outputs counts, not that with the original. `files`: the bundle's files
+    while it is being loaded. If digests are not checked, an earlier pass is not used, and a pass is not recorded.
 
     Raises:
-        AnswersError: it answers otherwise.
-        DigestError, ManifestError: the golden files are not the recorded ones.
+        AnswersError: the answers differ.
+        DigestError, ManifestError: the golden files differ from the manifest's record.
         EngineError, TensorError: as `Runner.infer`.
     """
     if not has_golden(manifest, engine):
         return
     facts = _facts(manifest, engine, runner, threads, allow_failed)
-    # One that was built again of the bundle's graph has files that the manifest does not list.
+    # An engine rebuilt from the bundle's graph has files that the manifest does not list.
     known = engine in manifest.engines and (files is None or files.hashed)
-    # The file that says that an engine with these facts has passed.
+    # This file records that an engine with these facts has passed.
     digest = hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
     proof = f"{digest}.json" if known else None
     if proof is not None and _is_proven(proof):
@@ -283,15 +298,15 @@ def require_golden_answers(
         return
     error = wrong_answers(engine, found, facts["here"], of_graph=not manifest.engines)
     if _has_decimal_commas(folder, engine):
-        error.found = "numbers with a decimal comma in its model.xml: OpenVINO wrote it in a process of such a locale"
+        error.found = "decimal commas in its model.xml: OpenVINO wrote it in a process with such a locale"
         error.fix = "compile the engine again: vitdeploy compile GRAPH --target openvino-cpu -o DIR"
     error.bundle, error.engine = str(folder), engine.artifact
     raise error
 
 
 def _has_decimal_commas(folder: Path, engine: EngineSpec) -> bool:
-    """Whether an IR was written with the decimal comma of a locale. Lists have commas too, but not the attributes that
-    are looked at."""
+    """Whether an IR was written with the decimal comma of a locale. Lists have commas too, but not in the attributes
+    checked here."""
     with contextlib.suppress(OSError):
         return any(COMMA.search((folder / name).read_bytes()) for name in engine.files if name.endswith(".xml"))
     return False
@@ -300,32 +315,33 @@ def _has_decimal_commas(folder: Path, engine: EngineSpec) -> bool:
 def wrong_answers(
     engine: EngineSpec, found: GoldenCheck, here: Mapping[str, str], *, of_graph: bool = False
 ) -> AnswersError:
-    """The error of an engine that does not give its golden answers. `of_graph`: these are those of its graph alone."""
-    away = f"{found.difference:.1e} of the largest from"
+    """Return the error of an engine that does not reproduce its golden answers. `of_graph`: they come from its graph
+    alone."""
+    away = f"differ by {found.difference:.1e} (relative to the largest) from"
     if of_graph:
         return AnswersError(
             f"{engine.artifact} gives wrong answers here",
-            found=f"its outputs for {found.inputs} seeded images are {away} those of its graph "
-            f"(allowed {found.tolerance:.1e}); {_where(engine, here)}",
-            expected="what ONNX Runtime without optimisation gives for the same graph",
-            fix="take another version of the runtime, another target or another precision; `vitdeploy verify GRAPH "
-            "--against FLOAT_GRAPH --data IMAGES --bisect` names the first layer that differs on images of yours",
+            found=f"its outputs for {found.inputs} random images {away} those of its graph "
+            f"(limit {found.tolerance:.1e}); {_where(engine, here)}",
+            expected="the outputs of unoptimised ONNX Runtime for the same graph",
+            fix="use another runtime version, target or precision; `vitdeploy verify GRAPH "
+            "--against FLOAT_GRAPH --data IMAGES --bisect` names the first layer that differs on your images",
         )
     return AnswersError(
         f"{engine.artifact} gives wrong answers here",
-        found=f"{found.same} of {found.inputs} answers are the original's (at least {found.least_same} must be); its "
-        f"outputs are {away} those when the bundle was made (allowed {found.tolerance:.1e}); {_where(engine, here)}",
-        expected="the answers that the bundle keeps of its original and of this engine",
-        fix="take another engine of the bundle or another version of the runtime; "
-        "`vitdeploy inspect BUNDLE --check` tells all engines, "
-        "`vitdeploy verify BUNDLE --against MODEL --data IMAGES --bisect` the first layer that differs",
+        found=f"{found.same} of {found.inputs} answers match the original's (at least {found.least_same} must); its "
+        f"outputs {away} those recorded with the bundle (limit {found.tolerance:.1e}); {_where(engine, here)}",
+        expected="the golden answers of the bundle",
+        fix="use another engine of the bundle or another runtime version; "
+        "`vitdeploy inspect BUNDLE --check` checks every engine, "
+        "`vitdeploy verify BUNDLE --against MODEL --data IMAGES --bisect` names the first layer that differs",
     )
 
 
 def _facts(
     manifest: Manifest, engine: EngineSpec, runner: Runner, threads: int, allow_failed: bool
 ) -> dict[str, Mapping[str, Any]]:
-    """Everything that an engine's answers depend on: its files, how it is run, and what it runs on."""
+    """Everything that an engine's answers depend on: its files, its run settings, and this machine."""
     files = (*engine.files, *(file for part in engine.parts for file in part.files))
     names = {*files, *golden_files(manifest, engine)}
     target = TARGETS[engine.target]
@@ -345,13 +361,14 @@ def _facts(
 
 
 def _is_proven(proof: str) -> bool:
-    """Others could write into a folder that is not private, and so vouch for an engine."""
+    """Whether an engine with these facts has passed. A folder that is not private is ignored: other users could write
+    to it."""
     folder = trust.user_cache() / PROVEN
     return trust.is_private(folder) and (folder / proof).is_file()
 
 
 def _note(proof: str, facts: Mapping[str, Any]) -> None:
-    """Remember that it passed. Where nothing can be written, each load runs the golden inputs again."""
+    """Record a pass. If the file cannot be written, each load runs the golden inputs again."""
     with contextlib.suppress(OSError, StorageError, UnsafeError):
         text = json.dumps(dict(facts), indent=1, sort_keys=True) + "\n"
         trust.write_atomic(trust.private_folder(PROVEN) / proof, text.encode(), 0o600)

@@ -1,4 +1,4 @@
-"""The machine: its CPU, cores and limits."""
+"""Describe this machine: its CPU, cores, caches, board and limits."""
 
 import functools
 import math
@@ -14,18 +14,16 @@ from pathlib import Path
 
 from vitdeploy.errors import CapabilityError
 
-# --- The names of Arm's cores, by what their main ID register (MIDR_EL1) says -----------------------------------------
-# who designed them, and which part it is.
-#
+# --- Names of Arm cores, by designer and part in their main ID register (MIDR_EL1) ------------------------------------
 # `/proc/cpuinfo` shows the register as "CPU implementer" and "CPU part". Numbers and names: Linux,
-# arch/arm64/include/asm/cputype.h, and util-linux, sys-utils/lscpu-arm.c, both read in November 2026; Apple's M3 and M4
-# are of pytorch/cpuinfo, pull request 385, and 0x00 of QEMU, whose "max" is no real core. Designs older than Armv8 are
-# left out. To add a core, add a row; one that is missing is named by its numbers, which tell machines apart as well.
+# arch/arm64/include/asm/cputype.h, and util-linux, sys-utils/lscpu-arm.c, both read in November 2026; Apple's M3 and
+# M4: pytorch/cpuinfo, pull request 385; 0x00: QEMU, whose "max" is not a real core. Designs older than Armv8 are left
+# out. To add a core, add a row; a core without a row is named by its numbers, which also distinguish machines.
 
 
-# By implementer: the word in front of its cores' names, and their names by part.
+# By implementer: the prefix of its cores' names, and the names by part.
 CORES: dict[int, tuple[str, dict[int, str]]] = {
-    # Names of Arm's own need no word in front. 0x00 is no designer: besides QEMU, HiSilicon's Hi1910 has it.
+    # Arm's own names have no prefix. 0x00 does not identify a designer: QEMU and HiSilicon's Hi1910 both use it.
     0x00: ("", {0x051: "QEMU max"}),
     0x41: (
         "",
@@ -96,22 +94,22 @@ CORES: dict[int, tuple[str, dict[int, str]]] = {
 
 
 def core_name(implementer: int, part: int, variant: int) -> str:
-    """The name of a core. One that the table lacks is named by its numbers, and by as much as the table has of it."""
+    """Return the name of a core; a core without a row is named by its vendor, if known, and its numbers."""
     vendor, parts = CORES.get(implementer, ("", {}))
     if part in parts:
         return f"{vendor} {parts[part]}".strip()
     return f"{vendor or f'0x{implementer:02x}'} 0x{part:03x} (variant 0x{variant:x})"
 
 
-# --- What Linux says of an Arm machine --------------------------------------------------------------------------------
-# its cores, their instruction sets and caches, and the board that they sit on.
+# --- Description of an Arm machine on Linux ---------------------------------------------------------------------------
+# Cores, instruction sets, caches and the board.
 #
 # Everything is read from the kernel's files under `root`, "/" except in tests. Sources: Linux,
 # arch/arm64/kernel/cpuinfo.c (the blocks of /proc/cpuinfo), arch/arm64/include/uapi/asm/hwcap.h (the bits),
 # Documentation/ABI/testing/sysfs-devices-system-cpu (caches), sysfs-firmware-ofw (the device tree).
 
 
-# The instruction sets that INT8 and FP16 kernels ask for: the word of /proc/cpuinfo, the entry of the auxiliary vector
+# The instruction sets that INT8 and FP16 kernels use: the word of /proc/cpuinfo, the entry of the auxiliary vector
 # (AT_HWCAP is 16, AT_HWCAP2 is 26), and the bit in it.
 INSTRUCTION_SETS: dict[str, tuple[int, int]] = {
     "asimd": (16, 1),
@@ -125,13 +123,13 @@ INSTRUCTION_SETS: dict[str, tuple[int, int]] = {
     "sme2": (26, 37),
 }
 LONGEST_NAME = 80
-# What a vendor leaves in the tables of its firmware if it does not fill them in.
+# Placeholders in firmware tables that the vendor did not fill in.
 UNFILLED = re.compile(r"o\.?e\.?m|default string|not specified|unknown|system (product|manufacturer)|^0*$|^none$", re.I)
 
 
 @dataclass(frozen=True)
 class Core:
-    """One CPU of /proc/cpuinfo: its number, and what its main ID register says."""
+    """One CPU of /proc/cpuinfo: its number, and the fields of its main ID register."""
 
     number: int
     implementer: int
@@ -144,9 +142,9 @@ class Core:
 
 
 def read_cores(cpuinfo: str) -> tuple[Core, ...]:
-    """The CPUs that are on, as /proc/cpuinfo lists them; none if it is that of another architecture.
+    """Return the online CPUs in /proc/cpuinfo; () for another architecture.
 
-    Old kernels write the register once for all CPUs: one without a register of its own has that of its neighbour.
+    Old kernels write the register once for all CPUs: a CPU without one gets its neighbour's.
     """
     found: list[tuple[int, tuple[int, int, int] | None]] = []
     for number, block in _blocks(cpuinfo):
@@ -163,7 +161,7 @@ def read_cores(cpuinfo: str) -> tuple[Core, ...]:
 
 
 def _blocks(cpuinfo: str) -> Iterable[tuple[int, dict[str, str]]]:
-    """Each CPU's number and fields. A block begins with "processor", and what no CPU has begins another one."""
+    """Each CPU's number and fields. A block begins with "processor"."""
     for text in re.split(r"^(?=processor[ \t]*:)", cpuinfo, flags=re.MULTILINE):
         pairs = (line.split(":", 1) for line in text.splitlines() if ":" in line)
         fields = {key.strip(): value.strip() for key, value in pairs}
@@ -179,10 +177,10 @@ def _number(text: str | None) -> int | None:
 
 
 def describe_cores(cores: Collection[Core], usable: Collection[int]) -> str:
-    """All kinds of cores and how many there are of each, "4x Cortex-A76 + 4x Cortex-A55"; "" for no cores.
+    """Return the count of each kind of core, "4x Cortex-A76 + 4x Cortex-A55"; "" for no cores.
 
-    A process that may not use all of them has its own in front, as its times are of those: "4x Cortex-A55 of 4x
-    Cortex-A76 + 4x Cortex-A55". On a machine with one kind of cores the number of usable ones says as much.
+    If the process may use only some of them, these come first, because its times depend on them: "4x Cortex-A55 of 4x
+    Cortex-A76 + 4x Cortex-A55". With one kind of core, the number of usable cores is enough.
     """
     there = _counted(cores)
     if len(kinds(cores)) < 2:
@@ -192,8 +190,8 @@ def describe_cores(cores: Collection[Core], usable: Collection[int]) -> str:
 
 
 def kinds(cores: Iterable[Core]) -> tuple[str, ...]:
-    """The names of the kinds of cores, larger part numbers first: in most machines those are the larger cores. The
-    order of the CPUs' numbers would not do, as it may differ from kernel to kernel."""
+    """Return the names of the kinds of cores, larger part numbers first: usually the larger cores. CPU numbers are not
+    used, as their order differs between kernels."""
     ordered = sorted(cores, key=lambda core: (core.implementer, core.part, core.variant), reverse=True)
     return tuple(dict.fromkeys(core.name for core in ordered))
 
@@ -204,11 +202,11 @@ def _counted(cores: Collection[Core]) -> str:
 
 
 def instruction_sets(cpuinfo: str, root: Path) -> str:
-    """The instruction sets that matter here and that this process may use; "unknown" without any.
+    """Return the relevant instruction sets that this process may use; "unknown" without any.
 
-    They are those of the auxiliary vector, which the kernel, or an emulator, gives each process: /proc/cpuinfo may be
-    that of the machine below an emulator. Where it cannot be read, or is that of a 32-bit process, whose bits mean
-    something else, they are the words that all blocks of /proc/cpuinfo have.
+    They come from the auxiliary vector that the kernel, or an emulator, gives each process: under an emulator,
+    /proc/cpuinfo may describe the real machine. If the vector cannot be read, or belongs to a 32-bit process, whose
+    bits have other meanings, they are the words common to all blocks of /proc/cpuinfo.
     """
     vector = _auxiliary_vector(root)
     if vector is not None:
@@ -220,7 +218,7 @@ def instruction_sets(cpuinfo: str, root: Path) -> str:
 
 
 def _auxiliary_vector(root: Path) -> dict[int, int] | None:
-    """The entries of this process's auxiliary vector, pairs of machine words (proc_pid_auxv(5))."""
+    """This process's auxiliary vector, pairs of machine words (proc_pid_auxv(5))."""
     if sys.maxsize < 2**32:
         return None
     try:
@@ -233,8 +231,8 @@ def _auxiliary_vector(root: Path) -> dict[int, int] | None:
 
 
 def board_name(cpuinfo: str, root: Path) -> str:
-    """The name of the board: of the device tree, or of the line that Raspberry Pi's kernel adds to /proc/cpuinfo, as a
-    container hides the device tree, or vendor and product in the tables of a server's firmware (DMI). "" for none."""
+    """Return the board's name from the device tree, from Raspberry Pi's line in /proc/cpuinfo (a container hides the
+    device tree), or as vendor and product from a server's firmware tables (DMI); "" for none."""
     for file in ("proc/device-tree/model", "sys/firmware/devicetree/base/model"):
         if name := _text(root / file):
             return name
@@ -256,27 +254,27 @@ def _text(path: Path) -> str:
 
 
 def _clean(text: str) -> str:
-    """One line without control characters: strings of a device tree end with a NUL."""
+    """One line without control characters: device tree strings end with a NUL."""
     return " ".join("".join(c if c.isprintable() else " " for c in text).split())[:LONGEST_NAME].strip()
 
 
 @functools.lru_cache(maxsize=4)
 def describe_caches(cores: tuple[Core, ...], root: Path) -> str:
-    """The caches that each kind of core sees: "L1d 64K, L1i 64K, L2 512K, L3 2048K", with the kind's name in front
-    where there are several. "" if the kernel does not show them. Cores of one kind may differ: both are told."""
+    """Return the caches of each kind of core: "L1d 64K, L1i 64K, L2 512K, L3 2048K", prefixed with the kind's name if
+    there are several. "" if the kernel does not show them. Differing cores of one kind are both listed."""
     found: dict[str, list[str]] = {}
     for core in sorted(cores, key=lambda core: core.number):
         caches = _caches(root / f"sys/devices/system/cpu/cpu{core.number}/cache")
         if caches and caches not in found.setdefault(core.name, []):
             found[core.name].append(caches)
-    told = {name: " or ".join(sorted(found[name])) for name in kinds(cores) if found.get(name)}
+    shown = {name: " or ".join(sorted(found[name])) for name in kinds(cores) if found.get(name)}
     if len(kinds(cores)) < 2:
-        return "".join(told.values())
-    return "; ".join(f"{name}: {caches}" for name, caches in told.items())
+        return "".join(shown.values())
+    return "; ".join(f"{name}: {caches}" for name, caches in shown.items())
 
 
 def _caches(folder: Path) -> str:
-    """One core's caches, from the innermost on."""
+    """One core's caches, innermost first."""
     suffixes = {"Data": "d", "Instruction": "i", "Unified": ""}
     found = []
     for index in folder.glob("index[0-9]*"):
@@ -286,11 +284,11 @@ def _caches(folder: Path) -> str:
     return ", ".join(f"L{level}{suffix} {size}" for level, suffix, size in sorted(found))
 
 
-# --- Whether an emulator runs this process: answers are then to be trusted as far as the emulator is, times never -----
+# --- Detection of emulators: under one, answers are as reliable as the emulator, and times are meaningless ------------
 
 
 ROOT = Path("/")
-# By the words of `uname -m`: what one kernel runs natively, of 64 and of 32 bits.
+# By the words of `uname -m`: the 32- and 64-bit architectures that one kernel runs natively.
 FAMILIES = {
     **dict.fromkeys(("x86_64", "amd64", "i386", "i486", "i586", "i686"), "x86"),
     **dict.fromkeys(("aarch64", "arm64", "armv6l", "armv7l", "armv8l"), "Arm"),
@@ -300,21 +298,22 @@ ELF_MACHINES = {3: "x86", 62: "x86", 40: "Arm", 183: "Arm"}
 
 
 def family(machine: str = "") -> str:
-    """ "x86" or "Arm" of an architecture as `uname -m` calls it, by default of this machine's; "" of any other."""
+    """Return "x86" or "Arm" for an architecture named as by `uname -m`, by default this machine's; "" for any
+    other."""
     return FAMILIES.get(machine or platform.machine(), "")
 
 
 def emulator(root: Path = ROOT, machine: str = "") -> str:
-    """What runs this process instead of the CPU, such as "qemu-aarch64 on x86"; "" where nothing shows it.
+    """Return the emulator of this process, such as "qemu-aarch64 on x86"; "" if none is detected.
 
-    An emulator of user space shows its programs the machine that they expect: `uname`, /proc/cpuinfo, /proc/self/exe.
-    The kernel knows better: the program that it runs in this thread is the emulator, of the real CPU's instruction set
-    (/proc/thread-self/exe, Linux 3.17 and newer), and it names its own architecture (/proc/sys/kernel/arch, 6.1 and
-    newer). A whole emulated machine, with a kernel of its own, is not recognised.
+    A user-space emulator shows its programs the expected machine in `uname`, /proc/cpuinfo and /proc/self/exe. The
+    kernel reveals it: the program of this thread is the emulator, built for the real CPU (/proc/thread-self/exe, Linux
+    3.17 and newer), and the kernel names its own architecture (/proc/sys/kernel/arch, 6.1 and newer). A fully emulated
+    machine with its own kernel is not detected.
 
     Args:
-        root: where the kernel's files lie.
-        machine: the architecture of this process; "" for what Python says.
+        root: the folder of the kernel's files.
+        machine: the architecture of this process; "" asks Python.
     """
     machine = machine or platform.machine()
     own = family(machine)
@@ -327,18 +326,18 @@ def emulator(root: Path = ROOT, machine: str = "") -> str:
 
 
 def require_real_times() -> None:
-    """Raise CapabilityError in an emulated process, whose times say nothing of the machine that it takes itself for."""
+    """Raise CapabilityError in an emulated process, whose times do not describe the emulated machine."""
     if found := emulator():
         raise CapabilityError(
-            "nothing is timed in an emulator",
+            "cannot measure times in an emulator",
             found=f"this process is emulated: {found}",
             expected=f"a real {platform.machine()} machine",
-            fix="bench on a real one; compile and verify work here",
+            fix="run bench on a real machine; compile and verify work here",
         )
 
 
 def _program(link: Path) -> tuple[str, str]:
-    """The name of the program that the kernel runs, and the family of its instruction set; "" of what is not shown."""
+    """The name of the program that the kernel runs, and the family of its instruction set; "" if unknown."""
     try:
         with link.open("rb") as file:
             head = file.read(20)
@@ -359,34 +358,33 @@ def _kernel(root: Path) -> str:
     return FAMILIES.get(word, word)
 
 
-# --- Describes this machine: the words that go with every measured number ---------------------------------------------
+# --- Description of this machine, recorded with every measured number -------------------------------------------------
 
 
 ISA_FLAGS = ("avx2", "avx512f", "avx512_vnni", "avx_vnni", "avx512_bf16", "amx_int8", "amx_bf16", "asimddp", "i8mm")
-# With any of these, INT8 products are summed up in 32 bits.
+# With any of these, INT8 products are accumulated in 32 bits.
 VNNI = {"avx512_vnni", "avx_vnni", "amx_int8"}
-# The same of Arm: the instructions sdot and udot, smmla and ummla.
+# The same on Arm: the instructions sdot and udot, smmla and ummla.
 DOT_PRODUCT = {"asimddp", "i8mm"}
 
 MOST_THREADS = 4096
 
 
 def describe_host(root: Path = ROOT, machine: str = "", cpus: Collection[int] | None = None) -> dict[str, str]:
-    """CPU model, its instruction sets that matter here, cores, operating system, Python.
+    """Return the CPU model, its relevant instruction sets, cores, operating system and Python version.
 
-    On Arm Linux also "board", its name, and "caches", each where the kernel shows it. An emulated process has
-    "emulated": what runs it. In a control group that has less CPU time than its CPUs give, "quota" says so, and "cores"
-    are no more than that. Whatever is keyed by these facts is of one model of board; the facts of x86 are what they
-    always were, so that keys stay.
+    On Arm Linux also "board" (its name) and "caches", if the kernel shows them. An emulated process has "emulated", the
+    emulator. If a control group limits the CPU time, "quota" records it and also limits "cores". Store keys include
+    these facts.
 
     Args:
-        root: where the kernel's files lie.
-        machine: the architecture of this process; "" for what Python says.
-        cpus: the numbers of the CPUs that it may use; None for what the system says.
+        root: the folder of the kernel's files.
+        machine: the architecture of this process; "" asks Python.
+        cpus: the numbers of the CPUs that the process may use; None asks the system.
     """
     machine = machine or platform.machine()
     cpuinfo, own = _read(root / "proc/cpuinfo"), family(machine)
-    # A foreign /proc/cpuinfo is another sign: kernels before 6.1 do not tell their architecture.
+    # A foreign /proc/cpuinfo also shows an emulator: kernels before 6.1 do not name their architecture.
     foreign = _foreign(cpuinfo, own)
     below = emulator(root, machine) or (f"an emulator on {foreign}" if foreign else "")
     cpus, quota = _affinity() if cpus is None else cpus, cpu_quota(root)
@@ -415,7 +413,7 @@ def _facts(cpuinfo: str, machine: str, below: str) -> dict[str, str]:
 
 
 def _arm_facts(cpuinfo: str, root: Path, machine: str, cpus: Collection[int], below: str) -> dict[str, str]:
-    """The files of /sys, and names in the firmware, are those of the real machine: an emulated process has none."""
+    """/sys and the firmware's names describe the real machine, so they are left out for an emulated process."""
     cores = read_cores(cpuinfo)
     named = describe_cores(cores, cpus)
     facts = {
@@ -428,46 +426,45 @@ def _arm_facts(cpuinfo: str, root: Path, machine: str, cpus: Collection[int], be
 
 
 def name_host(host: Mapping[str, str]) -> list[str]:
-    """The words that name the machine of `describe_host`, such as a report's environment: its board, its CPU, and what
-    emulates it."""
+    """Return the words that name a machine of `describe_host`, such as in a report's environment: board, CPU and
+    emulator."""
     words = [host[key] for key in ("board", "cpu") if host.get(key)]
     return [*words, *([f"emulated by {host['emulated']}"] if "emulated" in host else [])]
 
 
 def _foreign(cpuinfo: str, own: str) -> str:
-    """The other architecture, if /proc/cpuinfo is that of a CPU which is not of the `own` one."""
+    """The architecture in /proc/cpuinfo, if it differs from `own`; else ""."""
     if own == "Arm" and "\nvendor_id" in cpuinfo and "CPU implementer" not in cpuinfo:
         return "x86"
     return "Arm" if own == "x86" and "CPU implementer" in cpuinfo else ""
 
 
 def saturates(isa: str) -> bool:
-    """Whether INT8 products may saturate on a CPU with the instruction sets `isa`, as `describe_host` writes them.
+    """Return whether INT8 products may saturate on a CPU with the instruction sets `isa` (of `describe_host`).
 
     x86 without VNNI multiplies u8 by s8 with vpmaddubsw, which adds two products in 16 bits: 255 * 127 * 2 is more than
     32,767. Source: oneDNN, "Nuances of int8 computations".
 
-    Arm without dot products adds two products of s8 in 16 bits too, but an activation of u8 is moved to -128..127
-    first: 128 * 127 * 2 is less than 32,768. Weights of -128 would be too much; vitdeploy makes none. Sources: ONNX
-    Runtime, onnxruntime/core/mlas/lib/aarch64/QgemmS8S8KernelNeon.S (smull, smlal, sadalp); Arm Compute Library, which
-    OpenVINO uses, src/core/NEON/kernels/arm_gemm/kernels/a64_gemm_s8_4x4/generic.cpp (smull, smlal2, sadalp).
+    Arm without dot products also adds two products of s8 in 16 bits, but shifts u8 activations to -128..127 first: 128
+    * 127 * 2 is less than 32,768. Weights of -128 would overflow; vitdeploy makes none. Sources: ONNX Runtime,
+    onnxruntime/core/mlas/lib/aarch64/QgemmS8S8KernelNeon.S (smull, smlal, sadalp); Arm Compute Library, which OpenVINO
+    uses, src/core/NEON/kernels/arm_gemm/kernels/a64_gemm_s8_4x4/generic.cpp (smull, smlal2, sadalp).
 
-    Any other CPU, and an unknown one, is taken for one that does not.
+    Any other or unknown CPU is assumed not to saturate.
     """
     found = set(isa.split())
     return bool(found & {"avx2", "avx512f"}) and not found & VNNI
 
 
 def usable_cores(root: Path = ROOT) -> int:
-    """The number of CPUs that this process may keep busy: those it may run on, and no more than the quota of its
-    control groups, rounded up."""
+    """Return the number of CPUs that this process may keep busy: its affinity, limited by the quota of its control
+    groups, rounded up."""
     return _within(cpu_quota(root), _affinity())
 
 
 def default_threads(*variables: str, root: Path = ROOT) -> int:
-    """The threads of a runtime where nobody gave their number: that of the first of these environment variables that
-    has one, then of OMP_NUM_THREADS; then as many as the quota of the control groups allows; 0 where nothing says so,
-    which leaves it to the runtime."""
+    """Return the default number of threads of a runtime: from the first of these environment variables that is set,
+    then OMP_NUM_THREADS, then the quota of the control groups; 0 otherwise, which leaves it to the runtime."""
     for variable in (*variables, "OMP_NUM_THREADS"):
         value = os.environ.get(variable, "").partition(",")[0].strip()
         if value.isascii() and value.isdigit() and 0 < int(value) <= MOST_THREADS:
@@ -476,7 +473,7 @@ def default_threads(*variables: str, root: Path = ROOT) -> int:
 
 
 def cpu_quota(root: Path = ROOT) -> float | None:
-    """The CPUs whose time the control groups of this process get; None without a limit, or where it cannot be read.
+    """Return the CPU limit of this process's control groups, in CPUs; None without a limit, or if it cannot be read.
 
     Sources: Linux, Documentation/admin-guide/cgroup-v2.rst (cpu.max) and Documentation/scheduler/sched-bwc.rst
     (cpu.cfs_quota_us), in microseconds.
@@ -491,7 +488,7 @@ def cpu_quota(root: Path = ROOT) -> float | None:
 
 
 def quota_waits(root: Path = ROOT) -> float | None:
-    """The seconds so far that a quota kept threads of this process's control groups from running; None if unknown."""
+    """Return the seconds for which a quota has throttled this process's control groups; None if unknown."""
     found = []
     for folder in _groups(root):
         stat = _read(folder / "cpu.stat")
@@ -502,8 +499,8 @@ def quota_waits(root: Path = ROOT) -> float | None:
 
 
 def _groups(root: Path) -> list[Path]:
-    """The folders of the control groups of this process that may limit its CPU time, and of those above them. In a
-    container the path may be that on the host, of which only the upper folders are there."""
+    """The folders of the control groups that may limit this process's CPU time, and their parents. In a container the
+    path may be the host's, of which only the upper folders exist."""
     found: list[Path] = []
     for line in _read(root / "proc/self/cgroup").splitlines():
         number, _, rest = line.partition(":")

@@ -1,7 +1,7 @@
-"""Inputs of a model that each image brings besides its pixels: a mask, a size, features of a text.
+"""Extra inputs of a model for each image, besides its pixels: a mask, a size, features of a text.
 
-They are those of its engines behind the first, which holds the images; of a task with inputs of its own, such as texts
-or prompts, there are none.
+They are the engine's inputs after the first, which takes the images. Tasks with their own inputs, such as texts or
+prompts, have none.
 """
 
 from __future__ import annotations
@@ -21,66 +21,66 @@ from vitdeploy.runtime.tasks.registry import TASKS
 from vitdeploy.spec import Task, TensorSpec
 from vitdeploy.zip_members import DAMAGED
 
-# What such an input may hold.
+# Supported types of extra inputs.
 DTYPES = ("float32", "uint8", "int32", "int64", "bool")
 SUFFIXES = (".npy", ".png")
 WHITE = 255
 NPY = b"\x93NUMPY"
-# Of one input: a path of a .npy or .png, the bytes of such a file, or its array.
+# The value of one input: the path of a .npy or .png, the bytes of such a file, or an array.
 InputValue = Any
 Inputs = Mapping[str, InputValue]
 Further = Mapping[str, npt.NDArray[Any]]
 
 
 def further_inputs(task: Task, inputs: Sequence[TensorSpec]) -> tuple[TensorSpec, ...]:
-    """Those of an engine's or a graph's `inputs` that each image brings, with their batch axis."""
+    """Return the extra inputs among the `inputs` of an engine or graph, with their batch axis."""
     row = TASKS[task]
     return tuple(inputs[1:]) if row.takes == "images" and row.bind is None and row.flow is None else ()
 
 
 def require_image_alone(name: str, further: Sequence[TensorSpec], what: str) -> None:
-    """Raise CapabilityError where a model takes more than an image, and `what` can give it nothing else."""
+    """Raise CapabilityError if a model has extra inputs, which `what` does not support."""
     if further:
         raise CapabilityError(
-            f"{what} takes models of images alone",
-            found=f"{name}, for which each image brings {', '.join(map(str, further))}",
-            expected="a model whose further inputs are constants",
-            fix=f"bind the input to a value, which all images share: --bind {further[0].name}=VALUE, or source.bind of "
-            "a recipe; run, verify, bench and predict take one for each image",
+            f"{what} supports only models whose single input is an image",
+            found=f"{name} also takes {', '.join(map(str, further))}",
+            expected="a model without further inputs",
+            fix=f"bind the input to one value for all images: --bind {further[0].name}=VALUE, or source.bind in "
+            "a recipe; run, verify, bench and predict take a value for each image",
         )
 
 
 def read_further(given: Inputs | None, expected: Sequence[TensorSpec]) -> dict[str, npt.NDArray[Any]]:
-    """The arrays of one image's further inputs, without a batch axis, of what a caller gives by name.
+    """Return the arrays of one image's extra inputs, without a batch axis, from the caller's values by name.
 
     Raises:
-        InputError: an input is missing, or one is given that the model does not have.
+        InputError: an input is missing or unknown.
         MissingFileError, ImageError, TensorError: as `read_input`.
     """
     names, found = [tensor.name for tensor in expected], list(given or {})
     if set(names) != set(found):
         missing = [name for name in names if name not in found]
         raise InputError(
-            f"the model takes {', '.join(['an image', *names])}",
+            f"the inputs do not match the model, which takes {', '.join(['an image', *names])}",
             found=", ".join(["an image", *map(str, found)]),
-            expected=", ".join(map(str, expected)) or "an image alone",
+            expected=", ".join(map(str, expected)) or "only an image",
             fix=f"--input {missing[0]}=FILE, or predict_with(image, {{{missing[0]!r}: ...}}) in Python"
             if missing
-            else "leave the others out",
+            else "remove the extra inputs",
         )
     return {tensor.name: read_input((given or {})[tensor.name], tensor) for tensor in expected}
 
 
 def read_input(value: InputValue, tensor: TensorSpec) -> npt.NDArray[Any]:
-    """The array of one input of one image, of the type and shape of `tensor` without its batch axis.
+    """Return the array of one input of one image, with the type and shape of `tensor` without its batch axis.
 
     Args:
-        value: an array; or the path or the bytes of a .npy, or of a grey PNG of 8 bits. Of a PNG float32 gets 0 to 1,
-            uint8 the numbers as they are, and bool whether a pixel is white, where all are black or white.
+        value: an array; or the path or bytes of a .npy or an 8-bit grey PNG. A PNG becomes 0 to 1 for float32, its
+            values for uint8, and "is white" for bool, if every pixel is black or white.
 
     Raises:
-        MissingFileError, ImageError: no such file, or one that cannot be read.
-        TensorError: another type or shape, a number that is not finite, or nothing of the kind.
+        MissingFileError, ImageError: the file is missing or cannot be read.
+        TensorError: another type or shape, numbers that are not finite, or not an array.
     """
     if isinstance(value, bytes):
         return _of_bytes(value, tensor, f"the input {tensor.name}")
@@ -90,11 +90,13 @@ def read_input(value: InputValue, tensor: TensorSpec) -> npt.NDArray[Any]:
     path = Path(value)
     if path.suffix.lower() not in SUFFIXES:
         raise TensorError(
-            f"{path} is no file of the input {tensor.name}", found=path.suffix or "no suffix", expected=".npy or .png"
+            f"unsupported file type for the input {tensor.name}: {path}",
+            found=path.suffix or "no suffix",
+            expected=".npy or .png",
         )
     if not is_file(path):
         raise MissingFileError(
-            f"no file at {path}, which is to be the input {tensor.name} of an image",
+            f"no file at {path} for the input {tensor.name}",
             expected=_expected(tensor),
             fix="check the path",
         )
@@ -106,10 +108,12 @@ def _of_bytes(content: bytes, tensor: TensorSpec, what: str) -> npt.NDArray[Any]
     if content.startswith(preprocess.PNG):
         return _fitted(_map(content, tensor, what), tensor, what)
     if not content.startswith(NPY):
-        raise TensorError(f"{what} is no file of it", found=f"{len(content):,} bytes", expected="a .npy or .png")
+        raise TensorError(
+            f"{what} is neither a .npy nor a .png file", found=f"{len(content):,} bytes", expected="a .npy or .png"
+        )
     try:
         file = io.BytesIO(content)
-        # The header alone, before memory is taken for what it promises.
+        # Check the header before allocating memory for the array.
         read = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
         shape, _, dtype = read[np.lib.format.read_magic(file)](file)
         if shape != tensor.shape[1:] or dtype != np.dtype(tensor.dtype):
@@ -128,10 +132,12 @@ def _expected(tensor: TensorSpec) -> str:
 def _fitted(array: npt.NDArray[Any], tensor: TensorSpec, what: str) -> npt.NDArray[Any]:
     if array.dtype != np.dtype(tensor.dtype) or array.shape != tensor.shape[1:] or not array.dtype.isnative:
         raise _misfit(array.dtype, array.shape, tensor, what)
-    found = np.ascontiguousarray(array).reshape(array.shape)  # which makes a number an array of one
+    found = np.ascontiguousarray(array).reshape(array.shape)  # ascontiguousarray turns a scalar into an array of one
     if found.dtype.kind == "f" and not np.isfinite(found).all():
         raise TensorError(
-            f"{what} has numbers that are not finite", found="NaN or infinity", expected=f"finite numbers, {tensor.dtype}"
+            f"{what} has numbers that are not finite",
+            found="NaN or infinity",
+            expected=f"finite numbers, {tensor.dtype}",
         )
     return found
 
@@ -141,14 +147,16 @@ def _misfit(dtype: np.dtype[Any], shape: tuple[int, ...], tensor: TensorSpec, wh
     return TensorError(
         f"{what} does not fit the input {tensor.name}",
         found=f"{dtype.name if dtype.isnative else dtype.str} {list(shape)}",
-        expected=f"{_expected(tensor)}: what one image brings, without the batch axis",
-        fix=f"array.astype({tensor.dtype!r}), where that keeps its numbers" if other else "prepare it as the image is",
+        expected=f"{_expected(tensor)} for one image, without the batch axis",
+        fix=f"array.astype({tensor.dtype!r}), if that keeps its values"
+        if other
+        else "resize and crop it like the image",
     )
 
 
 def _numbers(path: Path, tensor: TensorSpec) -> npt.NDArray[Any]:
     try:
-        # Mapped: a header that promises more than the file has is found before memory is taken for it.
+        # Memory-mapped: a header that claims more than the file holds fails before memory is allocated.
         array = np.load(path, mmap_mode="r", allow_pickle=False)
     except DAMAGED as error:
         raise TensorError(
@@ -160,18 +168,22 @@ def _numbers(path: Path, tensor: TensorSpec) -> npt.NDArray[Any]:
 
 
 def _map(source: Path | bytes, tensor: TensorSpec, what: str) -> npt.NDArray[Any]:
-    """The pixels of a PNG in the type of the input, in its shape where only axes of 1 differ."""
+    """The pixels of a PNG in the input's type, reshaped to its shape if they differ only in axes of size 1."""
     image = preprocess.decode(source, None, what)
     if image.mode not in ("1", "L") or tensor.dtype not in ("float32", "uint8", "bool"):
         raise TensorError(
-            f"{what} is no map for the input {tensor.name}",
-            found=f"a PNG of the mode {image.mode}, for {tensor.dtype}",
-            expected="a grey PNG of 8 bits, for float32 (0 to 1), uint8 (as it is) or bool (black or white)",
-            fix=f"a .npy, {_expected(tensor)}",
+            f"{what} does not fit the input {tensor.name}",
+            found=f"a PNG with mode {image.mode}, for {tensor.dtype}",
+            expected="an 8-bit grey PNG, for float32 (scaled to 0..1), uint8 (unchanged) or bool (black or white)",
+            fix=f"use a .npy file with {_expected(tensor)}",
         )
     pixels = np.asarray(image.convert("L"))
     if tensor.dtype == "bool" and not np.isin(pixels, (0, WHITE)).all():
-        raise TensorError(f"{what} is no map of black and white", found="grey pixels", expected="0 or 255 for each pixel")
+        raise TensorError(
+            f"{what} has pixels that are neither black nor white",
+            found="grey pixels",
+            expected="0 or 255 for each pixel",
+        )
     found: npt.NDArray[Any] = pixels
     if tensor.dtype == "float32":
         found = pixels.astype(np.float32) / np.float32(WHITE)
@@ -182,8 +194,9 @@ def _map(source: Path | bytes, tensor: TensorSpec, what: str) -> npt.NDArray[Any
 
 
 def random_inputs(tensors: Sequence[TensorSpec], batch: int, seed: int = 0) -> dict[str, npt.NDArray[Any]]:
-    """Seeded values of such inputs, [batch, ...] by name, that every model takes: float32 between 0 and 1, whole
-    numbers 1 or 2; with an odd seed what is left to 1 or 3 of those with the seed before, so that nothing is the same.
+    """Return seeded values of extra inputs, [batch, ...] by name, valid for every model: float32 between 0 and 1,
+    integers 1 or 2. An odd seed gives the complements (to 1 and 3) of the previous seed's values, so that every value
+    differs.
     """
     found: dict[str, npt.NDArray[Any]] = {}
     for number, tensor in enumerate(tensors):
@@ -199,5 +212,5 @@ def random_inputs(tensors: Sequence[TensorSpec], batch: int, seed: int = 0) -> d
 
 
 def stacked(rows: Sequence[Further]) -> dict[str, npt.NDArray[Any]]:
-    """The inputs of several images as an engine takes them, [n, ...] each; {} without any."""
+    """Return the extra inputs of several images stacked for an engine, [n, ...] each; {} without any."""
     return {name: np.stack([row[name] for row in rows]) for name in (rows[0] if rows else ())}

@@ -1,9 +1,7 @@
-"""Processes that run a module of ours: how they start, what parent and child say, and how a dead one is reported.
+"""Child processes that run a vitdeploy module: their start, their protocol, and the report of a dead one.
 
-They import nothing from the current folder.
-
-`python -m` looks for every module, those of Python itself too, in the current folder first. That may be a bundle or a
-data set of somebody else's, and a `json.py` in it is code.
+They import nothing from the current folder. `python -m` searches every module, even Python's own, in the current folder
+first. That may be an untrusted bundle or data set, and a `json.py` in it would run.
 """
 
 import contextlib
@@ -27,7 +25,7 @@ Job = Callable[[Any, Callable[[str, int, int], bool]], Any]
 
 HOME = str(Path(vitdeploy.__file__).resolve().parents[1])
 
-# Also what an empty entry of PYTHONPATH became: the current folder by its name. An entry that names it is meant so.
+# Removes the current folder from the path, also where an empty entry of PYTHONPATH added it. An explicit entry stays.
 _OUTSIDE = f"""import os, sys
 try:
     here = os.path.realpath(os.getcwd())
@@ -41,33 +39,33 @@ import runpy
 
 
 def module_argv(module: str) -> tuple[str, ...]:
-    """The arguments of a process that runs a module of vitdeploy as `python -m` does, but without the current folder on
-    its path (Python 3.11 has -P for that); vitdeploy itself is the one that is running."""
+    """Return the arguments of a process that runs a module of this vitdeploy like `python -m`, but without the current
+    folder on its path (Python 3.11 has -P for that)."""
     return sys.executable, "-c", f"{_OUTSIDE}runpy.run_module({module!r}, None, '__main__', True)"
 
 
-# --- What a child reports of its failure, and what is left of one that died -------------------------------------------
+# --- Errors of a child process ----------------------------------------------------------------------------------------
 
 
 def reported_error(data: dict[str, str], message: str, output: IO[bytes]) -> VitdeployError:
-    """The error that a child reports, as the class with its code. `output` is the file of its standard error."""
+    """Return the error that a child reports, as the class with its code. `output` is the file of its standard error."""
     found = data["found"]
-    if data["code"] == VitdeployError.code:  # unexpected, so its traceback is shown
+    if data["code"] == VitdeployError.code:  # unexpected: show its traceback
         found = "\n".join([found, *last_words(output)]).strip()
     return error_with_code(data["code"], message, found=found, expected=data["expected"], fix=data["fix"])
 
 
 def ending(status: int) -> tuple[str, str]:
-    """How a process ended, and the fix for that, "" without one."""
+    """Return how a process ended, and the fix, "" without one."""
     if status >= 0:
         return f"exit status {status}", ""
     name = signal.Signals(-status).name if -status in set(signal.Signals) else f"signal {-status}"
-    fix = "often too little memory: free some, or take a smaller batch" if name == "SIGKILL" else ""
-    return f"ended by {name}", fix
+    fix = "probably out of memory: free some, or use a smaller batch" if name == "SIGKILL" else ""
+    return f"killed by {name}", fix
 
 
-# --- One job in a process of its own ----------------------------------------------------------------------------------
-# The child reads one JSON document from standard input and answers with JSON lines on what was its standard output:
+# --- One job in a separate process ------------------------------------------------------------------------------------
+# The child reads one JSON document from standard input and answers with JSON lines on its original standard output:
 #
 #     {"progress": ["text", done, total]}    any number of times
 #     {"done": {...}}                        or {"error": {"code", "message", "exit_code", "found", "expected", "fix"}}
@@ -76,11 +74,11 @@ def ending(status: int) -> tuple[str, str]:
 def run_child(argv: tuple[str, ...], request: Any, what: str, progress: Progress) -> Any:
     """Start a process with `argv`, send it `request` and return its answer; `what` names it in errors.
 
-    However this call ends, the process is gone.
+    The process has ended when this returns or raises.
 
     Raises:
-        VitdeployError: the error that it reports, as the class with its code.
-        WorkerError: it cannot be started, died, or gave another answer.
+        VitdeployError: the error that the child reports, as the class with its code.
+        WorkerError: the process cannot be started, died, or sent an invalid answer.
     """
     with tempfile.TemporaryFile() as stderr:
         try:
@@ -91,7 +89,7 @@ def run_child(argv: tuple[str, ...], request: Any, what: str, progress: Progress
             raise WorkerError(f"{what} cannot be started", found=str(error)) from None
         assert process.stdin is not None and process.stdout is not None
         try:
-            with contextlib.suppress(BrokenPipeError), process.stdin:  # it may be dead already, which is reported below
+            with contextlib.suppress(BrokenPipeError), process.stdin:  # a dead process is reported below
                 process.stdin.write(json.dumps(request))
             for line in process.stdout:
                 answer = _parse(line, what)
@@ -115,18 +113,19 @@ def _parse(line: str, what: str) -> dict[str, Any]:
     except ValueError:
         answer = None
     if not isinstance(answer, dict) or not answer.keys() & {"progress", "error", "done"}:
-        raise WorkerError(f"{what} answered something that is no answer", found=repr(line[:200]))
+        raise WorkerError(f"{what} sent an invalid answer", found=repr(line[:200]))
     return answer
 
 
 def answer_parent(job: Job) -> int:
-    """The child's side: do `job` on the request and answer; returns the exit status.
+    """Run `job` on the request in the child, send the answer and return the exit status.
 
-    `job` gets the request and a function that reports progress, which returns False once nobody listens any more.
+    `job` gets the request and a function that reports progress; the function returns False if the parent has closed the
+    pipe.
     """
     # Ctrl-C reaches the whole process group; the parent decides when this process ends.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    # From now on, output of native code goes to standard error.
+    # From here on, output of native code goes to standard error.
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
 

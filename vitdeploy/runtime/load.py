@@ -1,4 +1,4 @@
-"""From a bundle to the predictor of its task."""
+"""Load a bundle as the predictor of its task."""
 
 from __future__ import annotations
 
@@ -33,41 +33,41 @@ def load(
     expect_digest: str | None = None,
     monitor: Monitor | bool = False,
 ) -> Predictor:
-    """The predictor of a bundle folder.
+    """Return the predictor of a bundle folder.
 
-    `target` "auto" takes the first engine of the manifest that works here (the manifest lists the recommended one
-    first): its runtime is there, loads it, and has answered once; `Predictor.why` says which and why. `batch` is how
-    many images the engine takes in one run; None leaves what it was compiled at. With `trust`, the file of a public key
-    or certificate, the bundle must be signed by that identity (`bundle.sign.signed_by`). An engine that failed its
-    budget when the bundle was made is refused without `allow_failed`.
+    `target` "auto" uses the first engine of the manifest that works here: its runtime is installed, loads it and
+    completes one run. The manifest lists the recommended engine first; `Predictor.why` gives the choice and its reason.
+    `batch` is the number of images per run; None keeps the batch that the engine was compiled at. With `trust`, the
+    file of a public key or certificate, the bundle must be signed by that identity (`bundle.sign.signed_by`). An engine
+    that failed its budget when the bundle was made is refused unless `allow_failed` is set.
 
-    `streams` runs go on at once and share the threads, for `Predictor.stream` and for calls from several threads: more
-    answers a second than one run on all threads, each of which takes longer. Engines of one graph on the CPU have them,
-    with OpenVINO and ONNX Runtime; others run one at a time. With `reduced`, JPEG files that are much larger than what
-    the engine takes are decoded at a part of their size: sooner, and to slightly other pixels (`runtime.reduced`).
+    `streams` is the number of concurrent runs, which share the threads, for `Predictor.stream` and for calls from
+    several threads: higher throughput, but higher latency per answer. Single-graph engines on the CPU support it, with
+    OpenVINO and ONNX Runtime; others run one by one. With `reduced`, JPEG files much larger than the engine's input are
+    decoded at reduced size: faster, with slightly different pixels (`runtime.geometry`).
 
-    `verify` "used" checks the SHA-256 of each file that is read, before a runtime sees it; "all" of every file of the
-    bundle; "none" of no file, and the engine is asked for its golden answers each time instead. `expect_digest`,
-    "sha256:HEX" of manifest.json, refuses any other bundle, as no digest is above the manifest's.
+    `verify` "used" checks the SHA-256 of each file that is read, before a runtime opens it; "all" checks every file of
+    the bundle; "none" checks no file, and runs the golden inputs at every load instead. `expect_digest`, the
+    "sha256:HEX" of manifest.json, refuses any other bundle: the manifest has the digests of all other files.
 
-    With `monitor`, True or a `Monitor`, the images, the answers and golden answers are watched (`Predictor.monitor`).
+    With `monitor`, True or a `Monitor`, images, answers and golden answers are monitored (`Predictor.monitor`).
 
-    A bundle that is replaced meanwhile is read again, twice at most.
+    A bundle that is replaced while it loads is read again, at most twice.
 
     Raises:
-        InputError: streams below 1, or another argument that makes no sense.
+        InputError: `streams` below 1, or another invalid argument.
         MissingFileError, ManifestError, DigestError: not a bundle, not an intact one, or not the expected one.
         SignatureError: not signed by `trust`.
-        TargetError: the bundle has no such target, or its engine has another batch and a fixed one.
+        TargetError: the bundle has no such target, or its engine has a fixed batch other than `batch`.
         GateError: every engine of the target failed its budget.
-        HostError: no runtime that works here.
+        HostError: no engine of the target works here.
     """
     folder = bundle_folder(path)
     if not isinstance(streams, int) or streams < 1:
-        raise InputError("streams are runs at once", found=repr(streams), expected="a whole number from 1 on")
+        raise InputError("streams must be a positive integer", found=repr(streams), expected="an integer >= 1")
     from PIL import Image
 
-    Image.preinit()  # what the first image would import: a child forked meanwhile would wait for that import forever
+    Image.preinit()  # import plugins now: a child forked during this import would deadlock
     how: dict[str, Any] = {"batch": batch, "threads": threads, "trust": trust, "allow_failed": allow_failed}
     how |= {
         "streams": streams,
@@ -115,32 +115,34 @@ def _monitor_of(given: object) -> Monitor | None:
     if isinstance(given, Monitor):
         return given
     raise InputError(
-        "monitor says whether images and answers are watched", found=type_name(given), expected="True, or a Monitor"
+        "monitor must be True, False or a Monitor", found=type_name(given), expected="True, False or a Monitor"
     )
 
 
 def bundle_folder(path: object) -> Path:
-    """The path of a bundle from an app's argument.
+    """Return the path of a bundle from an app's argument.
 
     Raises:
-        InputError: no path.
+        InputError: not a path.
     """
     if not isinstance(path, str | Path):
-        raise InputError("no bundle is named", found=type_name(path), expected="the path of its folder, str or Path")
+        raise InputError(
+            "the bundle path must be a str or Path", found=type_name(path), expected="the path of a bundle folder"
+        )
     return Path(path)
 
 
 def images_of(manifest: Manifest) -> PreprocessSpec:
-    """How images become the input of a bundle's engines.
+    """Return the preprocessing of a bundle.
 
     Raises:
-        TargetError: its input is no image.
+        TargetError: its input is not an image.
     """
     if manifest.preprocess is None:
         raise TargetError(
-            f"the bundle {manifest.name} takes no images",
+            f"the bundle {manifest.name} does not take images",
             found=f"the task {manifest.task}",
-            expected="a bundle for images",
+            expected="a bundle with an image task",
             fix="vitdeploy.runtime.load_sequence(BUNDLE)",
         )
     return manifest.preprocess

@@ -1,4 +1,4 @@
-"""Masks as run lengths and as PNG."""
+"""Masks as COCO run lengths, and pictures as PNG."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ if TYPE_CHECKING:
     from PIL import Image
 
 
-# --- Masks as COCO's run lengths: small where they are kept, and what every tool of COCO reads ------------------------
+# --- Masks as COCO run lengths: compact, and readable by every COCO tool ----------------------------------------------
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class RunLengths:
-    """A mask of `size` (width, height). counts: int32, the lengths of runs of 0 and of 1 in turn, the first of 0,
-    through the columns from left to right."""
+    """A mask of `size` (width, height). counts: int32, alternating lengths of runs of 0 and 1, starting with 0, column
+    by column from the left."""
 
     size: tuple[int, int]
     counts: npt.NDArray[np.int32]
 
     @classmethod
     def of(cls, mask: npt.NDArray[np.bool_]) -> RunLengths:
-        """Of a mask, bool [height, width]."""
+        """Return the run lengths of a mask, bool [height, width]."""
         flat = mask.ravel(order="F")
         ends = np.flatnonzero(flat[1:] != flat[:-1]) + 1
         first = [0, 0] if flat.size and flat[0] else [0]
@@ -35,12 +35,12 @@ class RunLengths:
 
     @property
     def mask(self) -> npt.NDArray[np.bool_]:
-        """bool [height, width]."""
+        """The mask, bool [height, width]."""
         values = np.arange(len(self.counts)) % 2 == 1
         return np.asarray(np.repeat(values, self.counts).reshape(self.size).T)
 
     def resized(self, size: tuple[int, int]) -> RunLengths:
-        """At another size, (width, height), by its nearest pixels."""
+        """Return the mask at another size, (width, height), by nearest-neighbour sampling."""
         if size == self.size:
             return self
         columns, rows = (np.arange(new) * old // new for new, old in zip(size, self.size, strict=True))
@@ -48,11 +48,11 @@ class RunLengths:
 
     @property
     def area(self) -> int:
-        """In pixels."""
+        """The area in pixels."""
         return int(self.counts[1::2].sum())
 
     def to_dict(self) -> dict[str, Any]:
-        """As `segmentation` of COCO's annotations: {"size": [height, width], "counts": [...]}."""
+        """Return the mask as `segmentation` in COCO annotations: {"size": [height, width], "counts": [...]}."""
         width, height = self.size
         return {"size": [height, width], "counts": self.counts.tolist()}
 
@@ -60,11 +60,11 @@ class RunLengths:
         return f"<RunLengths: {self.area} pixels of {self.size[0]}x{self.size[1]}>"
 
 
-# --- A picture as the bytes of a PNG file -----------------------------------------------------------------------------
+# --- Pictures as PNG files --------------------------------------------------------------------------------------------
 
 
 def png_bytes(image: Image.Image) -> bytes:
-    """The file, without loss; of any mode that PNG has."""
+    """Return the image as the bytes of a PNG file; any mode that PNG supports."""
     buffer = io.BytesIO()
     image.save(buffer, "PNG")
     return buffer.getvalue()

@@ -1,9 +1,9 @@
-"""Watches an engine while it answers: are the images like those it was calibrated with, are the answers usual, and does
-it still give its golden answers?
+"""Monitor an engine in use: whether images and answers resemble those of calibration, and whether the engine still
+reproduces its golden answers.
 
-What is looked at costs time, which is measured: an image is looked at while all looks together have taken less than
-`share` of what the engine's runs took, and one golden input is run every `every` runs. So large models have every image
-looked at, and the smallest some of them.
+The cost is measured and bounded: an image is inspected only while all inspections have taken less than `share` of the
+engine's run time, and one golden input runs every `every` runs. So large models have every image inspected, the
+smallest only some.
 """
 
 from __future__ import annotations
@@ -26,29 +26,29 @@ from vitdeploy.runtime.runner import Array, Runner, forkable_lock
 from vitdeploy.spec import EngineSpec, PreprocessSpec, Task
 
 Kind = Literal["inputs", "outputs", "canary", "non-finite"]
-# starting: no window is full yet. drift: the last one was out of its limits. fault: the engine gave wrong golden
-# answers, or numbers that are not finite.
+# starting: no window is full yet. drift: the last window was out of limits. fault: wrong golden answers, or outputs
+# that are not finite.
 State = Literal["starting", "steady", "drift", "fault"]
 KINDS: tuple[Kind, ...] = typing.get_args(Kind)
 STATES: tuple[State, ...] = typing.get_args(State)
-# The least standard deviations that a reference is believed to have: of inputs, in 0..1, and of outputs, of their size.
+# Lower bounds on the reference's standard deviations: of inputs, in 0..1, and of outputs, relative to their size.
 LEAST_INPUT, LEAST_OUTPUT = 0.01, 0.01
 UNLIKE = {
-    "inputs": "these images are unlike those that the engine was calibrated with",
-    "outputs": "the answers are unlike those to the images that the engine was calibrated with",
+    "inputs": "the images differ from the calibration images",
+    "outputs": "the answers differ from those to the calibration images",
 }
 
 
 class MonitorWarning(RuntimeWarning):
-    """What a monitor has found, where nobody gave it an `on_event`."""
+    """A finding of a monitor without `on_event`."""
 
 
 @dataclass(frozen=True)
 class MonitorEvent:
-    """What a monitor found: "inputs" or "outputs" that drifted, a "canary" with wrong answers, or "non-finite" outputs.
+    """A finding of a monitor: drift of "inputs" or "outputs", wrong golden answers ("canary"), or "non-finite" outputs.
 
-    `runs` of the engine came before it. `statistics`: of each that is out of its limits, the furthest first, its mean
-    over the window and its lowest and highest usual value; {} of other kinds.
+    `runs` is the engine's number of runs so far. `statistics`: for each statistic out of its limits, furthest first,
+    its mean over the window and its usual range; {} for other kinds.
     """
 
     kind: Kind
@@ -64,15 +64,15 @@ class MonitorEvent:
 
 @dataclass(frozen=True)
 class Monitor:
-    """How an engine is watched, for `load(..., monitor=Monitor())`.
+    """Settings of a monitor, for `load(..., monitor=Monitor())`.
 
     Args:
-        window: images that are looked at before it is judged whether they are usual.
-        false_alarms: the share of windows that are judged wrongly while all is as it was: 0.001 is one of 1,000.
-        every: runs of the engine from one golden input to the next.
-        share: of the time of all runs that looking may take; golden inputs take another 1 / `every`.
-        on_event: called with each MonitorEvent, in the thread whose answer it came with, and what it raises, `predict`
-            raises; None: a MonitorWarning is given.
+        window: number of inspected images per test.
+        false_alarms: the share of windows reported without any change: 0.001 is one in 1,000.
+        every: runs of the engine between two golden inputs.
+        share: the fraction of the total run time spent on inspection; golden inputs add 1 / `every`.
+        on_event: called with each MonitorEvent, in the thread of the answer that caused it; its exceptions propagate
+            from `predict`. None issues a MonitorWarning.
     """
 
     window: int = 256
@@ -84,25 +84,25 @@ class Monitor:
     def __post_init__(self) -> None:
         """
         Raises:
-            InputError: numbers that make no sense.
+            InputError: a setting is out of range.
         """
         whole = all(type(value) is int for value in (self.window, self.every))
         if not whole or self.window < 8 or self.every < 1 or not 1e-4 <= self.false_alarms <= 0.5 or not self.share > 0:
             raise InputError(
-                "that is no way to watch an engine",
+                "invalid Monitor settings",
                 found=f"window {self.window}, every {self.every}, false_alarms {self.false_alarms}, share {self.share}",
-                expected="a window of 8 images or more, every 1 run or more, false_alarms 0.0001 to 0.5, a share above 0",
+                expected="window >= 8, every >= 1, false_alarms from 0.0001 to 0.5, share > 0",
             )
 
 
 @dataclass(frozen=True)
 class MonitorCounts:
-    """What a monitor has done so far, since it was made.
+    """The counters of a monitor.
 
-    Of each of `looked_at` of the `runs` of the engine one image was looked at; of `windows` of these `drifted` were out
-    of their limits, and `non_finite` had outputs that are not finite. Of `canaries` golden inputs `wrong` had wrong
-    answers, and `changed` had right ones, but not bit for bit those that this process got at first, which not every
-    runtime promises. `events` by kind were told.
+    `runs`: runs of the engine. `looked_at`: runs of which one image was inspected. `windows`: full windows of inspected
+    images, of which `drifted` were out of limits. `non_finite`: inspected outputs that are not finite. `canaries`:
+    golden inputs run, of which `wrong` had wrong answers, and `changed` had correct answers that differ in some bit
+    from this process's first ones (not every runtime is deterministic). `events`: reported events by kind.
     """
 
     runs: int
@@ -117,20 +117,22 @@ class MonitorCounts:
 
 
 class Canary:
-    """The golden answers of one loaded engine, asked for one at a time; in turns, by any thread."""
+    """The golden answers of one loaded engine, checked one by one; safe to use from several threads."""
 
     def __init__(self, runner: Runner, preprocess: PreprocessSpec, golden: GoldenSet, names: list[str]) -> None:
         self._runner, self._preprocess, self.tolerance = runner, preprocess, golden.tolerance
         (self._inputs,) = golden.inputs.values()
         self._expected = {name: golden.outputs[name] for name in names}
-        self._scales = {name: max(float(np.abs(each).max(initial=0.0)), 1e-300) for name, each in self._expected.items()}
+        self._scales = {
+            name: max(float(np.abs(each).max(initial=0.0)), 1e-300) for name, each in self._expected.items()
+        }
         self._first: dict[int, dict[str, Array]] = {}
         self._turn = forkable_lock()
         self._next = 0
 
     def ask(self) -> tuple[float, bool]:
-        """How far the answer to the next golden input is from the recorded one, of the largest output; not a number
-        where it holds one. And whether it is another one than this process got for it at first."""
+        """Run the next golden input. Return its difference from the recorded output, relative to the largest value (NaN
+        if an output has NaN), and whether the output changed since this process first ran it."""
         with self._turn:
             i, self._next = self._next, (self._next + 1) % len(self._inputs)
         found = engine_outputs(self._runner, self._preprocess, self._inputs[i : i + 1])
@@ -142,8 +144,8 @@ class Canary:
 
 
 class Monitoring:
-    """What watches an engine, `Predictor.monitor`; predictors of one engine may share it. Safe to use from several
-    threads. `watched`: what it can find."""
+    """The monitor of an engine, `Predictor.monitor`; predictors of one engine may share it. Safe to use from several
+    threads. `watched`: the kinds of events that it can report."""
 
     def __init__(
         self,
@@ -155,7 +157,7 @@ class Monitoring:
         outputs: list[str] | None = None,
         watched: tuple[Kind, ...] = (),
     ) -> None:
-        """`limits` are of the statistics of inputs, then of those of `outputs`; None without a reference of them."""
+        """`limits`: for the statistics of inputs, then of `outputs`; None without a reference."""
         self.options, self.engine, self.watched = options, engine, watched
         self._task, self._preprocess, self._limits, self._outputs = task, preprocess, limits, outputs
         self._width = 0 if limits is None else len(limits.names)
@@ -164,7 +166,7 @@ class Monitoring:
         self._counts = dict.fromkeys((each.name for each in fields(MonitorCounts)[:-1]), 0)
         self._events: dict[Kind, int] = dict.fromkeys(KINDS, 0)
         self._ran, self._spent = 0, 0
-        self._sums, self._held = np.zeros((2, self._width)), 0  # of what was seen, and of what of it is believed
+        self._sums, self._held = np.zeros((2, self._width)), 0  # sums of the raw and of the clipped statistics
         self._drifts, self._errs, self._broken = False, False, False
 
     @property
@@ -182,8 +184,8 @@ class Monitoring:
             return MonitorCounts(**self._counts, events=dict(self._events))
 
     def saw(self, feed: Array, outputs: Mapping[str, Array], nanoseconds: int, canary: Canary | None = None) -> None:
-        """A run of the engine on `feed` [n, ...] gave `outputs` [n, ...] in so many nanoseconds. Of a batch the first
-        image is looked at: the last ones may be padding."""
+        """Record a run of the engine on `feed` [n, ...] with `outputs` [n, ...] and its duration. The first image of a
+        batch is inspected: the last ones may be padding."""
         with self._lock:
             self._counts["runs"] += 1
             runs = self._counts["runs"]
@@ -212,7 +214,7 @@ class Monitoring:
             return self._non_finite_outputs(runs)
         seen = monitor_reference.input_statistics(feed[0], self._preprocess) if limits is not None else None
         row = np.array([] if seen is None else seen if self._outputs is None else [*seen, *numbers], np.float64)
-        fits = len(row) == self._width  # tensors that are no images have none
+        fits = len(row) == self._width  # non-image tensors have no statistics
         believed = limits.clipped(row) if limits is not None and fits else row
         with self._lock:
             self._counts["looked_at"] += 1
@@ -232,9 +234,9 @@ class Monitoring:
     def _drift(self, limits: Limits, means: monitor_reference.Numbers, outside: list[int], runs: int) -> MonitorEvent:
         statistics = {limits.names[i]: (float(means[i]), *limits.bounds(i)) for i in outside}
         kind: Kind = "inputs" if min(outside) < self._inputs else "outputs"
-        told = [f"{name} {mean:.4g} (usual {low:.4g} to {high:.4g})" for name, (mean, low, high) in statistics.items()]
-        shown = "; ".join(told[:3]) + (f"; and {len(told) - 3} more" if len(told) > 3 else "")
-        message = f"{self.engine}: {UNLIKE[kind]}: over {self.options.window} of them {shown}"
+        parts = [f"{name} {mean:.4g} (usual {low:.4g} to {high:.4g})" for name, (mean, low, high) in statistics.items()]
+        shown = "; ".join(parts[:3]) + (f"; and {len(parts) - 3} more" if len(parts) > 3 else "")
+        message = f"{self.engine}: {UNLIKE[kind]}: over {self.options.window} images: {shown}"
         return MonitorEvent(kind, self.engine, message, runs, statistics)
 
     def _non_finite_outputs(self, runs: int) -> list[MonitorEvent]:
@@ -242,27 +244,27 @@ class Monitoring:
             self._counts["looked_at"] += 1
             self._counts["non_finite"] += 1
             began, self._broken = not self._broken, True
-            self._sums, self._held = np.zeros_like(self._sums), 0  # the next window is of finite ones alone
-        message = f"{self.engine}: an answer is not finite, which no answer was when the bundle was made"
+            self._sums, self._held = np.zeros_like(self._sums), 0  # the next window starts empty
+        message = f"{self.engine}: an output is not finite (NaN or infinity)"
         return [MonitorEvent("non-finite", self.engine, message, runs, {})] if began else []
 
     def _ask(self, canary: Canary, runs: int) -> list[MonitorEvent]:
         try:
             difference, changed = canary.ask()
-        except ClosedError:  # by another thread, which is no fault of the engine
+        except ClosedError:  # closed by another thread: not a fault of the engine
             return []
         except VitdeployError as error:
-            said = f"it fails: {error.message}" + (f" ({error.found})" if error.found else "")
+            detail = f"it fails: {error.message}" + (f" ({error.found})" if error.found else "")
             right, changed = False, False
         else:
-            said = f"{difference:.1e} of the largest output away, allowed {canary.tolerance:.1e}"
-            right = difference <= canary.tolerance  # not of a number that is none
+            detail = f"relative difference {difference:.1e}, limit {canary.tolerance:.1e}"
+            right = difference <= canary.tolerance  # False for NaN
         with self._lock:
             self._counts["canaries"] += 1
             self._counts["wrong"] += not right
             self._counts["changed"] += right and changed
             began, self._errs = not right and not self._errs, not right
-        message = f"{self.engine}: it gave a golden answer when it was loaded, and no longer does: {said}"
+        message = f"{self.engine}: a golden answer was correct at loading and no longer is: {detail}"
         return [MonitorEvent("canary", self.engine, message, runs, {})] if began else []
 
     def _tell(self, event: MonitorEvent) -> None:
@@ -277,15 +279,15 @@ class Monitoring:
 def watch(
     files: CheckedFiles, engine: EngineSpec, runner: Runner, options: Monitor
 ) -> tuple[Monitoring, Canary | None]:
-    """What watches a loaded engine of a bundle of images, and the golden answers that it is asked for.
+    """Return the monitor of a loaded engine of an image bundle, and its golden answers.
 
-    A RuntimeWarning says so where the bundle keeps no reference: then images and answers are not watched.
+    A RuntimeWarning is issued if the bundle has no reference: images and answers are then not monitored.
 
     Raises:
-        DigestError, ManifestError: the reference or the golden files are not the recorded ones, or no such files.
+        DigestError, ManifestError: the reference or the golden files differ from the manifest's record, or are invalid.
     """
     manifest = files.manifest
-    assert manifest.preprocess is not None, "of bundles of images"
+    assert manifest.preprocess is not None, "only image bundles are monitored"
     limits, outputs = _limits(files, engine, runner, options)
     canary = canary_of(files, engine, runner)
     kinds: list[Kind] = [] if limits is None else ["inputs"]
@@ -293,8 +295,8 @@ def watch(
     kinds += ["canary"] if canary is not None else []
     if limits is None:
         warnings.warn(
-            f"the bundle {manifest.name} does not say what its images are like, so these are not watched; "
-            "`vitdeploy run` with 32 calibration images or more makes one that does",
+            f"the bundle {manifest.name} has no monitor reference: images and answers are not monitored; "
+            "`vitdeploy run` with at least 32 calibration images adds one",
             RuntimeWarning,
             stacklevel=choice.CALLER,
         )
@@ -303,8 +305,8 @@ def watch(
 
 
 def canary_of(files: CheckedFiles, engine: EngineSpec, runner: Runner) -> Canary | None:
-    """The golden answers of a loaded engine of one graph; None if the bundle has none, none that are comparable, or
-    such as prove nothing."""
+    """Return the golden answers of a loaded single-graph engine; None if the bundle has none, or none that can be
+    compared or prove anything."""
     manifest = files.manifest
     if engine.parts or manifest.preprocess is None:
         return None
@@ -320,7 +322,7 @@ def canary_of(files: CheckedFiles, engine: EngineSpec, runner: Runner) -> Canary
 def _limits(
     files: CheckedFiles, engine: EngineSpec, runner: Runner, options: Monitor
 ) -> tuple[Limits | None, list[str] | None]:
-    """The limits of what is watched, and the outputs that are; None without a reference of them."""
+    """The control limits, and the monitored outputs; None without a reference."""
     reference = monitor_reference.read_reference(files)
     if reference is None:
         return None, None
@@ -332,7 +334,7 @@ def _limits(
             each.name for each in runner.outputs
         }:
             raise ManifestError(
-                f"{files.folder / str(files.manifest.monitor)} is not of the engine {engine.artifact}",
+                f"{files.folder / str(files.manifest.monitor)} does not match the engine {engine.artifact}",
                 found=ascii(", ".join(own))[:200],
                 expected="the outputs " + ", ".join(each.name for each in runner.outputs),
                 fix="make the bundle again with `vitdeploy run`",
@@ -344,8 +346,8 @@ def _limits(
 def columns(
     reference: monitor_reference.MonitorReference, own: Mapping[str, monitor_reference.Numbers] | None
 ) -> tuple[list[str], monitor_reference.Numbers, monitor_reference.Numbers]:
-    """The statistics of a reference, and of an engine's `own` outputs: their names, the numbers [images, statistics],
-    and the least standard deviation that is believed of each."""
+    """Return the statistics of a reference and of an engine's `own` outputs: names, values [images, statistics], and
+    the lower bound on each standard deviation."""
     own = own or {}
     floors = [LEAST_INPUT] * len(reference.inputs)
     floors += [LEAST_OUTPUT * max(float(np.abs(numbers).mean()), 1e-6) for numbers in own.values()]
@@ -353,19 +355,20 @@ def columns(
     return [*reference.inputs, *own], values, np.array(floors)
 
 
-# --- Control limits for means over windows of images, from a sample of images that are in order -----------------------
-# A Shewhart chart of several means at once, its limits found by resampling: a window is out of control if any of its
-# means lies further from the reference's than chance takes the worst of them in all but a share `rate` of windows.
+# --- Control limits for means over windows of images, from a reference sample -----------------------------------------
+# A Shewhart chart of several means at once, its limits found by resampling: a window is out of control if one of its
+# means deviates further from the reference's than the largest deviation that chance causes in all but a share `rate` of
+# windows.
 #
-# - Means are of numbers that are clipped to within 3 robust standard deviations of the median: a single image, such as
+# - Numbers are clipped to within 3 robust standard deviations of the median before averaging: a single image, such as
 #   the one in a hundred that a classifier is unsure of, says little about a window, and a reference that happens to
-#   have none of these would call others unusual. Source: Huber, "Robust Statistics" (1981), chapter 1: winsorizing.
-# - Windows of the reference's own images are drawn with replacement, and, as the reference is a sample too, so is the
-#   reference: both errors count. Sources: Liu and Tang, "Control Charts for Dependent and Independent Measurements
+#   lack such images would flag them. Source: Huber, "Robust Statistics" (1981), chapter 1: winsorizing.
+# - Windows of the reference's own images are drawn with replacement, and the reference, a sample itself, is resampled
+#   too, so both errors count. Sources: Liu and Tang, "Control Charts for Dependent and Independent Measurements
 #   Based on Bootstrap Methods", JASA 91 (1996), 1694-1700; Efron and Tibshirani, "An Introduction to the Bootstrap"
 #   (1993), chapter 16.
-# - Of each drawing the largest deviation in standard errors counts, over all statistics: its quantile is one threshold
-#   that holds for all of them together, however they depend on each other. Source: Westfall and Young,
+# - Each drawing contributes its largest deviation in standard errors over all statistics: the quantile is one threshold
+#   for all of them together, however they are correlated. Source: Westfall and Young,
 #   "Resampling-Based Multiple Testing" (1993), the maxT method.
 
 
@@ -376,8 +379,8 @@ CLIP = 3.0
 
 @dataclass(frozen=True)
 class Limits:
-    """Of each statistic what it is clipped to, its mean in the reference, the standard error of a window's mean about
-    it, and how many of these a mean may be away, `threshold`. Means are of clipped numbers."""
+    """Control limits by statistic: clipping range (`least`, `most`), mean of the clipped reference, and standard error
+    of a window's mean. `threshold` is the allowed deviation in standard errors."""
 
     names: tuple[str, ...]
     least: monitor_reference.Numbers
@@ -387,11 +390,11 @@ class Limits:
     threshold: float
 
     def clipped(self, values: monitor_reference.Numbers) -> monitor_reference.Numbers:
-        """Numbers [..., statistics] within what is believed of a single image."""
+        """Return the values [..., statistics], clipped."""
         return np.asarray(np.clip(values, self.least, self.most), np.float64)
 
     def outside(self, means: monitor_reference.Numbers) -> list[int]:
-        """The statistics that are out of their limits, the furthest first."""
+        """Return the indices of statistics that are out of their limits, furthest first."""
         away = np.abs(means - self.mean) / self.error
         return [int(i) for i in np.argsort(-away) if not away[i] <= self.threshold]
 
@@ -403,13 +406,13 @@ class Limits:
 def control_limits(
     names: Sequence[str], values: monitor_reference.Numbers, floors: monitor_reference.Numbers, window: int, rate: float
 ) -> Limits:
-    """The limits for means over `window` images.
+    """Return the limits for means over `window` images.
 
     Args:
         values: float64 [images, statistics] of the reference.
-        floors: [statistics], the least standard deviation that is believed: a statistic that is the same in all
-            images of a small reference need not be so in all others.
-        rate: of windows of images like the reference's, the share that is out of some limit.
+        floors: [statistics], the lower bound on the standard deviation: a statistic that is constant in a small
+            reference may vary in other images.
+        rate: the share of in-control windows that exceed a limit (false alarms).
     """
     images, median = len(values), np.median(values, axis=0)
     below, above = np.quantile(values, (0.16, 0.84), axis=0)  # one standard deviation each, of a normal distribution
@@ -423,21 +426,21 @@ def control_limits(
     for _ in range(DRAWINGS // AT_A_TIME):
         drawn = _shares(generator, images, window) - _shares(generator, images, images)
         worst.append(np.abs(drawn @ centred).max(axis=1))
-    # What a single normal mean would need, where the reference varies less than is believed.
+    # The quantile of one normal mean, if the reference varies less than the lower bounds.
     least = NormalDist().inv_cdf(1 - rate / 2)
     found = max(least, float(np.quantile(np.concatenate(worst), 1 - rate)))
     return Limits(tuple(names), median - room, median + room, mean, error, _student(found, images - 1))
 
 
 def _student(quantile: float, freedom: int) -> float:
-    """A normal quantile as it is where the deviation is estimated, with so many degrees of freedom. Source: Abramowitz
-    and Stegun (1964), 26.7.5, the first two terms."""
+    """Correct a normal quantile for an estimated deviation with `freedom` degrees of freedom (Student's t). Source:
+    Abramowitz and Stegun (1964), 26.7.5, the first two terms."""
     return quantile + (quantile**3 + quantile) / (4 * freedom)
 
 
 def _shares(generator: np.random.Generator, images: int, count: int) -> monitor_reference.Numbers:
     """[AT_A_TIME, images]: the share of each image among `count` drawn with replacement."""
-    if count > MANY:  # takes as long for any count, which for few is longer
+    if count > MANY:  # constant time, but slower for small counts
         return np.asarray(generator.multinomial(count, np.full(images, 1 / images), AT_A_TIME) / count, np.float64)
     drawn = generator.integers(0, images, (AT_A_TIME, count)) + images * np.arange(AT_A_TIME)[:, None]
     found = np.bincount(drawn.ravel(), minlength=AT_A_TIME * images).reshape(AT_A_TIME, images)

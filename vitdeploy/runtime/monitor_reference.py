@@ -1,13 +1,13 @@
-"""What a monitor looks at in an image and its outputs, and the reference that a bundle keeps of it: `monitor.json`.
+"""The statistics of images and outputs that a monitor uses, and their reference in a bundle: `monitor.json`.
 
-Of each image a few numbers, on at most some 1,000 of its pixels, as a monitor may take no more than 1 % of a run:
+Each image has a few statistics, from at most some 1,000 of its pixels, because a monitor may take at most 1 % of a run:
 
 - `mean.C`, `std.C` of each channel, and `saturated`, the share of values at one of the two ends, all in 0..1;
-- `contrast`: the mean difference of pixels side by side, which blur lowers and noise raises;
-- of a classifier `entropy`: of its softmax, in nats, which grows where it is unsure;
-- of each output `NAME.min` and `NAME.max`.
+- `contrast`: the mean difference of neighbouring pixels, which blur lowers and noise raises;
+- `entropy` of a classifier's softmax, in nats, which grows with uncertainty;
+- `NAME.min` and `NAME.max` of each output.
 
-The reference has these numbers for each of up to 128 calibration images, so that a window of any length can be compared
+The reference has these statistics for up to 128 calibration images, so that windows of any length can be compared
 (`control_limits`). Images are as the engine sees them: resized and cropped.
 """
 
@@ -28,11 +28,11 @@ from vitdeploy.spec import DecodeError, PreprocessSpec, Task, decode
 
 Numbers = npt.NDArray[np.float64]
 FORMAT = 1
-# Fewer images do not say what is usual; more say little more, and each is a run of every engine when a bundle is made.
+# Fewer images do not show the usual range; more add little, and each costs a run of every engine when a bundle is made.
 LEAST_IMAGES, MOST_IMAGES = 32, 128
-# Of a file that somebody else wrote.
+# Limits for an untrusted file.
 MOST_READ, MAX_BYTES = 4096, 16 << 20
-# Pixels a side, numbers of an output, and outputs that are looked at.
+# Sampled pixels per side, sampled values per output, and number of monitored outputs.
 GRID, LOOKED_AT, OUTPUTS = 32, 1 << 14, 8
 LOGITS = "logits"
 AGAIN = "make it again with `vitdeploy run`, or `vitdeploy quantize`"
@@ -40,7 +40,7 @@ AGAIN = "make it again with `vitdeploy run`, or `vitdeploy quantize`"
 
 @dataclass(frozen=True)
 class MonitorReference:
-    """`inputs`: by statistic, a number for each of `images` images. `outputs`: by engine and statistic, the same."""
+    """`inputs`: by statistic, one value for each of `images` images. `outputs`: the same by engine and statistic."""
 
     format: int
     images: int
@@ -53,8 +53,8 @@ def input_names(channels: int) -> list[str]:
 
 
 def input_statistics(image: Array, spec: PreprocessSpec) -> list[float] | None:
-    """The numbers of `input_names` of one image as an engine takes it: uint8 [height, width, channels], or normalised
-    [channels, height, width]; None of anything else."""
+    """Return the statistics of `input_names` for one image as an engine takes it: uint8 [height, width, channels], or
+    normalised [channels, height, width]; None for any other array."""
     if image.ndim != 3:
         return None
     pixels = image if image.dtype == np.uint8 else image.transpose(1, 2, 0)
@@ -80,7 +80,7 @@ def input_statistics(image: Array, spec: PreprocessSpec) -> list[float] | None:
 
 
 def watched_outputs(outputs: Mapping[str, Array]) -> list[str]:
-    """The outputs whose numbers are looked at: the first few of floats."""
+    """Return the monitored outputs: the first few float outputs."""
     return [name for name, array in outputs.items() if array.dtype.kind == "f"][:OUTPUTS]
 
 
@@ -90,10 +90,10 @@ def output_names(task: Task, outputs: Sequence[str]) -> list[str]:
 
 
 def output_statistics(task: Task, outputs: Mapping[str, Array], names: Sequence[str]) -> list[float]:
-    """The numbers of `output_names` for the outputs of one sample, of these names; NaN or infinite where they are."""
+    """Return the statistics of `output_names` for the named outputs of one sample; NaN and infinity are kept."""
     found: list[float] = []
     if task == "classification" and LOGITS in names:
-        with np.errstate(invalid="ignore"):  # of infinities nothing is a number, which the caller looks for
+        with np.errstate(invalid="ignore"):  # infinities give NaN, which the caller detects
             shares = softmax(np.asarray(outputs[LOGITS], np.float64).ravel())
         found.append(float(-(shares * np.log(np.maximum(shares, 1e-300))).sum()))
     for name in names:
@@ -106,7 +106,7 @@ def output_statistics(task: Task, outputs: Mapping[str, Array], names: Sequence[
 def reference_text(
     inputs: Sequence[Sequence[float]], channels: int, outputs: Mapping[str, tuple[Sequence[str], Sequence[list[float]]]]
 ) -> str:
-    """The text of `monitor.json`. inputs: `input_statistics` of each image; outputs: by engine the names, and
+    """Return the text of `monitor.json`. inputs: `input_statistics` of each image; outputs: by engine the names, and
     `output_statistics` of each image."""
 
     def columns(names: Sequence[str], rows: Sequence[Sequence[float]]) -> dict[str, list[float]]:
@@ -122,11 +122,11 @@ def reference_text(
 
 
 def read_reference(files: checked.CheckedFiles) -> MonitorReference | None:
-    """The reference of a bundle; None if it has none.
+    """Return the monitor reference of a bundle; None without one.
 
     Raises:
-        DigestError: its file is not the recorded one.
-        ManifestError: it is no such reference.
+        DigestError: the file differs from the manifest's record.
+        ManifestError: the file is not a valid reference.
     """
     manifest, name = files.manifest, files.manifest.monitor
     if name is None:
@@ -136,10 +136,10 @@ def read_reference(files: checked.CheckedFiles) -> MonitorReference | None:
 
 
 def reference_beside(folder: Path, channels: int) -> str | None:
-    """The text of the reference in a folder of `quantize`, for the bundle that is made of it; None if there is none.
+    """Return the text of the reference in a folder made by `quantize`, for its bundle; None without one.
 
     Raises:
-        ManifestError: it is no such reference of images with so many channels.
+        ManifestError: the file is not a valid reference for images with this number of channels.
     """
     path = folder / read.MONITOR_FILE
     if not is_file(path):
@@ -152,16 +152,17 @@ def reference_beside(folder: Path, channels: int) -> str | None:
 
 
 def parse_reference(text: bytes, path: Path, channels: int) -> MonitorReference:
-    """What the bytes of a `monitor.json` say of images with so many channels; `path` is what errors call it.
+    """Return the reference in the bytes of a `monitor.json`, for images with `channels` channels; `path` names it in
+    errors.
 
     Raises:
-        ManifestError: it is no such reference.
+        ManifestError: the file is not a valid reference.
     """
     try:
         found = decode(MonitorReference, json.loads(text.decode("utf-8")))
     except (ValueError, RecursionError) as error:  # DecodeError is a ValueError
         shown = "; ".join(error.problems[:3]) if isinstance(error, DecodeError) else str(error)
-        raise ManifestError(f"{path} is no reference of a monitor", found=ascii(shown[:300]), fix=AGAIN) from None
+        raise ManifestError(f"{path} is not a valid monitor reference", found=ascii(shown[:300]), fix=AGAIN) from None
     columns = [found.inputs, *found.outputs.values()]
     lengths = {len(numbers) for each in columns for numbers in each.values()}
     if (
@@ -171,9 +172,9 @@ def parse_reference(text: bytes, path: Path, channels: int) -> MonitorReference:
         or list(found.inputs) != input_names(channels)
     ):
         raise ManifestError(
-            f"{path} is no reference of a monitor",
+            f"{path} is not a valid monitor reference",
             found=f"format {found.format}, {found.images} images, {ascii(', '.join(found.inputs))[:200]}",
-            expected=f"format {FORMAT}, {LEAST_IMAGES} to {MOST_READ} images, a number of each for "
+            expected=f"format {FORMAT}, {LEAST_IMAGES} to {MOST_READ} images, one value per image of "
             + ", ".join(input_names(channels)),
             fix=AGAIN,
         )

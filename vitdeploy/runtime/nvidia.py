@@ -1,4 +1,4 @@
-"""The NVIDIA driver and its devices."""
+"""The NVIDIA driver, its first GPU and its energy counter."""
 
 import ctypes
 import re
@@ -8,9 +8,9 @@ from pathlib import Path
 
 from vitdeploy.errors import CapabilityError
 
-# --- Asks NVIDIA's driver about this machine's first GPU; CUDA_VISIBLE_DEVICES chooses another ------------------------
-# The driver's own library is asked through ctypes: it is there wherever a GPU works (also in containers and on Jetson,
-# whose nvidia-smi knows little), and `doctor` must be able to answer where no CUDA package for Python is installed.
+# --- Query NVIDIA's driver about this machine's first GPU; CUDA_VISIBLE_DEVICES selects another -----------------------
+# Uses the driver's own library through ctypes: it exists wherever a GPU works (also in containers and on Jetson, whose
+# nvidia-smi is limited), and `doctor` must work without a CUDA package for Python.
 
 
 LIBRARIES = ("libcuda.so.1", "nvcuda.dll")
@@ -44,7 +44,7 @@ class Driver:
 
 
 def find_driver() -> Driver:
-    """The driver and its first GPU.
+    """Return the driver and its first GPU.
 
     Raises:
         CapabilityError: no driver, one that does not start, or no GPU.
@@ -52,7 +52,7 @@ def find_driver() -> Driver:
     library = _library()
     status = library.cuInit(0)
     if status == NO_DEVICE:
-        raise CapabilityError("no NVIDIA GPU", found="a driver that sees no GPU", fix=DRIVER_FIX)
+        raise CapabilityError("no NVIDIA GPU", found="a driver without a GPU", fix=DRIVER_FIX)
     _check(library, status, "cuInit")
     number = ctypes.c_int()
     _check(library, library.cuDriverGetVersion(ctypes.byref(number)), "cuDriverGetVersion")
@@ -60,7 +60,7 @@ def find_driver() -> Driver:
 
 
 def describe_gpu() -> dict[str, str]:
-    """The GPU in the words that go with a measured number.
+    """Return the description of the GPU, recorded with every measured number.
 
     Raises:
         CapabilityError: as `find_driver`.
@@ -76,7 +76,7 @@ def describe_gpu() -> dict[str, str]:
 
 
 def bus_id() -> str:
-    """Where the GPU is: domain, bus, device and function, such as "00000000:3B:00.0".
+    """Return the PCI address of the GPU: domain, bus, device and function, such as "00000000:3B:00.0".
 
     Raises:
         CapabilityError: as `find_driver`.
@@ -106,7 +106,7 @@ def _gpu(library: ctypes.CDLL) -> Gpu:
         _check(library, library.cuDeviceGetAttribute(ctypes.byref(value), attribute, device), "cuDeviceGetAttribute")
     free, memory, context = ctypes.c_size_t(), ctypes.c_size_t(), ctypes.c_void_p()
     _check(library, library.cuDevicePrimaryCtxRetain(ctypes.byref(context), device), "cuDevicePrimaryCtxRetain")
-    try:  # how much is free is asked of a context
+    try:  # the free memory needs a context
         _check(library, library.cuCtxPushCurrent_v2(context), "cuCtxPushCurrent")
         status = library.cuMemGetInfo_v2(ctypes.byref(free), ctypes.byref(memory))
         library.cuCtxPopCurrent_v2(ctypes.byref(context))
@@ -126,7 +126,7 @@ def _check(library: ctypes.CDLL, status: int, call: str) -> None:
 
 
 def driver_version() -> str:
-    """The version of the kernel's driver, such as "580.65.06"; empty if the kernel does not report it."""
+    """Return the version of the kernel driver, such as "580.65.06"; "" if the kernel does not report it."""
     try:
         text = VERSION_FILE.read_text(encoding="utf-8", errors="replace")
     except OSError:
@@ -135,10 +135,10 @@ def driver_version() -> str:
     return match[0] if match else ""
 
 
-# --- The energy that a GPU has used, from NVML, the part of NVIDIA's driver behind nvidia-smi -------------------------
+# --- The energy counter of a GPU, from NVML, the library of nvidia-smi ------------------------------------------------
 # Source: NVIDIA, "NVML API Reference Guide": nvmlDeviceGetTotalEnergyConsumption (millijoules since the driver was
-# loaded; Volta and later) and nvmlReturn_t. The GPU is asked for by its PCI bus id: NVML numbers all that there are,
-# while CUDA_VISIBLE_DEVICES hides some from CUDA.
+# loaded; Volta and later) and nvmlReturn_t. The GPU is selected by its PCI bus id: NVML numbers all GPUs, while
+# CUDA_VISIBLE_DEVICES hides some from CUDA.
 
 
 NVML_LIBRARIES = ("libnvidia-ml.so.1", "nvml.dll")
@@ -146,7 +146,7 @@ NO_PERMISSION = 4
 
 
 class GpuEnergy:
-    """The counter of the GPU that CUDA takes first. `source` is "NVML", or says why there is none."""
+    """The energy counter of CUDA's first GPU. `source` is "NVML", or the reason why the counter is missing."""
 
     def __init__(self, load: Callable[[str], ctypes.CDLL] = ctypes.CDLL, find: Callable[[], str] = bus_id) -> None:
         self._library: ctypes.CDLL | None = None
@@ -167,7 +167,7 @@ class GpuEnergy:
         self.source = "NVML" if works else "not there" if self._permitted else "not permitted"
 
     def read(self) -> list[float | None]:
-        """Joules since the driver was loaded; None if unknown."""
+        """Return the joules since the driver was loaded; [None] if unknown."""
         energy = ctypes.c_ulonglong()
         if self._library is None or self._fails(
             self._library.nvmlDeviceGetTotalEnergyConsumption(self._device, ctypes.byref(energy))
@@ -176,7 +176,7 @@ class GpuEnergy:
         return [energy.value / 1e3]
 
     def joules(self, before: list[float | None], after: list[float | None], seconds: float) -> float | None:
-        """The energy between two readings; None if the counter cannot be read."""
+        """Return the energy in joules between two readings; None if the counter cannot be read."""
         (start,), (end,) = before, after
         return None if start is None or end is None else end - start
 

@@ -1,4 +1,4 @@
-"""OpenVINO: the runner, and the one way in which a model is compiled for the CPU."""
+"""OpenVINO on the CPU: the runner, and the compilation of a model."""
 
 import dataclasses
 import os
@@ -16,23 +16,23 @@ from vitdeploy.paths import not_utf8
 from vitdeploy.runtime import backend, host, runner
 from vitdeploy.spec import FloatRest, TensorSpec
 
-# --- A way around a fault of OpenVINO's CPU plugin: the order of operands, which changes no sum and no product --------
-# On CPUs with AMX, the kernel that the plugin generates for attention also adds or multiplies what follows a product,
-# where that is one vector along its last axis: a mask of keys, the sizes of merged tokens. The answers are then wrong
-# by the size of the answers, in bf16 and behind INT8 scores in f32 too, without an error (the entry
-# `openvino-vector-behind-scores` of the table). The plugin looks for the product as the first operand only
-# (FuseBinaryEltwise in src/plugins/intel_cpu/src/transformations/snippets/x64/pass/fuse_brgemm_cpu_postops.cpp). As the
-# second one it is not found.
+# --- Workaround for a bug of OpenVINO's CPU plugin: exchange operands, which changes no sum and no product ------------
+# On CPUs with AMX, the attention kernel that the plugin generates fuses an addition or multiplication after a product,
+# if the other operand is a vector along its last axis: a mask of keys, the sizes of merged tokens. The answers are then
+# completely wrong without an error, in bf16, and also in f32 after INT8 scores (entry `openvino-vector-behind-scores`
+# of the known-bad table). The plugin matches the product as the first operand only (FuseBinaryEltwise in
+# src/plugins/intel_cpu/src/transformations/snippets/x64/pass/fuse_brgemm_cpu_postops.cpp). As the second operand it is
+# not matched.
 
 
 _ELEMENTWISE = ("Add", "Multiply")
-# What lies between a product and what is added to it.
+# Operations allowed between the product and the addition.
 _PASSED = (*_ELEMENTWISE, "Convert", "FakeQuantize", "Subtract")
 
 
 def put_vectors_first(model: Any) -> int:
-    """Exchange the operands of each sum and product in an `openvino.Model` whose second one is a vector along the last
-    axis of a product of two activations; give how many there were."""
+    """Exchange the operands of each Add and Multiply in an `openvino.Model` whose second operand is a vector along the
+    last axis of a product of two activations. Return their number."""
     found = [operation for operation in model.get_ordered_ops() if _adds_vector_to_scores(operation)]
     for operation in found:
         opset = require().opset13
@@ -52,7 +52,7 @@ def _adds_vector_to_scores(operation: Any) -> bool:
 
 
 def _is_row(vector: Any, shape: Any) -> bool:
-    """Whether a value has only a last axis, which may be that of a result of this shape. An open size may be any."""
+    """Whether a value has only a last axis, of the size of the last axis of `shape`. A dynamic size matches any."""
     if not (_ranked(vector) and shape.rank.is_static):
         return False
     sizes = list(vector.get_partial_shape())
@@ -63,7 +63,7 @@ def _is_row(vector: Any, shape: Any) -> bool:
 
 
 def _is_of_scores(value: Any) -> bool:
-    """Whether a value is a product of two activations, but for its scale and what is added to it."""
+    """Whether a value is a product of two activations, up to scaling and additions."""
     seen, queue = set[str](), [value]
     while queue:
         node = queue.pop().get_node()
@@ -83,7 +83,7 @@ def _ranked(value: Any) -> bool:
     return bool(value.get_partial_shape().rank.is_static)
 
 
-# --- OpenVINO: the runner, and the one way in which a model is compiled for the CPU -----------------------------------
+# --- The runner, and the compilation of a model for the CPU -----------------------------------------------------------
 
 
 DTYPES = {
@@ -98,7 +98,7 @@ DTYPES = {
 }
 HALVES = {"f16": "fp16", "bf16": "bf16"}
 PRECISION_HINTS = {"fp32": "f32", "fp16": "f16", "bf16": "bf16", "int8": "f32", "mixed": "f32", "int4": "f32"}
-# What the plugin calls the type that a kernel computes in, or of weights that it unpacks, by the precision that it is.
+# Precision by the plugin's name of the type that a kernel computes in, or of packed weights.
 KERNEL_PRECISIONS = {
     "f32": "fp32",
     "f16": "fp16",
@@ -108,21 +108,22 @@ KERNEL_PRECISIONS = {
     "u4": "int4",
     "i4": "int4",
 }
-_cores: dict[int, Any] = {}  # by process: a forked child has that of its parent, whose threads it lacks
+_cores: dict[int, Any] = {}  # by process: a forked child inherits its parent's Core without the threads
 
 
 def hint_of(precision: str, float_rest: FloatRest = "fp32") -> str:
-    """The INFERENCE_PRECISION_HINT of an engine: for INT8 that of its float operators, where this CPU has it."""
+    """Return the INFERENCE_PRECISION_HINT of an engine; for INT8 that of its float operators, if this CPU supports
+    it."""
     return "bf16" if precision == "int8" and float_rest == "bf16" and has_bf16() else PRECISION_HINTS[precision]
 
 
 def has_bf16() -> bool:
-    """Whether OpenVINO computes in bf16 on this CPU."""
+    """Return whether OpenVINO computes in bf16 on this CPU."""
     return "BF16" in the_core().get_property("CPU", "OPTIMIZATION_CAPABILITIES")
 
 
 def float_precision(options: Mapping[str, str]) -> str:
-    """The precision that an engine with these options uses for a float32 graph, from its hint."""
+    """Return the precision that an engine with these options uses for a float32 graph, from its hint."""
     hint = options.get("INFERENCE_PRECISION_HINT", "f32")
     return KERNEL_PRECISIONS.get(hint, hint)
 
@@ -132,11 +133,11 @@ def require() -> ModuleType:
 
 
 def the_core() -> Any:
-    """The `openvino.Core` of this process, which lives as long as it does.
+    """Return the `openvino.Core` of this process, which is never deleted.
 
-    A Core gives the thread that makes it a stack for signals, on CPUs with AVX-512. Where it ends in another thread, or
-    before one that was made earlier, OpenVINO 2026.4 leaves the thread with a stack that is gone: the next signal that
-    Python handles, such as Ctrl-C, ends the process with SIGSEGV. A forked child makes one of its own.
+    On CPUs with AVX-512 a Core installs an alternate signal stack in the thread that creates it. If the Core is deleted
+    in another thread, or before an older Core, OpenVINO 2026.4 leaves a dangling stack: the next signal that Python
+    handles, such as Ctrl-C, ends the process with SIGSEGV. A forked child creates its own Core.
     """
     openvino, process = require(), os.getpid()
     if process not in _cores:
@@ -147,14 +148,13 @@ def the_core() -> Any:
 def compile_model(
     model_file: str | Path, *, batch: int | None, options: Mapping[str, str], threads: int = 0, streams: int = 1
 ) -> tuple[Any, tuple[str, ...]]:
-    """An `openvino.CompiledModel` for the CPU from an IR (.xml) or ONNX file, and the file's names of its outputs.
+    """Return an `openvino.CompiledModel` for the CPU from an IR (.xml) or ONNX file, and the output names in the file.
 
     A dynamic leading axis is reshaped to `batch` first: the CPU plugin fuses attention only with static shapes.
-    `options` are plugin properties, which come before those of `needed_options`. Without INFERENCE_PRECISION_HINT it is
-    "f32": the plugin's own choice is half precision where the CPU has that, as most Arm CPUs do, and sums overflow.
-    `threads` 0 is that of `default_threads`, else the plugin's own choice.
-    The `streams` share the threads: each runs a request of its own, and
-    none waits for a thread of another one.
+    `options` are plugin properties, which override those of `needed_options`. INFERENCE_PRECISION_HINT defaults to
+    "f32": the plugin's default is half precision on CPUs that support it, as most Arm CPUs do, where sums overflow.
+    `threads` 0 uses `default_threads`, else the plugin's choice. The `streams` share the threads; each runs its own
+    request independently.
 
     Raises:
         EngineError: OpenVINO cannot read or compile the model.
@@ -169,7 +169,7 @@ def compile_model(
         with bounded(f"open {Path(model_file).name}", size_of(Path(model_file), Path(model_file).with_suffix(".bin"))):
             model = core.read_model(str(model_file))
             set_batch(model, batch)
-            put_vectors_first(model)  # of an IR by others, or of a release before the exchange
+            put_vectors_first(model)  # for an IR that vitdeploy did not make, or made before this workaround
             names = tuple(port.get_any_name() for port in model.outputs)
             return core.compile_model(model, "CPU", {**needed_options(model), **config}), names
     except LimitError:
@@ -177,11 +177,11 @@ def compile_model(
     except Exception as error:
         lines = [line.strip() for line in str(error).splitlines() if line.strip()]
         found = not_utf8(str(model_file)) or (lines[-1] if lines else repr(error))[:300]
-        raise EngineError(f"OpenVINO refuses {model_file}", found=found) from None
+        raise EngineError(f"OpenVINO cannot load {model_file}", found=found) from None
 
 
 def set_batch(model: Any, batch: int | None) -> None:
-    """Fix the dynamic leading axes of an `openvino.Model`; None leaves them."""
+    """Set the dynamic leading axes of an `openvino.Model` to `batch`; None leaves them."""
     if batch is not None:
         shapes = {port: list(port.get_partial_shape()) for port in model.inputs}
         model.reshape(
@@ -190,18 +190,19 @@ def set_batch(model: Any, batch: int | None) -> None:
 
 
 def needed_options(model: Any) -> dict[str, str]:
-    """What a model needs to give right numbers with OpenVINO 2026.4: no code generator, in two cases.
+    """Return the options without which a model gives wrong numbers with OpenVINO 2026.4: they disable the code
+    generator in two cases.
 
-    Where an axis other than the batch is dynamic, attention that first ran over one key is wrong over 16 and more,
-    which is what decoding with a cache does. With as many queries as heads their Transpose leaves the shape, and in all
-    but the plainest attention the generated code does without it.
+    If an axis other than the batch is dynamic, attention that first ran over one key is wrong for 16 keys and more,
+    which occurs in decoding with a cache. If the numbers of queries and heads are equal, their Transpose keeps the
+    shape, and the generated code drops it in all but the simplest attention.
     """
     lengths = any(size.is_dynamic for port in model.inputs for size in list(port.get_partial_shape())[1:])
     return {"SNIPPETS_MODE": "DISABLE"} if lengths or any(map(_moves_as_many_heads, model.get_ops())) else {}
 
 
 def _moves_as_many_heads(operation: Any) -> bool:
-    """Whether it is a Transpose [b, n, n, d] of heads and tokens, of known sizes."""
+    """Whether it is a Transpose of heads and tokens with static shape [b, n, n, d]."""
     if operation.get_type_name() != "Transpose" or operation.get_output_partial_shape(0).is_dynamic:
         return False
     sizes, order = list(operation.get_output_shape(0)), operation.input_value(1).get_node()
@@ -211,7 +212,7 @@ def _moves_as_many_heads(operation: Any) -> bool:
 
 
 class OpenVinoRunner(runner.Runner):
-    """Runs an OpenVINO IR, or an ONNX file, on the CPU plugin."""
+    """Runs an OpenVINO IR or an ONNX file on the CPU plugin."""
 
     native = True
 
@@ -234,7 +235,7 @@ class OpenVinoRunner(runner.Runner):
         self._requests: SimpleQueue[Any] = SimpleQueue()
 
     def _compile(self) -> tuple[Any, tuple[str, ...]]:
-        """The compiled model, and the names of its outputs as the file has them."""
+        """The compiled model, and the output names in the file."""
         return compile_model(
             self.model_file, batch=self.batch, options=self.options, threads=self.threads, streams=self.at_once
         )
@@ -246,19 +247,19 @@ class OpenVinoRunner(runner.Runner):
         for _ in range(self.at_once):
             self._requests.put(self.compiled.create_infer_request())
         self.inputs = tuple(_spec(port) for port in self.compiled.inputs)
-        # In the file's order. The plugin may add names to an output, and gives one of them: of what it moved before it.
+        # In the file's order. The plugin may add names of fused operations to an output and report one of them.
         found = zip(map(_spec, self.compiled.outputs), names, strict=True)
         self.outputs = tuple(dataclasses.replace(spec, name=name) for spec, name in found)
         self.provider = "+".join(self.compiled.get_property("EXECUTION_DEVICES"))
-        if "INFERENCE_NUM_THREADS" in self.compiled.get_property("SUPPORTED_PROPERTIES"):  # not of AUTO
+        if "INFERENCE_NUM_THREADS" in self.compiled.get_property("SUPPORTED_PROPERTIES"):  # AUTO lacks it
             self.engine_threads = max(1, int(self.compiled.get_property("INFERENCE_NUM_THREADS")) // self.at_once)
 
     def _require_loaded(self, call: str) -> None:
         if self._inherited and self.at_once > 1 and not self._closed:
             raise ClosedError(
                 f"{self.name} was loaded with {self.at_once} streams before this process was forked",
-                found="a child without the threads of these streams, which would wait for them forever",
-                expected="an engine that this process has loaded",
+                found="a forked child, which does not have the threads of these streams and would deadlock",
+                expected="an engine loaded in this process",
                 fix=runner.AFTER_FORK,
             )
         super()._require_loaded(call)
@@ -267,7 +268,7 @@ class OpenVinoRunner(runner.Runner):
         request = self._requests.get()
         try:
             request.infer(feeds, share_inputs=True, share_outputs=True)
-            # What `infer` would give are views too, of the request's own buffers.
+            # Copy: the request reuses its output buffers.
             return {tensor.name: np.array(request.get_output_tensor(i).data) for i, tensor in enumerate(self.outputs)}
         except Exception as error:
             raise EngineError(f"{self.name}: OpenVINO failed", found=str(error).strip()[:300]) from None
@@ -280,8 +281,8 @@ class OpenVinoRunner(runner.Runner):
 
 
 def _require_asked_precision(name: str, options: Mapping[str, str], compiled: Any) -> None:
-    """Raise CapabilityError if the plugin computes in another precision than the half one that an engine was made for:
-    where a CPU lacks it, it takes one that the CPU has, of fewer digits even (fp16 becomes bf16), and says nothing."""
+    """Raise CapabilityError if the plugin does not compute in the half precision that an engine was made for. On a CPU
+    without it the plugin silently uses another one, even with fewer digits (bf16 instead of fp16)."""
     asked = options.get("INFERENCE_PRECISION_HINT")
     if asked not in HALVES:
         return
@@ -289,16 +290,16 @@ def _require_asked_precision(name: str, options: Mapping[str, str], compiled: An
     if ran != asked:
         half = HALVES[asked]
         raise CapabilityError(
-            f"{name} was made for a CPU that has {half}",
-            found=f"OpenVINO computes it in {KERNEL_PRECISIONS.get(ran, ran)} on this one",
+            f"{name} needs a CPU with {half}",
+            found=f"OpenVINO runs it in {KERNEL_PRECISIONS.get(ran, ran)} on this CPU",
             expected=f"a CPU on which `vitdeploy doctor` lists {half} for openvino-cpu",
-            fix="take an engine of the bundle in another precision, or make one here: "
+            fix="use an engine of the bundle with another precision, or make one here: "
             "vitdeploy compile GRAPH --target openvino-cpu -o DIR",
         )
 
 
 def _spec(port: Any) -> TensorSpec:
-    # OpenVINO keeps no names of axes: the leading one is the batch, any other is a length of its own.
+    # OpenVINO keeps no axis names: the leading axis is the batch, any other dynamic axis is "dynamic".
     shape = tuple(
         size.get_length() if not size.is_dynamic else "dynamic" if axis else "batch"
         for axis, size in enumerate(port.get_partial_shape())
@@ -313,7 +314,7 @@ def _spec(port: Any) -> TensorSpec:
 
 def _make_runner(request: backend.RunnerRequest) -> runner.Runner:
     engine = request.engine
-    # An INT8 engine does not depend on bf16: a CPU without it computes the float operators in more digits.
+    # An INT8 engine does not require bf16: a CPU without it computes the float operators in f32.
     hint = {"INFERENCE_PRECISION_HINT": hint_of("int8", engine.float_rest)} if engine.float_rest is not None else {}
     return OpenVinoRunner(
         request.file,

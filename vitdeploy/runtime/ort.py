@@ -1,4 +1,4 @@
-"""ONNX Runtime on the CPU."""
+"""ONNX Runtime on the CPU: the runner, sessions and profiles."""
 
 import json
 import os
@@ -15,7 +15,7 @@ from vitdeploy.runtime import backend, runner
 from vitdeploy.runtime.host import default_threads, usable_cores
 from vitdeploy.spec import TensorSpec
 
-# --- ONNX Runtime: the runner, and the one way in which a session is made ---------------------------------------------
+# --- The runner, and the creation of sessions -------------------------------------------------------------------------
 
 
 CPU_PROVIDER = "CPUExecutionProvider"
@@ -48,23 +48,22 @@ def open_session(
     plain: bool = False,
     spinning: bool = True,
 ) -> Any:
-    """An `onnxruntime.InferenceSession` on the CPU.
+    """Return an `onnxruntime.InferenceSession` on the CPU.
 
     A dynamic axis named "batch" is pinned to `batch` before the graph is optimised, so that shapes are static.
-    `threads` is the number of intra-operator threads (0: of `default_threads`, else the runtime's own choice).
-    `profile` is the prefix of a profile file. `weights` is the folder of the external data of a graph that comes
-    as bytes. `as_written` is for graphs that are evaluated, not served: products between Q/DQ are computed in float,
-    which INT8 kernels of some CPUs are not exact to, and nodes in their order, which frees tensors as soon as it can
-    be. `plain`: no optimisation at all, so that every node is computed by itself. `spinning` as for
-    `runtime.engine.make_runner`.
+    `threads` is the number of intra-operator threads (0: `default_threads`, else the runtime's choice). `profile` is
+    the prefix of a profile file. `weights` is the folder of the external data of a graph passed as bytes. `as_written`
+    is for graphs that are evaluated, not served: products between Q/DQ are computed in float, because INT8 kernels of
+    some CPUs are not exact, and nodes in graph order, which frees tensors early. `plain` disables all optimisation, so
+    every node is computed separately. `spinning` as for `runtime.engine.make_runner`.
 
     Raises:
-        EngineError: ONNX Runtime refuses the graph.
+        EngineError: ONNX Runtime cannot load the graph.
         CapabilityError: the session would not run on the CPU provider.
     """
     runtime = require()
     options = runtime.SessionOptions()
-    options.log_severity_level = 4  # errors are raised; ONNX Runtime would print them too
+    options.log_severity_level = 4  # errors are raised; do not print them as well
     options.intra_op_num_threads = threads or default_threads(THREADS)
     if batch is not None:
         options.add_free_dimension_override_by_name("batch", batch)
@@ -83,23 +82,24 @@ def open_session(
     model, shown = (graph, "the graph") if isinstance(graph, bytes) else (os.fspath(graph), os.fspath(graph))
     size = len(graph) if isinstance(graph, bytes) else size_of(Path(graph), Path(f"{shown}.data"))
     try:
-        with bounded(f"open {Path(shown).name}", size):  # it computes what is constant
+        with bounded(f"open {Path(shown).name}", size):  # loading folds constants
             session = runtime.InferenceSession(model, options, providers=[CPU_PROVIDER])
     except LimitError:
         raise
     except Exception as error:  # the bindings raise their own C++ exception types, without a common base
-        raise EngineError(f"ONNX Runtime refuses {shown}", found=not_utf8(shown) or first_line(error)) from None
+        raise EngineError(f"ONNX Runtime cannot load {shown}", found=not_utf8(shown) or first_line(error)) from None
     if session.get_providers()[0] != CPU_PROVIDER:
         raise CapabilityError(
-            "ONNX Runtime chose another provider", found=session.get_providers()[0], expected=CPU_PROVIDER
+            "ONNX Runtime does not use the CPU provider", found=session.get_providers()[0], expected=CPU_PROVIDER
         )
     return session
 
 
 class OnnxRuntimeRunner(runner.Runner):
-    """Runs an ONNX file on ONNX Runtime's CPU provider, pinned to one batch size or, without one, dynamic.
+    """Runs an ONNX file on ONNX Runtime's CPU provider, at a fixed batch, or a dynamic one if `batch` is None.
 
-    `external`: the name of a file of unknown origin that the graph is of; what each run of it may take is bounded.
+    `external`: the name of the untrusted file that the graph comes from; its runs have time and memory limits. "" for
+    none.
     """
 
     native = True
@@ -132,7 +132,7 @@ class OnnxRuntimeRunner(runner.Runner):
 
     def _load(self) -> None:
         whole = self.threads or default_threads(THREADS) or usable_cores()
-        # Runs at once would wait for the same pool of threads: each has its share, and one thread is the caller's own.
+        # Concurrent runs would wait for one thread pool: each gets its share, which includes the caller's thread.
         threads = self.threads if self.at_once == 1 else max(1, whole // self.at_once)
         require()
         before = _tasks()
@@ -147,7 +147,7 @@ class OnnxRuntimeRunner(runner.Runner):
         )
         self.inputs = tuple(tensor_spec(tensor, self.batch) for tensor in self._session.get_inputs())
         self.outputs = tuple(tensor_spec(tensor, self.batch) for tensor in self._session.get_outputs())
-        # Of its own choice ONNX Runtime tells nothing: a pool has a thread less than compute, as one is the caller's.
+        # ONNX Runtime does not report its own choice: count its pool, plus the caller's thread, which computes too.
         set_to = self._session.get_session_options().intra_op_num_threads
         self.engine_threads = set_to or (_tasks() - before + 1 if before else None)
         self._names = [tensor.name for tensor in self.outputs]
@@ -171,19 +171,19 @@ class OnnxRuntimeRunner(runner.Runner):
 
 
 def _tasks() -> int:
-    """The threads of this process; 0 where the system does not tell."""
+    """The number of threads of this process; 0 if unknown."""
     return len(list(TASKS.iterdir())) if TASKS.is_dir() else 0
 
 
 def tensor_spec(tensor: Any, batch: int | None) -> TensorSpec:
-    """An input or output of a session (`onnxruntime.NodeArg`), its batch set where one is given."""
+    """Return the spec of an input or output of a session (`onnxruntime.NodeArg`), at `batch` unless it is None."""
     shape = tuple(size if isinstance(size, int) else str(size) for size in tensor.shape)
     spec = TensorSpec(tensor.name, DTYPES.get(tensor.type, tensor.type), shape)
     return spec if batch is None else spec.with_batch(batch)
 
 
 def first_line(error: Exception) -> str:
-    """What an error of ONNX Runtime says, at most 300 characters."""
+    """Return the first line of an ONNX Runtime error, at most 300 characters."""
     text = str(error).strip()
     return text.splitlines()[0][:300] if text else type(error).__name__
 
@@ -202,7 +202,7 @@ def _make_runner(request: backend.RunnerRequest) -> runner.Runner:
 BACKEND = backend.RuntimeBackend(_make_runner)
 
 
-# --- Reads ONNX Runtime's profile of a session: which kernels ran, in which precision, for how long -------------------
+# --- Profile of an ONNX Runtime session: kernels, precisions and times ------------------------------------------------
 
 
 INT8_KERNELS = {
@@ -215,10 +215,10 @@ INT8_KERNELS = {
     "ConvInteger",
 }
 FLOAT_PRODUCTS = {"MatMul", "FusedMatMul", "Gemm", "FusedGemm"}
-# Ours are of 4 bits, and no graph with operators that others quantized is taken.
+# vitdeploy's have 4 bits, and graphs with other quantized operators are refused.
 INT4_KERNELS = {"MatMulNBits"}
 FLOAT_CONVOLUTIONS = {"Conv", "FusedConv", "NhwcFusedConv"}
-# Types of a profile by the precision that they are.
+# Precision by type name in a profile.
 TYPES = {"float": "fp32", "float16": "fp16", "bfloat16": "bf16", "uint8": "int8", "int8": "int8"}
 SUFFIX = "_kernel_time"
 
@@ -226,7 +226,7 @@ Event = dict[str, Any]
 
 
 def run_profiled(session: Any, feeds: Mapping[str, Any]) -> list[Event]:
-    """The kernel events of one run of a session that was opened with a profile; its file goes.
+    """Return the kernel events of one run of a session opened with a profile; delete the profile file.
 
     Raises:
         EngineError: the run fails.
@@ -235,27 +235,27 @@ def run_profiled(session: Any, feeds: Mapping[str, Any]) -> list[Event]:
         session.run(None, dict(feeds))
     except Exception as error:
         end_profile(session)
-        raise EngineError("ONNX Runtime fails on the graph", found=first_line(error)) from None
+        raise EngineError("ONNX Runtime failed to run the graph", found=first_line(error)) from None
     return end_profile(session)
 
 
 def end_profile(session: Any) -> list[Event]:
-    """The kernel events of all runs of such a session, in the order of time; its file goes.
+    """Return the kernel events of all runs of such a session, in order of time; delete the profile file.
 
     Raises:
-        StorageError: the disk had no room for it.
+        StorageError: the disk is too full for the profile.
     """
     path = Path(session.end_profiling())
     text = path.read_text(encoding="utf-8", errors="replace")
     path.unlink()
-    with native_writes(path.parent, len(text)):  # a full disk cuts it off
+    with native_writes(path.parent, len(text)):  # a full disk truncates it
         events = json.loads(text)
     return [e for e in events if e.get("cat") == "Node" and e["name"].endswith(SUFFIX)]
 
 
 def precision_of(event: Event) -> str:
-    """The precision that a kernel ran in: INT8 or INT4 of those that multiply such weights, else that of its first
-    input."""
+    """Return the precision that a kernel ran in: INT8 or INT4 for kernels that multiply such weights, else that of its
+    first input."""
     if event["args"]["op_name"] in INT8_KERNELS:
         return "int8"
     if event["args"]["op_name"] in INT4_KERNELS:

@@ -1,7 +1,7 @@
-"""ONNX Runtime on NVIDIA GPUs: its CUDA and its TensorRT provider, with a CUDA graph and without silent fallback.
+"""ONNX Runtime on NVIDIA GPUs: its CUDA and TensorRT providers, with CUDA graphs and without silent fallback.
 
-Precision is typed in the graph: no option here changes it. The TensorRT provider makes a strongly typed network as long
-as neither `trt_fp16_enable` nor `trt_int8_enable` is set, and the CUDA provider computes in the types of its inputs.
+Precision is typed in the graph; no option here changes it. The TensorRT provider builds a strongly typed network unless
+`trt_fp16_enable` or `trt_int8_enable` is set; the CUDA provider computes in the types of its inputs.
 
 Option names: onnxruntime.ai, "CUDA Execution Provider" and "TensorRT Execution Provider"; `session.*`:
 onnxruntime_session_options_config_keys.h.
@@ -31,19 +31,19 @@ CUDA, TENSORRT = "onnxruntime-cuda", "onnxruntime-tensorrt"
 PROVIDERS = {CUDA: "CUDAExecutionProvider", TENSORRT: "TensorrtExecutionProvider"}
 LIBRARIES = {CUDA: "cuda", TENSORRT: "tensorrt"}
 NO_FALLBACK = "session.disable_cpu_ep_fallback"
-# The option of an engine that lists its nodes which compute shapes: ONNX Runtime leaves those on the CPU.
+# The engine option that lists the nodes that compute shapes; ONNX Runtime keeps those on the CPU.
 SHAPE_NODES = "SHAPE_NODES"
 DEVICE = "cuda"
-# ONNX Runtime's operator for an engine inside of a graph: its TensorRT provider deserialises it without asking.
+# ONNX Runtime's operator for an engine inside a graph, which its TensorRT provider deserialises without a check.
 ENGINE_OPERATOR = "EPContext"
 
 
 def require_provider(target: str) -> ModuleType:
-    """The module `onnxruntime`, which has the target's provider (whose libraries may still be missing).
+    """Return the module `onnxruntime`, checked to have the target's provider (whose libraries may still be missing).
 
     Raises:
-        MissingPackageError: no onnxruntime at all.
-        CapabilityError: one without this provider, as the CPU's package is.
+        MissingPackageError: onnxruntime is not installed.
+        CapabilityError: onnxruntime lacks this provider, as the CPU package does.
     """
     row, expected = TARGETS[target], PROVIDERS[target]
     try:
@@ -56,32 +56,32 @@ def require_provider(target: str) -> ModuleType:
             f"onnxruntime {runtime.__version__} has no {expected}",
             found=", ".join(available),
             expected=expected,
-            fix=f"pip uninstall onnxruntime, then pip install 'vitdeploy[{row.extra}]': both packages fill one folder",
+            fix=f"pip uninstall onnxruntime, then pip install 'vitdeploy[{row.extra}]': they share a folder",
         )
     return runtime
 
 
 def preload(runtime: ModuleType, target: str) -> None:
-    """Let the loader find the libraries of NVIDIA's packages for Python: CUDA and cuDNN (which ONNX Runtime loads from
-    1.21 on), and TensorRT, whose own module loads them."""
+    """Load the libraries of NVIDIA's Python packages: CUDA and cuDNN (by ONNX Runtime 1.21 and newer), and TensorRT, by
+    importing its module."""
     if target == TENSORRT:
-        with contextlib.suppress(Exception):  # not installed, or its libraries lie elsewhere
+        with contextlib.suppress(Exception):  # not installed, or its libraries are elsewhere
             importlib.import_module("tensorrt")
     if hasattr(runtime, "preload_dlls"):
-        with contextlib.redirect_stdout(sys.stderr):  # what does not load is printed; `missing_library` says it too
+        with contextlib.redirect_stdout(sys.stderr):  # it prints failures, which `missing_library` reports
             runtime.preload_dlls()
 
 
 def provider_options(target: str, *, capture: bool, cache: Path | None = None) -> dict[str, str]:
-    """The options of the target's provider.
+    """Return the options of the target's provider.
 
     Args:
-        capture: record the run as a CUDA graph, and replay it; shapes and buffers must then stay as they are.
-        cache: where the TensorRT provider keeps the engines that it builds, and its timings.
+        capture: record the run as a CUDA graph and replay it; shapes and buffers must then not change.
+        cache: the folder for the engines that the TensorRT provider builds, and its timings.
     """
     graph = "1" if capture else "0"
     if target == CUDA:
-        # TF32 has 10 bits of mantissa: what is typed float32 would not be computed in it.
+        # TF32 has only 10 bits of mantissa: float32 would not be computed as float32.
         return {"device_id": "0", "enable_cuda_graph": graph, "use_tf32": "0"}
     folder = str(cache)
     return {
@@ -95,11 +95,11 @@ def provider_options(target: str, *, capture: bool, cache: Path | None = None) -
 
 
 def engine_cache(graph: Path, version: str) -> Path:
-    """The private folder for the engines that the TensorRT provider builds of one graph.
+    """Return the private folder for the engines that the TensorRT provider builds from one graph.
 
-    The provider names an engine after the graph's structure, not after its weights, and asks to clear its cache when
-    ONNX Runtime changes; so each graph with its weights, and each version, has a folder of its own. An engine of
-    another TensorRT or GPU is refused or built again by the provider itself.
+    The provider names an engine after the graph's structure, not its weights, and needs an empty cache after an ONNX
+    Runtime update; so each graph with its weights, and each version, has its own folder. The provider itself refuses or
+    rebuilds an engine of another TensorRT version or GPU.
     """
     digests = [file_sha256(path) for path in (graph, *sorted(graph.parent.glob(f"{graph.name}*.data")))]
     key = hashlib.sha256("\n".join([version, *digests]).encode()).hexdigest()
@@ -109,17 +109,17 @@ def engine_cache(graph: Path, version: str) -> Path:
 def open_session(
     graph: Path, target: str, *, batch: int | None, capture: bool, strict: bool, profile: Path | None = None
 ) -> Any:
-    """An `onnxruntime.InferenceSession` that has the target's provider and no other but the CPU's.
+    """Return an `onnxruntime.InferenceSession` with the target's provider and, as the only other one, the CPU's.
 
     Args:
-        batch: a dynamic axis named "batch" is pinned to it, if given.
-        strict: refuse the graph where ONNX Runtime would run a node on the CPU.
+        batch: the size for a dynamic axis named "batch"; None leaves it dynamic.
+        strict: refuse a graph of which ONNX Runtime would run a node on the CPU.
         profile: the prefix of a profile file.
 
     Raises:
-        MissingPackageError, CapabilityError: the provider is not here, its libraries do not load, or (where `strict`)
-            it does not take every node.
-        UntrustedEngineError: the graph has an engine inside.
+        MissingPackageError, CapabilityError: the provider is missing, its libraries do not load, or (if `strict`) it
+            does not support every node.
+        UntrustedEngineError: the graph contains an engine.
         EngineError: ONNX Runtime refuses the graph.
     """
     runtime, provider = require_provider(target), PROVIDERS[target]
@@ -136,13 +136,13 @@ def open_session(
         options.profile_file_prefix = os.fspath(profile)
     chosen = provider_options(target, capture=capture, cache=cache)
     try:
-        # Without enable_fallback=0 the Python package itself tries again on the CPU.
+        # Without enable_fallback=0 the Python package retries on the CPU.
         session = runtime.InferenceSession(os.fspath(graph), options, providers=[(provider, chosen)], enable_fallback=0)
     except Exception as error:  # the bindings raise their own C++ exception types, without a common base
         raise _missing(runtime, target) or _refused(graph, provider, ort.first_line(error)) from None
     if session.get_providers()[0] != provider:
         raise _missing(runtime, target) or CapabilityError(
-            f"{provider} does not start",
+            f"{provider} did not start",
             found=", ".join(session.get_providers()),
             fix=f"vitdeploy doctor --target {target}",
         )
@@ -150,19 +150,19 @@ def open_session(
 
 
 def _refuse_engine_inside(graph: Path) -> None:
-    """Refuse a file with the operator's name in it; anything else with these letters is refused too."""
+    """Raise UntrustedEngineError for a file that contains the operator's name, anywhere."""
     if ENGINE_OPERATOR.encode() in graph.read_bytes():
         raise UntrustedEngineError(
-            f"{graph} is not loaded: it has an engine inside, and an engine is code",
+            f"refused to load {graph}: it contains a compiled engine, which is native code",
             found=f"the operator {ENGINE_OPERATOR}",
-            expected="a graph of ONNX's own operators, from which the engine is built here",
-            fix="get the graph that the engine was made of",
+            expected="a graph of ONNX operators, from which an engine is built here",
+            fix="use the graph that the engine was built from",
         )
 
 
 def missing_library(runtime: ModuleType, target: str) -> str:
-    """What the loader says of the provider's library, such as "libcudnn.so.9: cannot open shared object file"; "" where
-    it loads."""
+    """Return the loader's error for the provider's library, such as "libcudnn.so.9: cannot open shared object file"; ""
+    if it loads."""
     folder = Path(str(runtime.__file__)).parent / "capi"
     for name in ("shared", LIBRARIES[target]):
         for library in sorted(folder.glob(f"*onnxruntime_providers_{name}.*")):
@@ -174,7 +174,7 @@ def missing_library(runtime: ModuleType, target: str) -> str:
 
 
 def library_fix(target: str) -> str:
-    """How to install the libraries of a provider."""
+    """Return how to install the libraries of a provider."""
     if target == CUDA:
         return "pip install 'onnxruntime-gpu[cuda,cudnn]', or install the CUDA and cuDNN that it was built for"
     return "install the TensorRT that this onnxruntime-gpu was built for (onnxruntime.ai, TensorRT Execution Provider)"
@@ -196,19 +196,19 @@ def _missing(runtime: ModuleType, target: str) -> CapabilityError | None:
 def _refused(graph: Path, provider: str, found: str) -> CapabilityError | EngineError:
     if "fallback to CPU EP" in found or "have not been assigned" in found or "have not been partitioned" in found:
         return CapabilityError(
-            f"{provider} does not take every node of {graph}",
+            f"{provider} does not support every node of {graph}",
             found=found,
-            expected=f"all on {provider}",
-            fix="vitdeploy inspect GRAPH shows its operators and types",
+            expected=f"all nodes on {provider}",
+            fix="`vitdeploy inspect GRAPH` lists its operators and types",
         )
-    return EngineError(f"ONNX Runtime refuses {graph}", found=found)
+    return EngineError(f"ONNX Runtime cannot load {graph}", found=found)
 
 
 class OnnxRuntimeGpuRunner(runner.Runner):
-    """Runs an ONNX file on one of ONNX Runtime's GPU providers, at one batch.
+    """Runs an ONNX file on one of ONNX Runtime's GPU providers, at a fixed batch.
 
-    The run is recorded once as a CUDA graph over buffers on the GPU and replayed: `infer` copies its inputs there, and
-    the outputs back into new arrays.
+    The run is recorded once as a CUDA graph over GPU buffers and replayed: `infer` copies the inputs into them, and the
+    outputs into new arrays.
     """
 
     native = True
@@ -255,10 +255,10 @@ class OnnxRuntimeGpuRunner(runner.Runner):
 
 
 def tensors(session: Any, batch: int) -> tuple[tuple[TensorSpec, ...], tuple[TensorSpec, ...]]:
-    """The inputs and outputs of a session, at `batch`.
+    """Return the inputs and outputs of a session, at `batch`.
 
     Raises:
-        CapabilityError: one has another dynamic axis, so that no buffer can be made for it.
+        CapabilityError: a tensor has another dynamic axis, so its buffer has no fixed size.
     """
     inputs = tuple(ort.tensor_spec(each, batch) for each in session.get_inputs())
     outputs = tuple(ort.tensor_spec(each, batch) for each in session.get_outputs())
@@ -267,7 +267,7 @@ def tensors(session: Any, batch: int) -> tuple[tuple[TensorSpec, ...], tuple[Ten
             raise CapabilityError(
                 "a CUDA graph needs fixed shapes",
                 found=str(tensor),
-                expected="no dynamic axis but the batch",
+                expected="a dynamic batch axis only",
                 fix="choose another target for this model",
             )
     return inputs, outputs

@@ -1,4 +1,4 @@
-"""The predictor that an app uses: image in, answer out."""
+"""The predictor of image tasks: image in, answer out."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ if TYPE_CHECKING:
     from vitdeploy.bundle.checked import CheckedFiles
     from vitdeploy.runtime.monitor import Canary, Monitoring
 
-# How many images a runner with a dynamic batch is given at once.
+# Images per run of an engine with a dynamic batch.
 DYNAMIC_CHUNK = 8
 
 
 @dataclass(frozen=True)
 class OpenedBundle:
-    """What a predictor is made of: the files of a bundle, the runner of the engine that was chosen, and why it is this
-    one; how images are prepared, the labels, and what the file of the tokenizer has, if there are some."""
+    """The arguments of a predictor: the files of a bundle, the runner of the chosen engine and the reason for the
+    choice; the preprocessing, and labels and tokenizer bytes, None without."""
 
     files: CheckedFiles
     runner: Runner
@@ -48,13 +48,13 @@ class OpenedBundle:
 
 
 class Predictor(Reloaded):
-    """Answers for images with one engine of a bundle. Use as a context manager, or call `close`.
+    """Predicts images with one engine of a bundle. Use as a context manager, or call `close`.
 
-    All methods may be called from several threads: their images are decoded and prepared at the same time, and the
-    engine runs for as many at a time as it has streams, one by default. `why` says why it is this engine. With
-    `reduced`, large JPEG files are decoded at a part of their size (`runtime.reduced`). `monitor` says whether images
-    and answers are as usual, where `load` was asked to watch them. One that `load` gave may be pickled and copied:
-    that loads the bundle again. `inputs` are those that each image brings besides its pixels; most models have none.
+    All methods may be called from several threads: images are decoded and prepared in parallel, and the engine runs as
+    many at once as it has streams, one by default. `why` is the reason for the choice of engine. With `reduced`, large
+    JPEG files are decoded at reduced size (`runtime.geometry`). `monitor` reports whether images and answers are as
+    usual, if `load` was called with `monitor`. A predictor of `load` can be pickled and copied, which loads the bundle
+    again. `inputs` are the extra inputs of each image besides its pixels; most models have none.
 
     >>> predictor = load("out/digits")            # doctest: +SKIP
     >>> predictor.predict("seven.png").label      # doctest: +SKIP
@@ -98,17 +98,17 @@ class Predictor(Reloaded):
 
     @property
     def timings(self) -> values.Timings:
-        """Where the time of all images so far went."""
+        """The time spent in each phase, over all images so far."""
         return self._stopwatch.read()
 
     def predict(self, image: ImageSource, top: int = 5, *, channels: ChannelOrder = "rgb") -> Result:
-        """The answer for one image: a path, file bytes, a PIL image or a uint8 array [height, width, channels].
+        """Return the answer for one image: a path, file bytes, a PIL image or a uint8 array [height, width, channels].
 
-        An array is RGB; with `channels="bgr"` it is BGR, as `cv2.imread` and `cv2.VideoCapture` give it.
+        An array is RGB; with `channels="bgr"` it is BGR, as from `cv2.imread` and `cv2.VideoCapture`.
 
-        Its type is the task's: Classification (of the `top` best classes), Labels, Decision, Regression, Features,
-        Embedding, Heads, Detections, Panoptic, Segmentation, Instances, Depth, Foreground, Anomaly, Keypoints, Picture,
-        ZeroShot, Text or Tensors.
+        The answer's type depends on the task: Classification (with the `top` best classes), Labels, Decision,
+        Regression, Features, Embedding, Heads, Detections, Panoptic, Segmentation, Instances, Depth, Foreground,
+        Anomaly, Keypoints, Picture, ZeroShot, Text or Tensors.
 
         Raises:
             ImageError, MissingFileError, TensorError: the image cannot be used.
@@ -118,11 +118,11 @@ class Predictor(Reloaded):
     def predict_with(
         self, image: ImageSource, inputs: Inputs, top: int = 5, *, channels: ChannelOrder = "rgb"
     ) -> Result:
-        """`predict`, of a model that takes more than the image. `inputs`: for each of `self.inputs`, by name, an array
+        """Return the answer for one image and its extra inputs. `inputs`: for each of `self.inputs`, by name, an array
         without a batch axis, or the path of a .npy or .png (`runtime.inputs.read_input`).
 
         Raises:
-            InputError: other inputs than the model takes.
+            InputError: `inputs` do not match the model's.
             ImageError, MissingFileError, TensorError: the image, or an input, cannot be used.
         """
         require_top(top)
@@ -132,11 +132,11 @@ class Predictor(Reloaded):
     def predict_batch(
         self, images: Sequence[ImageSource], top: int = 5, *, channels: ChannelOrder = "rgb"
     ) -> list[Result]:
-        """Answers for images, in as many runs as the engine's batch needs; the last run is padded. `channels`: of
-        arrays, as of `predict`.
+        """Return the answers for images. They run in batches of the engine's size, the last one padded. `channels`: as
+        for `predict`.
 
         Raises:
-            ImageError, MissingFileError, TensorError: an image cannot be used, or `images` are not several.
+            ImageError, MissingFileError, TensorError: an image cannot be used, or `images` is a single image.
         """
         require_several(images)
         require_top(top)
@@ -145,15 +145,15 @@ class Predictor(Reloaded):
     def predict_boxes(
         self, image: ImageSource, boxes: Sequence[topdown.Box], *, channels: ChannelOrder = "rgb"
     ) -> list[Result]:
-        """The answer of a top-down model for each box of an image, such as a person that a detector found.
+        """Return the answer of a top-down model for each box of an image, such as the persons found by a detector.
 
         Args:
-            boxes: (left, top, right, bottom) each, in pixels of the image, as `Detection.box` has them.
-            channels: of an array, as of `predict`.
+            boxes: (left, top, right, bottom) each, in pixels of the image, like `Detection.box`.
+            channels: as for `predict`.
 
         Raises:
             ImageError, MissingFileError, TensorError: the image cannot be used.
-            InputError: no box, or the model sees whole images.
+            InputError: an invalid box, or the model takes whole images.
         """
         decoded = self._decode(in_rgb(image, channels))
         pixels = [self._prepared(decoded, box) for box in boxes]
@@ -168,23 +168,26 @@ class Predictor(Reloaded):
     def predict_tensor(
         self, tensor: Array, sizes: Sequence[tuple[int, int]] | None = None, top: int = 5
     ) -> list[Result]:
-        """Answers for n images that are preprocessed already.
+        """Return the answers for n preprocessed images.
 
         Args:
-            tensor: [n, ...] of the dtype and layout of the engine's input, such as uint8 [n, height, width, channels],
-                RGB.
-            sizes: (width, height) of each original image, which boxes and masks are for; default: those of the crop.
+            tensor: [n, ...] with the dtype and layout of the engine's input, such as uint8 [n, height, width,
+                channels], RGB.
+            sizes: (width, height) of each original image, to which boxes and masks refer; default: the size of the
+            crop.
 
         Raises:
-            TensorError: another dtype or shape, or sizes of other images.
+            TensorError: another dtype or shape, or not one size per image.
         """
         require_array(tensor, self._input, "the tensor")
         require_top(top)
         if tensor.ndim == 0 or len(tensor) == 0:
-            raise TensorError("an empty tensor", found=str(list(tensor.shape)), expected=str(self._input))
+            raise TensorError("the tensor has no images", found=str(list(tensor.shape)), expected=str(self._input))
         sizes = sizes if sizes is not None else [self.preprocess.crop[::-1]] * len(tensor)
         if len(sizes) != len(tensor):
-            raise TensorError("sizes of other images", found=f"{len(sizes)} sizes", expected=str(len(tensor)))
+            raise TensorError(
+                "sizes must have one entry per image", found=f"{len(sizes)} sizes", expected=str(len(tensor))
+            )
         return self._answers(self.run(tensor), sizes, top)
 
     @overload
@@ -218,14 +221,15 @@ class Predictor(Reloaded):
         return_exceptions: bool = False,
         channels: ChannelOrder = "rgb",
     ) -> Iterator[Result | InputError]:
-        """Answers in the order of the images, which may never end: while the engine runs, the next ones are decoded.
+        """Yield the answers in the order of the images, which may be endless; the next images are decoded while the
+        engine runs.
 
-        At most `in_flight` batches have been taken from `images` and not been given back as answers; nothing more is
-        taken while nobody takes answers. An answer waits until so many have been taken: 1 is for a camera whose frames
-        must be answered before the next one comes.
+        At most `in_flight` batches are read ahead of the answers; reading stops while no answers are consumed. An
+        answer is yielded only once `in_flight` batches have been read: use 1 for a camera whose frames must be answered
+        before the next one arrives.
 
-        Where an image cannot be used its error comes in its turn and ends the stream; with `return_exceptions` it takes
-        the place of the answer, and the stream goes on. `channels`: of arrays, as of `predict`.
+        An unusable image raises its error in its turn and ends the stream; with `return_exceptions` the error is
+        yielded instead of the answer, and the stream continues. `channels`: as for `predict`.
         """
         require_several(images)
         require_top(top)
@@ -240,12 +244,12 @@ class Predictor(Reloaded):
         process = os.getpid()
 
         def first() -> Sequence[Result | InputError]:
-            if os.getpid() != process:  # the threads that would answer are not in a forked child
+            if os.getpid() != process:  # a forked child lacks the pool's threads
                 raise ClosedError(
-                    "this stream was begun before this process was forked",
+                    "the stream was started before this process was forked",
                     found="a stream of another process",
-                    expected="a stream of this one",
-                    fix=f"predictor.stream(...) in the child, too; better {AFTER_FORK}",
+                    expected="a stream started in this process",
+                    fix=f"call predictor.stream(...) again in the child; better: {AFTER_FORK}",
                 )
             return waiting.popleft().result()
 
@@ -263,13 +267,13 @@ class Predictor(Reloaded):
     def answer(
         self, outputs: Mapping[str, Array], size: tuple[int, int], top: int = 5, box: topdown.Box | None = None
     ) -> Result:
-        """The answer that the outputs of one image mean; `size` is the original image's (width, height), and `box` the
-        part of it that a top-down model was given, None for all of it."""
+        """Return the answer for the outputs of one image; `size` is the original image's (width, height), `box` the
+        part of it that a top-down model saw, None for all of it."""
         return self._answer_of(outputs, OutputReading(size, self.preprocess, self.postprocess, self.labels, top, box))
 
     def prepare(self, image: ImageSource, *, channels: ChannelOrder = "rgb") -> tuple[Array, tuple[int, int]]:
-        """The engine's input [1, ...] for an image, and the image's (width, height): what `run` and `answer` take.
-        `channels`: of an array, as of `predict`.
+        """Return the engine's input [1, ...] for an image, for `run`, and the image's (width, height), for `answer`.
+        `channels`: as for `predict`.
 
         Raises:
             ImageError, MissingFileError, TensorError: the image cannot be used.
@@ -278,8 +282,8 @@ class Predictor(Reloaded):
         return self._input_of([pixels]), size
 
     def run(self, tensor: Array, further: Further | None = None) -> dict[str, Array]:
-        """Every output, [n, ...], for n >= 1 preprocessed images [n, ...], in as many runs as the engine's batch needs.
-        `further`: what they bring for `inputs`, [n, ...] by name.
+        """Return every output, [n, ...], for n >= 1 preprocessed images [n, ...], in batches of the engine's size.
+        `further`: their extra inputs, [n, ...] by name.
 
         Raises:
             TensorError: another dtype or shape.
@@ -287,7 +291,9 @@ class Predictor(Reloaded):
         brought = further or {}
         if brought and any(len(array) != len(tensor) for array in brought.values()):
             counts = ", ".join(f"{name} {len(array)}" for name, array in brought.items())
-            raise TensorError("inputs of other images", found=counts, expected=f"{len(tensor)} of each")
+            raise TensorError(
+                "extra inputs must have one row per image", found=counts, expected=f"{len(tensor)} of each"
+            )
         if len(tensor) != self._batch:
             parts = [slice(start, start + self._batch) for start in range(0, len(tensor), self._batch)]
             return self._run((tensor[part], {name: array[part] for name, array in brought.items()}) for part in parts)
@@ -296,21 +302,21 @@ class Predictor(Reloaded):
         return outputs
 
     def outputs(self, pixels: Sequence[Pixels], further: Sequence[Further] = ()) -> dict[str, Array]:
-        """Every output, [n, ...], for n preprocessed images, each uint8 [height, width, channels]. `further`: what each
-        brings for `inputs`, by name, without a batch axis."""
-        if further and len(further) != len(pixels):  # one alone would be taken for all
+        """Return every output, [n, ...], for n preprocessed images, each uint8 [height, width, channels]. `further`:
+        the extra inputs of each, by name, without a batch axis."""
+        if further and len(further) != len(pixels):  # a single one would be used for all images
             raise InputError(
-                "each image brings its own inputs",
-                found=f"{len(pixels)} images, and inputs of {len(further)}",
+                "extra inputs must be given for each image",
+                found=f"{len(pixels)} images, inputs for {len(further)}",
                 expected=", ".join(map(str, self.inputs)),
-                fix="predict_with(image, inputs)",
+                fix="use predict_with(image, inputs)",
             )
         size = self._batch
         parts = (slice(start, start + size) for start in range(0, len(pixels), size))
         return self._run((self._input_of(pixels[part]), stacked(further[part])) for part in parts)
 
     def _load(self, image: ImageSource) -> tuple[Pixels, tuple[int, int]]:
-        """The pixels that the engine wants, and (width, height) of the image."""
+        """The preprocessed pixels, and (width, height) of the image."""
         if self.reduced and (found := self._load_reduced(image)) is not None:
             return found
         decoded = self._decode(image)
@@ -350,7 +356,7 @@ class Predictor(Reloaded):
     def _answers_or_errors(
         self, images: Sequence[ImageSource], top: int, channels: ChannelOrder = "rgb"
     ) -> list[Result | InputError]:
-        """As `predict_batch`, but an image that cannot be used has its error in the place of its answer."""
+        """As `predict_batch`, but with the error of an unusable image instead of its answer."""
         loaded: list[tuple[Pixels, tuple[int, int]] | InputError] = []
         for image in images:
             try:
@@ -367,8 +373,7 @@ class Predictor(Reloaded):
         return tensor
 
     def _run(self, chunks: Iterable[tuple[Array, Further]]) -> dict[str, Array]:
-        """Every output of all chunks of images with what they bring, none of which is larger than the engine's
-        batch."""
+        """Every output of all chunks of images with their extra inputs; no chunk is larger than the engine's batch."""
         feeds = ({self._input.name: images, **further} for images, further in chunks)
         outputs = values.run_batches(feeds, self._batch if isinstance(self._input.shape[0], int) else None, self._infer)
         self._stopwatch.count(len(next(iter(outputs.values()))))
@@ -376,14 +381,14 @@ class Predictor(Reloaded):
 
     def _infer(self, feeds: Further) -> dict[str, Array]:
         if self.inputs and len(feeds) == 1:
-            read_further(None, self.inputs)  # which says what is missing
+            read_further(None, self.inputs)  # raises an error that names the missing inputs
         start = perf_counter_ns()
         outputs = self.runner.infer(feeds)
         self._ran(feeds[self._input.name], outputs, start)
         return outputs
 
     def _ran(self, feed: Array, outputs: Mapping[str, Array], start: int) -> None:
-        """A run of the engine on images [n, ...], which began at `start`, ends."""
+        """Record a finished run of the engine on images [n, ...], started at `start`."""
         elapsed = self._stopwatch.add("infer", start)
         if self.monitor is not None:
             self.monitor.saw(feed, outputs, elapsed, self.canary)
@@ -402,17 +407,17 @@ class Predictor(Reloaded):
 
 
 def require_several(images: object) -> None:
-    """Raise TensorError for one image in the place of several: the rows of an array would be taken for images."""
+    """Raise TensorError for a single image: the rows of its array would be treated as images."""
     array = isinstance(images, np.ndarray) and images.ndim != 4
     if array or isinstance(images, str | bytes | bytearray | memoryview | Path) or not isinstance(images, Iterable):
         raise TensorError(
-            "these are not several images",
+            "expected several images, not one",
             found=type_name(images),
             expected=f"a list, or uint8 [n, height, width, channels]; each image is {ACCEPTED}",
-            fix="one image: predict",
+            fix="for one image, use predict(image)",
         )
 
 
 def require_top(top: object) -> None:
     if not isinstance(top, int) or top < 1:
-        raise InputError("top must be a positive integer", found=repr(top), expected="an integer of at least 1")
+        raise InputError("top must be a positive integer", found=repr(top), expected="an integer >= 1")

@@ -1,4 +1,4 @@
-"""Predictors of tasks in which more is asked than what is in an image: by prompts, by texts, for a text.
+"""Predictors of tasks that take prompts or texts, or write a text.
 
 The predictor of promptable segmentation embeds an image once and answers any number of prompts.
 """
@@ -36,7 +36,7 @@ from vitdeploy.spec import BeamSpec, ChannelOrder, PreprocessSpec, Task
 
 @dataclass(frozen=True, eq=False, repr=False)
 class EmbeddedImage:
-    """An image that was embedded: each further prompt runs the small decoder only.
+    """An embedded image: each further prompt runs only the small decoder.
 
     `size`: (width, height) of the image. Usable as long as its predictor is open.
     """
@@ -47,24 +47,24 @@ class EmbeddedImage:
 
     @property
     def nbytes(self) -> int:
-        """How much memory the embedding takes."""
+        """The size of the embedding in bytes."""
         return sum(array.nbytes for array in self.embedding.values())
 
     def masks(
         self, points: Given = None, labels: Given = None, boxes: Given = None, multimask: bool | None = None
     ) -> prompted.PromptedMasks:
-        """The masks of one prompt or several, as `PromptedPredictor.predict` says."""
+        """Return the masks of one prompt or several; arguments and errors as `PromptedPredictor.predict`."""
         return self.predictor.ask(self, points, labels, boxes, multimask)
 
 
 class PromptedPredictor(Predictor):
-    """Answers which pixels belong to the object that points or a box mean, with the two engines of a bundle.
+    """Segments the objects that points or boxes indicate, with the image encoder and prompt decoder of a bundle.
 
-    The embedding of the last image is kept: further prompts for it run the decoder alone.
+    The embedding of the last image is cached: further prompts for it run only the decoder.
 
     >>> predictor = load("out/sam")                                                    # doctest: +SKIP
     >>> predictor.predict("cat.jpg", points=[(120, 80), (300, 40)], labels=[1, 0])     # doctest: +SKIP
-    <PromptedMasks: 1 prompts in 640x480: a mask of 12.3 % of the image in 80,20,310,240, IoU 0.94 promised>
+    <PromptedMasks: 1 prompts in 640x480: a mask of 12.3 % of the image in 80,20,310,240, predicted IoU 0.94>
     >>> cat = predictor.embed("cat.jpg")                                               # doctest: +SKIP
     >>> cat.masks(boxes=[80, 20, 310, 240]).mask.sum()                                 # doctest: +SKIP
     37786
@@ -74,7 +74,7 @@ class PromptedPredictor(Predictor):
         assert isinstance(runner, flow.FlowRunner)
         self.spec, self.flow = spec, runner
         super().__init__(runner, preprocess, None, "promptable-segmentation", spec, why)
-        # From here on: golden answers and measurements run every part every time.
+        # Set after loading: golden answers and measurements must run every part every time.
         runner.linked.keep = True
 
     @classmethod
@@ -84,8 +84,7 @@ class PromptedPredictor(Predictor):
         return cls(opened.runner, opened.preprocess, spec, opened.why)
 
     def embed(self, image: ImageSource, *, channels: ChannelOrder = "rgb") -> EmbeddedImage:
-        """The image's embedding; of the image that was embedded last it is the one that is kept. `channels`: of an
-        array, as of `Predictor.predict`.
+        """Return the image's embedding, which is cached for the last image. `channels`: as for `Predictor.predict`.
 
         Raises:
             ImageError, MissingFileError, TensorError: the image cannot be used.
@@ -94,7 +93,7 @@ class PromptedPredictor(Predictor):
         return EmbeddedImage(self, self.encode(tensor), size)
 
     def encode(self, tensor: Array) -> dict[str, Array]:
-        """The embeddings [n, ...] of preprocessed images [n, ...], which `prepare` gives."""
+        """Return the embeddings [n, ...] of preprocessed images [n, ...] from `prepare`."""
         start = perf_counter_ns()
         found = prompted.embed(self.flow, tensor)
         self._ran(tensor, found, start)
@@ -112,46 +111,46 @@ class PromptedPredictor(Predictor):
         multimask: bool | None = None,
         channels: ChannelOrder = "rgb",
     ) -> prompted.PromptedMasks:
-        """The masks of an image for one prompt or several.
+        """Return the masks of an image for one prompt or several.
 
         Args:
-            top: of classifiers; not used.
+            top: not used.
             points: [n, 2] of one prompt, [prompts, n, 2] of several: x, y in pixels of the image.
-            labels: one for each point: 1 inside of the object, 0 outside; None: all are inside.
+            labels: one per point: 1 inside the object, 0 outside; None: all are inside.
             boxes: [4] of one prompt, [prompts, 4] of several: left, top, right, bottom in pixels.
-            multimask: three masks for each prompt, or one; None: three where a prompt is one point, which may mean a
-                part or the whole, and one for all others, as SAM was trained.
-            channels: of an array, as of `Predictor.predict`.
+            multimask: True returns three masks per prompt, False one; None: three for a prompt of one point, which may
+                mean a part or the whole, one for all others, as SAM was trained.
+            channels: as for `Predictor.predict`.
 
         Raises:
             ImageError, MissingFileError, TensorError: the image cannot be used.
-            InputError: no prompt, or one that is not in the image, or of another form; so many that their masks do not
-                fit into memory.
+            InputError: no prompt, one outside the image or of an unexpected form, or more prompts than their masks fit
+                into memory.
         """
         return self.embed(image, channels=channels).masks(points, labels, boxes, multimask)
 
     def ask(
         self, image: EmbeddedImage, points: Given, labels: Given, boxes: Given, multimask: bool | None
     ) -> prompted.PromptedMasks:
-        """What `EmbeddedImage.masks` says."""
+        """Return the masks of prompts, as `EmbeddedImage.masks`."""
         prompts = read_prompts(points, labels, boxes, image.size)
         self.require(prompts)
         prompted.require_room(prompts, image.size, multimask)
         found: list[prompted.PromptMasks] = []
-        for start in range(0, len(prompts), prompted.TOGETHER):  # the logits of all would be larger than the masks
+        for start in range(0, len(prompts), prompted.TOGETHER):  # limits the memory for logits
             some = prompts[start : start + prompted.TOGETHER]
             found += self.read(self.decode(image, some), some, image.size, multimask).prompts
         return prompted.PromptedMasks(tuple(found))
 
     def require(self, prompts: Sequence[Prompt]) -> None:
-        """Raise InputError for a prompt of more points than there are slots."""
+        """Raise InputError for a prompt with more points than the decoder's slots."""
         require_slots(prompts, self.spec)
 
     def decode(self, image: EmbeddedImage, prompts: Sequence[Prompt]) -> dict[str, Array]:
-        """The decoder's outputs, [prompts, ...]; `read` says what they mean.
+        """Return the decoder's outputs, [prompts, ...], for `read`.
 
         Raises:
-            InputError: a prompt of more points than there are slots.
+            InputError: a prompt has more points than the decoder's slots.
         """
         arrays = prompt_arrays(prompts, image.size, self.preprocess, self.spec)
         start = perf_counter_ns()
@@ -162,7 +161,7 @@ class PromptedPredictor(Predictor):
     def read(
         self, outputs: Mapping[str, Array], prompts: Sequence[Prompt], size: tuple[int, int], multimask: bool | None
     ) -> prompted.PromptedMasks:
-        """The masks that outputs of `decode` mean, at the size (width, height) of the image."""
+        """Return the masks for the outputs of `decode`, at the size (width, height) of the image."""
         start = perf_counter_ns()
         found = prompted.read_masks(outputs, prompts, size, self.preprocess, self.spec, multimask)
         self._stopwatch.add("postprocess", start)
@@ -176,7 +175,7 @@ class PromptedPredictor(Predictor):
         multimask: bool | None = None,
         masks: prompted.MaskForm = "png",
     ) -> list[dict[str, Any]]:
-        """What `read(...).to_dict(masks)` says of each prompt, faster: only the masks that are told are enlarged."""
+        """Return `read(...).to_dict(masks)` for each prompt, faster: only the reported masks are enlarged."""
         start = perf_counter_ns()
         found = prompted.tell_best(outputs, prompts, size, self.preprocess, self.spec, multimask, masks)
         self._stopwatch.add("postprocess", start)
@@ -193,7 +192,7 @@ class PromptedPredictor(Predictor):
         multimask: bool | None = None,
         channels: ChannelOrder = "rgb",
     ) -> list[task.Result]:
-        """Answers for images, each to the same prompts; errors as `predict`."""
+        """Return the answers for images, all with the same prompts; errors as `predict`."""
         require_several(images)
         embedded = (self.embed(image, channels=channels) for image in images)
         return [image.masks(points, labels, boxes, multimask) for image in embedded]
@@ -201,26 +200,26 @@ class PromptedPredictor(Predictor):
     def answer(
         self, outputs: Mapping[str, Array], size: tuple[int, int], top: int = 5, box: topdown.Box | None = None
     ) -> prompted.PromptedMasks:
-        """Raises InputError: outputs of an image alone mean nothing."""
+        """Raise InputError: outputs without a prompt have no meaning."""
         raise prompted.no_prompt()
 
     def _infer(self, feeds: Further) -> dict[str, Array]:
-        """Raises InputError: what runs on an image alone, such as `predict_tensor`, has no prompt."""
+        """Raise InputError: methods that take only an image, such as `predict_tensor`, have no prompt."""
         raise prompted.no_prompt()
 
 
-# --- Two towers: images among texts that are given at run time, or what texts say in them -----------------------------
+# --- Two towers: compare images with texts given at run time, or find objects that texts describe ---------------------
 
 
 Features = npt.NDArray[np.float32]
 
-# Texts whose features are kept: some 100 MB of a model that is 768 wide.
+# Number of texts whose features are cached: some 100 MB for a model with width 768.
 KEPT_TEXTS = 30_000
 
 
 class TextsPredictor(Predictor):
-    """Answers with the engines of a bundle's two towers. The features of a text are kept: it runs once, however often
-    it is asked for. Without texts those of the bundle's labels are meant, which it was verified with."""
+    """Answers with the engines of a bundle's two towers. The features of a text are cached, so each text runs once.
+    Without texts the bundle's labels are used, with which it was verified."""
 
     of_images: ClassVar[Sequence[str]]
     its_task: ClassVar[Task]
@@ -252,13 +251,13 @@ class TextsPredictor(Predictor):
     def _read(
         self, outputs: Mapping[str, Array], features: Features, texts: Sequence[str], size: tuple[int, int], top: int
     ) -> task.Result:
-        """The answer for one image of `size` (width, height); outputs without the batch axis."""
+        """Return the answer for one image of `size` (width, height); outputs without the batch axis."""
 
     def text_features(self, texts: Sequence[str]) -> Features:
-        """float32 [texts, width], not normalised; texts that were asked for before do not run again.
+        """Return the features of texts, float32 [texts, width], not normalised; cached texts do not run again.
 
         Raises:
-            InputError: no text, or something that is none.
+            InputError: no text, or something other than a text.
         """
         require_texts(texts)
         with self._turn:
@@ -280,7 +279,7 @@ class TextsPredictor(Predictor):
         *,
         channels: ChannelOrder = "rgb",
     ) -> list[task.Result]:
-        """Answers for images, each among the same texts; `channels` and errors as `predict`."""
+        """Return the answers for images, all with the same texts; `channels` and errors as `predict`."""
         require_several(images)
         require_top(top)
         return self._compared(images, top, self._given(texts), channels)
@@ -301,14 +300,14 @@ class TextsPredictor(Predictor):
     def answer(
         self, outputs: Mapping[str, Array], size: tuple[int, int], top: int = 5, box: topdown.Box | None = None
     ) -> task.Result:
-        """The answer that the outputs of one image, or of a box of it, mean among the bundle's labels."""
+        """Return the answer for the outputs of one image, or a box of it, among the bundle's labels."""
         given = self._given(None)
         return self._read(outputs, self.text_features(given), given, size, top)
 
     def among(
         self, outputs: Mapping[str, Array], texts: Sequence[str], size: tuple[int, int], top: int = 5
     ) -> task.Result:
-        """The answer that the outputs of one image of `size`, of `run`, mean among texts; errors as `predict`."""
+        """Return the answer for the outputs (of `run`) of one image of `size`, among texts; errors as `predict`."""
         given = self._given(texts)
         return self._read(outputs, self.text_features(given), given, size, top)
 
@@ -319,17 +318,17 @@ class TextsPredictor(Predictor):
     def _given(self, texts: Sequence[str] | None) -> Sequence[str]:
         if texts is None and not self.labels:
             raise InputError(
-                "an image is compared with texts, and none is given",
-                found="a bundle without labels of its own",
-                expected="texts",
-                fix="predict(image, texts=['a photo of a cat', ...]), or --text as often as needed",
+                "no texts to compare the image with",
+                found="a bundle without labels",
+                expected="a list of texts",
+                fix="predict(image, texts=['a photo of a cat', ...]), or --text TEXT, as often as needed",
             )
         given = texts if texts is not None else tuple(self.labels or ())
         require_texts(given)
         blank = [place for place, text in enumerate(given) if not text.strip()]
         if blank:
             raise InputError(
-                "a blank text says nothing that an image could show",
+                "a text must not be blank",
                 found=f"text {blank[0]} of {len(given)} is {given[blank[0]]!r}",
                 expected="texts such as 'a photo of a cat'",
             )
@@ -337,7 +336,7 @@ class TextsPredictor(Predictor):
 
 
 class ZeroShotPredictor(TextsPredictor):
-    """Answers which of some texts fit an image.
+    """Ranks texts by how well they fit an image.
 
     >>> predictor = load("out/clip")                                                     # doctest: +SKIP
     >>> predictor.predict("cat.jpg", texts=["a photo of a cat", "a photo of a dog"])     # doctest: +SKIP
@@ -354,7 +353,7 @@ class ZeroShotPredictor(TextsPredictor):
         *,
         channels: ChannelOrder = "rgb",
     ) -> zero_shot.ZeroShot:
-        """The answer for one image among `texts`; None: among the bundle's labels. `channels`: of an array, as of
+        """Return the answer for one image among `texts`; None uses the bundle's labels. `channels`: as for
         `Predictor.predict`.
 
         Raises:
@@ -372,7 +371,7 @@ class ZeroShotPredictor(TextsPredictor):
 
 
 class OpenVocabularyPredictor(TextsPredictor):
-    """Finds in an image what some texts say.
+    """Finds the objects in an image that texts describe.
 
     >>> predictor = load("out/owl")                                                      # doctest: +SKIP
     >>> predictor.predict("street.jpg", texts=["a photo of a bus", "a photo of a dog"])  # doctest: +SKIP
@@ -389,8 +388,8 @@ class OpenVocabularyPredictor(TextsPredictor):
         *,
         channels: ChannelOrder = "rgb",
     ) -> detection.Detections:
-        """The objects in one image that `texts` say; None: that the bundle's labels say. `channels` and errors as of
-        `ZeroShotPredictor.predict`; `top` has no part in it."""
+        """Return the objects in one image that `texts` describe; None uses the bundle's labels. `channels` and errors
+        as for `ZeroShotPredictor.predict`; `top` is not used."""
         return self._compared([image], top, self._given(texts), channels)[0]  # type: ignore[return-value]
 
     def _read(
@@ -400,13 +399,13 @@ class OpenVocabularyPredictor(TextsPredictor):
         return open_vocabulary.find_texts(outputs, features, texts, size, self.preprocess, self.postprocess)
 
 
-# --- A text for each image: lines of writing, documents ---------------------------------------------------------------
+# --- Image to text: handwriting, documents ----------------------------------------------------------------------------
 
 
 class TextPredictor(Predictor):
-    """Reads images with the engines of a bundle's encoder and decoder.
+    """Reads the text of images with the encoder and decoder of a bundle.
 
-    `search` is how the bundle searches unless it is asked for beams; None takes the likeliest token at each step.
+    `search` is the bundle's default beam search; None is greedy search, the likeliest token at each step.
 
     >>> predictor = load("out/trocr")                       # doctest: +SKIP
     >>> predictor.predict("line.png", beams=4).text         # doctest: +SKIP
@@ -438,18 +437,18 @@ class TextPredictor(Predictor):
         *,
         channels: ChannelOrder = "rgb",
     ) -> image_to_text.Text:
-        """The text of one image.
+        """Return the text of one image.
 
         Args:
-            top: without a meaning here. beams: of a beam search, 1 for the likeliest token at each step; None: as the
-            model's own files say. prompt: what the text begins with, such as the task of a Donut
-            ("<s_docvqa><s_question>..."), in the place of
-                the model's own beginning. It is no part of the answer. channels: of an array, as of
-            `Predictor.predict`.
+            top: not used.
+            beams: number of beams of the search, 1 for the likeliest token at each step; None: the model's setting.
+            prompt: the beginning of the text, such as the task of a Donut ("<s_docvqa><s_question>..."), instead of
+                the model's own. It is not part of the answer.
+            channels: as for `Predictor.predict`.
 
         Raises:
             ImageError, MissingFileError, TensorError: the image cannot be used.
-            InputError: no sensible number of beams; a prompt that is too long.
+            InputError: an invalid number of beams, or a prompt that is too long.
         """
         return self._texts([image], beams, prompt, channels)[0]
 
@@ -462,7 +461,7 @@ class TextPredictor(Predictor):
         *,
         channels: ChannelOrder = "rgb",
     ) -> list[task.Result]:
-        """The texts of images; arguments and errors as `predict`."""
+        """Return the texts of images; arguments and errors as `predict`."""
         require_several(images)
         return list(self._texts(images, beams, prompt, channels))
 
@@ -496,7 +495,7 @@ class TextPredictor(Predictor):
     def answer(
         self, outputs: Mapping[str, Array], size: tuple[int, int], top: int = 5, box: topdown.Box | None = None
     ) -> image_to_text.Text:
-        """The text that the outputs of one image mean."""
+        """Return the text for the outputs of one image."""
         return image_to_text.to_text(
             {name: np.asarray(array) for name, array in outputs.items()}, self.sequence, self.writer
         )

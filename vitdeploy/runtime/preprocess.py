@@ -1,20 +1,20 @@
-"""From an image to the model's input: the numpy/Pillow reference implementation of PreprocessSpec.
+"""Prepare an image for a model: the numpy/Pillow reference implementation of PreprocessSpec.
 
 Resize and centre crop follow torchvision's `Resize(int)` (short side, antialiased, long side truncated to whole
 pixels), `Resize((height, width))` and `CenterCrop` on PIL images, as timm's evaluation transform composes them. They
 run here; the cheap half (uint8 NHWC -> float, /255, mean, std, NCHW) usually runs inside the graph, and `normalise`
-does the same for graphs without it.
+does it for graphs without it.
 
-The pixels are equal to those of torchvision, timm and transformers wherever these resize with Pillow (but transformers
-rounds half of what is missing up, where an image is smaller than the crop). The processors of
-transformers that resize tensors (the torchvision-backed ones) round otherwise: they differ by at most 1 grey level with
-bilinear filters, by 2 with bicubic and Lanczos ones, and by more only where such a filter overshoots black or white
-between its two passes (41 levels seen in white noise). Their nearest neighbour is another one.
+The pixels equal those of torchvision, timm and transformers if these resize with Pillow (except that transformers
+rounds the padding up if an image is smaller than the crop). The torchvision-backed processors of transformers resize
+tensors and round differently: by at most 1 grey level with bilinear filters, 2 with bicubic and Lanczos ones, and more
+only where such a filter overshoots black or white between its two passes (41 levels seen in white noise). Their
+nearest-neighbour filter picks other pixels.
 
-Files are read as timm's and transformers' loaders read them, by Pillow's `convert`, which drops transparency (an image
-with transparency that transformers 5 is handed open is laid on white instead). Two things differ. Of 16 bits the upper
-8 are kept, where `convert` makes everything above 255 white. And images stand upright by their EXIF orientation as in
-transformers, where timm leaves them lying.
+Files are read as by timm's and transformers' loaders, with Pillow's `convert`, which drops transparency (transformers 5
+puts an already open image with transparency on white instead). Two things differ: 16-bit images keep their upper 8
+bits, where `convert` turns everything above 255 white; and images are rotated upright by their EXIF orientation, as in
+transformers but not in timm.
 """
 
 from __future__ import annotations
@@ -39,24 +39,24 @@ if TYPE_CHECKING:
     from PIL import Image
 
 ORIENTATION = 0x0112  # of EXIF
-# What makes an image of each orientation upright, of Pillow's `Transpose`.
+# Pillow's `Transpose` that makes an image of each orientation upright.
 _TURNS = {2: 0, 3: 3, 4: 1, 5: 5, 6: 4, 7: 6, 8: 2}
 PNG = b"\x89PNG\r\n\x1a\n"
 MAX_PIXELS = 64_000_000
-# JPEG's largest. Each row of an image costs time and memory of its own: 1 x 64,000,000 pixels take gigabytes.
+# JPEG's limit. Each row of an image costs extra time and memory: 1 x 64,000,000 pixels take gigabytes.
 MAX_SIDE = 65_535
 MAX_FILE_BYTES = 64 * 1024 * 1024
-# What is read, and how such files are called. A .mpo begins with a JPEG.
+# Supported formats and file endings. A .mpo begins with a JPEG.
 FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "TIFF", "GIF", "PPM")
 READ = "JPEG, PNG, WebP, BMP, TIFF, GIF or PPM"
 _ENDINGS = "jpg jpeg jpe jfif mpo png apng webp bmp tif tiff gif pbm pgm ppm pnm"
 SUFFIXES = frozenset(f".{ending}" for ending in _ENDINGS.split())
-# Of a JPEG file. Encoders write about ten scans where it is progressive; each takes time for all blocks of the image,
-# whatever few bytes it has. Source: libjpeg-turbo, Two Issues with the JPEG Standard.
+# Limits for a JPEG file. Encoders write about ten scans for a progressive file; each scan, however small, takes time
+# for all blocks of the image. Source: libjpeg-turbo, Two Issues with the JPEG Standard.
 MAX_SCANS, MAX_SEGMENTS = 50, 10_000
 _SCAN, _END = 0xDA, 0xD9
 _MARKER = re.compile(rb"\xff[^\x00\xd0-\xd7\xff]", re.DOTALL)
-# What other files begin with that are taken for images, from which byte on.
+# Offset and signature of files that are often mistaken for images.
 _OTHERS = (
     (4, b"ftyphei", "a HEIC image"),
     (4, b"ftypmif1", "a HEIC image"),
@@ -80,18 +80,19 @@ ACCEPTED = (
 
 
 def decode(source: ImageSource, channels: int | None, name: str = "") -> Image.Image:
-    """A decoded image in mode "RGB" (3 channels), "L" (1) or that of its file (None), upright by its EXIF orientation.
+    """Return a decoded image in mode "RGB" (3 channels), "L" (1) or its file's mode (None), upright by its EXIF
+    orientation.
 
-    `source` is a path, the bytes of a JPEG, PNG, WebP, BMP, TIFF, GIF or PPM file (the first frame or page is taken), a
-    PIL image, or a uint8 array [height, width, channels], RGB. `name`: what messages call bytes.
-    Broken metadata (EXIF, XMP, profiles, texts) is passed over: the image then lies as its pixels do.
-    Size limits are checked from the header, before any pixel is decoded.
+    `source` is a path, the bytes of a JPEG, PNG, WebP, BMP, TIFF, GIF or PPM file (its first frame or page), a PIL
+    image, or a uint8 array [height, width, channels], RGB. `name`: the name of bytes in messages. Broken metadata
+    (EXIF, XMP, profiles, texts) is ignored: the image is then not rotated. Size limits are checked from the header,
+    before any pixel is decoded.
 
     Raises:
         MissingFileError: the path does not exist.
         ImageError: not a readable image, truncated, larger than 64 megapixels, 65,535 pixels a side or 64 MiB, or a
             JPEG file of more than 50 scans.
-        TensorError: an array of another dtype or shape, or nothing that could be an image.
+        TensorError: an array of another dtype or shape, or an unsupported type.
     """
     from PIL import Image
 
@@ -110,21 +111,21 @@ def decode(source: ImageSource, channels: int | None, name: str = "") -> Image.I
 
 @dataclass(frozen=True)
 class Frame:
-    """How an image lies: `size` is (width, height) of it upright, as `decode` gives it; `orientation` that of EXIF, 1
-    to 8, by which it was turned."""
+    """The size and orientation of an image: `size` is its upright (width, height), as from `decode`; `orientation` its
+    EXIF orientation, 1 to 8."""
 
     size: tuple[int, int]
     orientation: int
 
     @property
     def stored(self) -> tuple[int, int]:
-        """(width, height) of the pixels as the file has them."""
+        """(width, height) of the pixels as stored in the file."""
         return self.size[::-1] if self.orientation >= 5 else self.size
 
 
 def image_frame(source: str | Path | bytes, name: str = "") -> Frame:
-    """How the image of a path, or of the bytes of a file, lies: by its header, of a PNG by its pixels too, as its
-    metadata may follow these.
+    """Return the frame of an image file, from its header; a PNG is read completely, because metadata may follow the
+    pixels.
 
     Raises:
         MissingFileError, ImageError: as `decode`.
@@ -133,7 +134,7 @@ def image_frame(source: str | Path | bytes, name: str = "") -> Frame:
 
     name = str(source) if isinstance(source, str | Path) else name or "the image bytes"
     if isinstance(source, str | Path):
-        # Of what is whole no more is read than the header; what is not is read below, for `decode`'s own error.
+        # For an intact file only the header is read; a broken one is read below, for the same error as `decode`.
         with contextlib.suppress(Exception), Image.open(source, formats=FORMATS) as image:
             check_decodable(image.width, image.height, name)
             return _frame(image)
@@ -144,46 +145,46 @@ def image_frame(source: str | Path | bytes, name: str = "") -> Frame:
 
 def _frame(image: Image.Image) -> Frame:
     turned = orientation_of(image)
-    # Pillow's size of a TIFF is that before or after it is turned, by release; the tags are as they are.
+    # Pillow's size of a TIFF is before or after rotation, depending on the release; the tags are not.
     tags = getattr(image, "tag_v2", None)
     width, height = image.size if tags is None else (tags[256], tags[257])
     return Frame((height, width) if turned >= 5 else (width, height), turned)
 
 
 def orientation_of(image: Image.Image) -> int:
-    """The EXIF orientation of an open image, 1 to 8: 1 where nothing says it, or where what says it is broken."""
+    """Return the EXIF orientation of an open image, 1 to 8; 1 if it is missing or broken."""
     if image.format == "PNG":
-        image.load()  # metadata may follow the pixels; here, so that what is wrong with these is no fault of that
+        image.load()  # metadata may follow the pixels; load first, so that errors of the pixels are raised here
     try:
         found = image.getexif().get(ORIENTATION, 1)
-    except Exception:  # of the bytes of metadata, which are anybody's
-        image.info.pop("xmp", None)  # which a TIFF would read again
+    except Exception:  # from untrusted metadata
+        image.info.pop("xmp", None)  # a TIFF would read it again
         return 1
     return next((number for number in range(1, 9) if found == number), 1)
 
 
 def in_rgb(image: ImageSource, channels: ChannelOrder) -> ImageSource:
-    """The image as `decode` takes it, of an array whose channels are in this order, as those of `cv2.imread` are BGR.
+    """Return the image as `decode` takes it: a BGR array, such as from `cv2.imread`, becomes RGB.
 
     Raises:
-        InputError: an order that is none, or "bgr" of anything but an array.
+        InputError: an unknown channel order, or "bgr" for something other than an array.
     """
     if channels == "rgb":
         return image
     if channels != "bgr":
-        raise InputError("channels says the order of an array", found=repr(channels), expected='"rgb" or "bgr"')
+        raise InputError('channels must be "rgb" or "bgr"', found=repr(channels), expected='"rgb" or "bgr"')
     if not isinstance(image, np.ndarray):
         raise TensorError(
-            'channels="bgr" is for arrays',
+            'channels="bgr" applies only to arrays',
             found=runner.type_name(image),
-            expected="a uint8 array [height, width, 3], such as cv2.imread gives",
-            fix="leave channels out: files and PIL images say the order themselves",
+            expected="a uint8 array [height, width, 3], such as from cv2.imread",
+            fix="omit channels: files and PIL images record their channel order",
         )
     return image[..., ::-1] if image.ndim == 3 and image.shape[2] == 3 else image
 
 
 def file_of(source: object) -> bytes | bytearray | None:
-    """What an image file holds, of a path or of the bytes themselves; None for what is no file.
+    """Return the bytes of an image file, from a path or the bytes themselves; None for other sources.
 
     Raises:
         MissingFileError: the path does not exist.
@@ -195,24 +196,24 @@ def file_of(source: object) -> bytes | bytearray | None:
         return None
     size = memoryview(source).nbytes
     if size > MAX_FILE_BYTES:
-        raise ImageError("the image bytes are too many", found=f"{size:,}", expected=f"at most {MAX_FILE_BYTES:,}")
+        raise ImageError("the image file is too large", found=f"{size:,} bytes", expected=f"at most {MAX_FILE_BYTES:,}")
     return bytes(source) if isinstance(source, memoryview) else source
 
 
 def _no_image(value: object) -> TensorError:
     fix = ""
     if hasattr(value, "__dlpack__") or hasattr(value, "numpy"):
-        fix = "pixels: tensor.numpy(force=True) as uint8 [height, width, channels]; what is normalised: predict_tensor"
+        fix = "pass tensor.numpy(force=True) as uint8 [height, width, channels]; for normalised input, predict_tensor"
     elif hasattr(value, "read"):
-        fix = "give its bytes: file.read()"
+        fix = "pass its bytes: file.read()"
     elif isinstance(value, list | tuple):
-        fix = "several images: predict_batch"
-    return TensorError("this is no image", found=runner.type_name(value), expected=ACCEPTED, fix=fix)
+        fix = "for several images, use predict_batch"
+    return TensorError("not an image", found=runner.type_name(value), expected=ACCEPTED, fix=fix)
 
 
 def _read_image(source: Image.Image | bytes | bytearray, read: Callable[[Image.Image], T], name: str) -> T:
-    """What `read` finds in an open PIL image, which may not have read its file yet, or in the bytes of a file. A PNG
-    that cannot be read is tried without its metadata."""
+    """Return the result of `read` on a PIL image (possibly not loaded yet) or the bytes of a file. A PNG that cannot be
+    read is tried again without its metadata."""
     from PIL import Image, UnidentifiedImageError
 
     try:
@@ -226,24 +227,24 @@ def _read_image(source: Image.Image | bytes | bytearray, read: Callable[[Image.I
             f"{name} is too large to decode",
             found=str(error),
             expected=f"at most {MAX_PIXELS:,} pixels",
-            fix="shrink it, or take it out of the folder",
+            fix="make it smaller, or remove it from the folder",
         ) from None
     except Exception as error:  # Pillow's decoders raise OSError, SyntaxError, ValueError, struct.error ...
         bare = b"" if isinstance(source, Image.Image) else _without_metadata(source)
         if bare:
             return _read_image(bare, read, name)
-        unknown = isinstance(error, UnidentifiedImageError)  # whose text names an object in memory
+        unknown = isinstance(error, UnidentifiedImageError)  # its text only names an object in memory
         raise ImageError(
             f"{name} cannot be read as an image",
             found=_kind_of(source) if unknown else str(error)[:200] or type(error).__name__,
-            expected=f"a whole {READ} file",
-            fix="replace it with one of these, or leave it out",
+            expected=f"an intact {READ} file",
+            fix="convert it to one of these formats, or remove it",
         ) from None
 
 
 def _without_metadata(content: bytes | bytearray) -> bytes:
-    """A PNG of its critical chunks alone, and of an EXIF chunk that is whole; b"" of another file, and of one that has
-    no other chunks."""
+    """Return a PNG reduced to its critical chunks and an intact EXIF chunk; b"" for another file, or one without other
+    chunks."""
     if not content.startswith(PNG):
         return b""
     kept, at = [PNG], len(PNG)
@@ -259,42 +260,42 @@ def _without_metadata(content: bytes | bytearray) -> bytes:
 
 
 def check_decodable(width: int, height: int, name: str) -> None:
-    """Raise ImageError for an image without pixels, or one that takes more than is allowed to decode, of which only the
-    header was read."""
+    """Raise ImageError for an image without pixels, or one above the size limits, by its header."""
     if min(width, height) < 1:
         raise ImageError(f"{name} has no pixels", found=f"{width}x{height}", expected="a width and a height above 0")
     if width * height > MAX_PIXELS or max(width, height) > MAX_SIDE:
         raise ImageError(
             f"{name} is too large to decode",
             found=f"{width}x{height} pixels",
-            expected=f"at most {MAX_PIXELS:,} pixels, and {MAX_SIDE:,} a side",
-            fix="shrink it, or take it out of the folder",
+            expected=f"at most {MAX_PIXELS:,} pixels, and {MAX_SIDE:,} per side",
+            fix="make it smaller, or remove it from the folder",
         )
 
 
 def _kind_of(source: Image.Image | bytes | bytearray) -> str:
-    """What Pillow does not know, in words."""
+    """A description of a file that Pillow does not recognise."""
     start = source[:64] if isinstance(source, bytes | bytearray) else b""
     if not start and isinstance(source, bytes | bytearray):
         return "an empty file"
     named = next((name for at, magic, name in _OTHERS if start[at:].startswith(magic)), None)
-    return named or "bytes of another kind, or a broken header"
+    return named or "an unknown format, or a broken header"
 
 
 def _to_mode(image: Image.Image, mode: str | None) -> Image.Image:
-    """Upright, in `mode`: transparency is dropped, and of 16 bits the upper 8 are kept. None: as it is, but upright."""
+    """Return the image upright and in `mode`: transparency is dropped, and 16-bit images keep their upper 8 bits. None
+    keeps the mode."""
     from PIL import Image
 
     turned = orientation_of(image)
-    image.load()  # which turns a TIFF, of whatever release Pillow is
+    image.load()  # also rotates a TIFF, in every Pillow release
     upright = image if turned == 1 or hasattr(image, "tag_v2") else image.transpose(Image.Transpose(_TURNS[turned]))
     if mode is None:
         return upright
     if upright.mode.startswith("I;16") or (upright.mode == "I" and image.format in ("PNG", "PPM")):
         # Pillow's own conversion to 8 bits clips, which leaves a white image.
         upright = Image.fromarray((np.asarray(upright).clip(0, 65535) >> 8).astype(np.uint8))
-    if upright.mode in ("I", "F"):  # 32 bits, of which nobody says what is white; Pillow would clip them at 255
-        raise ValueError(f"pixels of 32 bits (mode {upright.mode})")
+    if upright.mode in ("I", "F"):  # 32 bits without a defined white; Pillow would clip at 255
+        raise ValueError(f"32-bit pixels (mode {upright.mode})")
     if upright.mode == "P" and "transparency" in upright.info:
         upright = upright.convert("RGBA")
     return upright if upright.mode == mode else upright.convert(mode)
@@ -307,10 +308,10 @@ def _read(path: Path) -> bytes:
         raise MissingFileError(f"no image at {path}", fix="check the path") from None
     if not path.is_file() or size > MAX_FILE_BYTES:
         raise ImageError(
-            f"{path} is not an image file of a sane size",
+            f"{path} is not a regular file, or too large",
             found=f"{size:,} bytes",
             expected=f"a regular file of at most {MAX_FILE_BYTES:,} bytes",
-            fix="shrink it, or take it out of the folder",
+            fix="make it smaller, or remove it from the folder",
         )
     try:
         return path.read_bytes()
@@ -319,25 +320,25 @@ def _read(path: Path) -> bytes:
             f"{path} cannot be read",
             found=error.strerror or str(error),
             expected="a file that this user may read",
-            fix="look at its owner and rights, or take it out of the folder",
+            fix="check its owner and permissions, or remove it from the folder",
         ) from None
 
 
 def check_scans(content: bytes | bytearray, name: str) -> None:
-    """Raise ImageError for a JPEG file of more scans than an encoder writes; what is behind its end does not count."""
+    """Raise ImageError for a JPEG file with more scans than any encoder writes; bytes after its end are ignored."""
     if not content.startswith(b"\xff\xd8"):
         return
     if content.count(bytes([0xFF, _SCAN])) > MAX_SCANS and _scans(content) > MAX_SCANS:
         raise ImageError(
             f"{name} would take too long to decode",
-            found=f"a JPEG file of more than {MAX_SCANS} scans",
-            expected=f"at most {MAX_SCANS}; encoders write about ten",
-            fix="save it again as a JPEG or PNG file, or take it out of the folder",
+            found=f"a JPEG file with more than {MAX_SCANS} scans",
+            expected=f"at most {MAX_SCANS} scans (encoders write about ten)",
+            fix="save it again as a JPEG or PNG file, or remove it from the folder",
         )
 
 
 def _scans(data: bytes | bytearray) -> int:
-    """The scans of a JPEG file up to its end; MAX_SCANS + 1 where there are more of anything than is looked at."""
+    """The number of scans of a JPEG file up to its end; MAX_SCANS + 1 if it exceeds MAX_SEGMENTS segments."""
     found, at = 0, 2
     for _ in range(MAX_SEGMENTS):
         marker = _MARKER.search(data, at)
@@ -358,20 +359,22 @@ def _from_array(array: npt.NDArray[Any], mode: str) -> Image.Image:
             expected="uint8 [height, width, 3]",
         )
     if 0 in array.shape:
-        raise TensorError("an image array must not be empty", found=str(list(array.shape)), expected="height, width > 0")
+        raise TensorError(
+            "an image array must not be empty", found=str(list(array.shape)), expected="height, width > 0"
+        )
     squeezed = array[:, :, 0] if array.ndim == 3 and array.shape[2] == 1 else array
     return Image.fromarray(np.ascontiguousarray(squeezed)).convert(mode)
 
 
 def resize_and_crop(image: Image.Image, spec: PreprocessSpec, box: topdown.Box | None = None) -> Pixels:
-    """uint8 [crop height, crop width, channels]: resized as `spec.resize` says, then the centre crop; for a top-down
-    model what is in `box`, or the whole image (`runtime.topdown`).
+    """Return uint8 [crop height, crop width, channels]: the image resized by `spec.resize`, then centre-cropped; for a
+    top-down model the content of `box`, or the whole image (`runtime.topdown`).
 
     An image smaller than the crop is padded with zeros around it, as torchvision's CenterCrop does.
 
     Raises:
-        ImageError: so long and thin that resizing it would take more than 64 megapixels.
-        InputError: no box, or one for a model that sees whole images.
+        ImageError: resizing a long, thin image would take more than 64 megapixels.
+        InputError: an invalid box, or a box for a model that takes whole images.
     """
     from PIL import Image
 
@@ -379,27 +382,27 @@ def resize_and_crop(image: Image.Image, spec: PreprocessSpec, box: topdown.Box |
         return topdown.cut_out(image, box, (spec.crop[1], spec.crop[0]))
     if box is not None:
         raise InputError(
-            "a box is given, but the model sees whole images",
-            found=f"images that are prepared with fit {spec.fit}",
+            "this model takes whole images, not boxes",
+            found=f"preprocessing with fit {spec.fit}",
             expected="a top-down model, such as one for key points",
-            fix="leave the box out, or give the part of the image that is in it",
+            fix="omit the box, or pass the cropped part of the image",
         )
     width, height = image.size
     size = resized_size(width, height, spec)
     if size != (width, height):
         if size[0] * size[1] > MAX_PIXELS:
             raise ImageError(
-                "an image is too long and thin",
-                found=f"{width}x{height} pixels, which resizing makes {size[0]}x{size[1]}",
+                "the image is too long and thin",
+                found=f"{width}x{height} pixels, resized to {size[0]}x{size[1]}",
                 expected=f"at most {MAX_PIXELS:,} pixels",
-                fix="crop it, or take it out of the folder",
+                fix="crop it, or remove it from the folder",
             )
         image = image.resize(size, Image.Resampling[spec.interpolation.upper()])
     return crop_resized(image, spec)
 
 
 def crop_resized(image: Image.Image, spec: PreprocessSpec) -> Pixels:
-    """uint8 [crop height, crop width, channels] of an image that has been resized as `spec.resize` says."""
+    """Return uint8 [crop height, crop width, channels] of an image already resized by `spec.resize`."""
     pixels = np.asarray(image, dtype=np.uint8)
     if pixels.ndim == 2:
         pixels = pixels[:, :, None]
@@ -407,11 +410,10 @@ def crop_resized(image: Image.Image, spec: PreprocessSpec) -> Pixels:
 
 
 def resized_size(width: int, height: int, spec: PreprocessSpec) -> tuple[int, int]:
-    """(width, height) that an image is resized to.
+    """Return the (width, height) that an image is resized to.
 
-    A long side is truncated to whole pixels as in torchvision, and so is what fits into a size, as in transformers'
-    DonutImageProcessor; what covers a size is rounded as in timm's ResizeKeepRatio, and what is padded beside its
-    longer side as in SAM's ResizeLongestSide.
+    A long side is truncated to whole pixels as in torchvision, and "contain" as in transformers' DonutImageProcessor; a
+    size that covers the crop is rounded as in timm's ResizeKeepRatio, and "longest-pad" as in SAM's ResizeLongestSide.
     """
     resize = spec.resize
     if not isinstance(resize, int):
@@ -429,8 +431,8 @@ def resized_size(width: int, height: int, spec: PreprocessSpec) -> tuple[int, in
 
 
 def _contained(width: int, height: int, box: tuple[int, int]) -> tuple[int, int]:
-    """(width, height) that just fits into a box of (height, width): the short side as the box's, and less of both where
-    the long one does not fit. Truncated at both."""
+    """The largest (width, height) that fits into a box of (height, width): the short side is the box's, and both shrink
+    if the long side does not fit. Both steps truncate."""
     short = min(box)
     long = int(short * max(width, height) / min(width, height))
     wide, high = (short, long) if width <= height else (long, short)
@@ -443,9 +445,9 @@ def _contained(width: int, height: int, box: tuple[int, int]) -> tuple[int, int]
 
 
 def crop_start(side: int, crop: int, rounding: CropRounding) -> int:
-    """Where the centre crop of a side begins, in its pixels; negative where that many are added before it.
+    """Return where the centre crop of a side begins, in pixels; negative if padding comes before it.
 
-    Half of what is missing is rounded down, as in torchvision's CenterCrop.
+    Half of the padding is rounded down, as in torchvision's CenterCrop.
     """
     if side < crop:
         return -((crop - side) // 2)
@@ -467,8 +469,8 @@ def _centre_crop(pixels: Pixels, spec: PreprocessSpec) -> Pixels:
 
 
 def _padded(pixels: Pixels, spec: PreprocessSpec) -> Pixels:
-    """The pixels at the top left, and beside them `fill`, or the grey levels nearest to the mean. SAM pads what is
-    normalised with 0; that is 0.5 / 255 / std off at most, which whole grey levels cannot be nearer."""
+    """The pixels at the top left, padded with `fill` or the grey levels nearest to the mean. SAM pads with 0 after
+    normalisation; the difference is at most 0.5 / 255 / std, the least that whole grey levels allow."""
     filled = np.empty((*spec.crop, spec.channels), np.uint8)
     filled[:] = np.rint(255 * np.asarray(spec.statistics[0])).clip(0, 255) if spec.fill is None else spec.fill
     filled[: pixels.shape[0], : pixels.shape[1]] = pixels
@@ -476,22 +478,23 @@ def _padded(pixels: Pixels, spec: PreprocessSpec) -> Pixels:
 
 
 def load_pixels(source: ImageSource, spec: PreprocessSpec, box: topdown.Box | None = None) -> Pixels:
-    """uint8 [crop height, crop width, channels] of any image source; errors as `decode` and `resize_and_crop`."""
+    """Return uint8 [crop height, crop width, channels] for any image source; errors as `decode` and
+    `resize_and_crop`."""
     return load_image(source, spec, box)[0]
 
 
 def load_image(
     source: ImageSource, spec: PreprocessSpec, box: topdown.Box | None = None, name: str = ""
 ) -> tuple[Pixels, tuple[int, int]]:
-    """The pixels as `load_pixels`, and (width, height) of the upright image that they were made from. `name`: what
-    messages call bytes."""
+    """Return the pixels as `load_pixels`, and (width, height) of the upright original. `name`: the name of bytes in
+    messages."""
     image = decode(source, spec.channels, name)
     return resize_and_crop(image, spec, box), image.size
 
 
 def normalise(pixels: Pixels, spec: PreprocessSpec) -> npt.NDArray[np.float32]:
-    """float32 [batch, channels, height, width] of uint8 [batch, height, width, channels]: (x / 255 - mean) / std, the
-    channels in the model's order."""
+    """Return float32 [batch, channels, height, width] from uint8 [batch, height, width, channels]: (x / 255 - mean) /
+    std, with the channels in the model's order."""
     mean = np.asarray(spec.mean, np.float32)
     std = np.asarray(spec.std, np.float32)
     ordered = pixels[..., ::-1] if spec.channel_order == "bgr" else pixels
@@ -500,6 +503,6 @@ def normalise(pixels: Pixels, spec: PreprocessSpec) -> npt.NDArray[np.float32]:
 
 
 def to_input(pixels: Sequence[Pixels] | Pixels, spec: PreprocessSpec, tensor: TensorSpec) -> npt.NDArray[Any]:
-    """The array that a model's input tensor wants: uint8 NHWC as it is, or normalised float32 NCHW."""
+    """Return the array for a model's input tensor: uint8 NHWC unchanged, or normalised float32 NCHW."""
     batch = np.ascontiguousarray(np.stack(list(pixels)))
     return batch if tensor.dtype == "uint8" else normalise(batch, spec)

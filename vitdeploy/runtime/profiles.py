@@ -1,4 +1,4 @@
-"""Optimisation profiles: the ranges of shapes that a TensorRT engine is built for, and the choice among them."""
+"""Optimisation profiles of TensorRT engines: the shape ranges that an engine is built for, and the choice of one."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -12,14 +12,14 @@ Batches = tuple[int, int, int]
 
 @dataclass(frozen=True)
 class Range:
-    """The smallest, the best and the largest shape of one input."""
+    """The minimum, optimum and maximum shape of one input."""
 
     smallest: Shape
     best: Shape
     largest: Shape
 
     def holds(self, expected: Sequence[int | None]) -> bool:
-        """Whether every requested size (None: any) lies in the range."""
+        """Return whether every requested size (None: any) is in the range."""
         return len(expected) == len(self.best) and all(
             size is None or low <= size <= high
             for low, size, high in zip(self.smallest, expected, self.largest, strict=True)
@@ -42,13 +42,13 @@ Profile = Mapping[str, Range]
 def plan_profiles(
     inputs: Sequence[TensorSpec], batches: Sequence[Batches], sizes: Sequence[tuple[int, int]] = ()
 ) -> list[dict[str, Range]]:
-    """A profile for every (smallest, best, largest) batch at every image size (height, width).
+    """Return a profile for every (smallest, best, largest) batch at every image size (height, width).
 
-    A graph without dynamic axes needs none. A string in a TensorSpec's shape is a dynamic axis: the leading one is the
-    batch, two others of an image input are its height and width.
+    A graph without dynamic axes needs no profile. A string in a TensorSpec's shape is a dynamic axis: the leading one
+    is the batch, two others of an image input are its height and width.
 
     Raises:
-        TargetError: a dynamic axis that is neither, an image size that is missing, or one that the graph does not have.
+        TargetError: another dynamic axis, a missing image size, or a size that the graph does not have.
     """
     for tensor in inputs:
         for size in sizes:
@@ -65,7 +65,7 @@ def _refuse_other_size(tensor: TensorSpec, size: tuple[int, int]) -> None:
             f"{tensor.name!r} has a fixed image size",
             found=str(tensor),
             expected=f"{size[0]}x{size[1]}, or dynamic axes",
-            fix="export a graph for each size: image_sizes of a recipe, or --image-size of `vitdeploy export`",
+            fix="export a graph for each size: image_sizes in a recipe, or `vitdeploy export --image-size`",
         )
 
 
@@ -75,7 +75,7 @@ def _range(tensor: TensorSpec, batch: Batches, size: tuple[int, int] | None) -> 
         raise TargetError(
             f"TensorRT needs a range for every dynamic axis of {tensor.name!r}",
             found=str(tensor),
-            expected="a dynamic batch only, or an image whose sizes are given",
+            expected="a dynamic batch only, or given image sizes",
             fix="export with fixed sizes",
         )
     smallest, best, largest = (tuple(length or 0 for length in shape) for shape in shapes)
@@ -83,8 +83,8 @@ def _range(tensor: TensorSpec, batch: Batches, size: tuple[int, int] | None) -> 
 
 
 def resolve(tensor: TensorSpec, batch: int, size: tuple[int, int] | None) -> list[int | None]:
-    """The shape with its dynamic axes replaced: the leading one by `batch`, those of an image by `size`; None where
-    nothing is known."""
+    """Return the shape with its dynamic axes replaced: the leading one by `batch`, those of an image by `size`; None if
+    unknown."""
     shape: list[int | None] = [length if isinstance(length, int) else None for length in tensor.shape]
     if shape and shape[0] is None:
         shape[0] = batch
@@ -102,10 +102,10 @@ def _image_axes(shape: Sequence[int | str | None]) -> tuple[int, int]:
 def choose_profile(
     profiles: Sequence[Profile], inputs: Sequence[TensorSpec], batch: int, size: tuple[int, int] | None, name: str
 ) -> tuple[int, dict[str, Shape]]:
-    """The number of the tightest profile that holds the batch (and image size), and the shape of every input in it.
+    """Return the index of the tightest profile that covers the batch (and image size), and every input's shape in it.
 
     Raises:
-        TensorError: no profile holds them; it names the ranges that there are.
+        TensorError: no profile covers them; the error lists the ranges.
     """
     expected = {tensor.name: resolve(tensor, batch, size) for tensor in inputs}
     fitting = [

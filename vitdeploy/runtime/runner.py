@@ -1,8 +1,7 @@
-"""One life-cycle for every back end: load, infer, close.
+"""The life cycle of every back end: load, infer, close.
 
-The base class does what every back end needs: state checks, input checks, as many inferences at a time as the back end
-is made for. A back end writes three short methods. Outputs are always arrays of the caller's own: no back end hands out
-a buffer that it reuses.
+The base class checks state and inputs, and limits concurrent inferences to what the back end supports. A back end
+implements three short methods. Outputs are always new arrays: no back end returns a buffer that it reuses.
 """
 
 from __future__ import annotations
@@ -25,23 +24,23 @@ from vitdeploy.spec import TensorSpec
 
 Array = npt.NDArray[Any]
 
-# Inputs of such names are caches of earlier steps, which hold nothing at the first one: only their batch is not empty.
+# Prefix of inputs that are caches of earlier steps; they are empty (except for the batch axis) at the first step.
 CACHE = "past_"
 AFTER_FORK = "load the bundle after the fork, in the process that uses it"
-# A lock that another thread holds at a fork would stay locked in the child.
+# Locks and runners to reset after a fork: a lock held by another thread would stay locked in the child.
 _locks: weakref.WeakSet[Any] = weakref.WeakSet()
 _runners: weakref.WeakSet[Runner] = weakref.WeakSet()
 _paused = contextlib.ExitStack()
 
 
 class Reloaded:
-    """A context manager that closes what it is at the end. It is pickled and copied as the call that made it, `again`:
-    an engine stays in its process."""
+    """A context manager that calls `close` at the end. Pickling and copying store the call that made it, `again`,
+    because an engine cannot leave its process."""
 
     again: Callable[[], Any] | None = None
 
     def close(self) -> None:
-        """Free everything."""
+        """Free all resources."""
         raise NotImplementedError
 
     def __enter__(self: Opened) -> Opened:
@@ -53,10 +52,10 @@ class Reloaded:
     def __reduce__(self) -> tuple[Callable[[], Any], tuple[()]]:
         if self.again is None:
             raise InputError(
-                "an engine cannot be pickled or copied: it is memory and threads of this process",
+                "a loaded engine cannot be pickled or copied",
                 found=type_name(self),
-                expected="a predictor that `vitdeploy.runtime.load` gave; its path and arguments are what is pickled",
-                fix="give the other process the bundle's path, and load it there",
+                expected="a predictor from `vitdeploy.runtime.load`, which pickles its path and arguments",
+                fix="pass the bundle's path to the other process, and load it there",
             )
         return self.again, ()
 
@@ -67,10 +66,10 @@ Opened = TypeVar("Opened", bound=Reloaded)
 class Runner(Reloaded, ABC):
     """Runs one model on one runtime.
 
-    `inputs` and `outputs` are the tensors as loaded (the batch is a number once the runner is pinned to one);
-    `provider` is what really runs, set by `load`. `at_once` is how many calls of `infer` run at a time. `native`: it
-    holds objects of a runtime, with locks and threads. A fork waits for its runs, as a child inherits these locks.
-    `engine_threads`: that compute one run, set by `load` where the runtime tells.
+    `inputs` and `outputs` are the tensors as loaded (the batch is a number if the runner has a fixed one); `provider`
+    is the provider or device that runs it, set by `load`. `at_once` is the number of concurrent `infer` calls.
+    `native`: the runner holds objects of a runtime, with locks and threads; a fork waits for its runs, because a child
+    inherits the locks. `engine_threads`: number of threads of one run, set by `load` if the runtime reports it.
     """
 
     native: ClassVar[bool] = False
@@ -98,29 +97,29 @@ class Runner(Reloaded, ABC):
 
     @abstractmethod
     def _load(self) -> None:
-        """Make ready to infer; set `inputs`, `outputs` and `provider`."""
+        """Prepare for `infer`; set `inputs`, `outputs` and `provider`."""
 
     def example(self, batch: int) -> dict[str, Array] | None:
-        """Inputs to measure with, where random ones of the right shape would not do; None if they would."""
+        """Return inputs to measure with if random ones are not valid; None if they are."""
         return None
 
     def stages(self, feeds: Mapping[str, Array]) -> dict[str, float] | None:
-        """Milliseconds of the parts of one run on `feeds`, which `check` has passed: "copy_in", "execute" and
-        "copy_out"; None if the back end cannot tell them apart."""
+        """Return the milliseconds of the phases of one run on `feeds` (checked by `check`): "copy_in", "execute" and
+        "copy_out"; None if the back end cannot separate them."""
         return None
 
     def part_times(self, feeds: Mapping[str, Array]) -> dict[str, float] | None:
-        """Milliseconds of each graph of one run on `feeds`, by name; None where there is one graph."""
+        """Return the milliseconds of each graph in one run on `feeds`, by name; None for a single graph."""
         return None
 
     def measured(self, feeds: Mapping[str, Array]) -> object:
-        """One query of a measurement, on the feeds of `example` or random ones: `infer`, or, where how much is computed
-        depends on what is seen in the input, a fixed amount of the same work."""
+        """Run one query of a measurement, on the feeds of `example` or random ones: `infer`, or a fixed amount of work
+        if the computation depends on the input's content."""
         return self.infer(feeds)
 
     @abstractmethod
     def _infer(self, feeds: Mapping[str, Array]) -> dict[str, Array]:
-        """Outputs by name, in arrays that a later call does not touch. `feeds` are checked and contiguous."""
+        """Return the outputs by name, in arrays that later calls do not change. `feeds` are checked and contiguous."""
 
     @abstractmethod
     def _close(self) -> None:
@@ -135,25 +134,25 @@ class Runner(Reloaded, ABC):
 
     @contextlib.contextmanager
     def paused(self) -> Iterator[None]:
-        """No run is going on."""
+        """Wait for all runs, and block new ones inside the `with` block."""
         with self._ending, contextlib.ExitStack() as turns:
             for _ in range(self.at_once):
                 turns.enter_context(self._turn)
             yield
 
     def forked(self) -> None:
-        """This process is a child that was forked. What the runtime made is never freed here: its destructors would
-        wait for threads of the parent."""
+        """Reset the locks in a forked child. The runtime's objects are never freed here: their destructors would wait
+        for threads of the parent."""
         self._make_locks()
         if self.native and self._loaded:
             ctypes.pythonapi.Py_IncRef(ctypes.py_object(dict(vars(self))))
             self._inherited = True
 
     def infer(self, feeds: Mapping[str, Array]) -> dict[str, Array]:
-        """Run once. Safe to call from several threads; `at_once` calls run at a time, one by default.
+        """Run once. Safe to call from several threads; at most `at_once` calls run concurrently, one by default.
 
         Raises:
-            TensorError: a missing or unknown input name, no numpy array, or another dtype or shape than `inputs` say.
+            TensorError: a missing or unknown input name, not a numpy array, or another dtype or shape than in `inputs`.
             ClosedError: not loaded, or closed.
         """
         with self._turn:
@@ -164,28 +163,28 @@ class Runner(Reloaded, ABC):
     def _require_loaded(self, call: str) -> None:
         if self._closed:
             raise ClosedError(
-                f"{self.name} is closed: nothing can be asked of it any more",
+                f"{self.name} is closed",
                 found=f"{call} after close()",
-                expected="a runner or predictor that is open",
-                fix="use it within its `with` block, or call close() when no thread has anything to ask any more",
+                expected="an open runner or predictor",
+                fix="call load() again; keep it open (`with` block) until all threads are done",
             )
         if not self._loaded:
             raise ClosedError(
                 f"{self.name}: load() must be called before {call}",
                 found="not loaded yet",
-                expected="a runner or predictor that is open",
+                expected="an open runner or predictor",
             )
         if self._inherited:
             self._inherited = False
             warnings.warn(
-                f"{self.name} was loaded before this process was forked: the runtime's threads are not in this child, "
+                f"{self.name} was loaded before this process was forked: the child lacks the runtime's threads, "
                 f"so it is slower, and may hang when the child exits. {AFTER_FORK.capitalize()}",
                 RuntimeWarning,
                 stacklevel=4,
             )
 
     def _expected(self, feeds: Mapping[str, object]) -> dict[str, TensorSpec]:
-        """The `inputs` to feed, by name."""
+        """The `inputs` by name, after a check of the feeds' names."""
         expected = {tensor.name: tensor for tensor in self.inputs}
         if set(feeds) != set(expected):
             raise TensorError(
@@ -194,7 +193,7 @@ class Runner(Reloaded, ABC):
         return expected
 
     def check(self, feeds: Mapping[str, Array]) -> dict[str, Array]:
-        """The same feeds, contiguous, after checking them against `inputs`."""
+        """Return the same feeds, contiguous, after checking them against `inputs`."""
         expected = self._expected(feeds)
         for name, array in feeds.items():
             tensor = expected[name]
@@ -202,32 +201,37 @@ class Runner(Reloaded, ABC):
             fits = len(array.shape) == len(tensor.shape) and all(
                 isinstance(size, str) or size == found for size, found in zip(tensor.shape, array.shape, strict=True)
             )
-            native = array.dtype.isnative  # a runtime would read swapped bytes as other numbers
+            native = array.dtype.isnative  # a runtime would misread swapped bytes
             empty = 0 in (array.shape[:1] if name.startswith(CACHE) else array.shape)
             if not fits or not native or array.dtype.name != tensor.dtype or empty:
                 raise TensorError(
-                    f"{self.name}: input {name!r} does not fit",
+                    f"{self.name}: wrong dtype or shape of input {name!r}",
                     found=f"{array.dtype.name if native else array.dtype.str} {list(array.shape)}",
                     expected=f"{tensor.dtype} {list(tensor.shape)}",
                 )
         return {name: np.ascontiguousarray(array) for name, array in feeds.items()}
 
     def _fits_exactly(self, feeds: Mapping[str, Array]) -> bool:
-        """Whether the feeds are in the usual form that needs no further check. False proves nothing."""
+        """Whether the feeds are valid by a fast check; False means that `check` must decide."""
         if not self._fixed or len(feeds) != len(self._fixed):
             return False
         for name, array in feeds.items():
             expected = self._fixed.get(name)
             if type(array) is not np.ndarray:
                 return False
-            if expected is None or array.dtype != expected[0] or array.shape != expected[1] or not array.flags.c_contiguous:
+            if (
+                expected is None
+                or array.dtype != expected[0]
+                or array.shape != expected[1]
+                or not array.flags.c_contiguous
+            ):
                 return False
         return True
 
     def close(self) -> None:
-        """Free everything, once the runs that have begun in other threads have ended; all others are refused. Closing
-        twice is as good as once."""
-        self._closed = self._loaded or self._closed  # already: calls must not keep this waiting for its turn
+        """Free all resources after the runs in other threads have ended; new calls are refused. Closing twice is
+        allowed."""
+        self._closed = self._loaded or self._closed  # set first, so that new calls do not delay closing
         with self.paused():
             if self._loaded:
                 self._loaded = False
@@ -243,7 +247,7 @@ Runs = TypeVar("Runs", bound=Runner)
 
 
 def forkable_lock() -> threading.Lock:
-    """A lock that is free in a forked child, whoever holds it in the parent."""
+    """Return a lock that is free in a forked child, whichever thread holds it in the parent."""
     lock = threading.Lock()
     _locks.add(lock)
     return lock
@@ -275,19 +279,19 @@ if hasattr(os, "register_at_fork"):
 
 
 def require_array(value: object, expected: TensorSpec, what: str) -> None:
-    """Raise TensorError if a value is no numpy array: a list, None, a tensor of PyTorch."""
+    """Raise TensorError if a value is not a numpy array, such as a list, None or a PyTorch tensor."""
     if not isinstance(value, np.ndarray):
         tensor = hasattr(value, "numpy") or hasattr(value, "__dlpack__")
         raise TensorError(
-            f"{what} is no numpy array",
+            f"{what} is not a numpy array",
             found=type_name(value),
             expected=f"numpy.ndarray, {expected.dtype} {list(expected.shape)}",
-            fix="tensor.numpy(force=True)" if tensor else "numpy.asarray(..., dtype) makes one",
+            fix="tensor.numpy(force=True)" if tensor else "convert it with numpy.asarray(..., dtype)",
         )
 
 
 def type_name(value: object) -> str:
-    """The type of a value that somebody gave, with what is known of an array: "torch.Tensor float32 [3, 224, 224]"."""
+    """Return the name of a value's type, with dtype and shape of an array: "torch.Tensor float32 [3, 224, 224]"."""
     kind = type(value)
     name = kind.__name__ if kind.__module__ == "builtins" else f"{kind.__module__.partition('.')[0]}.{kind.__name__}"
     dtype, shape = getattr(value, "dtype", None), getattr(value, "shape", None)
@@ -297,7 +301,7 @@ def type_name(value: object) -> str:
 
 
 def _fixed_inputs(inputs: Sequence[TensorSpec]) -> dict[str, tuple[np.dtype[Any], tuple[int | str, ...]]]:
-    """dtype and shape by name, where all of them are arrays of one shape each; else nothing."""
+    """dtype and shape by name if all shapes are fixed; else {}."""
     try:
         fixed = {tensor.name: (np.dtype(tensor.dtype), tensor.shape) for tensor in inputs}
     except TypeError:  # a type that numpy lacks

@@ -1,5 +1,5 @@
-"""An encoder-decoder as one runner: source tokens in, target tokens out, by one run per source, and then one run per
-target token, always the likeliest."""
+"""An encoder-decoder as one runner: source tokens in, target tokens out, decoded greedily: one encoder run per source
+and one decoder run per target token."""
 
 from collections.abc import Callable, Mapping
 from collections.abc import Sequence as SequenceOf
@@ -23,8 +23,8 @@ Logits = npt.NDArray[np.float32]
 Keep = Callable[[Logits, Tokens], Array]
 
 SEED = 0  # of example sources
-_WANTED = "int64 [batch, source_length], at least one of each"
-# The inputs and outputs of an encoder-decoder's engine as a whole.
+_EXPECTED_SOURCE = "int64 [batch, source_length], neither of them 0"
+# The inputs and outputs of a whole encoder-decoder.
 SEQUENCE_INPUTS = (TensorSpec("source", "int64", ("batch", "source_length")),)
 SEQUENCE_OUTPUTS = (
     TensorSpec("tokens", "int64", ("batch", "target_length")),
@@ -36,8 +36,8 @@ SEQUENCE_OUTPUTS = (
 class Sequence:
     """The answer for one source: its tokens, without start, end and padding.
 
-    `score` is the natural logarithm of the probability that the model gives to these tokens (and to the end after
-    them, where it came before the largest length): the sum over the steps.
+    `score` is the natural logarithm of the model's probability of these tokens (and of the end token, if it came before
+    the maximum length): the sum over the steps.
     """
 
     tokens: tuple[int, ...]
@@ -54,13 +54,13 @@ class Sequence:
 
 
 class SequenceRunner(Runner):
-    """Any number of sources at a time. Input "source": int64 [batch, source_length]. Outputs "tokens": int64 [batch,
-    target_length], and "logits": float32 [batch, target_length, vocabulary], those that each token was chosen by.
+    """Decodes any number of sources. Input "source": int64 [batch, source_length]. Outputs "tokens": int64 [batch,
+    target_length], and "logits": float32 [batch, target_length, vocabulary], from which each token was chosen.
 
-    The runners are of the graphs `encoder` and `decoder_step`, whose tensors pass as the flow says (None: that of their
-    names): what the decoder step takes from the encoder, and what it gives to itself for the next step. Where they are
-    pinned to a batch, sources run in groups of that batch, the last one padded. Without a `source_vocabulary` in `spec`
-    it is left to the runtime to refuse tokens, and OpenVINO reads zeros for one that it does not have.
+    `encoder` and `decoder_step` are the runners of the two graphs. `flow` connects their tensors (None: the flow for
+    their names): the decoder step's inputs from the encoder, and its caches from step to step. With a fixed batch,
+    sources run in groups of that batch, the last one padded. Without a `source_vocabulary` in `spec` tokens are not
+    checked here, and OpenVINO reads zeros for an unknown token.
     """
 
     def __init__(
@@ -76,7 +76,7 @@ class SequenceRunner(Runner):
         self.encoder, self.decoder_step, self.spec, self.flow = encoder, decoder_step, spec, flow
 
     def _load(self) -> None:
-        """Raises TargetError: the graphs do not fit together."""
+        """Load both graphs; raise TargetError if they do not fit together."""
         runners = {ENCODER: self.encoder.load(), DECODER_STEP: self.decoder_step.load()}
         graphs = {name: PartTensors(runner.inputs, runner.outputs) for name, runner in runners.items()}
         self._linked = LinkedParts(self.flow or flow_of_graphs(graphs), runners, "the encoder-decoder")
@@ -91,7 +91,7 @@ class SequenceRunner(Runner):
         self.provider = self.encoder.provider
 
     def _tensors(self) -> tuple[tuple[TensorSpec, ...], tuple[TensorSpec, ...]]:
-        """The inputs and outputs of the whole."""
+        """The inputs and outputs of the encoder-decoder."""
         return SEQUENCE_INPUTS, SEQUENCE_OUTPUTS
 
     def example(self, batch: int) -> dict[str, Array] | None:
@@ -102,25 +102,26 @@ class SequenceRunner(Runner):
         return {"tokens": tokens, "logits": logits}
 
     def decode(self, source: Array, steps: int | None = None) -> Tokens:
-        """int64 [b, s] -> int64 [b, t]; a row that has ended goes on with padding.
+        """Return the target tokens, int64 [b, t], of sources, int64 [b, s]; a row that has ended is padded.
 
-        The start token is not among them; the end token is. Decoding stops when every row has ended, or after `steps`
-        tokens (None: the largest length).
+        They include the end token but not the start token. Decoding stops when every row has ended, or after `steps`
+        tokens (None: the maximum length).
 
         Raises:
-            TensorError: no int64 array of two axes, none of them empty; a source that is too long; a token outside
-                the vocabulary.
+            TensorError: not a non-empty int64 array with two axes, a source that is too long, or a token outside the
+                vocabulary.
         """
         return self._decode(source, steps, keep_logits=False)[0]
 
     def decode_with_logits(self, source: Array, steps: int | None = None) -> tuple[Tokens, Logits]:
-        """As `decode`, and float32 [b, t, v]: the logits that each token was chosen by. 0 where a row was not run."""
+        """As `decode`, and float32 [b, t, v]: the logits from which each token was chosen; 0 for steps that a row did
+        not run."""
         tokens, logits = self._decode(source, steps, keep_logits=True)
         assert logits is not None
         return tokens, logits
 
     def predict(self, sources: SequenceOf[SequenceOf[int]]) -> list[Sequence]:
-        """One Sequence per source; sources of several lengths are padded to the longest."""
+        """Return one Sequence per source; sources of different lengths are padded to the longest."""
         sources = _token_lists(sources)
         if not sources:
             return []
@@ -130,7 +131,7 @@ class SequenceRunner(Runner):
         return self.sequences(*self.decode_with_logits(padded))
 
     def sequences(self, tokens: Tokens, logits: Logits) -> list[Sequence]:
-        """The results from the output of `decode_with_logits`."""
+        """Return the results from the output of `decode_with_logits`."""
         answers = []
         for row, scores in zip(tokens, logits, strict=True):
             ends = np.flatnonzero(row == self.spec.end)
@@ -141,11 +142,11 @@ class SequenceRunner(Runner):
         return answers
 
     def _query(self, source: Array) -> object:
-        """What `part_times` times."""
+        """The query that `part_times` measures."""
         return self.decode(source)
 
     def part_times(self, feeds: Mapping[str, Array]) -> dict[str, float]:
-        """Milliseconds of the encoder, and of all decoder steps."""
+        """Return the milliseconds of the encoder, and of all decoder steps."""
         source, start = feeds[self.inputs[0].name], perf_counter()
         size = self._batch or len(source)
         for first in range(0, len(source), size):
@@ -165,7 +166,7 @@ class SequenceRunner(Runner):
     def _grouped(
         self, source: Array, decode: Callable[[Array], tuple[Tokens, Array | None]]
     ) -> tuple[Tokens, Array | None]:
-        """The tokens and what else is kept of them, of all sources, in groups of the batch that the runners take."""
+        """The tokens of all sources and the values kept with them, decoded in groups of the runners' batch."""
         size = self._batch or len(source)
         parts = []
         for first in range(0, len(source), size):
@@ -179,7 +180,7 @@ class SequenceRunner(Runner):
         return tokens, np.concatenate(found) if found else None
 
     def _begin(self, source: Array) -> dict[str, Array]:
-        """What the first step reads besides a token: the encoder's outputs, and caches with nothing in them yet."""
+        """The inputs of the first step besides the token: the encoder's outputs, and empty caches."""
         step = self._step
         encoded = self._linked.values({self._source: source}, list(step.feeds.values()))
         feeds: dict[str, Array] = {name: encoded[made] for name, made in step.feeds.items()}
@@ -196,7 +197,8 @@ class SequenceRunner(Runner):
         return outputs[self._logits]
 
     def _greedy(self, source: Array, steps: int, keep: Keep | None) -> tuple[Tokens, Array | None]:
-        """`keep`: what is to be kept of each step, from its logits [rows, v] and the chosen tokens [rows]."""
+        """Decode greedily. `keep` returns the values to keep of each step, from its logits [rows, v] and the chosen
+        tokens [rows]."""
         rows, feeds = len(source), self._begin(source)
         token = np.full((rows, 1), self.spec.start, np.int64)
         ended = np.zeros(rows, bool)
@@ -214,12 +216,14 @@ class SequenceRunner(Runner):
 
     def _check(self, source: Array) -> None:
         if not isinstance(source, np.ndarray):
-            raise TensorError("the source is no array of tokens", found=type_name(source), expected=_WANTED)
+            raise TensorError(
+                "the source is not an array of tokens", found=type_name(source), expected=_EXPECTED_SOURCE
+            )
         if source.dtype != np.int64 or source.ndim != 2 or 0 in source.shape:
             raise TensorError(
-                "the source is no array of tokens",
+                "the source is not an array of tokens",
                 found=f"{source.dtype.name} {list(source.shape)}",
-                expected=_WANTED,
+                expected=_EXPECTED_SOURCE,
             )
         if source.shape[1] > self.spec.max_length:
             raise TensorError(
@@ -232,9 +236,9 @@ class SequenceRunner(Runner):
         outside = source[(source < 0) | (source > last)]
         if len(outside):
             raise TensorError(
-                "the source has tokens that the model does not know",
+                "the source has tokens outside the vocabulary",
                 found=", ".join(str(token) for token in np.unique(outside)[:5]),
-                expected="0 and above" if vocabulary is None else f"0 to {last}",
+                expected="non-negative integers" if vocabulary is None else f"0 to {last}",
             )
 
     def _close(self) -> None:
@@ -242,15 +246,15 @@ class SequenceRunner(Runner):
 
 
 def example_source(spec: SequenceSpec, batch: int) -> dict[str, Array]:
-    """Seeded random sources of half the largest length, without start, end and padding."""
-    assert spec.source_vocabulary is not None, "of a source of tokens"
+    """Return seeded random sources of half the maximum length, without start, end and padding."""
+    assert spec.source_vocabulary is not None, "only for token sources"
     words = [token for token in range(spec.source_vocabulary) if token not in (spec.start, spec.end, spec.pad)]
     generator = np.random.default_rng(SEED)
     return {"source": generator.choice(np.array(words, np.int64), (batch, max(1, spec.max_length // 2)))}
 
 
 def _token_lists(sources: object) -> list[list[int]]:
-    """The sources as lists of whole numbers.
+    """The sources as lists of integers.
 
     Raises:
         TensorError: anything else.
@@ -260,12 +264,12 @@ def _token_lists(sources: object) -> list[list[int]]:
         wrong = [row for row in sources if not _is_tokens(row)]
         if not wrong:
             return [[int(token) for token in row] for row in sources]
-        found = f"{type_name(wrong[0])} among them"
+        found = f"a source of type {type_name(wrong[0])}"
     raise TensorError(
-        "these are not sources of tokens",
+        "sources must be lists of token numbers",
         found=found,
-        expected="a list with one list of token numbers a source, or an integer array [batch, source_length]",
-        fix="one source: [[1, 2, 3]]",
+        expected="one list of token numbers per source, or an integer array [batch, source_length]",
+        fix="pass a single source as [[1, 2, 3]]",
     )
 
 
@@ -278,6 +282,6 @@ def _is_tokens(row: object) -> bool:
 
 
 def _lengthen(array: Array, length: int, fill: int) -> Array:
-    """[b, t, ...] -> [b, length, ...] with `fill` behind."""
+    """Pad [b, t, ...] to [b, length, ...] with `fill` at the end."""
     missing = np.full((len(array), length - array.shape[1], *array.shape[2:]), fill, array.dtype)
     return np.concatenate([array, missing], axis=1)

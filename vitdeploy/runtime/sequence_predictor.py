@@ -1,4 +1,4 @@
-"""The predictor of an encoder-decoder for apps: tokens in, tokens out."""
+"""The predictor of encoder-decoders for apps: tokens in, tokens out."""
 
 from collections.abc import Sequence as SequenceOf
 from functools import partial
@@ -24,10 +24,10 @@ class SequencePredictor(Reloaded):
         return self.runner.name
 
     def predict(self, sources: SequenceOf[SequenceOf[int]]) -> list[sequence.Sequence]:
-        """One answer per source; a source is token numbers, padded or not.
+        """Return one answer per source; a source is a list of token numbers, padded or not.
 
         Raises:
-            TensorError: a source that is empty, too long, or holds a token outside the vocabulary.
+            TensorError: a source is empty, too long, or has a token outside the vocabulary.
         """
         return self.runner.predict(sources)
 
@@ -45,11 +45,10 @@ def load_sequence(
     verify: Verify = "used",
     expect_digest: str | None = None,
 ) -> SequencePredictor:
-    """The predictor of an encoder-decoder's bundle; chooses engines and checks files, gates, `trust` and
-    `expect_digest`, and reads a bundle again that is replaced meanwhile, as `load` does.
+    """Return the predictor of an encoder-decoder's bundle. Arguments, choice of engine and checks are as for `load`.
 
     Raises:
-        TargetError: a bundle for another task. Else as `load`.
+        TargetError: a bundle for another task. Otherwise as `load`.
     """
     folder = bundle_folder(path)
     how: dict[str, Any] = {
@@ -64,9 +63,9 @@ def load_sequence(
         manifest = files.manifest
         if manifest.task != "sequence":
             raise TargetError(
-                f"the bundle {manifest.name} takes no tokens",
+                f"the bundle {manifest.name} does not take tokens",
                 found=f"the task {manifest.task}",
-                expected="a bundle for sequences",
+                expected="a bundle with the task sequence",
                 fix="vitdeploy.runtime.load(BUNDLE)",
             )
         runner, _, why = choice.choose_engine(

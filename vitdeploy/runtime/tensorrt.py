@@ -1,4 +1,4 @@
-"""TensorRT: the runner, and the calls of its API."""
+"""TensorRT: the runner, and the use of its API."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ if TYPE_CHECKING:
 else:
     trt = lazy("tensorrt")
 
-# --- TensorRT 10.3 to 11 in one code path: importing it, its messages, and the places where versions differ -----------
-# TensorRT is imported at first use. All differences between the versions are handled here: 10 types a network strongly
-# only on request, and it can build for all GPUs of one compute capability only from 10.9 on.
+# --- TensorRT 10.3 to 11 in one code path: import, messages, and differences between versions -------------------------
+# TensorRT is imported at first use. All differences between the versions are handled here: version 10 types a network
+# strongly only on request, and builds for all GPUs of one compute capability only from 10.9 on.
 
 
 OLDEST = (10, 3)
-# numpy's names by TensorRT's names of element types; what numpy lacks cannot be an input or output.
+# numpy dtypes by TensorRT's names; types that numpy lacks cannot be inputs or outputs.
 DTYPES = {
     "FLOAT": "float32",
     "HALF": "float16",
@@ -53,8 +53,8 @@ def require() -> str:
     """
     module = backend.import_runtime(
         *("tensorrt", "tensorrt", "tensorrt", "building or running a TensorRT engine", "tensorrt"),
-        expected="TensorRT's libraries, of the same version and for the CUDA of this driver",
-        fix="pip install --force-reinstall tensorrt (for CUDA 12: tensorrt-cu12); on a Jetson use JetPack's own",
+        expected="TensorRT's libraries of the same version, for this driver's CUDA",
+        fix="pip install --force-reinstall tensorrt (for CUDA 12: tensorrt-cu12); on a Jetson use JetPack's TensorRT",
     )
     version = str(module.__version__)
     if version_numbers(version)[:2] < OLDEST:
@@ -68,25 +68,25 @@ def require() -> str:
 
 
 def version_numbers(version: str) -> tuple[int, ...]:
-    """(11, 4, 0, 106) for "11.4.0.106"; what is no number ends it."""
+    """Return (11, 4, 0, 106) for "11.4.0.106"; anything after the numbers is ignored."""
     match = re.match(r"\d+(?:\.\d+)*", version)
     return tuple(map(int, match[0].split("."))) if match else ()
 
 
 class Messages:
-    """TensorRT's error messages, oldest first. TensorRT reports failures by messages and empty results."""
+    """TensorRT's error messages, oldest first: it reports failures by messages and empty results."""
 
     def __init__(self) -> None:
         self.errors: list[str] = []
 
     def failure(self, what: str, fix: str = "") -> VitdeployError:
-        """The error to raise after a failed call: DeviceMemoryError if memory ran out, otherwise EngineError."""
+        """Return the error for a failed call: DeviceMemoryError if memory ran out, otherwise EngineError."""
         found = "\n".join(self.errors[-3:])[:600] or "no message"
         if self.no_memory():
             return DeviceMemoryError(
                 f"{what}: the GPU has too little free memory",
                 found=found,
-                fix="close what else uses the GPU, or take a smaller batch",
+                fix="stop other processes on the GPU, or use a smaller batch",
             )
         return EngineError(what, found=found, fix=fix)
 
@@ -95,12 +95,12 @@ class Messages:
 
 
 def make_logger() -> tuple[trt.ILogger, Messages]:
-    """A logger for TensorRT, and what it has collected."""
+    """Return a logger for TensorRT, and the messages that it collects."""
     messages = Messages()
 
     class Logger(trt.ILogger):
         def __init__(self) -> None:
-            trt.ILogger.__init__(self)  # the bindings want their own constructor called
+            trt.ILogger.__init__(self)  # required by the bindings
 
         def log(self, severity: trt.ILogger.Severity, msg: str) -> None:
             if severity in (trt.ILogger.Severity.INTERNAL_ERROR, trt.ILogger.Severity.ERROR):
@@ -110,22 +110,22 @@ def make_logger() -> tuple[trt.ILogger, Messages]:
 
 
 def create_network(builder: trt.Builder) -> trt.INetworkDefinition:
-    """An empty network in which every tensor has the type that the graph gives it: on 10 only where asked for by this
-    flag, whose number is another one on 11, which ignores it."""
+    """Return an empty strongly typed network, whose tensors have the graph's types. Version 10 needs this flag; version
+    11 has another value for it and ignores it."""
     return builder.create_network(1 << int(trt.NetworkDefinitionCreationFlag.STRONGLY_TYPED))
 
 
 def hardware_level(name: str) -> trt.HardwareCompatibilityLevel:
-    """TensorRT's value for "this", "same-compute-capability" or "ampere+".
+    """Return TensorRT's value for "this", "same-compute-capability" or "ampere+".
 
     Raises:
-        CapabilityError: this version does not have it.
+        CapabilityError: this TensorRT version lacks it.
     """
     names = {"this": "NONE", "same-compute-capability": "SAME_COMPUTE_CAPABILITY", "ampere+": "AMPERE_PLUS"}
     level: trt.HardwareCompatibilityLevel | None = getattr(trt.HardwareCompatibilityLevel, names[name], None)
     if level is None:
         raise CapabilityError(
-            f"this TensorRT cannot build for the hardware {name!r}",
+            f"this TensorRT version cannot build for the hardware {name!r}",
             found=str(trt.__version__),
             expected="this, or ampere+",
         )
@@ -133,17 +133,18 @@ def hardware_level(name: str) -> trt.HardwareCompatibilityLevel:
 
 
 def sizes_of(dims: trt.Dims) -> tuple[int, ...]:
-    """Dims as a tuple; -1 is a dynamic axis."""
+    """Return Dims as a tuple; -1 is a dynamic axis."""
     return tuple(int(dims[axis]) for axis in range(len(dims)))
 
 
 def bytes_of(memory: trt.IHostMemory) -> bytes:
-    """A copy of memory that TensorRT owns; it has the buffer protocol, which its type does not tell."""
+    """Return a copy of memory that TensorRT owns; it supports the buffer protocol, although its type does not declare
+    it."""
     return bytes(memoryview(cast(Any, memory)))
 
 
 def tensor_spec(name: str, dtype: trt.DataType, dims: trt.Dims) -> TensorSpec:
-    """A TensorSpec; an axis that is dynamic (-1) is called "batch" where it leads, otherwise "dynamic".
+    """Return a TensorSpec; a dynamic axis (-1) is named "batch" if it is the first, otherwise "dynamic".
 
     Raises:
         TensorError: an element type that numpy lacks.
@@ -153,22 +154,22 @@ def tensor_spec(name: str, dtype: trt.DataType, dims: trt.Dims) -> TensorSpec:
             f"tensor {name!r} has a type that numpy lacks",
             found=dtype.name,
             expected=", ".join(DTYPES),
-            fix="place the graph with float32 inputs and outputs",
+            fix="use a graph with float32 inputs and outputs",
         )
     shape = tuple(size if size >= 0 else "dynamic" if axis else "batch" for axis, size in enumerate(sizes_of(dims)))
     return TensorSpec(name, DTYPES[dtype.name], shape)
 
 
-# --- What a TensorRT engine depends on: TensorRT's version, the GPU, the driver and the operating system --------------
+# --- Dependencies of a TensorRT engine: TensorRT's version, the GPU, the driver and the operating system --------------
 
 
-# How far beyond the machine that built it an engine may go, as it was asked for when it was built.
+# The requested compatibility of an engine with other hardware and newer versions, recorded when it was built.
 HARDWARE, VERSIONS = "built_for_hardware", "built_for_versions"
 KEYS = ("tensorrt", "gpu", "compute_capability", "driver", "os")
 
 
 def fingerprint() -> dict[str, str]:
-    """The identity of this machine, as EngineSpec.device records it.
+    """Return the identity of this machine, as recorded in EngineSpec.device.
 
     Raises:
         MissingPackageError, EngineError, CapabilityError: no usable TensorRT, cuda-python, driver or GPU.
@@ -186,11 +187,11 @@ def fingerprint() -> dict[str, str]:
 
 
 def differences(recorded: Mapping[str, str], here: Mapping[str, str]) -> list[str]:
-    """The keys in which a machine differs from those that an engine was built for.
+    """Return the keys in which a machine differs from those that an engine was built for.
 
-    An engine built for the hardware "ampere+" runs on every compute capability from 8.0, one built for
-    "same-compute-capability" on every GPU that has its own; one built for "newer" versions also on later TensorRTs.
-    A driver is that of the machine that built it, and neither of these engines depends on it.
+    An engine built for the hardware "ampere+" runs on every compute capability from 8.0 on; one built for
+    "same-compute-capability" on every GPU with the same one; one built for "newer" versions also on later TensorRT
+    versions. These engines do not depend on the driver.
     """
     keys = set(KEYS)
     hardware, versions = recorded.get(HARDWARE, "this"), recorded.get(VERSIONS, "this")
@@ -214,23 +215,23 @@ def refuse_other_device(name: str, recorded: Mapping[str, str], here: Mapping[st
     keys = differences(recorded, here)
     if keys:
         raise EngineError(
-            f"{name} was built for another machine",
+            f"{name} was built for a different machine",
             found=", ".join(f"{key} {recorded.get(key, 'not recorded')}" for key in keys),
             expected=", ".join(f"{key} {here.get(key, 'unknown')}" for key in keys),
             fix=f"rebuild it: {rebuild}",
         )
 
 
-# --- TensorRT: the runner. Each has one stream, one execution context and one captured graph --------------------------
-# A plan is deserialised only after the machine was compared with the one it was built for, and its digest with those
-# that this user trusts (`runtime/trust.py`).
+# --- The runner, with one stream, one execution context and one captured graph ----------------------------------------
+# A plan is deserialised only if it was built for a machine like this one and its digest is trusted by this user
+# (`runtime/trust.py`).
 
 
 class TensorRtRunner(runner.Runner):
-    """Runs a plan at one batch size (and image size, where the plan has several) on device 0.
+    """Runs a plan at one batch size (and image size, if the plan has several) on device 0.
 
-    `device` is what was recorded when the plan was built: the machine, and how far beyond it the plan may go.
-    `trusted` says of a SHA-256 whether the plan may be loaded.
+    `device` is the record from when the plan was built: the machine, and the compatibility with others. `trusted`
+    returns whether the plan with a SHA-256 may be loaded.
     """
 
     native = True
@@ -253,7 +254,7 @@ class TensorRtRunner(runner.Runner):
         self.trusted = trusted
         self._resources = contextlib.ExitStack()
         self._context: trt.IExecutionContext | None = None
-        self._keep: tuple[object, ...] = ()  # what the context needs, and what must not go before it
+        self._keep: tuple[object, ...] = ()  # objects that must outlive the context
         self._host: dict[str, cuda.PinnedArray] = {}
         self._memory: dict[str, int] = {}
         self._graph: cuda.Graph | None = None
@@ -265,7 +266,7 @@ class TensorRtRunner(runner.Runner):
         try:
             self._prepare(data)
         except BaseException:
-            with contextlib.suppress(VitdeployError):  # a GPU that failed may not even take memory back
+            with contextlib.suppress(VitdeployError):  # freeing memory may fail too after a GPU error
                 self._close()
             raise
         mode = "CUDA graph" if self._graph is not None else "no CUDA graph"
@@ -278,37 +279,39 @@ class TensorRtRunner(runner.Runner):
         for tensor in (*self.inputs, *self.outputs):
             self._allocate(tensor)
         self._bind(self._memory)
-        self._enqueue()  # TensorRT makes ready what depends on shapes at the first run, which cannot be captured
+        self._enqueue()  # the first run prepares shape-dependent state and cannot be captured
         self._stream.synchronize()
         self._graph = self._stream.capture(self._enqueue)
         if self._graph is not None:
             self._resources.callback(self._graph.close)
-        self._messages.errors.clear()  # of a capture that was refused
+        self._messages.errors.clear()  # from a failed capture
 
     def _open(self, data: bytes) -> None:
         """Deserialise the plan, choose its profile, and set `inputs` and `outputs`."""
         logger, self._messages = make_logger()
         try:
             runtime = trt.Runtime(logger)
-        except TypeError:  # what the bindings make of a runtime that could not be created
-            raise self._messages.failure(f"{self.name}: TensorRT does not start") from None
-        # A version-compatible plan brings a runtime with it, which is code on the host.
+        except TypeError:  # raised by the bindings if the runtime could not be created
+            raise self._messages.failure(f"{self.name}: TensorRT failed to start") from None
+        # A version-compatible plan includes a runtime, which is host code.
         runtime.engine_host_code_allowed = self.device.get(VERSIONS) == "newer"
         engine = runtime.deserialize_cuda_engine(data)
         if engine is None:
-            raise self._messages.failure(f"{self.name}: TensorRT refuses the plan", f"rebuild it: {rebuild(self.plan)}")
+            raise self._messages.failure(
+                f"{self.name}: TensorRT cannot deserialise the plan", f"rebuild it: {rebuild(self.plan)}"
+            )
         context = engine.create_execution_context()
         if context is None:
-            raise self._messages.failure(f"{self.name}: TensorRT makes no execution context")
-        # The plan has details for the inspector; at every run they would cost time.
+            raise self._messages.failure(f"{self.name}: TensorRT failed to create an execution context")
+        # The plan has details for the inspector, which would cost time at every run.
         context.nvtx_verbosity = trt.ProfilingVerbosity.NONE
         inputs, outputs = io_tensors(engine)
         index, shapes = profiles.choose_profile(read_profiles(engine), inputs, self.batch, self.image_size, self.name)
         if not context.set_optimization_profile_async(index, self._stream.handle):
-            raise self._messages.failure(f"{self.name}: TensorRT refuses the profile {index}")
+            raise self._messages.failure(f"{self.name}: TensorRT rejected the profile {index}")
         for tensor in inputs:
             if not context.set_input_shape(tensor.name, shapes[tensor.name]):
-                raise self._messages.failure(f"{self.name}: TensorRT refuses the shape of {tensor.name!r}")
+                raise self._messages.failure(f"{self.name}: TensorRT rejected the shape of {tensor.name!r}")
         self.inputs = tuple(TensorSpec(tensor.name, tensor.dtype, shapes[tensor.name]) for tensor in inputs)
         self.outputs = tuple(
             tensor_spec(tensor.name, engine.get_tensor_dtype(tensor.name), context.get_tensor_shape(tensor.name))
@@ -322,7 +325,7 @@ class TensorRtRunner(runner.Runner):
             raise EngineError(
                 f"{self.name}: the shape of {tensor.name!r} depends on the data",
                 found=str(tensor),
-                expected="shapes that follow from the input's",
+                expected="shapes determined by the input shapes",
             )
         host = cuda.PinnedArray(shape, tensor.dtype)
         self._resources.callback(host.close)
@@ -334,10 +337,10 @@ class TensorRtRunner(runner.Runner):
         assert self._context is not None
         for name, address in addresses.items():
             if not self._context.set_tensor_address(name, address):
-                raise self._messages.failure(f"{self.name}: TensorRT refuses the memory of {name!r}")
+                raise self._messages.failure(f"{self.name}: TensorRT rejected the memory of {name!r}")
 
     def _enqueue(self) -> None:
-        """From pinned memory to pinned memory, in the stream."""
+        """Enqueue copy in, run and copy out, between pinned buffers, on the stream."""
         self._copy_in()
         self._execute()
         self._copy_out()
@@ -352,7 +355,7 @@ class TensorRtRunner(runner.Runner):
 
     def _execute(self) -> None:
         assert self._context is not None
-        self._messages.errors.clear()  # what was said before has been raised, or did not matter
+        self._messages.errors.clear()  # earlier messages were raised or are irrelevant
         if not self._context.execute_async_v3(self._stream.handle):
             raise self._messages.failure(f"{self.name}: TensorRT failed")
 
@@ -367,7 +370,7 @@ class TensorRtRunner(runner.Runner):
         return {tensor.name: self._host[tensor.name].array.copy() for tensor in self.outputs}
 
     def stages(self, feeds: Mapping[str, runner.Array]) -> dict[str, float]:
-        """By CUDA events between the parts, enqueued one by one: a captured graph has none inside."""
+        """Measure with CUDA events between separately enqueued phases: a captured graph has no events."""
         with self._turn, contextlib.ExitStack() as events:
             self._require_loaded("stages()")
             marks = [cuda.Event() for _ in range(4)]
@@ -384,14 +387,14 @@ class TensorRtRunner(runner.Runner):
             return {name: marks[i + 1].milliseconds_since(marks[i]) for i, name in enumerate(names)}
 
     def infer_device(self, feeds: Mapping[str, Any]) -> dict[str, DeviceArray]:
-        """Run once on arrays in the memory of device 0, without a copy of inputs or outputs.
+        """Run once on arrays in the memory of device 0, without copying inputs or outputs.
 
         `feeds` are objects with `__dlpack__` or `__cuda_array_interface__` by input name, such as PyTorch's and CuPy's,
-        C-contiguous. Outputs are new arrays that offer both; they are complete when this returns.
+        C-contiguous. Outputs are new arrays that support both; they are complete when this returns.
 
         Raises:
-            TensorError: a missing or unknown input name, another dtype or shape than `inputs` say, or other memory.
-            DeviceMemoryError: no room for the outputs.
+            TensorError: a missing or unknown input name, another dtype or shape than in `inputs`, or other memory.
+            DeviceMemoryError: not enough memory for the outputs.
         """
         with self._turn:
             self._require_loaded("infer_device()")
@@ -400,7 +403,7 @@ class TensorRtRunner(runner.Runner):
             for name, array in taken.items():
                 if (array.dtype, array.shape) != (expected[name].dtype, expected[name].shape):
                     raise TensorError(
-                        f"{self.name}: input {name!r} does not fit",
+                        f"{self.name}: wrong dtype or shape of input {name!r}",
                         found=f"{array.dtype} {list(array.shape)}",
                         expected=f"{expected[name].dtype} {list(expected[name].shape)}",
                     )
@@ -424,7 +427,7 @@ class TensorRtRunner(runner.Runner):
 
 
 def io_tensors(engine: trt.ICudaEngine) -> tuple[list[TensorSpec], list[TensorSpec]]:
-    """The inputs and outputs of an engine, in its own order.
+    """Return the inputs and outputs of an engine, in its order.
 
     Raises:
         TensorError: an element type that numpy lacks.
@@ -438,7 +441,7 @@ def io_tensors(engine: trt.ICudaEngine) -> tuple[list[TensorSpec], list[TensorSp
 
 
 def read_profiles(engine: trt.ICudaEngine) -> list[dict[str, profiles.Range]]:
-    """The range of every input in every optimisation profile of an engine."""
+    """Return the range of every input in every optimisation profile of an engine."""
     inputs = io_tensors(engine)[0]
     return [
         {tensor.name: _range(engine, tensor, index) for tensor in inputs}

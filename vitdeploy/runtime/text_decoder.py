@@ -1,4 +1,4 @@
-"""From an image to the tokens of a text: greedy decoding or beam search over the engines of encoder and decoder."""
+"""Decode an image to the tokens of a text: greedy decoding or beam search with the engines of encoder and decoder."""
 
 from __future__ import annotations
 
@@ -12,26 +12,26 @@ from vitdeploy.errors import InputError
 from vitdeploy.runtime import flows, runner, sequence
 from vitdeploy.spec import BeamSpec, SequenceSpec, TensorSpec
 
-# --- Beam search over the steps of a decoder, with the rules of transformers' `generate` ------------------------------
-# Source: `GenerationMixin._beam_search` of transformers 5.23, which these rules are compared with token by token. Its
-# default, early_stopping False, ends by a heuristic: the best running beam is judged as if it ended where it is.
+# --- Beam search with the rules of transformers' `generate` -----------------------------------------------------------
+# Source: `GenerationMixin._beam_search` of transformers 5.23, compared with this code token by token in tests. Its
+# default, early_stopping False, stops by a heuristic: the best running beam is scored as if it ended now.
 
 
 Tokens = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float32]
 
-# What takes a beam out of a ranking.
+# Added to the score of a beam to remove it from a ranking.
 OUT = np.float32(-1e9)
 
-# The logits [rows * beams, v] after these tokens, int64 [rows * beams, 1], each of which goes on from the beam of the
-# step before that the second array names, int64 [rows * beams]; None at the first step.
+# Returns the logits [rows * beams, v] after these tokens, int64 [rows * beams, 1]. The second array, int64 [rows *
+# beams], is the beam of the previous step that each continues; None at the first step.
 Step = Callable[[Tokens, Tokens | None], runner.Array]
 
 
 @dataclass(frozen=True)
 class _Beams:
-    """Of each row some texts: their tokens and the log probability of each, [rows, beams, steps], and their score,
-    float32 [rows, beams], which ranks them. `ended`: bool [rows, beams]."""
+    """Candidate texts of each row: tokens and their log probabilities, [rows, beams, steps], and the ranking scores,
+    float32 [rows, beams]. `ended`: bool [rows, beams]."""
 
     tokens: Tokens
     each: Floats
@@ -39,7 +39,7 @@ class _Beams:
     ended: npt.NDArray[np.bool_]
 
     def take(self, chosen: Tokens) -> _Beams:
-        """Those at int64 [rows, n] of each row."""
+        """Return the candidates at indices int64 [rows, n] of each row."""
         rows = np.arange(len(chosen))[:, None]
         return _Beams(
             self.tokens[rows, chosen], self.each[rows, chosen], self.score[rows, chosen], self.ended[rows, chosen]
@@ -55,7 +55,7 @@ class _Beams:
 
 
 def log_softmax(logits: runner.Array) -> Floats:
-    """float32 of the last axis."""
+    """Return the log-softmax over the last axis, float32."""
     shifted = logits.astype(np.float32) - logits.max(axis=-1, keepdims=True)
     return np.asarray(shifted - np.log(np.exp(shifted).sum(axis=-1, keepdims=True)), np.float32)
 
@@ -63,8 +63,8 @@ def log_softmax(logits: runner.Array) -> Floats:
 def beam_search(
     step: Step, rows: int, given: Sequence[int], spec: SequenceSpec, search: BeamSpec, steps: int
 ) -> tuple[Tokens, Floats]:
-    """The best text of each row: its tokens, int64 [rows, steps], padded behind the end, and the log probability of
-    each, float32, 0 there. `given` are the tokens before it, of which the first step reads the last."""
+    """Return the best text of each row: its tokens, int64 [rows, steps], padded after the end, and their log
+    probabilities, float32, 0 after the end. `given` are the tokens before it; the first step reads the last of them."""
     count = search.beams
     running = _none(rows, count, steps, spec.pad, first_alone=True)
     done = _none(rows, count, steps, spec.pad)
@@ -93,8 +93,8 @@ def beam_search(
 def allowed(
     scores: runner.Array, written: Tokens, given: Sequence[int], spec: SequenceSpec, *, last: bool
 ) -> runner.Array:
-    """Scores [n, v] of the next tokens, minus infinity for those that the spec rules out after `written`, int64 [n, t],
-    and what was `given` before. `last`: no more tokens can follow."""
+    """Return the scores [n, v] of the next tokens, -inf for those that the spec forbids after `given` and `written`,
+    int64 [n, t]. `last`: no more tokens can follow."""
     if last and spec.forced_end:
         scores = np.full_like(scores, -np.inf)
         scores[:, spec.end] = 0
@@ -112,7 +112,7 @@ def allowed(
 
 
 def _none(rows: int, count: int, steps: int, pad: int, *, first_alone: bool = False) -> _Beams:
-    """No text yet. Of running ones the first alone counts: the others would say the same."""
+    """Empty candidates. With `first_alone` only the first counts, because all running beams start equal."""
     score = np.full((rows, count), OUT)
     if first_alone:
         score[:, 0] = 0
@@ -121,8 +121,8 @@ def _none(rows: int, count: int, steps: int, pad: int, *, first_alone: bool = Fa
 
 
 def _continued(running: _Beams, scores: Floats, number: int, end: int, *, last: bool) -> tuple[_Beams, Tokens]:
-    """The best continuations of all running beams, best first, twice as many as beams, so that enough go on if all the
-    best ones end; and the beam of each, int64 [rows, n]. Their score is the sum of their log probabilities."""
+    """The best continuations of all running beams, best first, and the beam of each, int64 [rows, n]. There are twice
+    as many as beams, so that enough continue if all the best ones end. The score is the sum of log probabilities."""
     rows, count, vocabulary = scores.shape
     total = (running.score[:, :, None] + scores).reshape(rows, -1)
     best = _top(total, 2 * count)
@@ -134,7 +134,7 @@ def _continued(running: _Beams, scores: Floats, number: int, end: int, *, last: 
 
 
 def _finished(done: _Beams, found: _Beams, search: BeamSpec, length: int, improvable: npt.NDArray[np.bool_]) -> _Beams:
-    """The best texts that have ended, with those that ended now among the first `beams` continuations."""
+    """The best ended texts, including those that ended now among the first `beams` continuations."""
     now = found.ended & (np.arange(found.ended.shape[1]) < search.beams)
     score = found.score / np.float32(length**search.length_penalty)
     full = done.ended.all(axis=1, keepdims=True) & (search.early_stopping is True)
@@ -144,33 +144,33 @@ def _finished(done: _Beams, found: _Beams, search: BeamSpec, length: int, improv
 
 
 def _top(values: Floats, count: int) -> Tokens:
-    """Where the largest values of each row are, largest first; of equal ones the first."""
-    if values.shape[1] > 8 * count:  # a vocabulary: sorting all of it would take longer than the step
+    """The indices of the largest values of each row, largest first; ties: lower index first."""
+    if values.shape[1] > 8 * count:  # a vocabulary: sorting all of it would take longer than the decoder step
         near = np.sort(np.argpartition(-values, count - 1, axis=1)[:, :count], axis=1)
         order = np.argsort(-np.take_along_axis(values, near, 1), axis=1, kind="stable")
         return np.take_along_axis(near, order, 1)
     return np.argsort(-values, axis=1, kind="stable")[:, :count]
 
 
-# --- An encoder-decoder of images as one runner -----------------------------------------------------------------------
+# --- An image encoder and text decoder as one runner ------------------------------------------------------------------
 
 
-# More beams than this have never been found to read better, and each is a run of the decoder.
+# Limit of beams; each costs a row in every decoder run.
 MOST_BEAMS = 64
-# Tokens of the text that is measured, or as many as the model can write.
+# Tokens per text in measurements, or the model's maximum if lower.
 MEASURED = 32
 TOKENS, SCORES = "tokens", "scores"
 
 
 def text_outputs(spec: SequenceSpec) -> tuple[TensorSpec, ...]:
-    """The outputs of such an engine as a whole. "scores" are the natural logarithms of the tokens' probabilities."""
+    """Return the outputs of the whole engine. "scores" are the natural logarithms of the tokens' probabilities."""
     shape = ("batch", spec.max_length)
     return TensorSpec(TOKENS, "int64", shape), TensorSpec(SCORES, "float32", shape)
 
 
 class TextRunner(sequence.SequenceRunner):
-    """An encoder-decoder of images, which writes a text for each. Inputs: those of the encoder. Outputs:
-    `text_outputs`, found as the engine's `SequenceSpec` says."""
+    """An encoder-decoder that writes a text for each image. Inputs: those of the encoder. Outputs: `text_outputs`,
+    decoded by the engine's `SequenceSpec`."""
 
     def _load(self) -> None:
         super()._load()
@@ -193,16 +193,16 @@ class TextRunner(sequence.SequenceRunner):
     def write(
         self, images: runner.Array, search: BeamSpec | None = None, prompt: Sequence[int] = ()
     ) -> tuple[Tokens, Floats]:
-        """For images [n, ...] as the encoder takes them: their tokens, int64 [n, max_length], padded behind the end
-        token, and the natural logarithm of the probability of each, float32, 0 behind the end.
+        """Return the tokens of images [n, ...] (as the encoder takes them), int64 [n, max_length], padded after the end
+        token, and the natural logarithm of each token's probability, float32, 0 after the end.
 
         Args:
-            search: beam search; None takes the likeliest token at each step.
-            prompt: tokens that the text begins with, in the place of the start token; they are not in the answer.
+            search: settings of the beam search; None decodes greedily.
+            prompt: the first tokens of the text, instead of the start token; they are not in the answer.
 
         Raises:
             TensorError: images of another dtype or shape.
-            InputError: no sensible number of beams, or a prompt of no tokens of this model, or too many.
+            InputError: an invalid number of beams, or a prompt with unknown tokens or too many.
         """
         self._check(images)
         self._check_prompt(prompt)
@@ -216,8 +216,8 @@ class TextRunner(sequence.SequenceRunner):
         return np.pad(tokens, missing, constant_values=self.spec.pad), np.pad(scores, missing).astype(np.float32)
 
     def _query(self, images: runner.Array) -> object:
-        """A text of MEASURED tokens for each image, or of as many as the model can write, found as the engine's
-        `SequenceSpec` says: two engines of one model do the same work, whatever they read in noise."""
+        """Write MEASURED tokens for each image (or the model's maximum, if lower), decoded by the engine's
+        `SequenceSpec` but without an end: so two engines of one model do the same work on random images."""
         endless, steps = (
             replace(self.spec, end=-1, forced_end=None, no_repeat=None),
             min(MEASURED, self.spec.max_length),
@@ -266,18 +266,18 @@ class TextRunner(sequence.SequenceRunner):
         wrong = [token for token in prompt if not 0 <= token < self.vocabulary]
         if wrong or len(prompt) > self.spec.max_length:
             raise InputError(
-                "the prompt does not fit the model",
+                "the prompt has unknown tokens, or too many",
                 found=f"the token {wrong[0]}" if wrong else f"{len(prompt)} tokens",
                 expected=f"tokens 0 to {self.vocabulary - 1}, at most {self.spec.max_length}",
             )
 
 
 def require_beams(beams: object, vocabulary: int) -> None:
-    """Raise InputError for anything but a number of beams that a search makes sense with."""
+    """Raise InputError unless `beams` is a valid number of beams."""
     most = min(MOST_BEAMS, vocabulary - 1)
     if isinstance(beams, bool) or not isinstance(beams, int) or not 1 <= beams <= most:
         raise InputError(
-            "that is no number of beams",
+            "invalid number of beams",
             found=repr(beams) if isinstance(beams, int | float | str) else runner.type_name(beams),
-            expected=f"a whole number, 1 (the likeliest token at each step) to {most}",
+            expected=f"an integer from 1 (greedy) to {most}",
         )

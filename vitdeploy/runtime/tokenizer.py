@@ -1,5 +1,4 @@
-"""Texts to tokens on the device, and tokens to texts, with the `tokenizers` package and the tokenizer file of the
-bundle."""
+"""Convert texts to tokens and tokens to texts, with the `tokenizers` package and the bundle's tokenizer file."""
 
 import html
 import importlib
@@ -17,20 +16,20 @@ from vitdeploy.errors import InputError, ManifestError, MissingFileError, Missin
 from vitdeploy.runtime.runner import type_name
 from vitdeploy.spec import SPARSE, OutputSpec
 
-# What OpenCLIP's tokenizers do to a text first: nothing but white space; small letters; no punctuation either.
+# Text cleaning of OpenCLIP's tokenizers: white space only; also lower case; also without punctuation.
 Clean = Literal["whitespace", "lower", "canonicalize"]
 CLEANINGS: tuple[Clean, ...] = get_args(Clean)
 
 
 @dataclass(frozen=True)
 class ZeroShotSpec(OutputSpec):
-    """How texts become tokens, and how the features of images and texts are compared.
+    """How texts become tokens, and how features of images and texts are compared.
 
-    A text is `length` tokens, padded with the token `pad` on the side `padding`; `tokenizer` is the file of the bundle
-    that makes them, `lowercase` whether texts become small letters first, `clean` how they are changed before all that
-    (`runtime.tokenizer.cleaned`; OpenCLIP's checkpoints). The logit of an image and a text is scale * cosine + bias;
-    `scores` says what its probability is: "softmax" over the texts that are given (CLIP, arXiv 2103.00020, section
-    2.3), or "sigmoid" of each (SigLIP, arXiv 2303.15343, section 3.2).
+    A text is `length` tokens, padded with the token `pad` on the side `padding`; `tokenizer` is the bundle's tokenizer
+    file, `lowercase` converts texts to lower case first, `clean` cleans them before that (`runtime.tokenizer.cleaned`;
+    OpenCLIP's checkpoints). The logit of an image and a text is scale * cosine + bias; `scores` turns logits into
+    probabilities: "softmax" over the given texts (CLIP, arXiv 2103.00020, section 2.3), or "sigmoid" of each (SigLIP,
+    arXiv 2303.15343, section 3.2).
     """
 
     length: int
@@ -47,11 +46,12 @@ class ZeroShotSpec(OutputSpec):
 
 @dataclass(frozen=True)
 class OpenVocabularySpec(OutputSpec):
-    """How texts become tokens, and how a detector finds what they say (OWL-ViT, arXiv 2205.06230; OWLv2, 2306.09683).
+    """How texts become tokens, and how a detector finds the objects they describe (OWL-ViT, arXiv 2205.06230; OWLv2,
+    2306.09683).
 
     `length`, `pad`, `padding`, `tokenizer`, `lowercase` and `clean` are as in `ZeroShotSpec`. The logit of a box and a
-    text is (cosine + shift) * scale, with the box's own shift and scale; of each box the best text is a candidate, with
-    its sigmoid as the score, and it is shown from `threshold` on. Boxes are cx cy w h relative to the model's input.
+    text is (cosine + shift) * scale, with the box's shift and scale; the best text of each box is a candidate, with its
+    sigmoid as the score, and is returned above `threshold`. Boxes are cx cy w h relative to the model's input.
     """
 
     length: int
@@ -63,44 +63,44 @@ class OpenVocabularySpec(OutputSpec):
     clean: Clean | None = field(default=None, metadata=SPARSE)
 
     def comparable(self, outputs: Iterable[str]) -> list[str]:
-        """Of "scores", "labels" and "boxes" the scores: boxes of nearly equal scores for two texts may change these."""
+        """Return only "scores": a box with nearly equal scores for two texts may swap its label."""
         return [name for name in outputs if name == "scores"]
 
 
 @dataclass(frozen=True)
 class TextSpec(OutputSpec):
-    """How tokens become a text: by the file `tokenizer` of the bundle, without the tokens `left_out`, such as those
-    that begin, end and fill up."""
+    """How tokens become a text: with the bundle's file `tokenizer`, without the tokens `left_out`, such as start, end
+    and padding."""
 
     left_out: tuple[int, ...]
     tokenizer: str = "tokenizer.json"
 
     def comparable(self, outputs: Iterable[str]) -> list[str]:
-        """None of the outputs: the scores behind the first token that differs are of other texts."""
+        """Return no outputs: after the first different token, scores belong to different texts."""
         return []
 
 
-# What says how texts become tokens.
+# Specs that describe how texts become tokens.
 ReadsTexts: TypeAlias = "ZeroShotSpec | OpenVocabularySpec"
 
 
 Tokens = npt.NDArray[np.int64]
 
-# Of the files that are published the largest has 34 MB.
+# The largest published tokenizer file that we know has 34 MB.
 MAX_BYTES = 256 << 20
 SHOWN_CHARACTERS = 60
 _NO_PUNCTUATION = str.maketrans("_", " ", string.punctuation.replace("_", ""))
 
 
 class TextTokenizer:
-    """Turns texts into token numbers as their spec says. Safe to call from several threads."""
+    """Turns texts into token numbers by their spec. Safe to call from several threads."""
 
     def __init__(self, file: Path, spec: ReadsTexts, data: bytes | None = None) -> None:
-        """Reads the file, or takes `data` for what it has.
+        """Read the file, or use `data` as its contents.
 
         Raises:
             MissingPackageError: `tokenizers` is not installed.
-            MissingFileError, ManifestError: there is no such file, or it is no tokenizer.
+            MissingFileError, ManifestError: the file is missing, or not a tokenizer.
         """
         self.spec = spec
         self._tokenizer = _opened(file, data)
@@ -112,10 +112,11 @@ class TextTokenizer:
         self._tokenizer.enable_truncation(spec.length)
 
     def encode(self, texts: Sequence[str]) -> Tokens:
-        """int64 [texts, length]. A RuntimeWarning names each text that is cut, and what of it is not read.
+        """Return the tokens, int64 [texts, length]. A RuntimeWarning names each truncated text and the part that is not
+        read.
 
         Raises:
-            InputError: no text, or something that is none.
+            InputError: no text, or something other than a text.
         """
         require_texts(texts)
         spec = self.spec
@@ -132,17 +133,17 @@ class TextTokenizer:
         return tokens
 
     def cuts(self, texts: Sequence[str]) -> list[str]:
-        """A sentence for each of these texts that is cut, as `encode` warns."""
+        """Return a sentence for each truncated text, as in the warnings of `encode`."""
         found = zip(texts, self._tokenizer.encode_batch(list(texts)), strict=True)
         return [_cut(text, each, self.spec.length) for text, each in found if each.overflowing]
 
 
 def cleaned(text: str, clean: Clean) -> str:
-    """A text as OpenCLIP's tokenizers change it first: HTML's names of characters become these characters (twice, as
-    texts from the web have them), white space becomes one space. "lower": small letters too; "canonicalize": also
-    without punctuation, a space for each underscore.
+    """Return a text cleaned like OpenCLIP's tokenizers: HTML entities are unescaped (twice, as in texts from the web),
+    and white space becomes one space. "lower": also lower case; "canonicalize": also without punctuation, with a space
+    for each underscore.
 
-    OpenCLIP has the package ftfy repair a text before that (curly quotes, ligatures, wrong encodings); this does not.
+    OpenCLIP first repairs a text with the package ftfy (curly quotes, ligatures, wrong encodings); this does not.
     """
     text = html.unescape(html.unescape(text))
     if clean == "canonicalize":
@@ -153,26 +154,26 @@ def cleaned(text: str, clean: Clean) -> str:
 
 
 class TextWriter:
-    """Turns token numbers into texts as `TextSpec` says. Safe to call from several threads."""
+    """Turns token numbers into texts by `TextSpec`. Safe to call from several threads."""
 
     def __init__(self, file: Path, spec: TextSpec, data: bytes | None = None) -> None:
-        """Reads the file, or takes `data` for what it has; errors as `TextTokenizer`."""
+        """Read the file, or use `data` as its contents; errors as `TextTokenizer`."""
         self.spec = spec
         self._tokenizer = _opened(file, data)
         self._left_out = frozenset(spec.left_out)
 
     @property
     def vocabulary(self) -> int:
-        """How many tokens there are, with those that were added."""
+        """The number of tokens, including added ones."""
         return int(self._tokenizer.get_vocab_size(with_added_tokens=True))
 
     def text(self, tokens: Iterable[int]) -> str:
-        """The text of these tokens; those that are left out, or that the tokenizer does not have, are nothing."""
+        """Return the text of these tokens, without those in `left_out` or unknown to the tokenizer."""
         kept = [int(token) for token in tokens if int(token) not in self._left_out]
         return str(self._tokenizer.decode(kept, skip_special_tokens=False))
 
     def prompt(self, text: str) -> list[int]:
-        """The tokens of a text that an answer begins with, without any that the tokenizer would put around it."""
+        """Return the tokens of a prompt, without special tokens of the tokenizer."""
         return list(self._tokenizer.encode(text, add_special_tokens=False).ids)
 
 
@@ -180,36 +181,37 @@ def _opened(file: Path, data: bytes | None) -> Any:
     """The tokenizer of a file, or of its bytes; errors as `TextTokenizer`."""
     if data is None and not file.is_file():
         raise MissingFileError(
-            f"no tokenizer at {file}", expected="tokenizer.json", fix="copy the folder of the model again, whole"
+            f"no tokenizer at {file}", expected="tokenizer.json", fix="copy the complete model folder again"
         )
     package = _require()
     size = file.stat().st_size if data is None else len(data)
     if size > MAX_BYTES:
-        raise ManifestError(f"{file} is too large", found=f"{size:,} bytes", expected=f"{MAX_BYTES:,}")
+        raise ManifestError(f"{file} is too large", found=f"{size:,} bytes", expected=f"at most {MAX_BYTES:,}")
     try:
         return package.Tokenizer.from_file(str(file)) if data is None else package.Tokenizer.from_buffer(data)
     except Exception as error:  # the bindings raise plain Exception
-        raise ManifestError(f"{file} is no tokenizer", found=str(error)[:200], expected="tokenizer.json") from None
+        raise ManifestError(f"{file} is not a tokenizer", found=str(error)[:200], expected="tokenizer.json") from None
 
 
 def require_texts(texts: object) -> None:
-    """Raise InputError for anything but at least one text in a list."""
+    """Raise InputError unless `texts` is a list with at least one text."""
     several = isinstance(texts, Sequence) and not isinstance(texts, str | bytes)
     if several and texts and all(isinstance(text, str) for text in texts):  # type: ignore[attr-defined]
         return
     wrong = next((each for each in texts if not isinstance(each, str)), None) if several else None  # type: ignore[attr-defined]
     raise InputError(
-        "an image is compared with at least one text",
+        "texts must be a list of at least one text",
         found="no text" if several and not texts else type_name(texts if wrong is None else wrong),
         expected="a list of texts, such as ['a photo of a cat', 'a photo of a dog']",
     )
 
 
 def _cut(text: str, found: Any, length: int) -> str:
-    """What the model does not see of a text. Special tokens have no place in it."""
+    """The warning for a truncated text, with the part that the model does not see. Special tokens have empty
+    offsets."""
     kept = max((end for _, end in found.offsets), default=0)
     lost = text[kept:].strip()
-    return f"a text is cut at {length} tokens: of {_shown(text)} the model does not read {_shown(lost)}"
+    return f"text truncated to {length} tokens: {_shown(text)}; the model does not read {_shown(lost)}"
 
 
 def _shown(text: str) -> str:

@@ -1,9 +1,9 @@
-"""The part of an image that a top-down model sees of one object, by the object's box.
+"""The part of an image that a top-down model sees for one object's box.
 
-The box is made larger until its aspect is the input's, then by a quarter, and sampled bilinearly at the input's pixels:
-their first and last centres lie on the edges of the enlarged box. What lies outside of the image is black. This is
-mmpose's TopDownAffine without rotation in its unbiased form (arXiv 1911.07524, equation 8), which transformers'
-VitPoseImageProcessor does by SciPy; pixels are equal to that, but where rounding to whole grey levels is a tie.
+The box is enlarged to the input's aspect ratio, then by a quarter, and sampled bilinearly at the input's pixels, whose
+first and last centres are on the edges of the enlarged box. Pixels outside the image are black. This is mmpose's
+TopDownAffine without rotation in its unbiased form (arXiv 1911.07524, equation 8), which transformers'
+VitPoseImageProcessor computes with SciPy; pixels are equal, except for ties in rounding to whole grey levels.
 """
 
 from __future__ import annotations
@@ -24,33 +24,33 @@ if TYPE_CHECKING:
 # (left, top, right, bottom) in pixels of the image, in continuous coordinates.
 Box = tuple[float, float, float, float]
 PADDING = 1.25
-# Box sizes are in units of this in the library's float32 arithmetic, which is followed to the last bit.
+# The library's unit of box sizes in float32; this code reproduces its arithmetic bit for bit.
 UNIT = 200.0
 
 
 @dataclass(frozen=True)
 class Cutout:
-    """What is cut out of an image: its centre and its sides in pixels, each float32 [2], x and y."""
+    """A cut-out of an image: its centre and its sides in pixels, each float32 [2], x and y."""
 
     centre: npt.NDArray[np.float32]
     sides: npt.NDArray[np.float32]
 
 
 def cutout(box: Sequence[float], size: tuple[int, int]) -> Cutout:
-    """The enlarged box, for an input of `size` (width, height).
+    """Return the enlarged box, for an input of `size` (width, height).
 
     Raises:
-        InputError: no box: not four finite numbers, or nothing in it.
+        InputError: not four finite numbers, or an empty box.
     """
     try:
         values = [float(value) for value in box]
-    except (TypeError, ValueError):  # one number where a box of four is expected, or text
+    except (TypeError, ValueError):  # a single number, or text
         values = []
     if len(values) != 4 or not all(map(math.isfinite, values)) or values[2] <= values[0] or values[3] <= values[1]:
         raise InputError(
-            "this is no box in an image",
+            "invalid box",
             found=repr(box)[:80],
-            expected="left, top, right, bottom in pixels: right beyond left, bottom below top",
+            expected="left, top, right, bottom in pixels, with left < right and top < bottom",
         )
     left, top, right, bottom = values
     width, height = right - left, bottom - top
@@ -65,19 +65,20 @@ def cutout(box: Sequence[float], size: tuple[int, int]) -> Cutout:
 
 
 def cut_out(image: Image.Image, box: Sequence[float] | None, size: tuple[int, int]) -> npt.NDArray[np.uint8]:
-    """uint8 [height, width, channels] of a decoded image: what is in a box, or of all of it; `size` (width, height).
+    """Return the content of a box, or of the whole decoded image, as uint8 [height, width, channels]; `size` is (width,
+    height).
 
     Raises:
-        InputError: as `cutout`; or the box has no part of the image.
+        InputError: as `cutout`, or the box does not overlap the image.
     """
     width, height = image.size
     found = cutout(box if box is not None else (0, 0, width, height), size)
     if box is not None and (box[0] >= width or box[1] >= height or box[2] <= 0 or box[3] <= 0):
         raise InputError(
-            "the box lies outside of the image",
+            "the box is outside the image",
             found=f"{tuple(map(float, box))} in an image of {width}x{height}",
             expected="left, top, right, bottom in pixels of this image",
-            fix="check that box and image belong together, and that both are of one size",
+            fix="check that the box belongs to this image, at this size",
         )
     pixels = np.asarray(image, np.uint8)
     pixels = pixels[:, :, None] if pixels.ndim == 2 else pixels
@@ -95,8 +96,8 @@ def cut_out(image: Image.Image, box: Sequence[float] | None, size: tuple[int, in
 def _sampled(
     count: int, centre: np.float32, side: np.float32, length: int
 ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float64]]:
-    """For `count` pixels of the input along an axis: the two pixels of the image next to each, int64 [2, count], and
-    their shares, float64 [2, count], which are 0 outside of the image."""
+    """For `count` input pixels along an axis: the two nearest image pixels of each, int64 [2, count], and their
+    weights, float64 [2, count], 0 outside the image."""
     scale = np.float64(count - 1) / side
     offset = scale * (np.float32(0.5) * side - centre)
     at = (np.arange(count) - float(np.float32(offset))) / float(np.float32(scale))
@@ -107,7 +108,7 @@ def _sampled(
 
 
 def to_image(points: npt.NDArray[Any], grid: tuple[int, int], found: Cutout) -> npt.NDArray[np.float64]:
-    """float64 [n, 2], pixels of the image whose first centre is 0, of points [n, 2] in pixels of a `grid` (width,
-    height) of the model, whose first and last centres lie on the edges of what was cut out."""
+    """Convert points [n, 2] from pixels of the model's `grid` (width, height), whose first and last centres are on the
+    edges of the cut-out, to image pixels, float64 [n, 2]; 0 is the centre of the first pixel."""
     step = found.sides.astype(np.float64) / (np.array(grid) - 1.0)
     return np.asarray(points * step + found.centre - found.sides.astype(np.float64) * 0.5)

@@ -1,4 +1,4 @@
-"""Whom a bundle is trusted from, and files of this user alone."""
+"""Private folders of this user, atomic file writes, and the registry of trusted engines."""
 
 import contextlib
 import hashlib
@@ -14,15 +14,15 @@ from typing import IO
 from vitdeploy.errors import MissingFileError, StorageError, UnsafeError, UntrustedEngineError, quoted
 from vitdeploy.publish import flush, remove_abandoned, temporary_name
 
-# --- Folders private to this user, for files that are code once loaded: engines that a runtime caches -----------------
-# They lie in the user's cache, never inside a bundle, so that nobody who hands over a bundle can put an engine there.
+# --- Folders private to this user, for engines that a runtime caches: loading one runs code ---------------------------
+# They are in the user's cache, never inside a bundle, so that a bundle cannot add an engine.
 
 
 def private_folder(*names: str) -> Path:
-    """A folder below the user's cache of vitdeploy, each of `names` made with mode 0700 where it is missing.
+    """Return a folder in vitdeploy's user cache; missing folders of the path `names` are created with mode 0700.
 
     Raises:
-        UnsafeError: it is a link, belongs to another user, or others can write to it or read it.
+        UnsafeError: it is a link, belongs to another user, or other users can read or write it.
         StorageError: it cannot be made.
     """
     path = user_cache()
@@ -48,15 +48,15 @@ def _own(path: Path) -> None:
         mode = stat.S_IMODE(found.st_mode)
         kind = f"mode {mode:04o}, user {found.st_uid}" if stat.S_ISDIR(found.st_mode) else "a link"
         raise UnsafeError(
-            f"{path} is not private, and what it holds decides which code runs",
+            f"{path} must be private: its contents decide which code runs",
             found=kind,
             expected=f"a folder of user {os.getuid()} with mode 0700",
-            fix=f"look at what is in it; then remove it, or chmod 700 {quoted(path)}",
+            fix=f"check its contents; then remove it, or chmod 700 {quoted(path)}",
         )
 
 
 def is_private(folder: Path) -> bool:
-    """Whether it is there, a folder and no link to one, of this user, and nobody else can enter or write it."""
+    """Return whether `folder` exists, is not a link, belongs to this user, and is not accessible to other users."""
     try:
         return _is_own(folder.lstat())
     except OSError:
@@ -65,12 +65,12 @@ def is_private(folder: Path) -> bool:
 
 def _is_own(found: os.stat_result) -> bool:
     if not hasattr(os, "getuid"):
-        return stat.S_ISDIR(found.st_mode)  # Windows: the profile's own rights hold
+        return stat.S_ISDIR(found.st_mode)  # Windows: protected by the profile's permissions
     return stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid() and not found.st_mode & 0o077
 
 
 def user_cache() -> Path:
-    """This user's cache folder of vitdeploy, where the platform has such folders, whether it is there or not."""
+    """Return vitdeploy's cache folder of this user, at the platform's usual place; it may not exist."""
     return _cache() / "vitdeploy"
 
 
@@ -83,16 +83,16 @@ def _cache() -> Path:
     return Path(place) if place.startswith("/") else Path.home() / ".cache"
 
 
-# --- One file, all or nothing: written under a unique temporary name, flushed to disk, and renamed into place ---------
+# --- Atomic file writes: written under a unique temporary name, flushed to disk, and renamed into place ---------------
 
 
 @contextlib.contextmanager
 def open_atomic(path: Path, mode: int = 0o666) -> Iterator[IO[bytes]]:
-    """A new file to write to, which replaces the file `path` when the block ends without an error. A reader, and a
-    crash at any moment, sees the old file or the new one.
+    """Open a new file that replaces `path` when the block ends without an error. A reader sees the old file or the new
+    one, even after a crash.
 
     Raises:
-        OSError: the disk is full or not writable; `path` is then what it was.
+        OSError: the disk is full or not writable; `path` is then unchanged.
     """
     remove_abandoned(path.parent)
     temporary = path.with_name(temporary_name())
@@ -106,23 +106,23 @@ def open_atomic(path: Path, mode: int = 0o666) -> Iterator[IO[bytes]]:
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
-    flush(path.parent)  # the new name itself lies in the folder
+    flush(path.parent)  # persist the renamed entry
 
 
 def write_atomic(path: Path, data: bytes | memoryview, mode: int = 0o666) -> None:
-    """Replace the file `path` by `data`; as `open_atomic`."""
+    """Replace the contents of the file `path` by `data`, as `open_atomic`."""
     with open_atomic(path, mode) as file:
         file.write(data)
 
 
-# --- Decides which TensorRT plans may be loaded. A plan is code -------------------------------------------------------
-# deserialising one runs what its maker put into it.
+# --- The TensorRT plans that may be loaded ----------------------------------------------------------------------------
+# A plan is code: deserialising it runs code of its maker.
 #
-# Source: NVIDIA, "Security" of the TensorRT 11.4 documentation: only engines of one's own or signed ones; TensorRT's
-# own validity check is no detection of tampering. So a plan is loaded only if its SHA-256 stands in a registry of this
-# user on this machine: a folder that only the user can enter, outside of any bundle, with a file for each digest, which
-# `compile` writes; or if a caller that has verified the signature of a bundle says so (`trusted` of `read_trusted`). A
-# digest inside a bundle proves that the file is intact, never who made it.
+# Source: NVIDIA, "Security" in the TensorRT 11.4 documentation: load only own or signed engines; TensorRT's validity
+# check does not detect tampering. So a plan is loaded only if its SHA-256 is in this user's registry on this machine (a
+# private folder outside any bundle, with one file per digest, written by `compile`), or if a caller that has verified a
+# bundle's signature allows it (`trusted` of `read_trusted`). A digest inside a bundle proves that a file is intact, not
+# who made it.
 
 
 REGISTRY = "trusted-engines"
@@ -130,27 +130,27 @@ _DIGEST = re.compile(r"[0-9a-f]{64}")
 
 
 def rebuild(plan: Path) -> str:
-    """The command that makes the plan of a bundle again."""
+    """Return the command that rebuilds the plan of a bundle."""
     return f"vitdeploy compile {quoted(plan.parent / 'graph.onnx')} --target tensorrt -o DIR"
 
 
 def registry() -> Path:
-    """The folder of trusted digests, whether it is there or not."""
+    """Return the folder of trusted digests; it may not exist."""
     return user_cache() / REGISTRY
 
 
 def is_trusted(digest: str) -> bool:
-    """Whether the plan with this SHA-256 (lower-case hex) may be loaded by this user on this machine."""
+    """Return whether this user may load the plan with this SHA-256 (lower-case hex) on this machine."""
     entry = registry() / f"{digest}.json"
     return bool(_DIGEST.fullmatch(digest)) and is_private(registry()) and _own_file(entry)
 
 
 def register(digest: str, facts: Mapping[str, str]) -> None:
-    """Trust the plan with this SHA-256 from now on. `facts` say why, for people: by whom and for what it was built.
+    """Trust the plan with this SHA-256 from now on. `facts` record its origin for people: who built it, and for what.
 
     Raises:
-        ValueError: no SHA-256 in lower-case hex.
-        UnsafeError: others could write the registry.
+        ValueError: not a SHA-256 in lower-case hex.
+        UnsafeError: other users could write to the registry.
         StorageError: it cannot be written.
     """
     if not _DIGEST.fullmatch(digest):
@@ -169,10 +169,10 @@ def register(digest: str, facts: Mapping[str, str]) -> None:
 
 
 def read_trusted(plan: Path, trusted: Callable[[str], bool] = is_trusted) -> bytes:
-    """The bytes of a plan that may be loaded: those that were hashed, whatever becomes of the file.
+    """Return the bytes of a trusted plan: the same bytes that were hashed, even if the file changes.
 
     Raises:
-        MissingFileError: there is no such file.
+        MissingFileError: the file cannot be read.
         UntrustedEngineError: its digest is not trusted.
     """
     try:
@@ -182,9 +182,9 @@ def read_trusted(plan: Path, trusted: Callable[[str], bool] = is_trusted) -> byt
     digest = hashlib.sha256(data).hexdigest()
     if not trusted(digest):
         raise UntrustedEngineError(
-            f"{plan} is not loaded: an engine is code, and this one was not built by this user on this machine",
+            f"refused to load {plan}: it is native code that this user did not build on this machine",
             found=f"sha256 {digest[:16]}..., {len(data):,} bytes, not in {registry()}",
-            expected="an engine built here, unchanged since, or one signed by an identity that you name",
+            expected="an unchanged engine built here, or one signed by an identity that you trust",
             fix=f"rebuild it: {rebuild(plan)}",
         )
     return data

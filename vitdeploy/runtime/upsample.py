@@ -1,4 +1,4 @@
-"""Maps of a model's input enlarged to the size of the original image, in numpy."""
+"""Enlarge maps of a model's input to the size of the original image, in numpy."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -11,18 +11,18 @@ from vitdeploy.spec import PreprocessSpec
 
 Array = npt.NDArray[Any]
 
-# Values held at once: maps are enlarged in bands of rows, so that memory does not grow with the image.
+# Values per band: maps are enlarged in bands of rows, so that memory does not grow with the image.
 BAND_ELEMENTS = 1 << 22
-# The coefficient of the cubic that PyTorch, and all that is built on it, uses (Keys 1981, equation 4).
+# PyTorch's coefficient of the cubic kernel (Keys 1981, equation 4).
 CUBIC = -0.75
 
 
 def bands(maps: Array, size: tuple[int, int], preprocess: PreprocessSpec) -> Iterator[tuple[slice, slice, Array]]:
-    """The maps [n, height, width], bilinear, at the original image's size, a band of rows at a time: its rows and
-    columns, its values.
+    """Enlarge maps [n, height, width] bilinearly to the original image's size. Yield bands of rows: the rows and
+    columns, and the values.
 
-    Where the input shows the whole image it is `torch.nn.functional.interpolate(maps, size, mode="bilinear",
-    align_corners=False)`: no antialiasing, also where the image is smaller than the maps.
+    If the input shows the whole image, this equals `torch.nn.functional.interpolate(maps, size, mode="bilinear",
+    align_corners=False)`: without antialiasing, even if the image is smaller than the maps.
     """
     window = input_window(size, preprocess)
     rows, y_low, y_high, y_share = _samples(size[1], window.top, window.bottom, maps.shape[1])
@@ -37,13 +37,13 @@ def bands(maps: Array, size: tuple[int, int], preprocess: PreprocessSpec) -> Ite
 
 
 def enlarged(maps: Array, size: tuple[int, int]) -> Array:
-    """The maps [n, height, width], bilinear, at `size` (height, width), as `torch.nn.functional.interpolate` does it
-    without antialiasing."""
+    """Return maps [n, height, width] enlarged bilinearly to `size` (height, width), like
+    `torch.nn.functional.interpolate` without antialiasing."""
     return np.concatenate([band for _, band in enlarged_bands(maps, size)], axis=1)
 
 
 def enlarged_bands(maps: Array, size: tuple[int, int]) -> Iterator[tuple[slice, Array]]:
-    """The same a band of rows at a time: its rows, its values."""
+    """As `enlarged`, in bands of rows: yield the rows, and the values."""
     _, y_low, y_high, y_share = _samples(size[0], 0, size[0], maps.shape[1])
     _, x_low, x_high, x_share = _samples(size[1], 0, size[1], maps.shape[2])
     y_share, x_share = y_share.astype(maps.dtype)[:, None], x_share.astype(maps.dtype)
@@ -57,11 +57,11 @@ def enlarged_bands(maps: Array, size: tuple[int, int]) -> Iterator[tuple[slice, 
 def nearest(
     size: tuple[int, int], preprocess: PreprocessSpec, cells: tuple[int, int]
 ) -> tuple[slice, slice, Array, Array]:
-    """For an image of `size` (width, height) and maps of `cells` (height, width): the rows and columns of the image
-    that the model's input shows, and the row and the column of the maps that lies at each.
+    """Return, for an image of `size` (width, height) and maps of `cells` (height, width), the rows and columns of the
+    image in the model's input, and the row and column of the maps at each.
 
-    Where the input shows the whole image it is `torch.nn.functional.interpolate(maps, size, mode="nearest")`: the cell
-    at the upper left corner of a pixel, by its product in float32.
+    If the input shows the whole image, this equals `torch.nn.functional.interpolate(maps, size, mode="nearest")`: the
+    cell at the upper left corner of a pixel, computed in float32.
     """
     window = input_window(size, preprocess)
     rows, y = _corners(size[1], window.top, window.bottom, cells[0])
@@ -70,9 +70,10 @@ def nearest(
 
 
 def bicubic(plane: Array, size: tuple[int, int], preprocess: PreprocessSpec) -> tuple[slice, slice, Array]:
-    """A plane [height, width], bicubic, at the original image's size: its rows and columns there, its values.
+    """Return a plane [height, width] enlarged bicubically to the original image's size: the rows and columns, and the
+    values.
 
-    Where the input shows the whole image it is `torch.nn.functional.interpolate(plane, size, mode="bicubic",
+    If the input shows the whole image, this equals `torch.nn.functional.interpolate(plane, size, mode="bicubic",
     align_corners=False)`.
     """
     window = input_window(size, preprocess)
@@ -82,8 +83,8 @@ def bicubic(plane: Array, size: tuple[int, int], preprocess: PreprocessSpec) -> 
 
 
 def _positions(length: int, start: float, stop: float, count: int) -> tuple[slice, Array]:
-    """For the pixels of an image side whose centres lie in start..stop, which is divided into `count` cells: which
-    pixels they are, and where each lies, in cells; the centre of the first cell is 0."""
+    """The pixels of an image side whose centres are in start..stop, which has `count` cells, and the position of each
+    in cells; 0 is the centre of the first cell."""
     centres = np.arange(length) + 0.5
     inside = np.flatnonzero((centres >= start) & (centres <= stop))
     first = int(inside[0]) if len(inside) else 0
@@ -91,7 +92,7 @@ def _positions(length: int, start: float, stop: float, count: int) -> tuple[slic
 
 
 def _corners(length: int, start: float, stop: float, count: int) -> tuple[slice, Array]:
-    """The pixels as `_positions` says, and the cell at the first edge of each."""
+    """The pixels of `_positions`, and the cell at the first edge of each."""
     pixels, _ = _positions(length, start, stop, count)
     edges = (np.arange(pixels.start, pixels.stop) - start).astype(np.float32)
     cells = np.floor(edges * (np.float32(count) / np.float32(stop - start))).astype(np.int64)
@@ -99,7 +100,7 @@ def _corners(length: int, start: float, stop: float, count: int) -> tuple[slice,
 
 
 def _samples(length: int, start: float, stop: float, count: int) -> tuple[slice, Array, Array, Array]:
-    """The pixels as `_positions` says, the two nearest cell centres of each, and the second one's share."""
+    """The pixels of `_positions`, the two nearest cell centres of each, and the second one's share."""
     pixels, found = _positions(length, start, stop, count)
     position = np.clip(found, 0, count - 1)
     low = np.floor(position).astype(np.int64)
@@ -107,7 +108,7 @@ def _samples(length: int, start: float, stop: float, count: int) -> tuple[slice,
 
 
 def _cubic(length: int, start: float, stop: float, count: int) -> tuple[slice, Array]:
-    """The pixels as `_positions` says, and the weights of the cells for each, float64 [pixels, count]."""
+    """The pixels of `_positions`, and the weights of the cells for each, float64 [pixels, count]."""
     pixels, position = _positions(length, start, stop, count)
     low = np.floor(position).astype(np.int64)
     weights = np.zeros((len(position), count))

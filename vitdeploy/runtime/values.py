@@ -1,4 +1,4 @@
-"""Values that runners and predictors share: tensors, batches, timings, labels."""
+"""Functions shared by runners and predictors: batches, timings, weight bits, labels."""
 
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -16,15 +16,15 @@ from vitdeploy.spec import EngineSpec, Manifest, Postprocess, Task, TensorSpec, 
 
 
 def last_resort(others: Sequence[Task]) -> str:
-    """What a user is told where the outputs are of no task, and which tasks would take them if asked."""
-    told = "the outputs are of no task that vitdeploy knows: they are compared as numbers (the task tensors)"
+    """Return the note for outputs without a known task; `others` are the tasks that could read them on request."""
+    note = "the outputs fit no known task: they are compared as numbers (task tensors)"
     if not others:
-        return f"{told}; a task of its own would add answers in words, labels and a metric"
+        return f"{note}; a custom task would add readable answers, labels and a metric"
     named = " or ".join(f"--task {task}" for task in others)
-    return f"{told}; {named} would read them, and adds answers in words, labels and a metric"
+    return f"{note}; {named} can read them and adds readable answers, labels and a metric"
 
 
-# --- Runs more images than an engine takes at once, or fewer ----------------------------------------------------------
+# --- Runs of any number of images in batches --------------------------------------------------------------------------
 
 
 Feeds = Mapping[str, BatchesArray]
@@ -33,10 +33,10 @@ Feeds = Mapping[str, BatchesArray]
 def run_batches(
     chunks: Iterable[Feeds], batch: int | None, infer: Callable[[Feeds], Mapping[str, BatchesArray]]
 ) -> dict[str, BatchesArray]:
-    """Every output, [n, ...], for all rows of the chunks, of which there is at least one.
+    """Return every output, [n, ...], for all rows of the chunks (at least one).
 
     A chunk has each input, [at most `batch`, ...]; a shorter one is padded with its last row, and the padding's outputs
-    are dropped. `batch` None means an engine that takes any number.
+    are dropped. `batch` None: the engine takes any number of rows.
     """
     runs = []
     for chunk in chunks:
@@ -51,7 +51,7 @@ def _padded(array: BatchesArray, missing: int) -> BatchesArray:
     return np.concatenate([array, np.repeat(array[-1:], missing, axis=0)])
 
 
-# --- Where a predictor's time went: the stages of its images, summed over all threads ---------------------------------
+# --- Timings of a predictor by stage, summed over all threads ---------------------------------------------------------
 
 
 STAGES = ("decode", "preprocess", "infer", "postprocess")
@@ -59,10 +59,10 @@ STAGES = ("decode", "preprocess", "infer", "postprocess")
 
 @dataclass(frozen=True)
 class Timings:
-    """Milliseconds per image, means over `images`; all 0 before the first.
+    """Mean milliseconds per image over `images`; all 0 before the first.
 
-    decode: file to pixels. preprocess: resize, crop, and what the graph does not do itself. infer: host to host, with
-    the wait for other threads' turns. postprocess: outputs to the answer.
+    decode: file to pixels. preprocess: resize, crop, and normalisation outside the graph. infer: host to host,
+    including waits for other threads. postprocess: outputs to the answer.
     """
 
     images: int
@@ -76,7 +76,7 @@ class Timings:
 
 
 class Stopwatch:
-    """Adds up how long stages take; safe to use from several threads."""
+    """Sums the durations of stages; safe to use from several threads."""
 
     def __init__(self) -> None:
         self._lock = runner.forkable_lock()
@@ -84,8 +84,8 @@ class Stopwatch:
         self._ns = dict.fromkeys(STAGES, 0)
 
     def add(self, stage: str, start: int) -> int:
-        """A stage that began at `start`, of time.perf_counter_ns(), ends; its nanoseconds. (A context manager would
-        take four times as long, which shows with a small model.)"""
+        """End a stage that began at `start` (time.perf_counter_ns()) and return its nanoseconds. (A context manager
+        would take four times as long, which is measurable for small models.)"""
         elapsed = time.perf_counter_ns() - start
         with self._lock:
             self._ns[stage] += elapsed
@@ -102,57 +102,55 @@ class Stopwatch:
 
 
 # --- The number of bits of INT8 weights -------------------------------------------------------------------------------
-# 8, or 7 on CPUs where products of 8-bit weights saturate (`host.saturates`).
+# 8 bits, or 7 on CPUs where products of 8-bit weights saturate (`host.saturates`).
 #
-# 255 * 63 * 2 is less than 2^15, so that weights of 7 bits give right answers everywhere.
+# 255 * 63 * 2 is less than 2^15, so 7-bit weights never saturate.
 
 
 def bits_for(isa: str) -> WeightBits:
-    """The most that give right answers on a CPU with these instruction sets."""
+    """Return the largest number of bits without saturation on a CPU with these instruction sets."""
     return 7 if host.saturates(isa) else 8
 
 
 def bits_of(engine: EngineSpec) -> WeightBits | None:
-    """The bits of an engine's INT8 weights; None for an engine in float."""
+    """Return the bits of an engine's INT8 weights; None for a float engine."""
     return (engine.weight_bits or 8) if engine.precision in ("int8", "mixed") else None
 
 
 def saturation_warning(bits: WeightBits | None, isa: str) -> str:
-    """The problem with weights of this many bits on this CPU; "" if there is none."""
+    """Return a warning if weights with `bits` bits saturate on this CPU, else ""."""
     if bits != 8 or not host.saturates(isa):
         return ""
     return (
-        "weights of 8 bits saturate on this CPU, which has no VNNI: answers may be wrong; "
-        "vitdeploy quantize --no-vnni makes weights of 7"
+        "8-bit weights may saturate on this CPU, which has no VNNI: answers may be wrong; "
+        "vitdeploy quantize --no-vnni makes 7-bit weights"
     )
 
 
 def int8_instructions(isa: str) -> str:
-    """What a CPU with these instruction sets has for INT8, as a line of the doctor; "" for an unknown one."""
+    """Return the doctor's line on the INT8 support of a CPU with these instruction sets; "" if unknown."""
     found = set(isa.split())
     if host.saturates(isa):
-        return "missing  VNNI: INT8 weights are made with 7 bits, as products of 8 would saturate"
+        return "missing  VNNI: INT8 weights use 7 bits, because products of 8-bit weights would saturate"
     if host.VNNI & found:
-        return "works    VNNI: INT8 weights are made with 8 bits"
+        return "works    VNNI: INT8 weights use 8 bits"
     if host.DOT_PRODUCT & found:
-        return "works    dot products: INT8 weights are made with 8 bits"
+        return "works    dot products: INT8 weights use 8 bits"
     if "asimd" in found:
-        return "missing  dot products: INT8 is right with 8 bits, by slower instructions: bench says whether it pays"
+        return "missing  dot products: INT8 with 8 bits is correct but slower; run bench to compare it with float"
     return ""
 
 
 def weight_remarks(engine: EngineSpec, isa: str) -> list[str]:
-    """Remarks, with the engine's name, on running it on a CPU that its weights are not made for."""
+    """Return remarks, with the engine's name, if its weights were made for another kind of CPU."""
     bits, warning = bits_of(engine), saturation_warning(bits_of(engine), isa)
     if warning:
         return [f"warning: {engine.artifact}: {warning}"]
     if bits == 7 and not host.saturates(isa):
-        made = (
-            "for CPUs without VNNI, which this one has" if host.VNNI & set(isa.split()) else "for x86 CPUs without VNNI"
-        )
+        made = "CPUs without VNNI (this CPU has it)" if host.VNNI & set(isa.split()) else "x86 CPUs without VNNI"
         return [
-            f"note: {engine.artifact} is made {made}: weights of 8 bits would be nearer to the original here, and what "
-            "is measured here is not that CPU"
+            f"note: {engine.artifact} has 7-bit weights for {made}: 8-bit weights would be closer to the original "
+            "here, and results here do not apply to those CPUs"
         ]
     return []
 
@@ -161,10 +159,10 @@ def weight_remarks(engine: EngineSpec, isa: str) -> list[str]:
 
 
 def read_labels(folder: Path, manifest: Manifest, files: CheckedFiles | None = None) -> list[str] | None:
-    """One label per class, or None if the bundle has none. `files`: the bundle's, where it is being loaded.
+    """Return one label per class, or None if the bundle has none. `files`: the bundle's files while it is being loaded.
 
     Raises:
-        DigestError, ManifestError: the file is not the recorded one, or has not one line a class.
+        DigestError, ManifestError: the file differs from the manifest's record, or does not have one line per class.
     """
     if manifest.labels is None:
         return None
@@ -173,13 +171,13 @@ def read_labels(folder: Path, manifest: Manifest, files: CheckedFiles | None = N
         text = data.decode("utf-8")
     except UnicodeDecodeError as error:
         raise ManifestError(f"{folder / manifest.labels} is not UTF-8", found=str(error)[:200]) from None
-    # Not splitlines(): a label may hold other characters that it takes for the end of a line.
+    # Not splitlines(): it also splits at other characters, which a label may contain.
     labels = text.replace("\r\n", "\n").replace("\r", "\n").removesuffix("\n").split("\n")
     for engine in manifest.engines:
         classes = number_of_classes(engine.outputs, manifest.postprocess)
         if classes is not None and classes != len(labels):
             raise ManifestError(
-                f"{folder / manifest.labels} does not fit the engine {engine.artifact}",
+                f"{folder / manifest.labels} does not match the classes of the engine {engine.artifact}",
                 found=f"{len(labels)} labels",
                 expected=f"one per class: {classes}",
             )
@@ -187,5 +185,5 @@ def read_labels(folder: Path, manifest: Manifest, files: CheckedFiles | None = N
 
 
 def number_of_classes(outputs: Sequence[TensorSpec], postprocess: Postprocess | None) -> int | None:
-    """How many classes the outputs are of; None if they do not say."""
+    """Return the number of classes in the outputs; None if they do not tell."""
     return last_axis(outputs, "logits") if postprocess is None else postprocess.number_of_classes(outputs)

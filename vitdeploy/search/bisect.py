@@ -1,4 +1,4 @@
-"""Where an error of an engine comes from, and what mends it; and where a runtime computes otherwise than its graph."""
+"""Find the source of an engine's error and a fix; and the first layer where a runtime deviates from its graph."""
 
 from __future__ import annotations
 
@@ -35,26 +35,25 @@ from vitdeploy.search.frame import answers_of
 from vitdeploy.search.graphs import OutlierFacts, Splice
 from vitdeploy.spec import EngineSpec, Precision, WeightBits
 
-# --- Locates where the error of an engine enters ----------------------------------------------------------------------
-# The first step goes along the tensors that alone separate input from outputs (in a ViT those of the residual stream):
-# the engine runs up to such a tensor, the float graph from there on, and the distance of the answers is the error so
-# far. Bisection finds the part in which it rises most. The second step runs that part alone, between two parts of the
-# float graph, to find the quantized input, the layer's weights or, with nothing quantized, the node.
+# --- Locate the source of an engine's error ---------------------------------------------------------------------------
+# The first step goes along the tensors that each separate input from outputs (in a ViT those of the residual stream):
+# the engine runs up to such a tensor, the float graph after it, and the distance of the answers is the error so far.
+# Bisection finds the part in which it rises most. The second step runs that part alone, between two parts of the float
+# graph, to find the quantized input, the layer's weights or, in an unquantized part, the node.
 
 
-# Answers nearer than this, in nats or as a share of power, are the same: float32 rounding is some 1e-10.
+# Answers closer than this, in nats or as a share of power, count as equal: float32 rounding is about 1e-10.
 SAME_DISTANCE = 1e-7
-# Anything with less than this share of the distance is not a culprit. A layer is told apart from the others of its part
-# by half of what enters there.
+# A source needs at least this share of the distance. A layer is distinguished from the others of its part if it has
+# half of the part's error.
 STANDS_OUT, HALF = 0.25, 0.5
-# If answers are this many times further away than those of the whole engine, the tensor differs between the graphs.
+# If the answers are this many times farther away than those of the whole engine, the tensor differs between the graphs.
 ABSURD = 2.0
 
 
 @dataclass(frozen=True)
 class GraphPart:
-    """The graph between two tensors, and the share of the whole distance that enters there: 1 if the rest is
-    negligible."""
+    """The graph between two tensors, and its share of the whole distance: 1 if the rest is negligible."""
 
     start: str
     end: str
@@ -66,8 +65,8 @@ class Culprit:
     """The source of the error within a part.
 
     `kind`: the quantized "input" or "output" of `layers`, which are `tensors`; the "weight" of `layers`; or the "node"
-    that produces one of `tensors`. Several if they cannot be told apart. `share`: its share of the error that enters in
-    the part; `facts` of the tensor, if there is just one.
+    that produces one of `tensors`. Several if they cannot be distinguished. `share`: its share of the part's error;
+    `facts`: the facts of the tensor, if it is a single one.
     """
 
     kind: Literal["input", "output", "weight", "node"]
@@ -93,16 +92,16 @@ class Bisection:
 
     @property
     def located(self) -> Culprit | None:
-        """The culprit, if it has a share of the whole distance that stands out."""
+        """The culprit, if it has a significant share of the whole distance."""
         stands_out = self.culprit is not None and self.parts[0].share * self.culprit.share >= STANDS_OUT
         return self.culprit if stands_out else None
 
 
 def bisect(splice: Splice) -> Bisection:
-    """Find where the error of an engine enters, in about log2(cuts) + log2(what is in a part) + 3 runs.
+    """Find the source of an engine's error in about log2(cuts) + log2(nodes of a part) + 3 runs.
 
-    The share of the reported part is measured at both of its ends. No other part has a larger one if the distance does
-    not fall along the graph; errors that cancel out may hide.
+    The share of the reported part is measured at both of its ends. No other part has a larger share if the distance
+    never falls along the graph; errors that cancel out may stay hidden.
     """
     total = splice.distance()
     if total <= SAME_DISTANCE:
@@ -124,8 +123,8 @@ def bisect(splice: Splice) -> Bisection:
 
 
 def _common_cuts(splice: Splice) -> list[str]:
-    """Tensors that cut both graphs and are the same function in both; in a quantized graph, those with something
-    quantized between them."""
+    """Tensors that cut both graphs and are the same function in both; in a quantized graph, only those with quantized
+    tensors between them."""
     theirs = set(single_cuts(splice.placement))
     cuts = [name for name in single_cuts(splice.graph) if name in theirs]
     tensors = {each.tensor for each in placement_reader.find_quantized(splice.placement)}
@@ -164,8 +163,8 @@ def _inside(splice: Splice, given: Sequence[str], expected: Sequence[str]) -> Cu
 def _weights(
     splice: Splice, given: Sequence[str], quantized: Sequence[placement_reader.Quantized], total: float
 ) -> Culprit:
-    """The layer whose weights cause the error, with all inputs in float: the placement gives the outputs of the first
-    layers, the float graph does the rest."""
+    """The layer whose weights cause the error, with all inputs in float: the placement computes the outputs of the
+    first layers, the float graph computes the rest."""
     tensors = [each.tensor for each in quantized]
     quantized = [each for each in quantized if not each.output]
     layers, ours, theirs = _layers(quantized), create_value_mapping(splice.graph.graph), _values(splice)
@@ -176,7 +175,7 @@ def _weights(
     for layer in layers:
         together.append(layer)
         name = outputs.get(layer, "")
-        # Channels were split into copies: the sizes differ, so the two outputs are not interchangeable.
+        # Channels were split into copies: the sizes differ, so the outputs are not interchangeable.
         if name and name not in changed and ours[name].shape == theirs[name].shape:
             steps.append((together, name))
             together = []
@@ -192,7 +191,7 @@ def _weights(
 
 
 def _first_node(splice: Splice, given: Sequence[str], expected: Sequence[str], total: float) -> Culprit:
-    """The node that causes the error, if nothing is quantized: everything up to it is the engine's."""
+    """The node that causes the error in an unquantized part: the engine computes everything up to it."""
     within = part(splice.graph, given, expected or splice.outputs, splice.reference_outputs.batch)
     theirs = _values(splice)
     names = [
@@ -212,7 +211,7 @@ def _first_node(splice: Splice, given: Sequence[str], expected: Sequence[str], t
 
 
 def _steepest(measure: Callable[[int], float | None], last: int, first: float, total: float) -> Rise:
-    """The piece with at least half of the increase; the whole if none stands out."""
+    """The piece with at least half of the increase; the whole line if no piece has."""
     rise = largest_increases(measure, last, first=first, total=total, share=HALF)[0]
     whole = Rise(0, last, gain(first, total))
     return rise if rise.gain >= HALF * whole.gain else whole
@@ -223,7 +222,7 @@ def _sensible(found: float, total: float) -> float | None:
 
 
 def _share(part: float, total: float) -> float:
-    """The ratio of two finite numbers; 1 if answers stop being finite."""
+    """The ratio of two finite numbers; 1 if the answers become non-finite."""
     if math.isinf(total):
         return 1.0 if math.isinf(part) else 0.0
     return part / total
@@ -237,7 +236,7 @@ def _values(splice: Splice) -> dict[str, ir.Value]:
     return dict(create_value_mapping(splice.placement.graph))
 
 
-# --- Finds a fix for an error that bisection located, tested on the same images before it is proposed -----------------
+# --- Find a fix for an error that bisection located, tested on the same images before it is proposed ------------------
 
 
 # A fix removes at least this share of the error.
@@ -246,8 +245,8 @@ REQUIRED_GAIN = 0.5
 
 @dataclass(frozen=True)
 class Fix:
-    """`kind`: "quantize" the float graph again as this version does, with `ignore` left in float; or "compile" it in
-    FP32. `after`: the distance with the fix; `enough`: whether it fixes the located part."""
+    """`kind`: "quantize" the float graph again with this version, with `ignore` kept in float; or "compile" it in FP32.
+    `after`: the distance with the fix; `enough`: whether it fixes the located part."""
 
     kind: Literal["quantize", "compile"]
     ignore: tuple[str, ...]
@@ -257,30 +256,30 @@ class Fix:
 
 
 def find_fix(found: Bisection, splice: Splice) -> Fix | None:
-    """The sufficient fix that costs least speed, or else the one that helps most; None if nothing stands out. Each try
-    is one more run.
+    """The sufficient fix that costs least speed, else the one that helps most; None without a culprit. Each attempt is
+    one more run.
 
     For an INT8 engine, the float graph is first quantized again, on the images of the reference outputs; then the
-    culprit's layers, which read it as they do in this engine, are left in float. Any other engine is compiled in FP32.
+    culprit's layers are kept in float too. Any other engine is compiled in FP32.
     """
     culprit = found.located
     if culprit is None:
         return None
     if culprit.kind == "node":
-        return _judged("compile", (), _asked(splice, splice.graph), found)
+        return _judged("compile", (), _distance_on_target(splice, splice.graph), found)
     statistics = _observed(splice)
-    again = _judged("quantize", (), _asked(splice, _quantized(splice, statistics, ())), found)
+    again = _judged("quantize", (), _distance_on_target(splice, _quantized(splice, statistics, ())), found)
     if again.enough:
         return again
     if culprit.tensors:
         after = splice.distance(floats=culprit.tensors)
     else:
-        after = _asked(splice, _quantized(splice, statistics, culprit.layers))
+        after = _distance_on_target(splice, _quantized(splice, statistics, culprit.layers))
     return min(again, _judged("quantize", culprit.layers, after, found), key=lambda fix: fix.after)
 
 
 def fixed_bits(engine: EngineSpec) -> WeightBits:
-    """The bits of the weights that a fix makes: those of the engine, or fewer if these saturate here."""
+    """The weight bits of a fix: those of the engine, or fewer if they saturate on this machine."""
     return min(values.bits_of(engine) or 8, values.bits_for(describe_host()["isa"]))
 
 
@@ -289,13 +288,13 @@ def _judged(kind: Literal["quantize", "compile"], ignore: Sequence[str], after: 
     return Fix(kind, tuple(ignore), found.distance, after, enough)
 
 
-def _asked(splice: Splice, model: ir.Model) -> float:
-    """The distance of a whole graph on the target; infinite if the target does not run it."""
+def _distance_on_target(splice: Splice, model: ir.Model) -> float:
+    """The distance of a whole graph on the target; infinite if the target cannot run it."""
     precision: Precision = "int8" if count_int8(model) else "fp32"
     splice.count()
     try:
         answers = answers_of(model, splice.engine.target, precision, splice.reference_outputs)
-    except HostError:  # what was found stays true
+    except HostError:  # the located culprit stays valid
         return math.inf
     return splice.mean_distance(answers)
 
@@ -319,7 +318,7 @@ def _quantized(splice: Splice, statistics: dict[str, ranges.Statistics], ignore:
     return model
 
 
-# --- Finds where a quantity rises along a line with few measurements, each in the middle of the steepest piece --------
+# --- Find where a quantity rises along a line with few measurements, each in the middle of the steepest piece ---------
 
 
 @dataclass(frozen=True)
@@ -334,16 +333,15 @@ class Rise:
 def largest_increases(
     measure: Callable[[int], float | None], last: int, *, first: float, total: float, share: float
 ) -> list[Rise]:
-    """The line from 0 to `last` in pieces, the one with the largest gain first.
+    """Split the line from 0 to `last` into pieces, the one with the largest increase first.
 
-    The piece that gains most is halved until it is one step long, or gains less than `share` of the total. If the
-    quantity never falls, the first piece is then the steepest step, or no step gains `share`: each of the at most
-    1 / share pieces that gain so much is halved log2(last) times. If it falls in places, the gain of the first piece is
-    still measured, but a rise and a fall inside another piece may have cancelled out.
+    The piece with the largest increase is halved until it is one step long, or its increase is less than `share` of the
+    total. If the quantity never falls, the first piece is then the steepest step, or no step reaches `share`: each of
+    the at most 1 / share pieces that do is halved log2(last) times. If it falls in places, the increase of the first
+    piece is still measured, but a rise and a fall inside another piece may have cancelled out.
 
     Args:
-        measure: the quantity at a position, which may be infinite; None if it is undefined, and the position is
-            skipped.
+        measure: the quantity at a position, which may be infinite; None if it is undefined, which skips the position.
         first, total: the quantity at 0 and at `last`.
     """
     known, left_out, least = {0: first, last: total}, set[int](), share * max(gain(first, total), 0.0)
@@ -371,29 +369,29 @@ def gain(before: float, after: float) -> float:
     return 0.0 if math.isinf(before) and math.isinf(after) else after - before
 
 
-# --- The first layer that a runtime computes otherwise than the graph says, for an engine that was refused ------------
+# --- The first layer where a runtime deviates from the graph, for an engine that was refused --------------------------
 # As above, but between two ways of computing one graph: the engine's runtime, and ONNX Runtime without optimisation.
-# Parts that begin at the input, or at a tensor of the evaluation, run on the engine's runtime and are compared where
-# they end. A runtime fuses within such a part as it does in the whole graph.
+# Parts that begin at the input, or at a tensor of the evaluation, run on the engine's runtime and are compared at their
+# ends. A runtime fuses within such a part as it does in the whole graph.
 
 
-# After which no further part of a wrong engine is looked at.
+# The time limit for starting to examine another part of a wrong engine.
 SECONDS = 30.0
 
 
 def first_layer(
     model: ir.Model, engine: EngineSpec, feeds: Sequence[Array], tolerance: float, seconds: float
 ) -> str | None:
-    """A sentence on where the answers of an engine leave those of its graph; None where that cannot be said.
+    """A sentence on where the answers of an engine deviate from those of its graph; None if it cannot be determined.
 
     Args:
-        model: the engine's graph, of one input.
-        feeds: inputs of one image each, [1, ...]; the first whose answers differ is looked at.
-        tolerance: of max|a - b| / max|b|.
-        seconds: when no further part is begun; what is known by then is said.
+        model: the engine's graph, with one input.
+        feeds: inputs of one image each, [1, ...]; the first whose answers differ is examined.
+        tolerance: the limit of max|a - b| / max|b|.
+        seconds: the time after which no further part is examined; the sentence has the result so far.
 
     Raises:
-        VitdeployError: a part that the runtime, or ONNX Runtime, refuses.
+        VitdeployError: the runtime, or ONNX Runtime, refuses a part.
     """
     if engine.parts or engine.batch != 1 or TARGETS[engine.target].typed or backend.engine_is_code(engine):
         return None
@@ -403,12 +401,12 @@ def first_layer(
         search.feed = feed
         if search.differs((), outputs):
             return _located(search, outputs)
-    return "the runtime computes what the engine's graph says: the graph is not the one that the answers are of"
+    return "the runtime computes the engine's graph correctly: the expected answers come from another graph"
 
 
 @dataclass
 class _FirstLayer:
-    """`feed`: the image that is looked at."""
+    """`feed`: the image that is examined."""
 
     model: ir.Model
     engine: EngineSpec
@@ -421,7 +419,7 @@ class _FirstLayer:
         return time.monotonic() > self.deadline
 
     def differs(self, given: Sequence[str], expected: Sequence[str]) -> bool:
-        """Whether the runtime computes `expected` otherwise, from what the evaluation has for `given`."""
+        """Whether the runtime's values of `expected`, from the evaluation's values of `given`, differ."""
         with tempfile.TemporaryDirectory(prefix="vitdeploy-") as folder:
             known = self._run(folder, (), [*given, *expected], {}, plain=True)
             found = self._run(folder, given, expected, known, plain=False)
@@ -447,7 +445,7 @@ class _FirstLayer:
 def _located(search: _FirstLayer, outputs: Sequence[str]) -> str:
     """Where the answers of an engine differ: the part of the graph first, then the node in it."""
     cuts = single_cuts(search.model)
-    low, high = 0, len(cuts) + 1  # of cuts[low - 1] the runtime is right, of cuts[high - 1] it is not
+    low, high = 0, len(cuts) + 1  # the runtime is right at cuts[low - 1] and wrong at cuts[high - 1]
     while high - low > 1 and not search.over:
         middle = (low + high) // 2
         low, high = (low, middle) if search.differs((), [cuts[middle - 1]]) else (middle, high)
@@ -455,12 +453,12 @@ def _located(search: _FirstLayer, outputs: Sequence[str]) -> str:
     between = f"the answers differ first between {start} and {end}"
     given, expected = cuts[low - 1 : low] if low else [], cuts[high - 1 : high] or list(outputs)
     if high - low > 1 or search.over:
-        return f"{between}; there was no time to look closer"
+        return f"{between}; the time limit ended a closer search"
     inside = part(search.model, given, expected, search.engine.batch)
     nodes = [node for node in inside.graph if any(value.dtype == ir.DataType.FLOAT for value in node.outputs)]
     names = [str(node.outputs[0].name) for node in nodes]
     if not search.differs(given, names):
-        return f"{between}, in a kernel for several layers: asked for each by itself, the runtime is right"
+        return f"{between}, in a kernel for several layers: the runtime is right when it returns each one's output"
     low, high = 0, len(names)
     while high - low > 1 and not search.over:
         middle = (low + high) // 2

@@ -1,8 +1,8 @@
-"""What products cost, by a table: a build that chooses by it times nothing, and chooses the same on a busy machine.
+"""Tables of the costs of products, so that a build needs no timing and makes the same choices on a busy machine.
 
-A table belongs to a runtime and to a class of CPUs. For each form that the runtime computes a layer in it holds a few
-numbers, fitted to times of single layers (`measure_costs`). They predict ratios of times of whole models, which is all
-that a choice needs. The package ships tables; `vitdeploy doctor --measure` makes those of this CPU, for this user.
+A table belongs to a runtime and a class of CPUs. For each form of a layer it has a few numbers, fitted to times of
+single layers (`measure_costs`). They predict ratios of times of whole models, which is all that a choice needs. The
+package ships tables; `vitdeploy doctor --measure` creates the table of this CPU, for this user.
 """
 
 import functools
@@ -35,24 +35,24 @@ from vitdeploy.search import frame
 from vitdeploy.search.layers import BOUNDS, Shape, layer_graph, shapes_of
 from vitdeploy.spec import DecodeError, FloatRest, Precision, decode, encode
 
-# --- The table, and what it predicts ----------------------------------------------------------------------------------
+# --- The table and its predictions ------------------------------------------------------------------------------------
 
 
-# A layer in plain INT8, and out of it, beside float operators in fp32 or in bf16.
+# The forms of a layer: plain INT8, and higher precision, with float operators in fp32 or in bf16.
 Form = Literal["int8", "dynamic", "float", "dynamic bf16", "float bf16"]
-# Rows that kernels work on at once: OpenVINO's cut all rows into equal parts of so many, if there are such parts.
+# The rows that kernels process at once: OpenVINO's kernels cut the rows into equal parts of these sizes, if possible.
 FEWEST, MOST = 8, 64
 # A part of this many rows, or of a multiple, fills the tiles of every kernel.
 WHOLE = 32
-# So many rows have parts enough that it does not matter how full the last one is.
+# From this number of rows on, it does not matter how full the last part is.
 LARGE = 512
 
 
 @dataclass(frozen=True)
 class FormCosts:
-    """Nanoseconds of a product of rows x k times k x n: `call` for itself; for each of rows * k * n `mac`, `uneven`
-    more where rows are no multiple of `WHOLE`, and `ragged` more where no number from `FEWEST` to `MOST` divides them,
-    from `LARGE` on neither; `weight` for each of k * n, `read` for each of rows * k, `written` for each of rows * n."""
+    """Nanoseconds of a product of rows x k times k x n: `call` per call; `mac` for each of rows * k * n, plus `uneven`
+    if rows are not a multiple of `WHOLE`, plus `ragged` if no number from `FEWEST` to `MOST` divides them, neither from
+    `LARGE` rows on; `weight` for each of k * n, `read` for each of rows * k, `written` for each of rows * n."""
 
     call: float
     mac: float
@@ -77,10 +77,10 @@ def _features(shape: Shape) -> list[float]:
 class CostTable:
     """The costs of layers on one target, for a class of CPUs.
 
-    `cpus`: the class, or the name of the one CPU; `runtime`: the version that was measured, "" of a rule; `origin`:
-    where the numbers are from, in words. `element`: nanoseconds of each element of a softmax, norm or activation, by
-    what float operators are computed in; `scaling`: of each that a Mul and an Add behind an activation scale, as hidden
-    channels are for INT8. `installed`: the version of the runtime here.
+    `cpus`: the class, or the name of a single CPU; `runtime`: the measured version, "" for a rule; `origin`: a
+    description of the source. `element`: nanoseconds per element of a softmax, norm or activation, by the precision of
+    float operators; `scaling`: nanoseconds per element that a Mul and an Add after an activation scale, as for hidden
+    channels in INT8. `installed`: the installed version of the runtime.
     """
 
     target: str
@@ -94,32 +94,32 @@ class CostTable:
 
     def __str__(self) -> str:
         other = self.runtime and self.installed and self.runtime != self.installed
-        versions = f"; {self.runtime} was measured, {self.installed} is installed" if other else ""
+        versions = f"; measured with {self.runtime}, installed: {self.installed}" if other else ""
         return f"the cost table for {self.cpus} ({self.origin}{versions})"
 
     def layer(self, shape: Shape, form: Literal["int8"] | HigherForm, rest: FloatRest = "fp32") -> float:
-        """Nanoseconds of a layer. A form that the table lacks costs what it does in float."""
+        """Nanoseconds of a layer. A form that is not in the table costs as much as float."""
         name = f"{form} bf16" if rest == "bf16" and form != "int8" else form
         return (self.forms.get(name) or self.forms["float"]).nanoseconds(shape)
 
     def added(self, shape: Shape, form: HigherForm, rest: FloatRest = "fp32") -> float:
-        """Nanoseconds that a layer takes more in another form than in plain INT8."""
+        """The extra nanoseconds of a layer in another form compared with plain INT8."""
         return self.layer(shape, form, rest) - self.layer(shape, "int8")
 
     def saved(self, shape: Shape) -> float:
-        """Nanoseconds that INT8 saves in a layer, never less than in its products alone. The time of a small layer is
-        mostly that of its call, which the table predicts badly: by it, float would be faster for any such layer."""
+        """The nanoseconds that INT8 saves in a layer, at least those of its products. The time of a small layer is
+        mostly its call, which the table predicts badly: by the table, float would be faster for any small layer."""
         return max(self.added(shape, "float"), shape.macs * (self.forms["float"].mac - self.forms["int8"].mac))
 
     def parts(self, shape: Shape, parts: Sequence[int]) -> float:
-        """Nanoseconds of a layer in INT8 with its rows in such parts. Weights are read once, and each further part
-        takes the call of a product alone, which is that of one in float: so whole models came out as measured."""
+        """Nanoseconds of a layer in INT8 with its rows in these parts. Weights are read once, and each further part
+        costs only the call of a product, the same as in float: this matches measurements of whole models."""
         costs, more = self.forms["int8"], len(parts) - 1
         saved = costs.weight * shape.k * shape.n + max(costs.call - self.forms["float"].call, 0.0)
         return sum(costs.nanoseconds(replace(shape, rows=rows)) for rows in parts) - more * saved
 
     def between(self, workload: "Workload", rest: FloatRest = "fp32") -> float:
-        """Nanoseconds of what is not a layer: products of two activations, softmax, norms and activations."""
+        """Nanoseconds of all other operations: products of two activations, softmax, norms and activations."""
         products = (self.forms.get("float bf16") if rest == "bf16" else None) or self.forms["float"]
         element = self.element.get(rest, self.element["fp32"])
         return workload.products * products.mac + workload.elements * element
@@ -130,12 +130,12 @@ class CostTable:
 
     @property
     def digest(self) -> str:
-        """Of what decides, for the keys of what is chosen by it."""
+        """The digest of the costs, for the keys of choices made with them."""
         facts = {**encode(self), "installed": "", "origin": ""}
         return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
 
 
-# --- What of a graph takes time ---------------------------------------------------------------------------------------
+# --- The work in a graph that takes time ------------------------------------------------------------------------------
 
 
 ELEMENTWISE = {"Softmax", "LayerNormalization", "InstanceNormalization", "Gelu", "Erf", "Tanh", "Sigmoid"}
@@ -143,8 +143,8 @@ ELEMENTWISE = {"Softmax", "LayerNormalization", "InstanceNormalization", "Gelu",
 
 @dataclass(frozen=True)
 class Workload:
-    """`layers`: the shape of each at a batch, all of whose rows are in `Shape.rows`; `products`: MACs of two
-    activations; `elements`: of softmax, norms and activations."""
+    """`layers`: the shape of each layer at a batch, with the rows of all images in `Shape.rows`; `products`: the MACs
+    of products of two activations; `elements`: the elements of softmax, norms and activations."""
 
     layers: Mapping[str, Shape]
     products: int
@@ -152,7 +152,8 @@ class Workload:
 
 
 def workload_of(model: ir.Model, batch: int) -> Workload:
-    """
+    """The work of a graph at a batch size.
+
     Raises:
         GraphError: as `shapes_of`.
     """
@@ -165,14 +166,14 @@ def workload_of(model: ir.Model, batch: int) -> Workload:
     return Workload(layers, batch * products, batch * elements)
 
 
-# --- Which table: this user's of this CPU, else the package's of its class --------------------------------------------
+# --- Select the table: this user's table of this CPU, else the package's table of its class ---------------------------
 
 
 TABLES_FILE, OWN_FOLDER = Path(__file__).parent / "costs.json", "costs"
 
 
 def cpu_class(host: Mapping[str, str]) -> str:
-    """The class of CPUs that the package has tables for, by instruction sets; the two of AMD by vendor too."""
+    """The class of a CPU for the package's tables, by instruction sets; the two AMD classes also by vendor."""
     isa, amd = set(host.get("isa", "").split()), "AMD" in host.get("cpu", "")
     if "amx_int8" in isa:
         return "CPUs with AMX"
@@ -188,12 +189,12 @@ def cpu_class(host: Mapping[str, str]) -> str:
 
 
 def costs_for(target: str, host: Mapping[str, str] | None = None) -> CostTable:
-    """The table to choose by. `host`: of another machine, as `describe_host` has it; by default of this one, of which
-    its user's own table comes first.
+    """The table for choices on a target. `host`: another machine, as from `describe_host`; by default this machine,
+    where the user's own table takes precedence.
 
     Raises:
-        InputError: this user's table cannot be read.
-        CapabilityError: a target without a table.
+        InputError: the user's table cannot be read.
+        CapabilityError: the target has no table.
     """
     if host is None and (own := _own(target)).is_file():
         return replace(_read(own), installed=_version(target))
@@ -206,14 +207,14 @@ def costs_for(target: str, host: Mapping[str, str] | None = None) -> CostTable:
 
 
 def has_costs(target: str) -> bool:
-    """Whether what layers cost on a target is known."""
+    """Whether a table has the costs of layers on a target."""
     return any(table.target == target for table in _shipped())
 
 
 def _require_tables(target: str) -> None:
     if not has_costs(target):
         known = ", ".join(dict.fromkeys(table.target for table in _shipped()))
-        raise CapabilityError(f"no table has costs of layers on {target}", expected=known)
+        raise CapabilityError(f"no cost table for the target {target}", expected=known)
 
 
 @functools.cache
@@ -231,13 +232,13 @@ def _read(file: Path) -> CostTable:
     try:
         table = decode(CostTable, json.loads(file.read_text(encoding="utf-8")))
         if not {"int8", "float"} <= table.forms.keys() or "fp32" not in table.element:
-            raise ValueError("costs in INT8, in float or of elements are missing")
+            raise ValueError("the costs of int8, float or elements are missing")
         return table
     except (DecodeError, OSError, ValueError) as error:
         raise InputError(
-            f"{file} is not a table of costs",
+            f"{file} is not a valid cost table",
             found=str(error)[:300],
-            fix="delete it, or write it again: vitdeploy doctor --measure",
+            fix="delete it, or measure it again: vitdeploy doctor --measure",
         ) from None
 
 
@@ -251,22 +252,22 @@ def _version(target: str) -> str:
 # --- Measure the table of this CPU ------------------------------------------------------------------------------------
 
 
-# Rows, k and n of the layers that forms are compared on, and the numbers of rows that are compared with each other.
+# Rows, k and n of the layers for comparing forms, and the numbers of rows that are compared.
 SHAPES = tuple((rows, k, n) for k, n in ((192, 768), (768, 192), (768, 768), (768, 3072)) for rows in (64, 256))
 FEW_ROWS = (8, 768, 768)
 ROWS, ROWS_OF = (192, 198, 197), ((192, 768), (768, 192), (768, 3072), (3072, 768))
 ACTIVATION = Shape(256, 768, 192, front=("Gelu",))
 SCALED = replace(ACTIVATION, front=("Gelu", "Mul", "Add"))
-# Layers, their forms and how many of them an engine has, by its name.
+# For each engine, by name: its layer, the form, and the number of layers.
 Comparison = Mapping[str, tuple[Shape, Form, int]]
 BLOCK_SECONDS, WARMUP_SECONDS, ROUNDS = 0.03, 0.05, 9
 
 
 def measure_costs(target: str, progress: Progress = silent) -> CostTable:
-    """Time single layers on this machine, which takes a minute or two, and keep their table for this user.
+    """Time single layers on this machine, which takes a minute or two, and store the table for this user.
 
     Raises:
-        CapabilityError: something else ran meanwhile; an emulator; or a target without tables.
+        CapabilityError: other processes ran meanwhile; the machine is an emulator; or the target has no tables.
         MissingPackageError, EngineError, WorkerError: as `compile_engine`, `measure_candidates`.
     """
     _require_tables(target)
@@ -288,8 +289,8 @@ def measure_costs(target: str, progress: Progress = silent) -> CostTable:
     ]
     comparisons.append({"activation": (ACTIVATION, "int8", bare.copies), "scaled": (SCALED, "int8", bare.copies)})
     with run.alone(progress):
-        times = [_times(target, pair) for pair in frame.counted(comparisons, f"time layers on {target}", progress)]
-    # A run of an engine takes time itself, whatever is in it.
+        times = [_times(target, pair) for pair in frame.counted(comparisons, f"benchmark layers on {target}", progress)]
+    # The fixed time of an engine run.
     runs = max(times[0]["one"] - times[0]["many"] / copies, 0.0) * copies / (copies - 1)
     by_shape = [
         {form: max(time - runs, 0.1 * time) / shape.copies for form, time in by_form.items()}
@@ -313,7 +314,7 @@ def measure_costs(target: str, progress: Progress = silent) -> CostTable:
 
 
 def _forms_of(target: str) -> list[Form]:
-    """The forms that the runtime has on this CPU."""
+    """The forms that the runtime supports on this CPU."""
     dynamic, half = has_dynamic(target, describe_host()), COMPILE[target].half_rest()
     available: dict[Form, bool] = {
         "int8": True, "float": True, "dynamic": dynamic, "float bf16": half, "dynamic bf16": dynamic and half
@@ -322,12 +323,12 @@ def _forms_of(target: str) -> list[Form]:
 
 
 def has_dynamic(target: str, host: Mapping[str, str]) -> bool:
-    """Whether the runtime quantizes activations itself on a CPU."""
+    """Whether the runtime supports dynamic quantization on a CPU."""
     return QUANTIZE[target].dynamic is not None and bool(VNNI & set(host.get("isa", "").split()))
 
 
 def _times(target: str, comparison: Comparison) -> dict[str, float]:
-    """Nanoseconds of a run by name, of engines in alternating blocks.
+    """Nanoseconds per run of engines in alternating blocks, by name.
 
     Raises:
         CapabilityError: the machine was disturbed.
@@ -341,17 +342,17 @@ def _times(target: str, comparison: Comparison) -> dict[str, float]:
         bench_run = run.measure_candidates(engines, workers, protocol)
     if reason := summary.disturbed_reason(bench_run):
         raise CapabilityError(
-            "costs are not measured on a busy machine",
+            "the machine is too busy to measure costs",
             found=reason.removesuffix(f": {summary.MEASURE_AGAIN}"),
-            expected="a machine on which nothing else runs",
-            fix="run `vitdeploy doctor --measure` again later; until then builds take the costs of this class of CPUs",
+            expected="no other load on the machine",
+            fix="run `vitdeploy doctor --measure` again later; until then builds use the costs of this class of CPUs",
         )
     medians = summary.block_medians(bench_run)
     return {name: 1e6 * float(np.median(medians[name])) for name in comparison}
 
 
 def _engine(target: str, name: str, shape: Shape, form: Form, copies: int, folder: Path) -> run.BenchCandidate:
-    """The engine of some such layers."""
+    """An engine of several equal layers."""
     model, kind = layer_graph(shape, copies), form.split()[0]
     rest: FloatRest = "bf16" if form.endswith("bf16") else "fp32"
     precision: Precision = rest if kind == "float" else "int8"
@@ -372,8 +373,8 @@ def _fitted(
     by_shape: Sequence[Mapping[str, float]],
     by_rows: Sequence[Mapping[str, float]],
 ) -> dict[str, FormCosts]:
-    """The costs of each form. The clock of a CPU changes from layer to layer, and not from form to form: so plain INT8
-    is fitted to times, and the others to their ratios to it."""
+    """The costs of each form. The clock of a CPU changes between layers, not between forms: so plain INT8 is fitted to
+    times, and the others to their ratios to it."""
     even, uneven, ragged = (np.array([times[str(rows)] / rows for times in by_rows]) for rows in ROWS)
     shares = max(float((uneven / even).mean()) - 1, 0.0), max(float((ragged / uneven).mean()) - 1, 0.0)
     features = np.array([_features(shape) for shape in shapes])[:, [0, 1, 4, 5, 6]]
@@ -390,5 +391,5 @@ def _fitted(
 
 
 def _rounded(number: float) -> float:
-    """To three digits: more are noise."""
+    """Round to three significant digits; further digits are noise."""
     return float(f"{number:.3g}")

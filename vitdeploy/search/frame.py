@@ -1,6 +1,6 @@
-"""The frame of all searches: how far answers are from those of the float graph, and which of many are the best.
+"""The parts shared by all searches: the distance of answers from those of the float graph, and the choice of the best.
 
-What is tried, and what it may cost, stands in the file of each search: `rows`, `precision`, `pruning`.
+The candidates and their costs are in the file of each search: `rows`, `precision`, `pruning`.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ from vitdeploy.verification.agreement import kl_divergence
 T = TypeVar("T")
 
 
-# --- What searches rank by: how far answers are from those of the float graph, on calibration images -----------------
-# Evaluation images are never used: a choice made on them could not be judged on them.
+# --- The ranking criterion of searches: the distance from the float graph's answers, on calibration images -----------
+# Evaluation images are never used: a choice made on them could not be evaluated on them.
 #
-# How many answers of a classifier a quantization changes is estimated, as a smooth number of few images. Counting
-# changed answers needs thousands of images. But the margins of a few images, and how far the quantization moves logits,
-# predict how many would change: for the answer a and a runner-up c with the margin m = l_a - l_c and the rounding error
-# e, normal with deviation s, P(c overtakes a) = Phi(-m / s).
+# The number of a classifier's answers that a quantization changes is estimated, as a smooth function of few images.
+# Counting changed answers needs thousands of images. But the margins of a few images and the logit errors predict how
+# many would change: for the answer a and a runner-up c with the margin m = l_a - l_c and the rounding error e, normal
+# with deviation s, P(c overtakes a) = Phi(-m / s).
 
 
 RUNNERS_UP = 5
@@ -51,7 +51,7 @@ Distances = npt.NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Expected:
-    """In percent of the images, and in points of top-1."""
+    """The expected agreement in percent of the images, and the expected drop in points of top-1."""
 
     agreement: float
     drop: float
@@ -69,7 +69,7 @@ def expected_loss(found: Logits, expected: Logits, share: float = 1.0) -> Expect
     Errors of the runners-up count as independent, with one deviation for all images.
 
     Args:
-        share: of the power of the errors; below 1, the result if they were smaller.
+        share: a factor of the power of the errors; below 1, the result for smaller errors.
     """
     if expected.shape[1] < 2:
         return Expected(100.0, 0.0)
@@ -93,7 +93,7 @@ class Reached:
 
 
 class ReferenceOutputs:
-    """Some images, the float graph's answers to them, and the distance of other answers from these."""
+    """Images, the float graph's answers to them, and the distance of other answers from these."""
 
     def __init__(
         self, runner: Runner, pixels: npt.NDArray[np.uint8], preprocess: PreprocessSpec, task: Task, *, batch: int
@@ -101,9 +101,9 @@ class ReferenceOutputs:
         """Run the float graph.
 
         Args:
-            runner: of the float graph, loaded, at any batch or at `batch`.
+            runner: a loaded runner of the float graph, at any batch or at `batch`.
             pixels: uint8 [images, height, width, channels], held in memory.
-            batch: how many images run at a time.
+            batch: the number of images per run.
         """
         self.pixels, self.preprocess, self.task, self.batch = pixels, preprocess, task, batch
         self.answers = self.ask(runner)
@@ -124,17 +124,17 @@ class ReferenceOutputs:
         return {name: np.concatenate(parts) for name, parts in found.items()}
 
     def stream(self, runner: Runner) -> Iterator[dict[str, Array]]:
-        """As `ask`, but a batch at a time, [n, ...] each: for outputs that are too large to hold for all images."""
+        """As `ask`, but batch by batch, [n, ...] each: for outputs that are too large to hold for all images."""
         [tensor] = runner.inputs
         for start, feed in self.feeds(tensor.dtype):
             outputs = runner.infer({tensor.name: feed})
             yield {name: output[: len(self.pixels) - start] for name, output in outputs.items()}
 
     def feeds(self, dtype: str, batch: int | None = None) -> Iterator[tuple[int, Array]]:
-        """The images as a graph takes them, so many at a time, each batch with the number of its first image."""
+        """The images as inputs of a graph, in batches, each with the number of its first image."""
         batch = batch or self.batch
         for start in range(0, len(self.pixels), batch):
-            # An engine may be pinned to its batch: the last one is padded with earlier images.
+            # An engine may have a fixed batch: the last one is padded with earlier images.
             pixels = self.pixels[np.arange(start, start + batch) % len(self.pixels)]
             yield start, pixels if dtype == "uint8" else normalise(pixels, self.preprocess)
 
@@ -147,7 +147,7 @@ class ReferenceOutputs:
                 return self.ask(runner)
 
     def reached(self, answers: Mapping[str, Array]) -> Reached:
-        """What answers to all images say of a graph that gives them."""
+        """The mean distance and expected loss of answers to all images."""
         return Reached(float(self.distance(answers).mean()), self.expected(answers))
 
     def distance(self, answers: Mapping[str, Array]) -> Distances:
@@ -158,7 +158,9 @@ class ReferenceOutputs:
         if self.task == "classification":
             [name] = self.answers
             return kl_divergence(self.answers[name].astype(np.float64), answers[name].astype(np.float64))
-        errors = [_relative(answers[name], expected) for name, expected in self.answers.items() if expected.dtype.kind == "f"]
+        errors = [
+            _relative(answers[name], expected) for name, expected in self.answers.items() if expected.dtype.kind == "f"
+        ]
         return np.asarray(np.mean(errors, axis=0))
 
     def expected(self, answers: Mapping[str, Array], share: float = 1.0) -> Expected | None:
@@ -174,7 +176,7 @@ def _relative(found: Array, expected: Array) -> Distances:
     return np.asarray(((a - b) ** 2).sum(axis=1) / np.maximum((b**2).sum(axis=1), 1e-300))
 
 
-# --- When, where and what is measured ---------------------------------------------------------------------------------
+# --- Measure answers --------------------------------------------------------------------------------------------------
 
 
 def now() -> str:
@@ -204,7 +206,7 @@ def answers_of(
 def engine_of(
     model: ir.Model, graph: Path, out: Path, target: str, precision: Precision, batch: int, float_rest: FloatRest
 ) -> EngineSpec:
-    """The engine of a placed model, which lies in the file `graph`, in the new folder `out`."""
+    """Compile a placed model, stored in the file `graph`, into the new folder `out`."""
     out.mkdir()
     placed = count_int8(model)
     return compile_engine(
@@ -216,8 +218,8 @@ def engine_of(
 
 
 def undominated(items: Sequence[T], distance: Callable[[T], float], faster: Callable[[T, T], bool]) -> list[T]:
-    """The items that no other of at most their `distance` is proven to be `faster` than, in ascending order of it: what
-    remains of a front where times prove little."""
+    """The items for which no other item with at most their `distance` is provably `faster`, in ascending order of
+    distance: a Pareto front for noisy times."""
     order = sorted(items, key=distance)
     return [
         item
@@ -230,7 +232,7 @@ def pareto_front(items: Sequence[T], measures: Callable[[T], tuple[float, float]
     """The items that no other matches or beats in both measures, in ascending order of the first.
 
     Args:
-        measures: of an item; less is better. Of items that are equal in both, the first one stays.
+        measures: the two measures of an item; less is better. Among items equal in both, the first is kept.
     """
     front: list[T] = []
     for item in sorted(items, key=measures):
@@ -240,7 +242,7 @@ def pareto_front(items: Sequence[T], measures: Callable[[T], tuple[float, float]
 
 
 def counted(items: Sequence[T], text: str, progress: Progress) -> Iterator[T]:
-    """The items, while `progress` is told how many are done."""
+    """Yield the items and report to `progress` how many are done."""
     for done, item in enumerate(items):
         progress(text, done, len(items))
         yield item
@@ -248,8 +250,8 @@ def counted(items: Sequence[T], text: str, progress: Progress) -> Iterator[T]:
 
 
 def mean_interval(values: npt.NDArray[np.floating]) -> tuple[float, float, float]:
-    """The mean of some values with its 95 % t-interval. For one value, whose interval is unbounded, both bounds are the
-    mean."""
+    """The mean of some values with its 95 % t-interval. For a single value, whose interval is unbounded, both bounds
+    are the mean."""
     mean = float(values.mean())
     if len(values) < 2:
         return mean, mean, mean

@@ -1,10 +1,10 @@
-"""What INT8 in a layer does to the answers: of all layers by a backward pass, in place of a run for each.
+"""Estimate the effect of INT8 in each layer on the answers: one backward pass for all layers, not a run for each.
 
-The distance of answers is least at the float graph's own, so near these it is a quadratic form in the outputs' error
-dz: KL(p || q) = 1/2 dz' F dz + ..., F = diag(p) - p p' (Kullback, Information Theory and Statistics, 2.6); a relative
-squared error is one itself. An error dy at a layer moves the outputs by J dy. With drawn vectors v, E[v v'] = F, the
+The distance is smallest at the float graph's answers, so near these it is a quadratic form in the outputs' error dz:
+KL(p || q) = 1/2 dz' F dz + ..., F = diag(p) - p p' (Kullback, Information Theory and Statistics, 2.6); a relative
+squared error is one itself. An error dy at a layer moves the outputs by J dy. With random vectors v, E[v v'] = F, the
 mean of (v' J dy)^2 is dy' J' F J dy, and one backward pass gives v' J for all layers at once (Hutchinson's estimator).
-dy is computed with the layer's own integers, on what it reads of each image.
+dy is computed with the layer's own integers, on its input for each image.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ if TYPE_CHECKING:
 else:
     torch, functional = lazy("torch"), lazy("torch.nn.functional")
 
-# Images at a time, of a graph that takes any number: what a backward pass needs is kept of all layers. One of a model
-# with more weights than that.
+# Images per backward pass in a graph of any batch, since a pass keeps data of all layers. One image for models with
+# more weights than this.
 BATCH, LARGE_BYTES = 2, 150 * 2**20
-# Vectors drawn for each image: the mean over draws and images has a relative error of some sqrt(2 / (draws x images)).
+# Random vectors per image: the mean over draws and images has a relative error of about sqrt(2 / (draws x images)).
 DRAWS, SEED = 4, 0
-# What they give depends on no value of what they read.
+# Operators whose results do not depend on the values of their inputs.
 SIZES = ("Shape", "Size")
 
 
@@ -51,12 +51,12 @@ def estimate_costs(
     reference_outputs: frame.ReferenceOutputs,
     progress: Progress = silent,
 ) -> tuple[dict[str, frame.Distances], tuple[str, ...]]:
-    """The distance [images] with one layer in INT8 and all others in float, by layer; without layers whose outputs
-    reach the graph's through an operator that no gradient passes. And the names of such operators.
+    """The distance [images] with one layer in INT8 and all others in float, by layer, and the names of operators that
+    no gradient passes. Layers whose outputs reach the graph's outputs through such an operator are missing.
 
     Args:
-        model: the float graph that the forms were made for.
-        biases: of layers in float, where they differ from those in the graph.
+        model: the float graph of the forms.
+        biases: biases of layers in float that differ from those in the graph.
     """
     graph = DifferentiableGraph(model, forms, biases)
     at_once = 1 if weight_bytes(model) > LARGE_BYTES else BATCH
@@ -66,7 +66,7 @@ def estimate_costs(
         progress(f"sensitivity on {images} images", start, images)
         try:
             outputs, layers = graph.run(torch.from_numpy(feed))
-        except EngineError:  # such as a node with a graph inside that reads what lies outside
+        except EngineError:  # such as a node whose inner graph reads outer tensors
             return {}, tuple(sorted(graph.impassable))
         if graph.uncertain >= layers.keys():
             break
@@ -94,7 +94,7 @@ def estimate_costs(
 
 
 def _draw(task: str, outputs: Mapping[str, Tensor], count: int, generator: np.random.Generator) -> dict[str, Tensor]:
-    """Vectors v by output, whose mean of v v' is the form that the distance is of (see `ReferenceOutputs.distance`)."""
+    """Random vectors v by output; the mean of v v' is the quadratic form of `ReferenceOutputs.distance`."""
     vectors = {}
     for name, output in outputs.items():
         values = output.detach().double().numpy()
@@ -111,9 +111,9 @@ def _draw(task: str, outputs: Mapping[str, Tensor], count: int, generator: np.ra
 
 
 class DifferentiableGraph:
-    """A float graph in PyTorch: its outputs, the output of each layer, and the error that its INT8 makes there.
+    """A float graph in PyTorch: its outputs, the output of each layer, and the layer's INT8 error.
 
-    `impassable`: operators that no gradient passes, as far as layers reach them; `uncertain`: these layers.
+    `impassable`: operators after layers that no gradient passes; `uncertain`: these layers.
     """
 
     def __init__(
@@ -139,8 +139,8 @@ class DifferentiableGraph:
         }
 
     def run(self, image: Tensor) -> tuple[dict[str, Tensor], dict[str, tuple[Tensor, Tensor]]]:
-        """The graph's float outputs by name; and of each layer its output, which they have gradients of, and how far
-        that of its INT8 is from it."""
+        """The graph's float outputs by name; and for each layer its output, to differentiate by, and the error of its
+        INT8 output."""
         values: dict[str, Tensor] = {**self.constants, self.input: image}
         behind: dict[str, frozenset[str]] = {}
         layers: dict[str, tuple[Tensor, Tensor]] = {}
@@ -152,7 +152,7 @@ class DifferentiableGraph:
             outputs = self._outputs(node, inputs, reached)
             for value, output in zip(node.outputs, outputs, strict=False):
                 values[str(value.name)], behind[str(value.name)] = output, reached
-                if not output.is_floating_point() and value.uses():  # what it selects has no gradient
+                if not output.is_floating_point() and value.uses():  # a selection has no gradient
                     self._stop(node, inputs, reached)
             if node in self.layers:
                 linear, name = self.layers[node], str(node.outputs[0].name)
@@ -185,18 +185,18 @@ class DifferentiableGraph:
         return [torch.from_numpy(np.array(output)) for output in self.sessions[node].run(None, feeds)]
 
     def _stop(self, node: ir.Node, inputs: list[Tensor | None], reached: frozenset[str]) -> None:
-        """Note that no gradient passes a node, where it would have to."""
+        """Record that no gradient passes a node, if it would have to."""
         if node.op_type not in SIZES and any(tensor is not None and tensor.requires_grad for tensor in inputs):
             self.impassable.add(node.op_type)
             self.uncertain |= reached
 
 
 class _Unknown(Exception):
-    """A form of an operator that is not among `_OPERATORS`."""
+    """An operator, or a form of one, that `_OPERATORS` lacks."""
 
 
 class _Attributes:
-    """The attributes of a node by name, with a default each."""
+    """The attributes of a node by name, with defaults."""
 
     def __init__(self, node: ir.Node) -> None:
         self.node = node
@@ -210,10 +210,10 @@ class _Attributes:
 
 
 def _alone(node: ir.Node, inputs: list[Tensor | None], opset: int) -> Any:
-    """A session of ONNX Runtime for one node, whose inputs are called by their places.
+    """A session of ONNX Runtime for one node, whose inputs are named by their positions.
 
     Raises:
-        EngineError: ONNX Runtime refuses it.
+        EngineError: ONNX Runtime refuses the node.
     """
     values = [
         None
@@ -238,7 +238,7 @@ def _array(value: Tensor) -> npt.NDArray[Any]:
 
 
 def _with_bias(linear: Linear, output: Tensor, bias: npt.NDArray[np.float32] | None) -> Tensor:
-    """The output of a layer with this bias in the place of its own."""
+    """The output of a layer with this bias instead of its own."""
     own = 0.0 if linear.bias is None else linear.bias
     change = np.asarray((0.0 if bias is None else bias) - own, np.float32)
     if not change.any():
@@ -248,7 +248,7 @@ def _with_bias(linear: Linear, output: Tensor, bias: npt.NDArray[np.float32] | N
 
 
 def _rounded(linear: Linear, x: Tensor, form: graphs.LayerForm) -> Tensor:
-    """The output of a layer in INT8, of the float tensor that it reads."""
+    """The INT8 output of a layer for the float input `x`."""
     scale, zero = (float(value) for value in ranges.activation_scale(form.bounds))
     codes, steps = form.weight
     if linear.kind == "matmul" or not takes_pixels(linear):  # every placement keeps pixels exact
@@ -297,7 +297,7 @@ def _convolution(attribute: _Attributes, inputs: Any) -> Any:
 
 
 def _pooled(pool: Callable[..., Tensor]) -> Computed:
-    """`pool`: of an image, a kernel, strides, pads, whether a last part of a kernel counts, and whether pads do."""
+    """`pool` takes an image, a kernel, strides, pads, whether a partial last kernel counts, and whether pads count."""
 
     def pooled(attribute: _Attributes, inputs: Any) -> Any:
         pads, kernel = attribute("pads", [0, 0, 0, 0]), attribute("kernel_shape", [])
@@ -432,7 +432,7 @@ def _cast(attribute: _Attributes, inputs: Any) -> Any:
 
 
 def _resize(attribute: _Attributes, inputs: Any) -> Any:
-    """Linear ones of a whole factor, by half pixels, and nearest ones, as decoders have them."""
+    """Resize as in decoders: linear by an integer factor with half pixels, and nearest."""
     x, scales, sizes = inputs[0], *[*inputs[2:4], None, None][:2]
     mode, places = attribute("mode", "nearest"), attribute("coordinate_transformation_mode", "half_pixel")
     if x.ndim != 4 or attribute("antialias", 0) or attribute("axes", None) is not None:
@@ -456,7 +456,7 @@ def _elementwise(compute: Callable[..., Tensor]) -> Computed:
 
 
 def _operators() -> Iterator[tuple[str, Computed]]:
-    """By name; as each is looked up when it is used, PyTorch is loaded no earlier."""
+    """The operators by name; looked up on use, so that PyTorch is not loaded earlier."""
     for name, place in {
         **{"Add": "add", "Sub": "sub", "Mul": "mul", "Pow": "pow", "MatMul": "matmul", "Sqrt": "sqrt", "Exp": "exp"},
         **{"Log": "log", "Neg": "neg", "Abs": "abs", "Erf": "erf", "Tanh": "tanh", "Sigmoid": "sigmoid", "Sin": "sin"},

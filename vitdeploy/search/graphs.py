@@ -1,4 +1,4 @@
-"""Graphs with parts in another precision, and what they give."""
+"""Run graphs with parts in another precision."""
 
 import dataclasses
 import tempfile
@@ -24,18 +24,18 @@ from vitdeploy.runtime.runner import Array, Runner
 from vitdeploy.search.frame import ReferenceOutputs
 from vitdeploy.spec import EngineSpec
 
-# --- Facts about a tensor that is hard to quantize, for a person to read ----------------------------------------------
+# --- Facts about a tensor that is hard to quantize, for reports -------------------------------------------------------
 
 
-# At most this many channels are listed as outliers, each reaching at least this many times as far as the median one.
+# The most outlier channels in a list, and the minimum ratio of their largest magnitude to that of the median channel.
 SHOWN_CHANNELS, OUTLIER_RATIO = 4, 10.0
 
 
 @dataclass(frozen=True)
 class OutlierFacts:
     """Over all images: the smallest and the largest value, the 99.9th percentile of |x|, the median over the channels
-    of max |x|, and outlier channels with their max |x|, largest first. `finite` is the share of finite values; all
-    others are left out of the rest."""
+    of max |x|, and outlier channels with their max |x|, largest first. `finite` is the share of finite values; the
+    other facts use only these."""
 
     low: float
     high: float
@@ -62,7 +62,7 @@ def facts_of(batches: Iterable[Array], images: int, axis: int) -> OutlierFacts:
         power = np.abs(values)
         most = power.max(axis=0)
         reach = np.maximum(reach, most) if len(reach) else most
-        # The k largest of all are among the k largest of each batch.
+        # The k largest of all values are among the k largest of each batch.
         kept = _held(images * rows.size // len(batch))
         largest = np.concatenate([largest, power.ravel()])
         if len(largest) > kept:
@@ -80,14 +80,14 @@ def facts_of(batches: Iterable[Array], images: int, axis: int) -> OutlierFacts:
 
 
 def _held(count: int) -> int:
-    """How many of `count` values are at or above the 99.9th percentile, which 999 of 1,000 do not exceed."""
+    """The number of the `count` values at or above the 99.9th percentile, which 999 of 1,000 do not exceed."""
     return count // 1000 + 1
 
 
-# --- Parts of an engine between parts of the float graph, to measure what each does to the answers --------------------
+# --- Parts of an engine between parts of the float graph, to measure their effect on the answers ----------------------
 # image -> float graph -> `given` -> a part of the placement, on its runtime -> `expected` -> float graph -> answers
 #
-# The float graph runs on ONNX Runtime in float32. Of all intermediate tensors, one batch is held at a time.
+# The float graph runs on ONNX Runtime in float32. Only one batch of intermediate tensors is held in memory.
 
 
 class Splice:
@@ -96,16 +96,17 @@ class Splice:
     def __init__(
         self, graph: ir.Model, placement: ir.Model, engine: EngineSpec, reference_outputs: ReferenceOutputs
     ) -> None:
-        """`engine`: whose runtime, options and batch the parts of the placement run with. `ran` is called after every
+        """`engine`: gives the runtime, options and batch for the parts of the placement. `ran` is called after every
         run.
 
         Raises:
-            DataError: the float graph's own answers are not finite.
+            DataError: the float graph's answers are not finite.
         """
         if not _finite(reference_outputs.answers):
             raise DataError(
-                "the float graph's own answers are not finite",
-                found="NaN or infinity in its outputs on these images",
+                "the outputs of the float graph are not finite",
+                found="NaN or infinity on these images",
+                expected="finite outputs",
                 fix="check the checkpoint and the preprocessing",
             )
         self.graph, self.placement, self.engine, self.reference_outputs = graph, placement, engine, reference_outputs
@@ -113,13 +114,13 @@ class Splice:
         self.runs, self.ran = 0, _nothing
 
     def distance(self, given: Sequence[str] = (), expected: Sequence[str] = (), floats: Collection[str] = ()) -> float:
-        """Mean distance over the images of the answers with a part of the float graph replaced by the placement's;
-        infinite if they are not finite.
+        """The mean distance over the images with a part of the float graph replaced by the placement's; infinite for
+        non-finite answers.
 
         Args:
-            given: the tensors that the part starts from; none: the input of the graph.
-            expected: the tensors that it ends with; none: the outputs of the graph.
-            floats: quantized tensors that are left in float.
+            given: the tensors that the part starts from; empty: the input of the graph.
+            expected: the tensors that it ends with; empty: the outputs of the graph.
+            floats: quantized tensors that stay in float.
         """
         batch = self.reference_outputs.batch
         with tempfile.TemporaryDirectory(prefix="vitdeploy-") as folder:
@@ -143,7 +144,7 @@ class Splice:
         return self.mean_distance(answers)
 
     def mean_distance(self, answers: Mapping[str, Array]) -> float:
-        """The mean distance over the images; infinite if answers are not finite."""
+        """The mean distance over the images; infinite for non-finite answers."""
         return float(self.reference_outputs.distance(answers).mean()) if _finite(answers) else np.inf
 
     def count(self) -> None:
@@ -152,8 +153,8 @@ class Splice:
         self.ran()
 
     def facts(self, tensor: str, given: Sequence[str] = (), *, placed: bool) -> OutlierFacts | None:
-        """Facts of a tensor of the placement with nothing quantized in front of it (of the float graph if not
-        `placed`), from `given` on; None if its shape is unknown."""
+        """Facts about a tensor of the placement with nothing quantized before it (of the float graph if not `placed`),
+        computed from `given`; None if its shape is unknown."""
         model = part(self.placement if placed else self.graph, given, [tensor], self.reference_outputs.batch)
         placement_reader.make_float(model, [each.tensor for each in placement_reader.find_quantized(model)])
         [value] = model.graph.outputs
@@ -174,16 +175,16 @@ class Splice:
 
 
 class _Chain(Runner):
-    """Several runners in sequence: each takes what it needs from the outputs of all previous ones."""
+    """Several runners in sequence: each takes its inputs from the outputs of all previous ones."""
 
     def __init__(self, folder: Path, outputs: Sequence[str]) -> None:
-        """`folder` is for files of the parts; `outputs` are the tensors that the chain gives."""
+        """`folder` holds the files of the parts; `outputs` are the output tensors of the chain."""
         super().__init__("chain")
         self.folder, self.names = folder, tuple(outputs)
         self._parts: list[tuple[Runner, list[str], list[str]]] = []
 
     def add(self, model: ir.Model, engine: EngineSpec | None = None) -> None:
-        """Add a part that runs as `engine` does; without one, on ONNX Runtime."""
+        """Add a part that runs like `engine`; without one, on ONNX Runtime."""
         file = self.folder / f"part{len(self._parts)}.onnx"
         save_graph(model, file)
         runner: Runner = OnnxRuntimeRunner(file, name="float")
@@ -202,7 +203,7 @@ class _Chain(Runner):
     def _infer(self, feeds: Mapping[str, Array]) -> dict[str, Array]:
         known = dict(feeds)
         for runner, inputs, outputs in self._parts:
-            # By order: a runtime may know a tensor under several names.
+            # By position: a runtime may have several names for a tensor.
             given = {t.name: known[name] for t, name in zip(runner.inputs, inputs, strict=True)}
             known |= dict(zip(outputs, runner.infer(given).values(), strict=True))
         return {name: known[name] for name in self.names}
@@ -220,11 +221,11 @@ def _finite(answers: Mapping[str, Array]) -> bool:
     return all(np.isfinite(each).all() for each in answers.values() if each.dtype.kind == "f")
 
 
-# --- One model in which every layer can be switched between float and INT8 while it is loaded -------------------------
+# --- One loaded model in which every layer can be switched between float and INT8 -------------------------------------
 # A search evaluates hundreds of variants of one model; building an engine for each would take longer than running it.
-# So each layer is written in all its forms, as branches of ONNX If, and variants differ only in inputs: switches, and
-# the scale and zero point of a layer's input. It runs on ONNX Runtime whatever the target, as INT8 is exact arithmetic:
-# two runtimes differ only in the order of float additions.
+# So each layer has all its forms, as branches of ONNX If, and variants differ only in inputs: switches, and the scale
+# and zero point of a layer's input. It runs on ONNX Runtime for every target, since INT8 is exact arithmetic: two
+# runtimes differ only in the order of float additions.
 
 
 Floats = npt.NDArray[np.float32]
@@ -232,10 +233,10 @@ Floats = npt.NDArray[np.float32]
 
 @dataclass(frozen=True)
 class LayerForm:
-    """One way to compute a layer in INT8: on x[source] * factor + offset, which `bounds` are the range of.
+    """One way to compute a layer in INT8: on x[source] * factor + offset, with the range `bounds`.
 
-    `source` int64 [channels of the weight], `factor` and `offset` float32 of the same length; None leaves x as it is.
-    `output`: the step of an output that is int8 too, as of queries and keys.
+    `source` int64 [channels of the weight], `factor` and `offset` float32 of the same length; None leaves x unchanged.
+    `output`: the step of an output that is int8 too, such as queries and keys.
     """
 
     bounds: ranges.Range
@@ -249,16 +250,16 @@ class LayerForm:
 
 @dataclass(frozen=True)
 class LayerChoice:
-    """The form of one layer (its number; None: float), and another range than the form's own."""
+    """The form of one layer (its number; None: float), and a range that replaces the form's own."""
 
     form: int | None = 0
     bounds: ranges.Range | None = None
 
 
 class SwitchedRunner(OnnxRuntimeRunner):
-    """A runner with the model's own inputs; `choose` sets how its layers are computed from now on.
+    """A runner with the model's own inputs; `choose` sets the forms of its layers for all later runs.
 
-    Every layer that has forms starts in its first one.
+    Every layer with forms starts in its first one.
     """
 
     def __init__(self, graph: Path, forms: Mapping[str, Sequence[LayerForm]], *, batch: int) -> None:
@@ -268,7 +269,7 @@ class SwitchedRunner(OnnxRuntimeRunner):
         self.choose({})
 
     def choose(self, choices: Mapping[str, LayerChoice]) -> None:
-        """Set the form of these layers, and that of all others to their first."""
+        """Set the forms of these layers; all others get their first form."""
         for layer, forms in self._forms.items():
             choice = choices.get(layer, LayerChoice())
             bounds = choice.bounds or forms[choice.form or 0].bounds
@@ -288,17 +289,17 @@ class SwitchedRunner(OnnxRuntimeRunner):
 def write_switched(
     model: ir.Model, forms: Mapping[str, Sequence[LayerForm]], biases: Mapping[str, Any], path: Path
 ) -> None:
-    """Save the graph with every layer of `forms` in float and in each of its forms. The model is changed in place.
+    """Save the graph with every layer of `forms` in float and in each of its forms. Changes the model in place.
 
     Args:
-        biases: of layers in float, if they differ from those in the graph.
+        biases: biases of layers in float that differ from those in the graph.
     """
     model.opset_imports[place_onnxruntime.DOMAIN] = 1
     for linear in find_linears(model):
         if linear.name in forms:
             _switch(model, linear, forms[linear.name], biases)
     drop_unused(model)
-    # Unchecked, as this process alone opens it. The runtime reads weights that lie beside it without a copy in between.
+    # Unchecked: only this process opens it. The runtime reads the external weights without an extra copy.
     ir.save(model, path, external_data=f"{path.name}.data")
 
 
@@ -326,7 +327,7 @@ def _switch(model: ir.Model, linear: Linear, forms: Sequence[LayerForm], biases:
 
 
 class _Branch:
-    """The nodes of one subgraph, with names of its own."""
+    """The nodes of one subgraph, with its own names."""
 
     def __init__(self, name: str) -> None:
         self.name, self.nodes, self.constants = name, list[ir.Node](), list[ir.Value]()
@@ -378,7 +379,7 @@ def _moved(branch: _Branch, x: ir.Value, form: LayerForm) -> ir.Value:
 
 
 def _rounded(branch: _Branch, y: ir.Value, form: LayerForm) -> ir.Value:
-    """The output as its readers see it."""
+    """The output of a layer, rounded if the form has an int8 output."""
     if form.output is None:
         return y
     parameters = [branch.constant(form.output, "step"), branch.constant(np.array(0, np.int8), "middle")]

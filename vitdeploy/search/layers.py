@@ -1,4 +1,4 @@
-"""Shapes of layers, and small graphs of one layer each, whose times are measured."""
+"""Shapes of layers, and small graphs of copies of one layer for timing."""
 
 from collections.abc import Collection
 from dataclasses import dataclass
@@ -18,13 +18,13 @@ OPSET = 20
 SEED = 0
 # Any range: times depend on shapes, not on values.
 BOUNDS = Range(-4.0, 4.0)
-# Enough layers in one graph, each with weights of its own, that no cache holds them between two calls.
+# Enough layers in one graph, each with its own weights, so that no cache holds them between two calls.
 COPIES, MOST_BYTES = 8, 128 * 2**20
 
 
 @dataclass(frozen=True)
 class Convolution:
-    """What a convolution's time depends on besides its matrix product: its image and its ONNX attributes."""
+    """The properties that a convolution's time depends on besides its matrix product: image and ONNX attributes."""
 
     channels: int
     height: int
@@ -41,7 +41,7 @@ class Shape:
     """One layer at batch 1 as a matrix product: `rows` x `k` times `k` x `n`.
 
     For a convolution, the rows are its output positions, and k the weights of one output channel. `front`: the chain of
-    operators in front of the layer that are timed with it ("Gelu", "Mul", "Add").
+    operators before the layer that are timed with it ("Gelu", "Mul", "Add").
     """
 
     rows: int
@@ -60,7 +60,7 @@ class Shape:
 
     @property
     def copies(self) -> int:
-        """How many copies of the layer a tiny graph holds."""
+        """The number of copies of the layer in a small graph."""
         return max(1, min(COPIES, MOST_BYTES // (4 * self.k * self.n)))
 
     def __str__(self) -> str:
@@ -71,7 +71,7 @@ def shapes_of(model: ir.Model, layers: Collection[str]) -> dict[str, Shape]:
     """The shape of each of these layers by name, at batch 1 if the batch is dynamic.
 
     Raises:
-        GraphError: a layer's input has another dynamic axis than the batch, or a convolution pads by itself.
+        GraphError: a layer's input has another dynamic axis than the batch, or a convolution has automatic padding.
     """
     dims = Inference(model).dims
     inputs = [dims[value] for value in model.graph.inputs if dims.get(value)]
@@ -93,9 +93,9 @@ def _at_batch_one(linear: Linear, sizes: Dims | None, batch: Collection[str]) ->
     numbers = [each for each in found if isinstance(each, int)]
     if len(numbers) < len(found):
         raise GraphError(
-            f"the size of what {linear.name} reads is not known",
+            f"the input size of {linear.name} is unknown",
             found=" x ".join(map(str, found)),
-            expected="numbers, but for the batch",
+            expected="fixed sizes, except for the batch",
             fix="export with a fixed image size",
         )
     return numbers
@@ -107,7 +107,8 @@ def _shape(linear: Linear, before: list[int], after: list[int]) -> Shape:
         return Shape(int(np.prod(before[:-1])), k, n)
     attributes = {name: each.value for name, each in linear.node.attributes.items()}
     if attributes.get("auto_pad", "NOTSET") not in ("NOTSET", "VALID"):
-        raise GraphError(f"{linear.name} pads by itself", found=str(attributes["auto_pad"]), expected="explicit pads")
+        found = f"auto_pad={attributes['auto_pad']}"
+        raise GraphError(f"{linear.name} has automatic padding", found=found, expected="explicit pads")
     n, inside, *kernel = linear.weight.shape
     _, channels, height, width = before
 
@@ -128,9 +129,10 @@ def _shape(linear: Linear, before: list[int], after: list[int]) -> Shape:
 
 
 def layer_graph(shape: Shape, copies: int | None = None) -> ir.Model:
-    """So many such layers, by default `shape.copies`, called "0", "1" ..., each with its own input, weights and bias.
+    """A graph of `copies` such layers, by default `shape.copies`, named "0", "1" ..., each with its own input, weights
+    and bias.
 
-    Only one row of each output leaves the graph, so that the time is that of the layer and not of copying its result.
+    Only one row of each output is a graph output, so that the time does not include copying the results.
     """
     generator = np.random.default_rng(SEED)
     graph = ir.Graph([], [], nodes=[], opset_imports={"": OPSET}, name="layers")

@@ -1,4 +1,4 @@
-"""The precision of layers: what each costs in INT8, and which get another one, for a budget or for what times allow."""
+"""Choose the precision of layers: the cost of INT8 in each, and overrides for a budget or by their worth."""
 
 import math
 import re
@@ -17,19 +17,19 @@ from vitdeploy.search.trials import FLOAT, SCALED, TrialLayer, Trials
 from vitdeploy.spec import Budget, FloatRest
 
 # --- The cost of each quantizer ---------------------------------------------------------------------------------------
-# the distance on calibration images with one layer in INT8, and all others in float.
+# The distance on calibration images with one layer in INT8, and all others in float.
 #
 # A backward pass estimates it for all layers (see `gradients`). A layer that no gradient reaches takes a run over the
-# images, with one model that is loaded once (see `graphs.SwitchedRunner`). The reverse, everything in INT8 but one
-# layer, would measure noise: any change early in a model changes all rounding after it, which moves the answers of a
-# good INT8 model by more than a layer costs. Errors of single layers are nearly independent, so their costs nearly add
+# images, with a model that is loaded once (see `graphs.SwitchedRunner`). The reverse, everything in INT8 except one
+# layer, would measure noise: any change early in a model changes all later rounding, which moves the answers of a good
+# INT8 model by more than the cost of a layer. Errors of single layers are nearly independent, so their costs nearly add
 # up to the distance of everything in INT8.
 
 
 @dataclass(frozen=True)
 class Cost:
-    """The cost of INT8 in one layer, or in all that match a pattern: the distance with one of them in INT8, summed over
-    them; mean over the images with its 95 % t-interval. `share`: of the sum over all layers."""
+    """The cost of INT8 in one layer, or in all layers that match a pattern: the distance with one of them in INT8,
+    summed over them; mean over the images with its 95 % t-interval. `share`: the share of the sum over all layers."""
 
     name: str
     layers: int
@@ -40,11 +40,11 @@ class Cost:
 
 @dataclass(frozen=True)
 class Guilt:
-    """One layer: its cost, its input tensor, and what was folded in front of it.
+    """One layer: its cost, its input tensor, and the folds before it.
 
-    `low`, `high`: range of the tensor in the float graph; `median`: of its channels' largest magnitudes; `channel`: the
-    one with the largest magnitude; `upper`: about the 99.9th percentile of the magnitudes (None if unknown).
-    `folds`: in words.
+    `low`, `high`: range of the tensor in the float graph; `median`: the median of its channels' largest magnitudes;
+    `channel`: the one with the largest magnitude; `upper`: about the 99.9th percentile of the magnitudes (None if
+    unknown). `folds`: descriptions.
     """
 
     cost: Cost
@@ -59,9 +59,9 @@ class Guilt:
 
 @dataclass(frozen=True)
 class Sensitivity:
-    """`distance`: of everything in INT8, mean over the images, in `unit`; `total`: the costs of all layers added up.
-    Layers and groups, the most costly first. `impassable`: operators that no gradient passes; layers in front of these
-    were measured one at a time."""
+    """`distance`: with everything in INT8, mean over the images, in `unit`; `total`: the sum of the costs of all
+    layers. Layers and groups, the most costly first. `impassable`: operators that no gradient passes; the layers before
+    them were measured one by one."""
 
     target: str
     images: int
@@ -74,11 +74,11 @@ class Sensitivity:
 
 
 def measure_sensitivity(trials: Trials, target: str, progress: Progress = silent) -> Sensitivity:
-    """Estimate what every layer costs in INT8; measure those that no gradient reaches, one at a time."""
+    """Estimate the cost of INT8 in every layer; measure layers that no gradient reaches one by one."""
     distances, impassable = trials.estimated(progress)
     others = [layer for layer in trials.layers if layer.name not in distances]
     if others:
-        for layer in frame.counted(others, f"layers in front of {', '.join(impassable)}", progress):
+        for layer in frame.counted(others, f"layers before {', '.join(impassable)}", progress):
             distances[layer.name] = trials.only({layer.name: graphs.LayerChoice()})
     found = {layer.name: distances[layer.name] for layer in trials.layers}
     total = float(sum(each.mean() for each in found.values()))
@@ -102,8 +102,8 @@ def _cost(name: str, found: Mapping[str, frame.Distances], members: Sequence[str
 
 
 def groups_of(names: Sequence[str]) -> dict[str, tuple[str, ...]]:
-    """Groups of layers by a pattern that `--ignore` also takes: those of one block ("blocks.3.*"), and those of one
-    role in all blocks ("blocks.*.mlp.fc2"). Groups of one layer, or of all, are left out."""
+    """Groups of layers by a pattern that `--ignore` also accepts: those of one block ("blocks.3.*"), and those of one
+    role in all blocks ("blocks.*.mlp.fc2"). Groups of one layer, or of all layers, are omitted."""
     found: dict[str, list[str]] = {}
     for name in names:
         block = re.match(r"(.*?)\b(\d+)\.", name)
@@ -127,8 +127,8 @@ def _guilt(layer: TrialLayer, cost: Cost, prepared: Prepared) -> Guilt:
 
 @dataclass(frozen=True)
 class PrecisionOverride:
-    """One layer's override. `share`: of its range, if that is clipped; `price_us`: what it adds to the latency of one
-    image (negative: it is faster); `left`: the share of the layer's cost that remains."""
+    """One layer's override. `share`: the share of its range, if that is clipped; `price_us`: the added latency of one
+    image (negative: faster); `left`: the share of the layer's cost that remains."""
 
     kind: Literal["clipped", "scaled", "float"]
     layer: str
@@ -152,7 +152,7 @@ class PrecisionOverride:
 
 @dataclass(frozen=True)
 class Taken:
-    """A chosen override, and the result that was predicted for it."""
+    """A chosen override, and its predicted result."""
 
     override: PrecisionOverride
     reached: frame.Reached
@@ -161,7 +161,7 @@ class Taken:
 @dataclass(frozen=True)
 class Mixed:
     """`int8`, `reached`: measured without and with all overrides; `saved_us`: the time that INT8 saves over all layers,
-    by the costs of `table`; `met`: whether the budget's bounds are expected to be met, None without any."""
+    by the costs of `table`; `met`: whether the budget's bounds are expected to be met, None without bounds."""
 
     target: str
     images: int
@@ -174,22 +174,21 @@ class Mixed:
 
     @property
     def precisions(self) -> tuple[LayerPrecision, ...]:
-        """Of the layers with an override; float replaces another one."""
+        """The precisions of layers with an override; float replaces another override."""
         every = [each.override.precision for each in self.taken]
         return tuple({each.layer: each for each in sorted(every, key=lambda each: each.precision == "float")}.values())
 
 
 # --- Mixed precision: the search -------------------------------------------------------------------------------------
-# chooses precision overrides for layers, the most efficient first, until the answers are near enough.
+# Chooses precision overrides for layers, the most efficient first, until the answers are close enough.
 #
-# The search is greedy, by how much an override reduces the costs of layers (see `sensitivity`; they add up) per
-# microsecond that it takes by a table of costs. The remaining costs predict the remaining distance and error power,
-# which are measured at the end.
+# The search is greedy, by the reduction of layer costs (which add up, see above) per microsecond of an override, by a
+# cost table. The remaining costs predict the remaining distance and error power, which are measured at the end.
 
 
-# Shares of a range that are tried for the most sensitive layers: clipped, and widened.
+# Shares of a range to try for the most sensitive layers: clipped, and widened.
 RANGE_SHARES = (0.5, 0.7, 0.85, 1.15)
-# The number of most costly layers for which other overrides than float are tried.
+# The number of most costly layers that are tried with overrides other than float.
 MOST_SENSITIVE = 8
 # An override that costs nothing counts as this share of all that INT8 saves, so that gains stay comparable.
 LEAST_PRICE = 1e-3
@@ -202,11 +201,11 @@ def choose_mends(
     budget: Budget,
     progress: Progress = silent,
 ) -> Mixed:
-    """Choose overrides until the budget is expected to be met; without one, as long as an override removes a
-    larger share of the costs than of the time that INT8 saves: up to the knee of the Pareto front.
+    """Choose overrides until the budget is expected to be met; without bounds, while an override removes a larger share
+    of the costs than of the time that INT8 saves: up to the knee of the Pareto front.
 
     Args:
-        budget: `min_agreement` and `max_drop` are bounds, for a classifier.
+        budget: its `min_agreement` and `max_drop` are bounds, for a classifier.
     """
     search = _Search(trials, sensitivity, table, budget)
     candidates = [*search.floats(), *search.others(sensitivity, progress)]
@@ -241,7 +240,7 @@ class _Search:
             yield PrecisionOverride("float", name, self.prices[name])
 
     def others(self, sensitivity: Sensitivity, progress: Progress) -> Iterator[PrecisionOverride]:
-        """Other ranges and scaled channels for the most sensitive layers, if their gain is proven on the images."""
+        """Other ranges and scaled channels for the most sensitive layers, if the images prove a gain."""
         most_sensitive = [self.layers[each.cost.name] for each in sensitivity.layers[:MOST_SENSITIVE]]
         for layer in frame.counted(most_sensitive, "other overrides of the most sensitive layers", progress):
             if layer.name == layer.readers[0]:  # one tensor has one range
@@ -272,7 +271,7 @@ class _Search:
         return self.gain(override) / max(override.price_us, LEAST_PRICE * self.saved)
 
     def worth(self, override: PrecisionOverride) -> bool:
-        """Whether an override pays for its price: always, if a budget requires it."""
+        """Whether an override is worth its price: always, if a budget requires it."""
         return self.bounded or self.gain(override) / self.total > override.price_us / self.saved
 
     def take(self, override: PrecisionOverride) -> None:
@@ -282,9 +281,9 @@ class _Search:
                 self.choices[name] = graphs.LayerChoice(bounds=self.layers[name].bounds.times(override.share or 1.0))
             else:
                 self.choices[name] = FLOAT if override.kind == "float" else graphs.LayerChoice(SCALED)
-        self.taken.append(Taken(override, self._foretold()))
+        self.taken.append(Taken(override, self._predicted()))
 
-    def _foretold(self) -> frame.Reached:
+    def _predicted(self) -> frame.Reached:
         """The predicted distance and loss. Errors of layers are nearly independent: their powers add up, and so do
         small distances."""
         share = sum(self.costs.values()) / self.total
@@ -297,7 +296,7 @@ class _Search:
 
     def met(self) -> bool:
         """Whether the budget is met, by the prediction and then by the measurement."""
-        if not self.bounded or not self._meets(self._foretold()):
+        if not self.bounded or not self._meets(self._predicted()):
             return False
         return self._meets(self.trials.whole.reached(self.trials.answers(self.choices)))
 
@@ -306,7 +305,7 @@ class _Search:
         return reached.expected.meets(self.budget)
 
     def _price_of_scaling(self, layer: TrialLayer) -> float:
-        """The cost of the operators in front of a layer, and of its additional channels, in microseconds."""
+        """The cost of the operators before a layer, and of its additional channels, in microseconds."""
         assert layer.scaled is not None
         channels, added = len(layer.scaled.source), len(layer.scaled.source) / len(layer.scaled.scale) - 1
         scaling = self.table.scaling * layer.shape.rows * channels
@@ -327,26 +326,26 @@ class _Search:
 
 
 def _left(before: np.ndarray, after: np.ndarray) -> float | None:
-    """The share of a cost that remains; None if the gain is not proven (95 % t-interval over the images)."""
+    """The share of a cost that remains; None without a proven gain (95 % t-interval over the images)."""
     _, low, _ = frame.mean_interval(before - after)
     return float(after.mean() / before.mean()) if low > 0 else None
 
 
-# --- Layers whose INT8 costs much and saves little: which to take out of plain INT8 ----------------------------------
+# --- Keep layers in higher precision whose INT8 costs much accuracy and saves little time ----------------------------
 
 
-# Expected agreement, in percent, from which on nothing more is bought.
+# The expected agreement, in percent, at which no further layer is changed.
 ENOUGH = 99.5
 
 
 @dataclass(frozen=True)
 class HighPrecision:
-    """Which layers are out of plain INT8, in `form`: "dynamic" (INT8 weights, and activations that the runtime
+    """The layers kept in higher precision, in `form`: "dynamic" (INT8 weights, and activations that the runtime
     quantizes) or "float".
 
-    `price`: the most that they may add to the latency at `batch`, in percent. `int8`, `reached`: without and with
-    them, on the calibration images. `ratio`: the latency with them over that of plain INT8, as the costs of `table`
-    predict it. `why`: what decided.
+    `price`: the maximum that they may add to the latency at `batch`, in percent. `int8`, `reached`: the results without
+    and with them, on the calibration images. `ratio`: the latency with them divided by that of plain INT8, predicted by
+    the costs of `table`. `why`: the reason for the choice.
     """
 
     target: str
@@ -367,7 +366,7 @@ class HighPrecision:
 
 
 def in_higher_precision(layers: Sequence[str], form: HigherForm, why: str = "") -> tuple[LayerPrecision, ...]:
-    """Layers out of plain INT8, and what a search found of them."""
+    """The precisions of layers kept in higher precision, with the evidence of a search."""
     reason = DYNAMIC if form == "dynamic" else IN_FLOAT
     return tuple(LayerPrecision(layer, form, reason, why) for layer in layers)
 
@@ -375,14 +374,13 @@ def in_higher_precision(layers: Sequence[str], form: HigherForm, why: str = "") 
 def layers_by_worth(
     sensitivity: Sensitivity, added: Mapping[str, float], most: float, enough: Callable[[float], bool]
 ) -> tuple[tuple[str, ...], float]:
-    """The layers to take out of plain INT8, and the time that this adds: those with the largest distance for their time
-    first, until what remains of the distance is `enough`; none whose share of the distance is below its share of the
-    time of all.
+    """The layers to keep in higher precision, and the added time: layers with the largest distance per time first,
+    until the remaining distance is `enough`; no layer whose share of the distance is below its share of the time.
 
     Args:
-        added: what the other form adds to a layer's time; layers that are not in it stay. Negative: it is faster.
-        most: the time that may be added in all.
-        enough: whether so large a share of the distance may remain.
+        added: the time that the other form adds to a layer (negative: it is faster); layers not in it stay in INT8.
+        most: the maximum added time.
+        enough: whether this share of the distance may remain.
     """
     shares = {each.cost.name: max(each.cost.share, 0.0) for each in sensitivity.layers if each.cost.name in added}
     every, total = sum(max(added[name], 0.0) for name in shares), sum(shares.values())
@@ -397,22 +395,22 @@ def layers_by_worth(
     return tuple(taken), spent
 
 
-# --- The precision of an INT8 engine's float operators: fp32, or bf16 where that is faster ----------------------------
+# --- The precision of an INT8 engine's float operators: fp32, or bf16 if that is faster -------------------------------
 
 
-# Of the distance that INT8 has. With enough images any rounding is surely further; layers out of plain INT8, which are
-# chosen after it, take back more than this for less time than bf16 saves.
+# A share of the distance of INT8. With enough images any rounding is provably farther; the layers in higher precision,
+# which are chosen later, recover more than this for less time than bf16 saves.
 MOST_FURTHER = 0.2
 RESTS: tuple[FloatRest, FloatRest] = ("fp32", "bf16")
 
 
 @dataclass(frozen=True)
 class FloatRestChoice:
-    """What decided whether an INT8 placement has its float operators in fp32 or in bf16.
+    """The evidence for float operators of an INT8 placement in fp32 or bf16.
 
-    `ratio`: the latency with bf16 over that with fp32, as the costs of `table` predict it. `distances`: mean, of the
-    answers of fp32 and of bf16 from the float graph's on the calibration images; `further`: the bounds of the 95 %
-    interval of how much further those of bf16 are.
+    `ratio`: the latency with bf16 divided by that with fp32, predicted by the costs of `table`. `distances`: the mean
+    distances of fp32 and of bf16 from the float graph's answers on the calibration images; `further`: the bounds of the
+    95 % interval of their difference.
     """
 
     target: str
@@ -424,7 +422,7 @@ class FloatRestChoice:
 
     @property
     def best(self) -> FloatRest:
-        """bf16 if it is faster and not surely further from the float graph by more than `MOST_FURTHER`."""
+        """bf16 if it is faster and not provably farther from the float graph by more than `MOST_FURTHER`."""
         return "bf16" if self.ratio < 1 and self.further[0] <= MOST_FURTHER * self.distances[0] else "fp32"
 
 
@@ -437,7 +435,7 @@ def choose_float_rest(
     progress: Progress = silent,
 ) -> FloatRestChoice:
     """Run a placed INT8 graph with its float operators in fp32 and in bf16 on the images of the reference outputs.
-    `ratio`: of the latencies, by the table.
+    `ratio`: the ratio of the latencies, by the table.
 
     Raises:
         EngineError, CapabilityError: as `compile_engine`.

@@ -1,9 +1,9 @@
-"""Structured pruning with compensation: how much each part of a graph can lose, and who loses how much.
+"""Structured pruning with compensation: how many structures to remove from each part of a graph, and which.
 
-What a part loses, and in which order, its saliencies say (below); they do not say what an error of one part is
-worth beside that of another. So each part alone is tried at a few widths, by the distance of the whole graph's answers.
-Distances are taken as adding up, as sensitivities do; the cheapest loss per MAC goes first, whatever part it is in
-(greedy on the lower convex hulls, which is optimal for such sums up to one step: Everett 1963, Operations Research 11).
+Saliencies (below) give the structures to remove from a part, and their order, but do not compare errors of different
+parts. So each part alone is tried at a few widths, by the distance of the whole graph's answers. Distances are assumed
+to add up, as sensitivities do; the cheapest loss per MAC goes first, in any part (greedy on the lower convex hulls,
+which is optimal for such sums up to one step: Everett 1963, Operations Research 11).
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -23,13 +23,13 @@ from vitdeploy.progress import Progress
 from vitdeploy.quantization.ranges import Numbers, Statistics
 from vitdeploy.search.frame import Expected, Reached, ReferenceOutputs, counted
 
-# Shares of a part's structures that are tried, until one changes answers by more than WORST.
+# Shares of a part's structures to try, until one changes the answers by more than WORST.
 SHARES, WORST = (7 / 8, 3 / 4, 1 / 2, 1 / 4, 1 / 8), 0.2
-# Widths are multiples of what integer kernels take at a time, a coarser one of many channels.
+# Widths are multiples of the channels that integer kernels process at once; coarser ones for many channels.
 TILE, FEW, FEW_TILE = 32, 256, 16
-# Shares of all MACs that a search has go.
+# Shares of all MACs that a search tries to remove.
 STEPS = (0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6)
-# Rows of its input per channel that a part needs: fewer leave least squares to chance.
+# The rows of its input per channel that a part needs: with fewer, least squares depends on chance.
 ROWS_PER_CHANNEL = 3
 
 Widths = Mapping[str, int]
@@ -37,8 +37,8 @@ Widths = Mapping[str, int]
 
 @dataclass(frozen=True)
 class PrunedPart:
-    """The structures in front of the linear `name`: how many there are, the MACs of each, the order in which they go,
-    and the distance of the graph's answers with `widths` of them and all other parts whole."""
+    """The structures before the linear `name`: their number, the MACs of each, the order of removal, and the distance
+    of the graph's answers with `widths` of them and all other parts whole."""
 
     name: str
     kind: str
@@ -49,13 +49,13 @@ class PrunedPart:
     distances: tuple[float, ...]
 
     def kept(self, width: int) -> list[int]:
-        """The structures that stay, ascending."""
+        """The structures to keep, ascending."""
         return sorted(set(range(self.count)) - set(self.order[: self.count - width]))
 
 
 @dataclass(frozen=True)
 class Parts:
-    """What can be pruned of a graph of `macs`, at batch 1."""
+    """The parts of a graph that can be pruned, and its `macs` at batch 1."""
 
     macs: int
     parts: tuple[PrunedPart, ...]
@@ -63,9 +63,9 @@ class Parts:
 
 @dataclass(frozen=True)
 class Pruning:
-    """`asked`: the share of all MACs that was to go at least; `share`: that goes. `widths`: the structures that stay of
-    each part that loses some. `distance`: from the float graph's answers, mean over the images; `expected`: for a
-    classifier, else None."""
+    """`asked`: the minimum share of all MACs to remove; `share`: the removed share. `widths`: the remaining structures
+    of each pruned part. `distance`: from the float graph's answers, mean over the images; `expected`: for a classifier,
+    else None."""
 
     asked: float
     share: float
@@ -75,20 +75,20 @@ class Pruning:
 
 
 def prunable_parts(model: ir.Model) -> dict[str, tuple[prunable.Prunable, int]]:
-    """What can be pruned, by name, with the MACs of each structure. Shapes that the graph lacks are inferred, in place.
+    """The parts that can be pruned, by name, with the MACs of each structure. Infers missing shapes, in place.
 
     Raises:
-        GraphError: there is nothing, or the work of the graph cannot be counted.
+        GraphError: nothing can be pruned, or the work of the graph cannot be counted.
     """
-    whole_macs(model)  # infers what shapes it lacks
+    whole_macs(model)  # infers missing shapes
     found = [(each, each.macs(model)) for each in prunable.find_prunable(model)]
     parts = {each.name: (each, macs) for each, macs in found if macs}
     if not parts:
         raise GraphError(
             "nothing in this graph can be pruned",
-            found="no hidden channels between two linears, and no heads, that nothing else reads",
-            expected="MLPs whose activations work on each channel alone, or attention with a linear for its operands",
-            fix="leave optimize.prune out",
+            found="no removable hidden channels between two linears, and no removable heads",
+            expected="MLPs with elementwise activations, or attention whose operands come from linears",
+            fix="omit optimize.prune",
         )
     return parts
 
@@ -99,7 +99,7 @@ def whole_macs(model: ir.Model) -> int:
 
 
 def widths_to_try(part: prunable.Prunable) -> list[int]:
-    """Widths below the whole one, in descending order, aligned for kernels."""
+    """Widths below the full one, in descending order, aligned for kernels."""
     tile = 1 if part.kind == "heads" else TILE if part.count >= FEW else FEW_TILE
     widths = {-(-int(np.ceil(share * part.count)) // tile) * tile for share in SHARES}
     return sorted((width for width in widths if 0 < width < part.count), reverse=True)
@@ -111,12 +111,12 @@ def measure_parts(
     """Order the structures of every part, and try each part alone.
 
     Args:
-        moments: of the input of each reader, by the name of the part.
-        reference_outputs: of this graph, on other images than the moments where there are enough.
+        moments: statistics of the input of each reader, by the name of the part.
+        reference_outputs: reference outputs of this graph, on other images than the moments if enough are available.
     """
     model, made = load_graph(graph), list[PrunedPart]()
     found = prunable_parts(model)
-    for name, (part, macs) in counted(list(found.items()), "prune each part alone", progress):
+    for name, (part, macs) in counted(list(found.items()), "try to prune each part", progress):
         if moments[name].rows < ROWS_PER_CHANNEL * len(part.reader.weight):
             continue
         order = removal_order(moments[name], part.reader.weight, part.inputs)
@@ -126,10 +126,10 @@ def measure_parts(
     if not made:
         rows = max(each.rows for each in moments.values())
         raise GraphError(
-            "there are too few calibration images to prune this graph",
+            "too few calibration images to prune this graph",
             found=f"{rows} rows of activations",
-            expected=f"{ROWS_PER_CHANNEL} for each of the channels of at least one linear",
-            fix="more images: data.calibration.images",
+            expected=f"{ROWS_PER_CHANNEL} rows per input channel of at least one linear",
+            fix="use more images: data.calibration.images",
         )
     return Parts(whole_macs(model), tuple(made))
 
@@ -158,11 +158,11 @@ def try_prunings(
     progress: Progress,
     steps: Sequence[float] = STEPS,
 ) -> list[Pruning]:
-    """What the graph answers with each of some shares of its MACs gone, the least first; fewer where that many cannot
-    go, or a share changed answers by more than WORST."""
+    """Prune the graph by each share of its MACs in `steps`, the smallest first, and measure the answers; stop if a
+    share cannot be removed, or changed the answers by more than WORST."""
     found: list[Pruning] = []
     for done, step in enumerate(steps):
-        progress("prune the graph", done, len(steps))
+        progress("try to prune the graph", done, len(steps))
         widths = allocate(parts, step)
         if widths is None:
             break
@@ -175,12 +175,12 @@ def try_prunings(
         found.append(Pruning(step, saved(parts, widths), widths, distance, reached.expected))
         if distance > WORST:
             break
-    progress("prune the graph", len(steps), len(steps))
+    progress("try to prune the graph", len(steps), len(steps))
     return found
 
 
 def allocate(parts: Parts, share: float) -> dict[str, int] | None:
-    """The width of each part that loses some, where at least `share` of all MACs go; None if not so many can."""
+    """The width of each part to prune so that at least `share` of all MACs is removed; None if that is impossible."""
     widths: dict[str, int] = {}
     steps = sorted((step for part in parts.parts for step in _hull(part)), key=lambda step: step[0])
     for _, name, width in steps:
@@ -191,7 +191,7 @@ def allocate(parts: Parts, share: float) -> dict[str, int] | None:
 
 
 def saved(parts: Parts, widths: Widths) -> float:
-    """The share of all MACs that go."""
+    """The share of all MACs that is removed."""
     gone = sum(each.macs * (each.count - widths[each.name]) for each in parts.parts if each.name in widths)
     return gone / parts.macs
 
@@ -204,14 +204,14 @@ def _hull(part: PrunedPart) -> Iterator[tuple[float, str, int]]:
     at = 0
     while at < len(points) - 1:
         slopes = [(later[1] - points[at][1]) / (later[0] - points[at][0]) for later in points[at + 1 :]]
-        # The last of equal ones, so that the next slope is a larger one.
+        # The last of equal slopes, so that the next slope is larger.
         best = len(slopes) - 1 - int(np.argmin(slopes[::-1]))
         at += 1 + best
         yield slopes[best], part.name, points[at][2]
 
 
 def select(prunings: Sequence[Pruning], acceptable: Callable[[Pruning], bool], near: float) -> list[Pruning]:
-    """The most that changes no more than `near`, and the most that is acceptable; of those that are acceptable."""
+    """Among acceptable prunings, the largest with at most the distance `near`, and the largest."""
     found = sorted((each for each in prunings if acceptable(each)), key=lambda each: each.share)
     chosen = [each for each in found if each.distance <= near][-1:] + found[-1:]
     return chosen[:1] if chosen[1:] == chosen[:1] else chosen
@@ -220,7 +220,7 @@ def select(prunings: Sequence[Pruning], acceptable: Callable[[Pruning], bool], n
 def prune_graph(
     model: ir.Model, parts: Sequence[PrunedPart], widths: Widths, moments: Mapping[str, Statistics]
 ) -> None:
-    """Prune a graph in place, and let what stays make up for what goes."""
+    """Prune a graph in place; the remaining channels compensate for the removed ones."""
     editor, known = Editor(model), {each.name: each for each in prunable.find_prunable(model)}
     for part in parts:
         if part.name not in widths:
@@ -244,37 +244,37 @@ def _trial(
     return reference_outputs.reached(reference_outputs.of_float(model))
 
 
-# --- Which input channels of a linear can go, and what the others make up for -----------------------------------------
-# second-order saliency and least squares.
+# --- The input channels of a linear to remove, and the compensation by the others -------------------------------------
+# Second-order saliency and least squares.
 #
 # For y = x W + b with the covariance C of x, the best y from the channels K alone has the weight and bias
 #
 #     V = (C_KK)^-1 C_K: W        b + m W - m_K V        m: the mean of x
 #
-# and the mean squared error that is left is, for the channels S that go, tr(W_S^T ((C^-1)_SS)^-1 W_S): the saliency of
-# the Optimal Brain Surgeon (Hassibi and Stork 1993, equation 5) for a whole structure (Optimal BERT Surgeon, arXiv
-# 2203.07259, equation 3; SlimGPT, arXiv 2412.18110; ZipLM, arXiv 2302.04089). Structures go one by one, the cheapest
-# first, and C^-1 and W are brought up to date for those that are left.
+# and the remaining mean squared error is, for the removed channels S, tr(W_S^T ((C^-1)_SS)^-1 W_S): the saliency of the
+# Optimal Brain Surgeon (Hassibi and Stork 1993, equation 5) for a whole structure (Optimal BERT Surgeon, arXiv
+# 2203.07259, equation 3; SlimGPT, arXiv 2412.18110; ZipLM, arXiv 2302.04089). Structures are removed one by one, the
+# cheapest first, and C^-1 and W are updated for the remaining ones.
 
 
 Weight = npt.NDArray[np.floating]
 
-# Of the mean variance: added to each, so that channels that others determine do not take weights without bound.
+# A share of the mean variance that is added to each variance, so that redundant channels do not get unbounded weights.
 DAMPING = 0.01
-# Channels that go before the inverse is brought up to date as a whole.
+# The number of removed channels after which the whole inverse is updated.
 BLOCK = 64
 TINY = float(np.finfo(np.float64).tiny)
 
 
 def damped(moments: Statistics) -> Numbers:
-    """The covariance of the input of a linear, [in, in]."""
+    """The damped covariance of the input of a linear, [in, in]."""
     covariance = moments.covariance.astype(np.float64)
     power = float(np.diag(covariance).mean())
     return np.asarray(covariance + DAMPING * max(power, TINY) * np.eye(len(moments.mean)))
 
 
 def removal_order(moments: Statistics, weight: Weight, structures: npt.NDArray[np.int64]) -> list[int]:
-    """The numbers of the structures in the order in which they go, all but the last one.
+    """The indices of the structures in the order of removal, all except the last one.
 
     Args:
         weight: [in, out].
@@ -288,9 +288,9 @@ def removal_order(moments: Statistics, weight: Weight, structures: npt.NDArray[n
 def compensated(
     moments: Statistics, weight: Weight, bias: Weight | None, kept: npt.NDArray[np.int64]
 ) -> tuple[Numbers, Numbers]:
-    """(weight [kept, out], bias [out]) of the linear that reads the channels `kept` alone and errs least.
+    """(weight [kept, out], bias [out]) of the linear with the smallest error that reads only the channels `kept`.
 
-    The damping pulls towards the weights as they were: where it is all, nothing changes but the bias.
+    The damping pulls towards the original weights: if it dominates, only the bias changes.
     """
     covariance, old = damped(moments), weight.astype(np.float64)
     new = np.asarray(np.linalg.solve(covariance[np.ix_(kept, kept)], covariance[kept] @ old), np.float64)
@@ -315,9 +315,9 @@ def _blocks(inverse: Numbers, weight: Weight, structures: npt.NDArray[np.int64])
 
 
 def _channels(inverse: Numbers, weight: Weight, channels: npt.NDArray[np.int64]) -> list[int]:
-    """The same of single channels, at the cost of one product of matrices for BLOCK of them.
+    """The order of removal for structures of a single channel, at the cost of one matrix product per BLOCK of them.
 
-    Within a block of removals C^-1 and W stay as they are; `spread` and `taken` hold what is to be taken off them:
+    Within a block of removals C^-1 and W stay unchanged; `spread` and `taken` hold the pending updates:
     C^-1 - spread spread^T and W - spread taken.
     """
     inverse, weight = inverse[np.ix_(channels, channels)], weight[channels].astype(np.float64)

@@ -1,4 +1,4 @@
-"""Rows of a product: how many, in which parts, and schedules of merged tokens."""
+"""Choose the rows of products: their number, their parts, and schedules of token merging."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -23,21 +23,22 @@ from vitdeploy.progress import Progress
 from vitdeploy.search import costs, frame
 from vitdeploy.search.layers import Shape, shapes_of
 
-# --- Rows in parts, or more of them than tokens: which form of a placed model the costs of its layers are lowest in ---
+# --- Rows in parts, or more rows than tokens: the form of a placed model with the lowest layer costs ------------------
 
 
-# Of more rows than tokens, the next multiples of these are tried.
+# For more rows than tokens, the next multiples of these are tried.
 MULTIPLES = (2, 8, 16)
-# A form is taken if its layers take at most this share of their time: what the costs say is within a few percent.
+# A form is chosen if its layers take at most this share of their time: the costs are accurate to a few percent.
 WORTH_PARTS = 0.97
 
 
 @dataclass(frozen=True)
 class RowParts:
-    """In which `parts` a placed model computes its rows; one number is more rows in one part, None as many as tokens.
+    """The `parts` in which a placed model computes its rows; one number means extra rows in one part, None one row per
+    token.
 
-    `ratio`: of the time of its layers over that with a row for each of `tokens`, by the costs of `table`. Without an
-    alternative `reason` says why.
+    `ratio`: the time of its layers divided by that with one row for each of `tokens`, by the costs of `table`.
+    `reason`: why the tokens allow only one form, if so.
     """
 
     target: str
@@ -50,8 +51,8 @@ class RowParts:
 
 
 def choose_row_parts(graph: Path, batch: int, table: costs.CostTable) -> RowParts:
-    """The form of `alternatives_of` whose layers take the least time. Images of a batch share a product, whose rows are
-    those of all; they are split at batch 1 alone, as each part of more images is copied together first."""
+    """The form of `alternatives_of` whose layers take the least time. The images of a batch share a product with the
+    rows of all; rows are split only at batch 1, since each part of several images is first copied together."""
     alternatives, layers, reason = alternatives_of(graph)
     chosen = RowParts(table.target, batch, str(table), alternatives[0][0], reason=reason)
     if reason:
@@ -68,8 +69,8 @@ def choose_row_parts(graph: Path, batch: int, table: costs.CostTable) -> RowPart
 
 
 def alternatives_of(graph: Path) -> tuple[list[tuple[int, ...]], list[tuple[int, int]], str]:
-    """In what parts a placed model may compute its rows, all at once first; inputs and outputs of each layer over so
-    many tokens; and why there is no choice, "" if there is one."""
+    """The parts in which a placed model can compute its rows, all at once first; inputs and outputs of each layer over
+    these tokens; and why the tokens allow only one form, else ""."""
     model = load_graph(graph)
     layers = layers_by_tokens(model)
     tokens = next(iter(layers), 1)
@@ -78,18 +79,18 @@ def alternatives_of(graph: Path) -> tuple[list[tuple[int, ...]], list[tuple[int,
         alternatives += [(rows,) for rows in more]
     if not layers:
         return alternatives, [], "no linear over a fixed number of tokens"
-    alone = f"{tokens} rows are whole tiles, or less than one" if len(alternatives) == 1 else ""
+    alone = f"{tokens} rows are whole tiles, or less than one tile" if len(alternatives) == 1 else ""
     return alternatives, layers[tokens], alone
 
 
 def more_rows(tokens: int) -> list[int]:
-    """Numbers of rows that are whole tiles, ascending; only what `align_rows` takes."""
+    """Numbers of rows that are whole tiles and valid for `align_rows`, ascending."""
     rounded = {-(-tokens // multiple) * multiple for multiple in MULTIPLES}
     return sorted(rows for rows in rounded if tokens < rows < 2 * tokens)
 
 
 def _takes_more(model: ir.Model, tokens: int, rows: int) -> bool:
-    """Whether a graph, whose shapes are complete, can have so many rows in place of its tokens. Changes it."""
+    """Whether a graph with complete shapes can have this number of rows instead of its tokens. Changes the graph."""
     try:
         return token_stream(find_attentions(model))[1] == tokens and align_rows(model, rows) > 0
     except GraphError:
@@ -97,13 +98,13 @@ def _takes_more(model: ir.Model, tokens: int, rows: int) -> bool:
 
 
 def in_parts(graph: Path, parts: Sequence[int] | None, out: Path) -> int:
-    """Write a placed graph with its rows in parts, None for all at once; give its linears and convolutions in INT8.
+    """Write a placed graph with its rows in parts; return the number of its linears and convolutions in INT8.
 
     Args:
-        parts: as `split_rows` takes; or one number, for so many rows in place of one a token (`align_rows`).
+        parts: as for `split_rows`; one number for this many rows (`align_rows`); None for all rows at once.
 
     Raises:
-        GraphError: the rows cannot be split so, or not be so many.
+        GraphError: the graph does not allow these parts, or this number of rows.
     """
     model = load_graph(graph)
     if parts is not None and len(parts) == 1:
@@ -116,22 +117,22 @@ def in_parts(graph: Path, parts: Sequence[int] | None, out: Path) -> int:
 
 
 # --- Schedules of token merging that may pay off on a target ----------------------------------------------------------
-# predicted from measured times, judged on calibration images.
+# Predicted from measured times, and evaluated on calibration images.
 #
-# How a linear's speed depends on its number of rows is a property of runtime, CPU and width: tiles decide, not MACs. So
-# a latency table says which numbers of tokens are good, and a merge goes to one of these.
+# The speed of a linear depends on its number of rows by runtime, CPU and width: tiles decide, not MACs. So a cost table
+# gives the good numbers of tokens, and a merge leaves one of these.
 
 
-# Numbers of tokens are tried in multiples of the rows that kernels work on at once, up to this many of them.
+# Token counts are tried in multiples of the rows that kernels process at once, up to this many multiples.
 TILE, MOST = 16, 8
-# A schedule is tried if the linears take at most this share of their time, since merging takes time too.
+# A schedule is tried if the linears take at most this share of their time, since merging itself takes time.
 WORTH = 0.97
 
 
 @dataclass(frozen=True)
 class TokenStream:
-    """What a schedule changes in a graph: its tokens, the shape of each linear that reads all of them, and, by block,
-    the linears behind the attention of that block."""
+    """The parts of a graph that a schedule changes: its tokens, the shape of each linear over all of them, and, by
+    block, the linears after the attention of that block."""
 
     count: int
     prefix: int
@@ -141,9 +142,9 @@ class TokenStream:
 
 @dataclass(frozen=True)
 class Schedule:
-    """`merges`: (block, tokens that remain) each. `time`: of all linears over all tokens, as a share of their time
-    without merging. `distance`: from the float graph's answers, mean over the images; `expected`: for a classifier,
-    else None.
+    """`merges`: pairs (block, remaining tokens). `time`: the time of all linears over all tokens, as a share of their
+    time without merging. `distance`: from the float graph's answers, mean over the images; `expected`: for a
+    classifier, else None.
     """
 
     merges: tuple[tuple[int, int], ...]
@@ -166,15 +167,15 @@ def find_tokens(model: ir.Model) -> TokenStream:
 
 
 def counts_to_try(tokens: TokenStream) -> tuple[int, ...]:
-    """Numbers of tokens that a merge may leave, in descending order: a merge removes at most half of the patches."""
+    """The token counts that a merge may leave, in descending order: a merge removes at most half of the patches."""
     least = tokens.count - (tokens.count - tokens.prefix) // 2
     counts = [count for count in range(TILE, tokens.count, TILE) if count >= least]
     return tuple(counts[::-1][:: -(-len(counts) // MOST) or 1])
 
 
 def predict_times(tokens: TokenStream, table: costs.CostTable | None) -> dict[tuple[tuple[int, int], ...], float]:
-    """Schedules of one or two merges that pay off, with the remaining share of the linears' time by a table of costs;
-    without one, of their products.
+    """Schedules of one or two merges that pay off, with the remaining share of the linears' time by a cost table, or of
+    their MACs without one.
 
     Merges follow the attention of the second block, of the middle one, or both: few, and not too early.
     """
@@ -215,10 +216,10 @@ def try_schedules(
     """Measure the effect of these schedules on the answers of a float graph.
 
     Args:
-        reference outputs: of this graph, without any merging.
+        reference_outputs: the reference outputs of this graph, without merging.
     """
     tried = []
-    for merges, time in frame.counted(list(predicted.items()), "try schedules of token merging", progress):
+    for merges, time in frame.counted(list(predicted.items()), "try token merging schedules", progress):
         model = load_graph(graph)
         merge_tokens(model, dict(merges))
         reached = reference_outputs.reached(reference_outputs.of_float(model))
@@ -227,7 +228,7 @@ def try_schedules(
 
 
 def select(schedules: Sequence[Schedule], acceptable: Callable[[Schedule], bool]) -> list[Schedule]:
-    """The one that changes least and the fastest one, from the Pareto front of the acceptable schedules."""
+    """The schedule with the smallest distance and the fastest one, from the Pareto front of acceptable schedules."""
     front = frame.pareto_front(
         [each for each in schedules if acceptable(each)], lambda each: (each.distance, each.time)
     )

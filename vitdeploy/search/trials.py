@@ -1,4 +1,4 @@
-"""Many trials of one model in INT8: the distance of its answers with given layers in given forms."""
+"""Trials of one model in INT8: the distance of its answers with chosen layers in chosen forms."""
 
 import tempfile
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -30,9 +30,9 @@ FLOAT = graphs.LayerChoice(None)
 class TrialLayer:
     """One layer that a target computes in INT8.
 
-    `tensor`, `found`: its input in the float graph, and the statistics there. `bounds`, `readers`: the range of its
-    input after all folds, and the layers that read the same input, including itself. `scaled`: how its hidden channels
-    are split if any gain justifies the operators; None if that brings nothing more.
+    `tensor`, `found`: its input in the float graph, and the statistics of it. `bounds`, `readers`: the range of its
+    input after all folds, and the layers that read the same input, including itself. `scaled`: the split of its hidden
+    channels if any gain justifies the operators; None if that adds nothing.
     """
 
     name: str
@@ -48,8 +48,8 @@ class TrialLayer:
 class Trials:
     """Runs a prepared model on the images of the reference outputs. Use `opened`.
 
-    `whole`: reference outputs of more images, for the few trials of all layers at once. `model`: the prepared graph,
-    in float, and `forms` of its layers in plain INT8.
+    `whole`: reference outputs of more images, for the few trials of all layers at once. `model`: the prepared float
+    graph; `forms`: the plain INT8 forms of its layers.
     """
 
     runner: graphs.SwitchedRunner
@@ -75,8 +75,8 @@ class Trials:
         return self.reference_outputs.distance(self.reference_outputs.ask(self.runner))
 
     def estimated(self, progress: Progress = silent) -> tuple[dict[str, frame.Distances], tuple[str, ...]]:
-        """What `only` gives of each layer in plain INT8, by gradients: see `gradients.estimate_costs`."""
-        self.runner.close()  # its weights are not needed meanwhile, and gradients take as many again
+        """Estimate `only` for each layer in plain INT8 by gradients, see `gradients.estimate_costs`."""
+        self.runner.close()  # frees its weights, since gradients need as much memory again
         try:
             biases = self.prepared.biases
             return gradients.estimate_costs(self.model, self.forms, biases, self.reference_outputs, progress)
@@ -103,10 +103,10 @@ def opened(
     """Trials of a float graph, which is changed in place, on the layers that `target` computes in INT8.
 
     Args:
-        statistics: of the input of every layer, by tensor name.
-        ignore: as of `placement.choose`.
-        whole: as of `Trials`; by default the reference outputs themselves.
-        bits: of the weights.
+        statistics: statistics of the input of every layer, by tensor name.
+        ignore: as in `placement.choose`.
+        whole: as in `Trials`; by default the reference outputs themselves.
+        bits: the bits of the weights.
         scaled: whether layers also have a form with their hidden channels scaled for any gain.
 
     Raises:
@@ -136,7 +136,7 @@ def opened(
         )
         for linear in linears
     )
-    del statistics  # which may be the only hold on covariances of more bytes than the model
+    del statistics  # possibly the last reference to covariances that are larger than the model
     with tempfile.TemporaryDirectory(prefix="vitdeploy-") as folder:
         file, plain = Path(folder) / "model.onnx", model.clone()
         graphs.write_switched(model, forms, prepared.biases, file)
@@ -153,7 +153,7 @@ def _splits(
     names: Collection[str],
     bits: WeightBits,
 ) -> dict[str, ChannelSplit]:
-    """The channel splits per layer for any gain, for layers that `prepare` left alone."""
+    """The channel splits for any gain, by layer, for layers that `prepare` did not split."""
     editor, known = Editor(model), widened(statistics)
     split_already = {each.layer for each in prepared.hidden}
     found: dict[str, ChannelSplit] = {}

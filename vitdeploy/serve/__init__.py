@@ -1,1 +1,1 @@
-"""An HTTP server of one bundle: the Open Inference Protocol v2, and images in, answers out."""
+"""An HTTP server for one bundle: the Open Inference Protocol v2, and predictions for image files."""

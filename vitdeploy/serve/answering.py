@@ -1,4 +1,4 @@
-"""Answers to requests, in batches."""
+"""Answer requests, in batches."""
 
 import asyncio
 import threading
@@ -15,23 +15,23 @@ from vitdeploy.serve.engines import Engines
 from vitdeploy.serve.metrics import Metrics
 from vitdeploy.serve.settings import ServerSettings
 
-# --- From what a request asks to its answer ---------------------------------------------------------------------------
-# decoded by helpers, run by the engine with those of others, read, told.
+# --- From a request to its answer -------------------------------------------------------------------------------------
+# Helper threads decode the image, the engine runs it together with other requests, and the outputs become an answer.
 
 
 T = TypeVar("T")
 # Threads that decode images, and read and write long messages.
 HELPERS = 2
-# What takes less than this many bytes is done at once: handing it to a thread takes longer.
+# Work on less than this many bytes is done directly: handing it to a thread takes longer.
 SMALL = 64 * 1024
-# What the log says of a request: filled while it is answered.
+# Fields of a request's log entry, filled while it is answered.
 Fields = dict[str, Any]
 
 
 class Answerer:
-    """Answers images alone. What other bundles take besides is a class of its own, which names the fields in `takes`.
+    """Answers requests with an image. Subclasses support further fields, listed in `takes`.
 
-    Images are decoded by a few threads, the engine runs in one, and the event loop waits for neither.
+    A few threads decode images, one thread runs the engine, and the event loop never blocks on either.
     """
 
     takes: ClassVar[tuple[str, ...]] = ()
@@ -45,16 +45,16 @@ class Answerer:
 
     @property
     def waiting(self) -> int:
-        """Images that wait for the engine."""
+        """The number of images that wait for the engine."""
         return self.batcher.waiting
 
     def close(self) -> None:
-        """Answer what waits, and end."""
+        """Answer all waiting requests, then stop."""
         self.batcher.close()
         self.helpers.shutdown()
 
     def require_taken(self, asked: forms.PredictRequest) -> None:
-        """Raise Refusal for a field that this model does not take."""
+        """Raise Refusal for a field that this model does not accept."""
         task, further = self.engines.predictor.task, [tensor.name for tensor in self.engines.predictor.inputs]
         takes = (*self.takes, *(("inputs",) if further else ()))
         if (given := sorted(asked.inputs or ())) != sorted(further) and (further or not asked.inputs):
@@ -64,19 +64,19 @@ class Answerer:
                 f"({' '.join(f'-F {name}=@FILE' for name in further)}); found: {' and '.join(['an image', *given])}",
             )
         if other := [name for name in asked.given if name not in takes]:
-            known = ", ".join(takes) or f"none of {', '.join(forms.FIELDS)}"
+            known = ", ".join(takes) or "no further fields"
             raise protocol.Refusal(
-                400, f"this model takes no {' and no '.join(other)}; found: the task {task}; expected: {known}"
+                400, f"this model does not accept {' or '.join(other)}; found: the task {task}; expected: {known}"
             )
 
     async def predict(self, asked: forms.PredictRequest, top: int, fields: Fields) -> dict[str, Any]:
-        """The answer's document, with the milliseconds of its parts.
+        """Return the answer's document, with the milliseconds of each step.
 
         Raises:
-            Refusal: what is asked cannot be answered. InputError: the image cannot be used.
+            Refusal: the request cannot be answered. InputError: the image cannot be used.
         """
         self.require_taken(asked)
-        assert asked.image is not None, "only a field that is not taken stands for an image"
+        assert asked.image is not None, "only an unsupported field can replace an image"
         loop = asyncio.get_running_loop()
         started = loop.time()
         tensor, size, further = await loop.run_in_executor(self.helpers, self._prepared, asked.image, asked.inputs)
@@ -89,7 +89,7 @@ class Answerer:
         return self.document(result, {**seconds, "answer": loop.time() - inferred})
 
     def _prepared(self, image: bytes, given: Inputs | None) -> tuple[runner.Array, tuple[int, int], Further]:
-        """The engine's input for an image, the size of the image, and what it brings besides, [1, ...] by name."""
+        """Return the engine's input for an image, the size of the image, and further inputs [1, ...] by name."""
         predictor = self.engines.predictor
         tensor, size = predictor.prepare(image)
         return tensor, size, stacked([read_further(given, predictor.inputs)] if predictor.inputs else [])
@@ -97,7 +97,7 @@ class Answerer:
     async def read(
         self, outputs: Mapping[str, runner.Array], size: tuple[int, int], top: int, asked: forms.PredictRequest
     ) -> dict[str, Any]:
-        """What the outputs of one image mean."""
+        """Return the answer for the outputs of one image."""
 
         def work() -> dict[str, Any]:
             return self.engines.predictor.answer(outputs, size, top).to_dict()
@@ -105,7 +105,7 @@ class Answerer:
         return await self.aside(work, sum(output.nbytes for output in outputs.values()))
 
     async def infer(self, inputs: Mapping[str, runner.Array], fields: Fields) -> Mapping[str, runner.Array]:
-        """The outputs for tensors, by name."""
+        """Return the outputs for input tensors, by name."""
         further = {tensor.name: inputs[tensor.name] for tensor in self.engines.predictor.inputs}
         return (await self.run(inputs[self.engines.model.inputs[0].name], fields, further)).outputs
 
@@ -119,23 +119,23 @@ class Answerer:
         return answer
 
     async def aside(self, work: Callable[[], T], size: int) -> T:
-        """The result of `work` on `size` bytes, in another thread where it takes long."""
+        """Return the result of `work` on `size` bytes, run in another thread if large."""
         if size <= SMALL:
             return work()
         return await asyncio.get_running_loop().run_in_executor(self.helpers, work)
 
 
 def unprocessable(error: InputError) -> protocol.Refusal:
-    """Prompts or texts that are well-formed, and that the predictor refuses: with its own words."""
+    """Return the refusal of well-formed prompts or texts, with the predictor's message."""
     return protocol.Refusal(422, guard.in_words(error))
 
 
-# --- Embeddings of images that requests have sent: kept for further prompts, as many as fit ---------------------------
+# --- Cached embeddings of images, for further prompts -----------------------------------------------------------------
 
 
 class Embeddings:
-    """At most `limit` bytes of embeddings by the digest of the image's file; those that nobody asked for longest go
-    first. Safe to call from several threads."""
+    """A cache of at most `limit` bytes of embeddings, by the digest of the image file; evicts the least recently used.
+    Safe to call from several threads."""
 
     def __init__(self, limit: int) -> None:
         self.limit = limit
@@ -158,7 +158,7 @@ class Embeddings:
             return found
 
     def put(self, digest: str, image: predictors.EmbeddedImage) -> None:
-        """Keep an embedding, if it is not larger than all that may be kept."""
+        """Cache an embedding, unless it exceeds the limit alone."""
         with self._turn:
             if digest in self._kept or image.nbytes > self.limit:
                 return
@@ -168,18 +168,18 @@ class Embeddings:
                 self._bytes -= self._kept.popitem(last=False)[1].nbytes
 
 
-# --- Requests of an image with texts: those that it is compared with, or that are looked for in it --------------------
+# --- Requests of an image with texts to compare with, or to search for ------------------------------------------------
 
 
-# Texts that run together: between two of these a request that nobody waits for ends.
+# Texts per run; an abandoned request is cancelled between runs.
 TOGETHER = 32
-# Characters of a text: no model reads a tenth of it, and each is kept with its features.
+# The most characters of a text. No model reads a tenth of that, and each text is cached with its features.
 LONGEST = 4000
 
 
 class TextAnswerer(Answerer):
-    """Compares images with the texts of each request, or with the bundle's labels. The features of texts are kept, and
-    new ones run in a thread of their own, while the image runs in another."""
+    """Compares images with the texts of each request, or with the bundle's labels. Text features are cached; new texts
+    run in their own thread, in parallel with the image."""
 
     takes = ("texts",)
 
@@ -203,7 +203,7 @@ class TextAnswerer(Answerer):
         if len(given) > self.most:
             raise protocol.Refusal(422, f"too many texts; found: {len(given)}; expected: at most {self.most}")
         if (longest := max(map(len, given), default=0)) > LONGEST:
-            raise protocol.Refusal(422, f"too long a text; found: {longest} characters; expected: at most {LONGEST}")
+            raise protocol.Refusal(422, f"a text is too long; found: {longest} characters; expected: at most {LONGEST}")
         return await super().predict(asked, top, fields)
 
     async def read(

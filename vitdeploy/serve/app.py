@@ -1,4 +1,4 @@
-"""The application: which path does what."""
+"""The ASGI application and its routes."""
 
 import asyncio
 from collections.abc import Coroutine, Iterator, Mapping
@@ -18,7 +18,7 @@ from vitdeploy.serve.engines import Engines
 from vitdeploy.serve.settings import ServerSettings
 
 T = TypeVar("T")
-# By what requests bring.
+# By the content of requests.
 ANSWERERS: Mapping[str, type[answering.Answerer]] = {
     "images": answering.Answerer,
     "texts": answering.TextAnswerer,
@@ -27,7 +27,7 @@ ANSWERERS: Mapping[str, type[answering.Answerer]] = {
 
 
 class Service:
-    """Loaded engines behind HTTP. `app` is the ASGI application; `close` first answers what waits."""
+    """Loaded engines behind HTTP. `app` is the ASGI application; `close` first answers the waiting requests."""
 
     def __init__(self, engines: Engines, settings: ServerSettings) -> None:
         self.engines = engines
@@ -89,7 +89,7 @@ class Service:
             return await self._in_time(request, self._infer(request, body, length))
 
     async def predict(self, request: Request) -> Response:
-        """POST /predict: an image file in, the answer of the bundle's task out, with the milliseconds of its parts."""
+        """POST /predict: an image file in, the answer of the bundle's task out, with the milliseconds of each step."""
         top = forms.top_of(request.query_params)
         asked = await forms.asked_of(request)
         with self._slot():
@@ -110,7 +110,7 @@ class Service:
         return JSONResponse(await self._answerer.predict(asked, top, request.scope["vitdeploy"].fields))
 
     async def _in_time(self, request: Request, work: Coroutine[Any, Any, T]) -> T:
-        """The result of `work`, which is dropped when nobody waits for it any more.
+        """Return the result of `work`, which is cancelled when the client disconnects or the deadline passes.
 
         Raises:
             Refusal: 504.
@@ -130,13 +130,13 @@ class Service:
 
     @contextmanager
     def _slot(self) -> Iterator[None]:
-        """A place among the requests that are being answered.
+        """Occupy a slot among the active requests.
 
         Raises:
             Refusal: 429.
         """
         if self._working >= self.settings.max_queue:
-            raise protocol.busy(f"{self._working} requests are being answered already")
+            raise protocol.busy(f"the server is busy: {self._working} active requests")
         self._working += 1
         try:
             yield
@@ -146,5 +146,5 @@ class Service:
     def _require_model(self, path: Mapping[str, str]) -> None:
         name = self.engines.model.name
         if path["model"] != name or path.get("version", protocol.VERSION) != protocol.VERSION:
-            asked = " version ".join(path.values())
-            raise protocol.Refusal(404, f"no model {asked}; there is {name}, version {protocol.VERSION}")
+            requested = " version ".join(path.values())
+            raise protocol.Refusal(404, f"no model {requested}; available: {name}, version {protocol.VERSION}")

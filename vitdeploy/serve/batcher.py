@@ -1,4 +1,4 @@
-"""Dynamic batching: requests that wait while the engine runs are answered together in the next run, if that is
+"""Dynamic batching: requests that arrive while the engine runs are answered together in the next run, if that is
 faster."""
 
 import threading
@@ -19,22 +19,22 @@ Observe = Callable[[int, float], None]
 
 @dataclass(frozen=True)
 class ExecutionPlan:
-    """How the next images run: `run` gets [n, ...], and what these bring besides, if anything, [n, ...] by name, and
-    gives outputs [n, ...]. At most `images` of those that wait go together, and a request of more than that runs whole.
-    `alone`: nothing else runs meanwhile."""
+    """How the next images run. `run`: takes images [n, ...] and optionally further inputs [n, ...] by name, and returns
+    outputs [n, ...]. `images`: the most waiting images in one run; a larger request is not split. `alone`: no other run
+    is active at the same time."""
 
     run: Callable[..., dict[str, Array]]
     images: int
     alone: bool = True
 
 
-# How the next images run when so many wait while so many runs are going; None: not before one of these has ended.
+# (waiting images, active runs) -> how the next images run; None: wait until a run ends.
 Plan = Callable[[int, int], "ExecutionPlan | None"]
 
 
 @dataclass(frozen=True)
 class BatchAnswer:
-    """Outputs [n, ...] of a request's n images; seconds it waited and seconds of the run, which had `batch` images."""
+    """Outputs [n, ...] of a request's n images; the seconds it waited, and those of its run of `batch` images."""
 
     outputs: dict[str, Array]
     waited: float
@@ -55,12 +55,12 @@ def _joined(arrays: list[Array]) -> Array:
 
 
 class Batcher:
-    """Runs tensors in the order they came, in `workers` threads, as many together as `plan` says and fit. What is not
-    faster together runs alone: an answer goes out as soon as it is ready, not with those of all that waited.
+    """Runs tensors in order of arrival, in `workers` threads, in batches as chosen by `plan`. Where batches are not
+    faster, requests run one by one, and each answer is sent as soon as it is ready.
 
-    The first waits at most `max_delay` seconds for others, until `max_batch` images wait; no request is split. `submit`
-    may be called from any thread. A future that is cancelled before its run is left out of it. If a run raises, all
-    requests of the run get that error.
+    The first request waits at most `max_delay` seconds for others, until `max_batch` images wait; requests are not
+    split. `submit` may be called from any thread. A future that is cancelled before its run is left out. If a run
+    raises, all its requests get that error.
     """
 
     def __init__(
@@ -85,16 +85,16 @@ class Batcher:
 
     @property
     def waiting(self) -> int:
-        """Images that wait for their run."""
+        """The number of images that wait for their run."""
         return self._images
 
     def submit(self, tensor: Array, further: Further | None = None) -> Future[BatchAnswer]:
-        """The answer for [n, ...], 1 <= n <= max_batch, preprocessed images of one shape, with what each brings
-        besides, [n, ...] by the same names each time.
+        """Return a future with the answer for preprocessed images [n, ...] of one shape, 1 <= n <= max_batch, with
+        further inputs [n, ...] under the same names each time.
 
         Raises:
-            ValueError: another n.
-            RuntimeError: closed.
+            ValueError: n is out of range.
+            RuntimeError: the batcher is closed.
         """
         if not 1 <= len(tensor) <= self._max_batch:
             raise ValueError(f"{len(tensor)} images: expected 1 to {self._max_batch}")
@@ -108,7 +108,7 @@ class Batcher:
         return future
 
     def close(self) -> None:
-        """Take no more, answer all that wait, and end."""
+        """Stop accepting requests, answer the waiting ones, then stop."""
         with self._changed:
             self._closing = True
             self._changed.notify_all()
@@ -127,7 +127,7 @@ class Batcher:
                 self._changed.notify_all()
 
     def _take(self) -> tuple[ExecutionPlan, list[_Waiting]] | None:
-        """The next requests to run together, and how; None when all is done."""
+        """Return the next requests to run together, with their plan; None when closed and empty."""
         with self._changed:
             while (plan := self._next()) is None:
                 if self._closing and not self._queue:
@@ -146,13 +146,13 @@ class Batcher:
             return plan, batch
 
     def _next(self) -> ExecutionPlan | None:
-        """How the next images run; None if none may run now."""
+        """Return how the next images run; None if none may run now."""
         if not self._queue or self._alone or self._patience() is not None:
             return None
         return self._plan(self._images, self._running)
 
     def _patience(self) -> float | None:
-        """The seconds that the first request may still wait for others; None if it waits for none."""
+        """Return the seconds that the first request may still wait for others; None if it need not wait."""
         if not self._queue or not self._max_delay or self._closing or self._images >= self._max_batch:
             return None
         left = self._queue[0].since + self._max_delay - time.perf_counter()
@@ -164,7 +164,7 @@ class Batcher:
             tensor = _joined([item.tensor for item in batch])
             further = {name: _joined([item.further[name] for item in batch]) for name in batch[0].further}
             outputs = plan.run(tensor, further) if further else plan.run(tensor)
-        except BaseException as error:  # whoever waits must get it, whatever it is
+        except BaseException as error:  # the waiting requests must get any error
             for item in batch:
                 item.future.set_exception(error)
             return

@@ -1,4 +1,4 @@
-"""`vitdeploy serve BUNDLE`: the bundle's engine behind HTTP, on this machine."""
+"""`vitdeploy serve BUNDLE`: serve the bundle's engine over HTTP, on this machine."""
 
 # Annotations of options are evaluated: no future import.
 
@@ -33,43 +33,45 @@ LOOPBACK = ("127.0.0.1", "::1", "localhost")
 @dataclass(frozen=True)
 class Serve(Options):
     bundle: Path = field(metadata=required(place="one"))
-    host: str = option("127.0.0.1", "Address to listen at; 0.0.0.0 is the network.")
-    port: int = option(8080, "0 takes a free one.", min=0, max=65535)
+    host: str = option("127.0.0.1", "Address to listen on; 0.0.0.0 for all network interfaces.")
+    port: int = option(8080, "Port; 0 for any free port.", min=0, max=65535)
     target: str = option("auto", FIRST_ENGINE)
-    threads: int | None = option(None, "Of the engine; 0 leaves it to the runtime.", min=0)
-    max_batch: int = option(8, "Images run together.", min=1, max=1024)
-    max_delay_ms: float = option(0.0, "How long an image waits for others while the engine is free.", min=0, max=10_000)
-    max_queue: int = option(256, "Requests at once; more get 429.", min=1)
-    max_body: float = option(16.0, "MiB of a request; more get 413.", min=0.001, max=256)
+    threads: int | None = option(None, "Engine threads; 0 = runtime default.", min=0)
+    max_batch: int = option(8, "Maximum images per run.", min=1, max=1024)
+    max_delay_ms: float = option(
+        0.0, "Milliseconds that an image waits for others while the engine is free.", min=0, max=10_000
+    )
+    max_queue: int = option(256, "Maximum concurrent requests; further ones get 429.", min=1)
+    max_body: float = option(16.0, "Maximum size of a request in MiB; larger ones get 413.", min=0.001, max=256)
     max_kept: float = option(
         256.0,
-        "MiB of embedded images that are kept for further prompts, of promptable segmentation.",
+        "MiB of image embeddings cached for further prompts (promptable segmentation).",
         min=0,
         max=1 << 20,
     )
     keep_alive: int = option(
         75,
-        "Seconds that a connection may be idle: more than the load balancer in front keeps its own.",
+        "Seconds that a connection may be idle; set it above the idle timeout of a load balancer.",
         min=1,
         max=86_400,
     )
-    monitor: bool = option(False, "Watch images, answers and golden answers: metrics, and a line in the log.")
+    monitor: bool = option(False, "Monitor images, answers and golden answers, with metrics and log lines.")
     monitor_window: int = option(
         256,
-        "Images that are looked at before it is judged whether they are like those of the calibration.",
+        "Images per comparison with the calibration images.",
         min=8,
         max=1_000_000,
     )
-    monitor_every: int = option(1000, "Runs from one golden input on.", min=1)
+    monitor_every: int = option(1000, "Run a golden input every N inferences.", min=1)
     expect_digest: str | None = option(None, EXPECT_DIGEST)
     trust: Path | None = option(None, TRUST)
 
 
 @command_of(Serve, name="serve")
 def command(console: Console, options: Serve) -> None:
-    """Answer HTTP requests with a bundle: the Open Inference Protocol v2, and images at /predict.
+    """Serve a bundle over HTTP: the Open Inference Protocol v2, and images at /predict.
 
-    Ctrl+C or SIGTERM stops the server; it answers the requests that it has accepted first.
+    Ctrl+C or SIGTERM stops the server after it has answered the accepted requests.
 
     \b
     Example:
@@ -109,7 +111,7 @@ def command(console: Console, options: Serve) -> None:
             )
         warned = sorted({str(each.message) for each in heard})
         if options.host not in LOOPBACK:
-            warned.append("everybody who reaches this address may use it: neither TLS nor passwords here")
+            warned.append("anyone who can reach this address can use the server: it has no TLS and no authentication")
         with engines:
             _announce(console, engines, address_of(taken), warned)
             log_to_stderr(console.quiet)
@@ -132,7 +134,7 @@ def _announce(console: Console, engines: "Engines", address: str, warned: list[s
         click.echo(json.dumps(document, indent=1))
     lines = [f"{engines.model.name} at {address}", predictor.why, engines.describe()]
     if predictor.monitor is not None:
-        lines.append(f"watched: {', '.join(predictor.monitor.watched)}")
+        lines.append(f"monitoring: {', '.join(predictor.monitor.watched)}")
     for line in [*lines, *(f"warning: {text}" for text in warned)]:
         click.echo(line, err=console.as_json)
     prompts = PROMPTS if TASKS[predictor.task].takes == "prompts" else ""

@@ -1,4 +1,4 @@
-"""The engine of a bundle for one image, a batch and several batches: keeps what is faster than one by one."""
+"""Load a bundle's engine for single images, batches and parallel batches, and keep the variants that are faster."""
 
 from __future__ import annotations
 
@@ -25,22 +25,22 @@ from vitdeploy.runtime.runner import Array
 from vitdeploy.serve import batcher, protocol
 from vitdeploy.spec import EngineSpec, TensorSpec
 
-# How long each way is tried, in turns, at the start.
+# Seconds that each variant is measured at start, in turns.
 TRIAL_SECONDS = 0.6
-# More streams than this would wait for Python.
+# With more streams than this, Python is the bottleneck.
 MOST_STREAMS = 8
-# How much slower streams may be where nothing else runs: here reading and writing requests takes CPUs from the engine,
-# for which all threads of a run wait, and streams do not.
+# How much slower streams may be in this idle measurement: in operation, reading and writing requests takes CPU time,
+# for which all threads of a single run wait, but streams do not.
 UNDISTURBED = 1.05
 
 
 class Engines:
-    """The engine that a server runs: `predictor` for an image alone; `large` for batches of `max_batch`; `streams` for
-    several of these side by side. Of the last two only those stay that are faster here, as measured at the start.
+    """The variants of the engine that a server runs: `predictor` for single images; `large` for batches of `max_batch`;
+    `streams` for several batches in parallel. `large` and `streams` are kept only if measured to be faster at start.
 
-    `predictor` and `large` have all threads, streams share them: none waits for a thread of another one. A batch that
-    is not full is padded, which costs as much as a full one: from `threshold` images on that is faster than one by one.
-    Use as a context manager, or call `close`.
+    `predictor` and `large` use all threads; streams share them without waiting for each other. A partial batch is
+    padded and costs as much as a full one; from `threshold` images on it is faster than single images. Use as a context
+    manager, or call `close`.
 
     `predictor` decodes, prepares and answers.
     """
@@ -56,25 +56,25 @@ class Engines:
         self.predictor = predictor
         spec = predictor.runner
         self.model = protocol.ServedModel(name, f"vitdeploy_{predictor.target}", spec.inputs, spec.outputs, max_batch)
-        # Of an image without a prompt there is an embedding, and no answer.
+        # An image without a prompt has an embedding, but no answer.
         self._alone = predictor.encode if isinstance(predictor, predictors.PromptedPredictor) else predictor.run
         times = _times_as_long(predictor, large, streams, max_batch)
         self._large = _kept(large, "large" in times and times["large"] <= max_batch)
         self._streams = _kept(
             streams, self._large is not None and times.get("streams", math.inf) < UNDISTURBED * times["large"]
         )
-        # From how many images on a padded run of the large one takes less time than runs of one.
+        # The least number of images for which a padded batch is faster than single runs.
         self.threshold = math.ceil(times["large"]) if self._large is not None else max_batch + 1
 
     @property
     def workers(self) -> int:
-        """How many runs may go on at a time."""
+        """The number of runs that may be active at once."""
         return 1 if self._streams is None else self._streams.runner.at_once
 
     def plan(self, waiting: int, running: int) -> batcher.ExecutionPlan | None:
-        """How the next images run, given the number that wait and the number of active runs."""
+        """Return how the next images run, given the numbers of waiting images and of active runs."""
         limit = self.model.max_batch
-        # The first stream begins when there is work for all; what is busy goes on with full batches.
+        # The first stream starts when there is work for all streams; further ones need a full batch.
         if self._streams is not None and waiting >= limit * (1 if running else self.workers):
             return batcher.ExecutionPlan(self._streams.run, limit, alone=False)
         if running:
@@ -85,7 +85,7 @@ class Engines:
         return batcher.ExecutionPlan(self._alone, own if isinstance(own, int) else 1)
 
     def watch(self, files: CheckedFiles, options: Monitor) -> None:
-        """Watch all that run from now on, together; each is asked for golden answers of its own."""
+        """Monitor all variants from now on, together; each runs its own golden inputs."""
         engine = _spec(files, self.predictor)
         monitor, self.predictor.canary = watch(files, engine, self.predictor.runner, options)
         self.predictor.monitor = monitor
@@ -94,16 +94,16 @@ class Engines:
                 other.monitor, other.canary = monitor, canary_of(files, engine, other.runner)
 
     def describe(self) -> str:
-        """Which batches run, in words."""
+        """Return a description of the batches that run."""
         limit = self.model.max_batch
         if isinstance(self.predictor, predictors.PromptedPredictor):
-            return "images are embedded one by one, once each; prompts run the decoder alone"
+            return "each image is embedded once, without batching; prompts run only the decoder"
         if self._large is not None:
-            more = f", {self.workers} at a time from {self.workers * limit} on" if self.workers > 1 else ""
-            return f"batches of {limit} from {self.threshold} waiting images on{more}: faster here; else one by one"
+            more = f" ({self.workers} in parallel from {self.workers * limit})" if self.workers > 1 else ""
+            return f"batches of {limit} from {self.threshold} waiting images{more}, otherwise one by one; faster here"
         own = self.model.inputs[0].shape[0]
         if isinstance(own, int) and own > 1:
-            return f"batches of {own}, the engine's own; fewer images are padded"
+            return f"batches of {own} (fixed in the engine); smaller batches are padded"
         return "one by one" if limit == 1 else f"one by one: batches of {limit} are not faster here"
 
     def close(self) -> None:
@@ -130,8 +130,8 @@ def load_engines(
     expect_digest: str | None = None,
     monitor: Monitor | None = None,
 ) -> Engines:
-    """The engine of a bundle of images, loaded, tried and measured; then watched, with `monitor`. `expect_digest`: as
-    of `runtime.load`. A bundle that is replaced meanwhile is read again, as there.
+    """Load, check and measure the engine of an image bundle, and monitor it if `monitor` is given. `expect_digest`: see
+    `runtime.load`. A bundle that is replaced during loading is read again, as there.
 
     Raises:
         MissingFileError, ManifestError, DigestError, SignatureError, TargetError, HostError: see `runtime.load`.
@@ -139,7 +139,7 @@ def load_engines(
 
     def read() -> Engines:
         files = open_checked(bundle, expect_digest=expect_digest)
-        # All that is loaded has this manifest: `trust`, too, is asked for it.
+        # Everything is loaded with this manifest, which `trust` also verifies.
         how: dict[str, Any] = {"threads": threads, "trust": trust, "expect_digest": files.digest}
         with contextlib.ExitStack() as opened:
             engines = _engines(files, target, max_batch, how, opened)
@@ -154,7 +154,7 @@ def load_engines(
 def _engines(
     files: CheckedFiles, target: str, max_batch: int, how: Mapping[str, Any], opened: contextlib.ExitStack
 ) -> Engines:
-    """All that is loaded is `opened` too. `how`: further arguments of `load`."""
+    """Load the variants and enter them into `opened`. `how`: further arguments of `load`."""
     bundle, manifest = files.folder, files.manifest
     predictor = opened.enter_context(load(bundle, target, **how))
     engine = _spec(files, predictor)
@@ -181,13 +181,11 @@ def _spec(files: CheckedFiles, predictor: Predictor) -> EngineSpec:
 
 
 def _again(bundle: Path, engine: EngineSpec, batch: int, why: str, how: Mapping[str, Any]) -> Predictor:
-    """The same engine at another batch; `how`: further arguments of `load`."""
+    """Load the same engine at another batch size; `how`: further arguments of `load`."""
     predictor = load(bundle, engine.target, batch=batch, **how)
     if predictor.target != engine.artifact:
         predictor.close()
-        raise TargetError(
-            f"{engine.artifact} does not run at batch {batch}", found=predictor.target, fix="--max-batch 1"
-        )
+        raise TargetError(f"{engine.artifact} cannot run at batch {batch}", found=predictor.target, fix="--max-batch 1")
     predictor.why = why
     return predictor
 
@@ -198,14 +196,14 @@ def _require_known(tensors: tuple[TensorSpec, ...], name: str) -> None:
 
 
 def _load_decoders(predictor: Predictor) -> None:
-    """Decode a file: Pillow is loaded by the first, which would take a client's time."""
+    """Decode a file, so that Pillow's plugins are loaded before the first request."""
     from PIL import Image
 
     predictor.prepare(masks.png_bytes(Image.new("L", (8, 8))))
 
 
 def _in_streams(files: CheckedFiles, engine: EngineSpec, batch: int, threads: int) -> Predictor | None:
-    """The same engine with a stream for each thread; None if it has no streams, or there is one thread."""
+    """Load the same engine with one stream per thread; None if streams are not supported, or with one thread."""
     count = min(threads or default_threads() or usable_cores(), MOST_STREAMS)
     runner = make_runner(files.folder, engine, batch=batch, threads=threads, streams=count)
     if runner.at_once == 1:
@@ -221,7 +219,7 @@ def _in_streams(files: CheckedFiles, engine: EngineSpec, batch: int, threads: in
 
 
 def _kept(predictor: Predictor | None, expected: bool) -> Predictor | None:
-    """The predictor if it is still needed; otherwise it is closed."""
+    """Return the predictor if it is needed; otherwise close it."""
     if predictor is not None and not expected:
         predictor.close()
         return None
@@ -231,9 +229,9 @@ def _kept(predictor: Predictor | None, expected: bool) -> Predictor | None:
 def _times_as_long(
     alone: Predictor, large: Predictor | None, streams: Predictor | None, batch: int
 ) -> dict[str, float]:
-    """How many times as long a batch takes as an image alone, for "large" and for "streams", as far as there are: the
-    median of runs in turns, so that a machine that changes its speed meanwhile changes all. Streams run side by side,
-    and a batch takes its share of the time."""
+    """Return the time of a batch relative to a single image, for "large" and "streams" if loaded: the median of
+    alternating runs, so that a change of the machine's speed affects all of them. For streams, the time per batch of
+    parallel runs."""
     if large is None:
         return {}
     together, one = _blank(large, batch), _blank(alone, 1)
@@ -261,7 +259,7 @@ def _zeros(tensor: TensorSpec, batch: int) -> Array:
 
 
 def _brought(predictor: Predictor, images: Array) -> dict[str, Array]:
-    """What images bring besides, of a model that takes more."""
+    """Return the further inputs of images, for a model that takes them."""
     return {tensor.name: _zeros(tensor, len(images)) for tensor in predictor.inputs}
 
 
@@ -272,7 +270,7 @@ def _seconds(predictor: Predictor, images: Array) -> float:
 
 
 def _seconds_side_by_side(predictor: Predictor, images: Array, pool: ThreadPoolExecutor) -> float:
-    """Seconds per run, with two runs in every stream."""
+    """Return the seconds per run, with two runs in every stream."""
     runs = 2 * predictor.runner.at_once
     start = time.perf_counter()
     further = _brought(predictor, images)

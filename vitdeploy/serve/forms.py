@@ -1,4 +1,4 @@
-"""The parts of requests other than JSON: content types, headers, forms, the query."""
+"""Parse content types, headers, forms and query parameters of requests."""
 
 import base64
 import re
@@ -25,10 +25,10 @@ IMAGE_ID = re.compile(r"sha256:[0-9a-f]{64}")
 
 
 def header_length(headers: Mapping[str, str]) -> int | None:
-    """The bytes of the JSON part of a message with binary data; None without any.
+    """Return the bytes of the JSON part of a message with binary data; None without binary data.
 
     Raises:
-        Refusal: 400, or 415 for a body that is something else.
+        Refusal: 400, or 415 for an unsupported body.
     """
     _require_plain(headers)
     found = headers.get(HEADER_LENGTH)
@@ -39,12 +39,12 @@ def header_length(headers: Mapping[str, str]) -> int | None:
     if found is None:
         return None
     if not found.isascii() or not found.isdigit():
-        raise Refusal(400, f"{HEADER_LENGTH} {found[:40]!r} is no number")
+        raise Refusal(400, f"{HEADER_LENGTH} {found[:40]!r} is not a number")
     return int(found[:20])
 
 
 def top_of(query: Mapping[str, str]) -> int:
-    """How many classes a classification names: ?top=N."""
+    """Return the number of classes in a classification's answer: ?top=N."""
     found = query.get("top", str(TOP))
     if not (found.isascii() and found.isdigit() and len(found) < 5 and 1 <= int(found) <= MAX_TOP):
         raise Refusal(400, f"top {found[:40]!r}: expected a number from 1 to {MAX_TOP}")
@@ -53,10 +53,9 @@ def top_of(query: Mapping[str, str]) -> int:
 
 @dataclass(frozen=True)
 class PredictRequest:
-    """What a request asks: a file, or the `image_id` of one that is kept, and what is asked of it. `inputs`: files of
-    what the image brings besides its pixels.
+    """A request: an image file, or the `image_id` of a cached image, and its options.
 
-    `given`: the names of the fields that the request has.
+    `inputs`: files of further inputs. `given`: the names of the fields in the request.
     """
 
     image: bytes | None = None
@@ -73,11 +72,11 @@ class PredictRequest:
 
 
 async def asked_of(request: Request) -> PredictRequest:
-    """The image of a request and what is asked of it: in its body, in a multipart form with the file, or in JSON with
-    the file in Base64. What is not in the body may be in the query.
+    """Read the image and the options of a request: from its body, a multipart form with the file, or JSON with the file
+    in Base64. Options that are not in the body may be in the query.
 
     Raises:
-        Refusal: 400, or 415 for a body that is something else.
+        Refusal: 400, or 415 for an unsupported body.
     """
     _require_plain(request.headers)
     kind, query = _content_type(request.headers), request.query_params
@@ -101,36 +100,36 @@ async def asked_of(request: Request) -> PredictRequest:
     for name, text in query.multi_items():
         if name in FIELDS:
             if name in values:
-                raise Refusal(400, f"{name} is given twice")
+                raise Refusal(400, f"duplicate field {name}")
             values[name] = READ[name](name, text)
-    missing = f"{'the form' if kind == 'multipart/form-data' else 'the body'} holds no file (curl -F file=@IMAGE)"
+    missing = f"{'the form' if kind == 'multipart/form-data' else 'the body'} has no file (curl -F file=@IMAGE)"
     return _checked(image, {name: value for name, value in values.items() if value is not None}, missing)
 
 
 def _checked(image: bytes | None, values: dict[str, Any], missing: str) -> PredictRequest:
-    """Raises Refusal for fields of other types; prompts and texts are judged by whom they are for."""
+    """Check the types of fields and raise Refusal; prompts and texts are checked later."""
     if not isinstance(values.get("multimask", True), bool):
         raise Refusal(400, "multimask must be true or false")
     if values.get("masks", "png") not in MASK_FORMS:
         raise Refusal(400, f"masks must be {' or '.join(MASK_FORMS)}")
     if (inputs := values.get("inputs")) is not None:
         if not isinstance(inputs, dict) or not inputs or None in inputs.values():
-            raise Refusal(400, 'inputs must be files in Base64 by the names of the inputs, as {"mask": "..."}')
+            raise Refusal(400, 'inputs must map input names to files in Base64, such as {"mask": "..."}')
         values["inputs"] = {
             name: each if isinstance(each, bytes) else _from_base64(each, f"the input {name[:40]!r}")
             for name, each in inputs.items()
         }
     found = values.get("image_id")
     if found is not None and (not isinstance(found, str) or not IMAGE_ID.fullmatch(found)):
-        raise Refusal(400, "image_id must be one that an answer had: sha256: and 64 digits")
+        raise Refusal(400, "image_id must be the image_id of an answer: sha256: and 64 hexadecimal digits")
     if (image is None) == (found is None):
-        raise Refusal(400, missing if image is None else "both an image and an image_id: one of them is asked")
+        raise Refusal(400, missing if image is None else "send either an image or an image_id, not both")
     return PredictRequest(image, **values)
 
 
 async def _form(request: Request) -> tuple[bytes | None, dict[str, str], dict[str, bytes]]:
-    """The file of a form, None without, the texts of the fields that are known, and other files by their names. Of
-    several files the image is called file or image."""
+    """Return the image file of a form (None without), the texts of known fields, and the other files by name. Among
+    several files, the image is the one called file or image."""
     body = await request.body()
 
     async def parts() -> AsyncIterator[bytes]:
@@ -149,10 +148,10 @@ async def _form(request: Request) -> tuple[bytes | None, dict[str, str], dict[st
     others = [(name, content) for name, content in files if len(files) > 1 and name not in IMAGE]
     if len(images) > 1 or (files and not images) or len(dict(others)) < len(others):
         names = ", ".join(name[:40] for name, _ in files)
-        raise Refusal(400, f"files {names}: expected the image as file, and each further input by its name")
+        raise Refusal(400, f"files {names}: expected the image as file, and each further input under its name")
     texts = [(name, value) for name, value in form.multi_items() if isinstance(value, str) and name in FIELDS]
     if len(dict(texts)) < len(texts):
-        raise Refusal(400, f"{texts[-1][0]} is given twice")
+        raise Refusal(400, f"duplicate field {texts[-1][0]}")
     return images[0] if images else None, dict(texts), dict(others)
 
 
@@ -167,7 +166,7 @@ def _text(name: str, text: str) -> str:
     return text
 
 
-# The fields of a request, and how they are read where they come as text.
+# The fields of a request, and the parsers of their text form.
 READ: dict[str, Callable[[str, str], Any]] = {
     "image_id": _text,
     "prompts": _json,
@@ -180,22 +179,22 @@ FIELDS = tuple(READ)
 
 
 def _from_base64(found: Any, what: str = "image") -> bytes | None:
-    """Also with line breaks, without padding, in the alphabet for URLs, as a data URL."""
+    """Decode Base64: also with line breaks, without padding, in the URL alphabet, or as a data URL."""
     if found is None:
         return None
     if not isinstance(found, str):
-        raise Refusal(400, f"{what} must be a file in Base64, a string; found: {type(found).__name__}")
+        raise Refusal(400, f"{what} must be a string with a file in Base64; found: {type(found).__name__}")
     text = found
     if text[:5].lower() == "data:":
         head, _, text = text.partition(",")
         if not head.lower().endswith(";base64"):
-            raise Refusal(400, f"{what} is a data URL that is not in Base64; found: {head[:40]!r}")
+            raise Refusal(400, f"{what} is a data URL without Base64; found: {head[:40]!r}")
         text = unquote(text)
     text = "".join(text.split()).translate(URL_SAFE).rstrip("=")
     if other := OTHER_THAN_BASE64.search(text):
         raise Refusal(400, f"{what} must be a file in Base64; found: {other[0]!r} after {other.start()} characters")
     if len(text) % 4 == 1:
-        raise Refusal(400, f"{what} must be a file in Base64; found: {len(text)} characters, so some are missing")
+        raise Refusal(400, f"{what} must be a file in Base64; found: {len(text)} characters, which is incomplete")
     return base64.b64decode(text + "=" * (-len(text) % 4))
 
 

@@ -1,7 +1,7 @@
-"""The first and last thing that a request meets: limits of its body, its line in the log, its counts.
+"""ASGI middleware around all requests: limits of bodies, the log line and the metrics of each request.
 
-An ASGI middleware. Limits are kept where the body is read, so that no endpoint can forget them and nothing above them
-is ever held: bodies without a Content-Length too.
+The limits apply where the body is read, so that no endpoint can omit them and nothing larger is held in memory, also
+without a Content-Length.
 """
 
 import asyncio
@@ -24,12 +24,12 @@ from vitdeploy.serve.protocol import ClientGone, Refusal, busy, stopping
 from vitdeploy.serve.settings import LOGGER, ServerSettings
 
 REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
-CLIENT_GONE = 499  # of the log and the counts only: nobody is there to read it
+CLIENT_GONE = 499  # only in the log and the metrics: the client is gone
 
 
 @dataclass
 class RequestRecord:
-    """A request's entry in the log; endpoints add `fields`. `bug` is an unexpected error."""
+    """A request's log entry; endpoints add `fields`. `bug`: an unexpected error."""
 
     id: str
     fields: dict[str, Any] = field(default_factory=dict)
@@ -64,8 +64,8 @@ class _Exchange:
         length = self._headers.get("content-length", "0")
         self._length = int(length) if length.isdecimal() else 0
         self._body_left = self._length > 0 or "transfer-encoding" in self._headers
-        asked = self._headers.get("x-request-id", "")
-        self._record = RequestRecord(asked if REQUEST_ID.fullmatch(asked) else secrets.token_hex(8))
+        proposed = self._headers.get("x-request-id", "")
+        self._record = RequestRecord(proposed if REQUEST_ID.fullmatch(proposed) else secrets.token_hex(8))
         scope["vitdeploy"] = self._record
 
     async def run(self) -> None:
@@ -75,25 +75,25 @@ class _Exchange:
             if self._length > self._settings.max_body:
                 raise self._too_large()
             await self._guard.app(self._scope, self.receive, self.send)
-        except Refusal as refusal:  # of this class; what endpoints refuse they answer themselves
+        except Refusal as refusal:  # raised here; refusals by endpoints are already answered
             await refused(self._record, refusal.status, refusal.message, refusal.headers)(
                 self._scope, self._receive, self.send
             )
         except ClientGone:
             self._status = CLIENT_GONE
         except Exception as error:
-            if error is not self._record.bug:  # which is answered already; Starlette raises it again
+            if error is not self._record.bug:  # already answered; Starlette raises it again
                 raise
         finally:
             self._guard.buffered -= self._held
             self._tell()
 
     async def receive(self) -> Message:
-        """The next part of the body.
+        """Return the next part of the body.
 
         Raises:
             Refusal: 408, 413 or 429.
-            ClientGone: before the body was whole.
+            ClientGone: the client disconnected before the end of the body.
         """
         if not self._body_left:
             return await self._receive()
@@ -101,7 +101,7 @@ class _Exchange:
         try:
             message = await asyncio.wait_for(self._receive(), max(0.0, left))
         except asyncio.TimeoutError:
-            raise Refusal(408, f"the body did not come within {self._settings.body_time:g} s") from None
+            raise Refusal(408, f"the body was not received within {self._settings.body_time:g} s") from None
         if message["type"] == "http.disconnect":
             raise ClientGone
         count = len(message.get("body", b""))
@@ -122,7 +122,7 @@ class _Exchange:
             if self._body_left or self._guard.draining:
                 headers["connection"] = "close"
         elif self._body_left and not message.get("more_body", False):
-            # The connection is closed after the last part. With data of the client still on its way that would be a
+            # The connection is closed after the last part. If data of the client is still in transit, that causes a
             # reset, which can overtake the answer.
             await self._send({**message, "more_body": True})
             await self._linger()
@@ -162,7 +162,7 @@ class _Exchange:
 
 
 def refused(record: RequestRecord, status: int, message: str, headers: dict[str, str] | None = None) -> JSONResponse:
-    """The protocol's form of an error; the log gets it too."""
+    """Return an error in the protocol's form, and add it to the log entry."""
     record.fields["error"] = message
     return JSONResponse({"error": message}, status, headers)
 
@@ -170,7 +170,7 @@ def refused(record: RequestRecord, status: int, message: str, headers: dict[str,
 # --- From exceptions to answers in the protocol's form, {"error": "..."} ----------------------------------------------
 
 
-# How Python shows objects: an address is nobody's business.
+# Python's representation of objects, with their addresses, which clients must not see.
 OBJECT = re.compile(r"\s*<[^<>]* at 0x[0-9a-f]+>")
 
 
@@ -180,18 +180,18 @@ async def on_refusal(request: Request, error: Exception) -> Response:
 
 
 async def on_input_error(request: Request, error: Exception) -> Response:
-    """An input error of the runtime."""
+    """Answer an input error of the runtime."""
     return refused(_record(request), 400, in_words(cast(InputError, error)))
 
 
 def in_words(wrong: InputError) -> str:
-    """An input error for a client, in a line. `fix` is left out: it is for users of the commands."""
+    """Return an input error as one line for a client, without `fix`, which is for users of the commands."""
     details = [f"{name}: {OBJECT.sub('', text)}" for name in ("found", "expected") if (text := getattr(wrong, name))]
     return "; ".join([wrong.message, *details])
 
 
 async def on_http_exception(request: Request, error: Exception) -> Response:
-    """Starlette's own: no such path, or another method."""
+    """Answer Starlette's errors: an unknown path, or an unsupported method."""
     wrong = cast(HTTPException, error)
     return refused(_record(request), wrong.status_code, wrong.detail, dict(wrong.headers or {}))
 
@@ -201,10 +201,10 @@ async def on_client_gone(request: Request, error: Exception) -> Response:
 
 
 async def on_bug(request: Request, error: Exception) -> Response:
-    """An unexpected error: the log has the details under an id, the client gets only the id."""
+    """Answer an unexpected error: the log has the details under an id, the client gets only the id."""
     record = _record(request)
     record.bug = error
-    return refused(record, 500, f"internal error {record.id}: the server's log says more")
+    return refused(record, 500, f"internal error {record.id}: see the server's log")
 
 
 def _record(request: Request) -> RequestRecord:

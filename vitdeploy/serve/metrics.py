@@ -17,38 +17,38 @@ IMAGES = (1, 2, 4, 8, 16, 32, 64)
 
 
 class Metrics:
-    """A registry of its own, so that two servers in a process do not mix."""
+    """The server's metrics in their own registry, so that two servers in one process do not mix."""
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
         ProcessCollector(registry=self.registry)
         PlatformCollector(registry=self.registry)
         self._requests = Counter(
-            "vitdeploy_requests", "Requests answered.", ("endpoint", "status"), registry=self.registry
+            "vitdeploy_requests", "Answered requests.", ("endpoint", "status"), registry=self.registry
         )
         self._seconds = Histogram(
             "vitdeploy_request_seconds",
-            "From the head of a request to its answer.",
+            "Seconds from the head of a request to its answer.",
             ("endpoint",),
             buckets=SECONDS,
             registry=self.registry,
         )
         self._rejected = Counter(
-            "vitdeploy_rejected", "Requests refused because of too much at once.", registry=self.registry
+            "vitdeploy_rejected", "Requests refused because the server was busy.", registry=self.registry
         )
         self._batch = Histogram(
-            "vitdeploy_batch_images", "Images of a run of the engine.", buckets=IMAGES, registry=self.registry
+            "vitdeploy_batch_images", "Images per run of the engine.", buckets=IMAGES, registry=self.registry
         )
         self._run = Histogram(
-            "vitdeploy_inference_seconds", "A run of the engine.", buckets=SECONDS, registry=self.registry
+            "vitdeploy_inference_seconds", "Seconds of a run of the engine.", buckets=SECONDS, registry=self.registry
         )
-        self._waiting = Gauge("vitdeploy_waiting_images", "Images that wait for the engine.", registry=self.registry)
+        self._waiting = Gauge("vitdeploy_waiting_images", "Images waiting for the engine.", registry=self.registry)
         self._working = Gauge(
-            "vitdeploy_working_requests", "Requests that wait or are being answered.", registry=self.registry
+            "vitdeploy_working_requests", "Requests that are waiting or running.", registry=self.registry
         )
 
     def watch(self, waiting: Callable[[], int], working: Callable[[], int]) -> None:
-        """Where the lengths of the queues are read when somebody asks."""
+        """Set the functions that return the queue lengths when the metrics are read."""
         self._waiting.set_function(waiting)
         self._working.set_function(working)
 
@@ -63,24 +63,24 @@ class Metrics:
         self._run.observe(seconds)
 
     def text(self) -> bytes:
-        """In the text format, which /metrics gives."""
+        """Return the metrics in Prometheus' text format, for /metrics."""
         return generate_latest(self.registry)
 
 
 class PromptMetrics:
-    """What is counted of promptable segmentation besides."""
+    """Further metrics for promptable segmentation."""
 
     def __init__(self, registry: CollectorRegistry, kept: Callable[[], int]) -> None:
         self._images = Counter(
             "vitdeploy_prompted_images",
-            "Images that prompts were for, by whether their embedding was kept.",
+            "Images with prompts, by whether their embedding was cached.",
             ("kept",),
             registry=registry,
         )
         self._decode = Histogram(
-            "vitdeploy_decoder_seconds", "A run of the decoder.", buckets=SECONDS, registry=registry
+            "vitdeploy_decoder_seconds", "Seconds of a run of the decoder.", buckets=SECONDS, registry=registry
         )
-        held = Gauge("vitdeploy_kept_bytes", "Bytes of embeddings that are kept.", registry=registry)
+        held = Gauge("vitdeploy_kept_bytes", "Bytes of cached embeddings.", registry=registry)
         held.set_function(kept)
 
     def asked(self, kept: bool) -> None:
@@ -88,14 +88,14 @@ class PromptMetrics:
 
     @contextlib.contextmanager
     def decoding(self) -> Iterator[None]:
-        """Measures a run of the decoder."""
+        """Measure a run of the decoder."""
         start = time.perf_counter()
         yield
         self._decode.observe(time.perf_counter() - start)
 
 
 class MonitorMetrics(Collector):
-    """What a monitor counts, read from it when somebody asks."""
+    """The counts of a monitor, read on request."""
 
     def __init__(self, registry: CollectorRegistry, monitor: Monitoring) -> None:
         self._monitor = monitor
@@ -103,23 +103,23 @@ class MonitorMetrics(Collector):
 
     def collect(self) -> Iterable[Metric]:
         counts, state = self._monitor.counts, self._monitor.state
-        told = (
-            ("runs", "Runs of the engine that were watched.", counts.runs),
-            ("images", "Images that were looked at.", counts.looked_at),
-            ("windows", "Windows of images that were judged.", counts.windows),
-            ("drifted_windows", "Windows that were unlike the reference.", counts.drifted),
+        rows = (
+            ("runs", "Monitored runs of the engine.", counts.runs),
+            ("images", "Images that were checked.", counts.looked_at),
+            ("windows", "Windows of images that were compared with the reference.", counts.windows),
+            ("drifted_windows", "Windows that differed from the reference.", counts.drifted),
             ("golden_answers", "Golden inputs that were run.", counts.canaries),
             ("wrong_golden_answers", "Golden inputs with wrong answers.", counts.wrong),
-            ("changed_golden_answers", "Golden inputs with right answers of other bits than at first.", counts.changed),
-            ("non_finite_answers", "Outputs with numbers that are not finite.", counts.non_finite),
+            ("changed_golden_answers", "Golden inputs whose correct answers changed in bits.", counts.changed),
+            ("non_finite_answers", "Outputs with NaN or infinity.", counts.non_finite),
         )
-        for name, text, value in told:
+        for name, text, value in rows:
             yield CounterMetricFamily(f"vitdeploy_monitor_{name}", text, value=value)
-        events = CounterMetricFamily("vitdeploy_monitor_events", "What the monitor told.", labels=("kind",))
+        events = CounterMetricFamily("vitdeploy_monitor_events", "Events of the monitor.", labels=("kind",))
         for kind, value in counts.events.items():
             events.add_metric((kind,), value)
         yield events
-        states = GaugeMetricFamily("vitdeploy_monitor_state", "1 for the state that it is in.", labels=("state",))
+        states = GaugeMetricFamily("vitdeploy_monitor_state", "1 for the current state.", labels=("state",))
         for each in STATES:
             states.add_metric((each,), float(each == state))
         yield states

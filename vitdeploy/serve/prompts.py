@@ -1,4 +1,4 @@
-"""Requests of promptable segmentation: an image, or the id of one that was sent before, and prompts for it."""
+"""Requests for promptable segmentation: an image, or the id of one that was sent before, and prompts."""
 
 import asyncio
 import hashlib
@@ -22,7 +22,7 @@ EXPECTED = '[{"points": [[x, y], ...], "labels": [1, 0, ...], "box": [left, top,
 
 @dataclass
 class _Going:
-    """The run that embeds an image, and how many requests wait for it."""
+    """The task that embeds an image, and the number of requests waiting for it."""
 
     task: asyncio.Task[predictors.EmbeddedImage]
     waiting: int = 0
@@ -30,7 +30,7 @@ class _Going:
 
 @dataclass(frozen=True)
 class _Image:
-    """The image of a request: embedded before, or prepared for the encoder."""
+    """The image of a request: already embedded, or prepared for the encoder."""
 
     id: str
     size: tuple[int, int]
@@ -39,8 +39,8 @@ class _Image:
 
 
 class PromptAnswerer(answering.Answerer):
-    """Answers prompts. An image is embedded once, also where several requests send it at the same time, and its
-    embedding is kept. The decoder has a thread of its own: a prompt does not wait for the images of others."""
+    """Answers prompts. An image is embedded once, even if several requests send it at the same time, and its embedding
+    is cached. The decoder has its own thread, so that prompts do not wait for other images."""
 
     takes = ("image_id", "prompts", "multimask", "masks")
 
@@ -54,7 +54,7 @@ class PromptAnswerer(answering.Answerer):
         self._decoder = ThreadPoolExecutor(1, thread_name_prefix="vitdeploy-decoder")
         batch = self.predictor.flow.linked.runners[flows.PROMPT_DECODER].inputs[0].shape[0]
         self._together = batch if isinstance(batch, int) else 1
-        # What asks for masks is an embedding, which is kept here: the predictor need not keep the last one too.
+        # Embeddings are cached here, so the predictor need not keep the last one too.
         self.predictor.flow.linked.keep = False
 
     def close(self) -> None:
@@ -76,24 +76,24 @@ class PromptAnswerer(answering.Answerer):
         self.metrics.asked(image.embedded is not None)
         embedded = image.embedded or await self._embedded(image, fields)
         ready = loop.time()
-        told, seconds = await self._told(embedded, prompts, asked)
+        answers, seconds = await self._answers(embedded, prompts, asked)
         width, height = image.size
         facts = {"image_id": image.id, "kept": image.embedded is not None}
         fields.update(prompts=len(prompts), kept=facts["kept"])
-        result = {"width": width, "height": height, "prompts": told, **facts}
+        result = {"width": width, "height": height, "prompts": answers, **facts}
         return self.document(result, {"prepare": prepared - started, "embed": ready - prepared, **seconds})
 
     async def infer(self, inputs: Mapping[str, runner.Array], fields: answering.Fields) -> Mapping[str, runner.Array]:
-        """Rows of images with one prompt each."""
+        """Return the outputs for rows of images with one prompt each."""
         fields.update(images=len(next(iter(inputs.values()))))
         run = asyncio.get_running_loop().run_in_executor
         return await run(self._decoder, self.predictor.flow.infer, inputs)
 
     def _entries(self, given: Any) -> Sequence[Mapping[str, Any]]:
-        """The prompts of a request as JSON; raises Refusal for another form, or too many."""
+        """Return the prompts of a request; raise Refusal if they are malformed or too many."""
         if given is None:
             raise protocol.Refusal(
-                422, f"no prompt is given: nothing says which object is meant; expected: prompts, {EXPECTED}"
+                422, f"no prompts: the request does not say which object to segment; expected: prompts, {EXPECTED}"
             )
         if not isinstance(given, list) or not all(isinstance(each, dict) for each in given):
             raise protocol.Refusal(400, f"prompts must be a list of objects; expected: {EXPECTED}")
@@ -103,20 +103,20 @@ class PromptAnswerer(answering.Answerer):
                 400, f"prompts have unknown keys {', '.join(unknown)[:80]}; expected: {', '.join(KEYS)}"
             )
         if len(given) > self.most:
-            more = "ask for the others by the image_id of the answer"
+            more = "send the others with the image_id of the answer"
             raise protocol.Refusal(
-                422, f"too many prompts; found: {len(given)}; expected: at most {self.most} at once, {more}"
+                422, f"too many prompts; found: {len(given)}; expected: at most {self.most} per request; {more}"
             )
         return given
 
     async def _image(self, asked: forms.PredictRequest) -> _Image:
-        """Raises Refusal for an id of an image that is not kept, InputError for a file that is no image."""
+        """Return the image; raise Refusal if its id is not cached, InputError if the file is not an image."""
         run = asyncio.get_running_loop().run_in_executor
         if asked.image is None:
             assert asked.image_id is not None
             embedded = self.kept.get(asked.image_id)
             if embedded is None:
-                raise protocol.Refusal(404, f"no image {asked.image_id} is kept: send the file again")
+                raise protocol.Refusal(404, f"image {asked.image_id} is not cached: send the file again")
             return _Image(asked.image_id, embedded.size, embedded)
         name = await run(self.helpers, _digest, asked.image)
         if (embedded := self.kept.get(name)) is not None:
@@ -125,8 +125,8 @@ class PromptAnswerer(answering.Answerer):
         return _Image(name, size, tensor=tensor)
 
     async def _embedded(self, image: _Image, fields: answering.Fields) -> predictors.EmbeddedImage:
-        """The embedding, of one run for all that wait for it; the run is dropped when none waits any more."""
-        if (found := self.kept.get(image.id)) is not None:  # by a request that came a moment before
+        """Return the embedding, from one run for all waiting requests; it is cancelled if all of them disconnect."""
+        if (found := self.kept.get(image.id)) is not None:  # cached by a concurrent request
             return found
         going = self._going.get(image.id)
         if going is None:
@@ -143,20 +143,20 @@ class PromptAnswerer(answering.Answerer):
     async def _embed(self, image: _Image, fields: answering.Fields) -> predictors.EmbeddedImage:
         assert image.tensor is not None
         answer = await self.run(image.tensor, fields)
-        # Arrays of its own: those of a run of several images would be kept as long as one of them.
+        # Copies: otherwise the arrays of a whole batch would stay in memory with one of its images.
         found = predictors.EmbeddedImage(
             self.predictor, {name: rows.copy() for name, rows in answer.outputs.items()}, image.size
         )
         self.kept.put(image.id, found)
         return found
 
-    async def _told(
+    async def _answers(
         self, image: predictors.EmbeddedImage, prompts: Sequence[Prompt], asked: forms.PredictRequest
     ) -> tuple[list[dict[str, Any]], dict[str, float]]:
-        """The answers to prompts, and the seconds of the decoder and of the masks. As many at a time as the decoder
-        takes: others get their turn between them, and what nobody waits for ends."""
+        """Return the answers to prompts, and the seconds of the decoder and of the masks. The decoder runs as many at
+        once as it takes, so that other requests run in between, and abandoned ones are cancelled."""
         loop = asyncio.get_running_loop()
-        told: list[dict[str, Any]] = []
+        answers: list[dict[str, Any]] = []
         seconds = {"decode": 0.0, "answer": 0.0}
         for start in range(0, len(prompts), self._together):
             some = prompts[start : start + self._together]
@@ -164,10 +164,10 @@ class PromptAnswerer(answering.Answerer):
             outputs = await loop.run_in_executor(self._decoder, self._decode, image, some)
             decoded = loop.time()
             tell = partial(self.predictor.tell, outputs, some, image.size, asked.multimask, asked.masks)
-            told += await loop.run_in_executor(self.helpers, tell)
+            answers += await loop.run_in_executor(self.helpers, tell)
             seconds["decode"] += decoded - began
             seconds["answer"] += loop.time() - decoded
-        return told, seconds
+        return answers, seconds
 
     def _decode(self, image: predictors.EmbeddedImage, prompts: Sequence[Prompt]) -> dict[str, runner.Array]:
         with self.metrics.decoding():

@@ -1,4 +1,4 @@
-"""The protocol: tensors, forms and prompts of requests."""
+"""The Open Inference Protocol v2: tensors and messages."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -14,13 +14,13 @@ from vitdeploy.spec import TensorSpec
 
 # --- Tensors of the Open Inference Protocol v2: data types, JSON data and binary data ---------------------------------
 # Data types and JSON data are those of the protocol's "Tensor Data" section, binary data is Triton's "binary tensor
-# data" extension, which KServe took over: little-endian, row-major, without padding. BF16, which numpy lacks, and
-# BYTES, which no engine of a bundle takes or gives, are not supported.
+# data" extension, also used by KServe: little-endian, row-major, without padding. BF16, which numpy lacks, and BYTES,
+# which engines of bundles do not use, are not supported.
 
 
 Array = npt.NDArray[Any]
 
-# The protocol's names of numpy's data types.
+# numpy's data types -> the protocol's names.
 DATATYPES = {
     "bool": "BOOL",
     "uint8": "UINT8",
@@ -38,29 +38,29 @@ DATATYPES = {
 
 
 def from_binary(data: bytes | memoryview, dtype: str, shape: Sequence[int], name: str) -> Array:
-    """An array of the caller's `dtype` (a numpy name) and `shape` from its bytes.
+    """Return an array of `dtype` (a numpy name) and `shape` from its bytes.
 
     Raises:
-        Refusal: not as many bytes as the shape needs, or numbers that are none.
+        Refusal: the number of bytes does not match the shape, or a value is NaN or infinite.
     """
     kind = np.dtype(dtype).newbyteorder("<")
     expected = math.prod(shape) * kind.itemsize
     if len(data) != expected:
-        raise Refusal(400, f"input {name!r}: {len(data)} bytes, but {dtype} {list(shape)} has {expected}")
+        raise Refusal(400, f"input {name!r}: {len(data)} bytes, but {dtype} {list(shape)} needs {expected}")
     if dtype == "bool" and max(data, default=0) > 1:
-        raise Refusal(400, f"input {name!r}: a byte of BOOL is 0 or 1")
+        raise Refusal(400, f"input {name!r}: BOOL values must be 0 or 1")
     array = np.frombuffer(data, kind).reshape(shape)
-    return _finite(array.astype(dtype), name)  # a copy: what follows a JSON part is not aligned
+    return _finite(array.astype(dtype), name)  # a copy: data after the JSON part is not aligned
 
 
 def from_json(data: Any, dtype: str, shape: Sequence[int], name: str) -> Array:
-    """An array from JSON data, flat in row-major order or nested as `shape` is.
+    """Return an array from JSON data, flat in row-major order or nested like `shape`.
 
     Raises:
-        Refusal: not numbers of that data type, or not as many as the shape needs.
+        Refusal: the values do not match the data type, or their number does not match the shape.
     """
     if not isinstance(data, list):
-        raise Refusal(400, f"input {name!r}: data is no list")
+        raise Refusal(400, f"input {name!r}: data must be a list")
     kinds = {"b": "b", "f": "iuf"}.get(np.dtype(dtype).kind, "iu")
     try:
         found = np.asarray(data)
@@ -70,13 +70,14 @@ def from_json(data: Any, dtype: str, shape: Sequence[int], name: str) -> Array:
     except (ValueError, OverflowError):  # ragged, or an integer beyond 64 bits
         found = np.empty(0, object)
     if found.dtype.kind not in kinds:
-        raise Refusal(400, f"input {name!r}: data holds something else than {DATATYPES[dtype]} numbers")
+        raise Refusal(400, f"input {name!r}: data must contain only {DATATYPES[dtype]} numbers")
     if found.shape not in (tuple(shape), (math.prod(shape),)):
         raise Refusal(400, f"input {name!r}: data of shape {list(found.shape)}, but the shape is {list(shape)}")
     if np.dtype(dtype).kind in "iu":
         bounds = np.iinfo(dtype)
         if int(found.min()) < bounds.min or int(found.max()) > bounds.max:
-            raise Refusal(400, f"input {name!r}: data beyond {DATATYPES[dtype]}, {bounds.min} to {bounds.max}")
+            limits = f"{bounds.min} to {bounds.max}"
+            raise Refusal(400, f"input {name!r}: data out of range for {DATATYPES[dtype]}, {limits}")
     with np.errstate(over="ignore"):
         return _finite(found.astype(dtype).reshape(shape), name)
 
@@ -86,39 +87,39 @@ def to_binary(array: Array) -> bytes:
 
 
 def to_json(array: Array, name: str) -> list[Any]:
-    """The flat data, in row-major order.
+    """Return the flat data, in row-major order.
 
     Raises:
-        Refusal: NaN or infinity, which JSON does not have.
+        Refusal: NaN or infinity, which JSON cannot represent.
     """
     if array.dtype.kind == "f" and not np.isfinite(array).all():
-        raise Refusal(500, f"output {name!r} holds NaN or infinity, which JSON does not have; ask for binary data")
+        raise Refusal(500, f"output {name!r} has NaN or infinity, which JSON cannot represent; request binary data")
     flat: list[Any] = array.ravel().tolist()
     return flat
 
 
 def _finite(array: Array, name: str) -> Array:
     if array.dtype.kind == "f" and not np.isfinite(array).all():
-        raise Refusal(400, f"input {name!r}: NaN, infinity, or a number beyond {DATATYPES[array.dtype.name]}")
+        raise Refusal(400, f"input {name!r}: NaN, infinity, or a number out of range for {DATATYPES[array.dtype.name]}")
     return array
 
 
-# --- Messages of the Open Inference Protocol v2 (KServe ---------------------------------------------------------------
-# "V2 Inference Protocol", HTTP/REST) and Triton's binary data.
+# --- Messages ---------------------------------------------------------------------------------------------------------
+# Those of the Open Inference Protocol v2 (KServe "V2 Inference Protocol", HTTP/REST), with Triton's binary data.
 #
-# The JSON part of a message comes first; the header Inference-Header-Content-Length says how long it is, and the binary
-# data of its tensors follows in their order.
+# A message starts with its JSON part, whose length is in the header Inference-Header-Content-Length. The binary data of
+# its tensors follows in their order.
 
 
 VERSION = "1"
 HEADER_LENGTH = "inference-header-content-length"
-# Parameters of extensions that change what a tensor means, and that are not here.
+# Parameters of unsupported extensions that change the meaning of a tensor.
 UNSUPPORTED = ("classification", "shared_memory_region")
 
 
 @dataclass(frozen=True)
 class InferRequest:
-    """Arrays [n, ...] by input name, n the same in all; `outputs` are the expected ones, and whether as binary data."""
+    """Arrays [n, ...] by input name, n the same in all. `outputs`: the requested ones, and whether as binary data."""
 
     id: str
     inputs: dict[str, Array]
@@ -127,7 +128,7 @@ class InferRequest:
 
 @dataclass(frozen=True)
 class ServedModel:
-    """What clients may know of a model. Each tensor's leading axis is the batch, of 1 to `max_batch`."""
+    """The metadata of a model for clients. Each tensor's leading axis is the batch, of 1 to `max_batch`."""
 
     name: str
     platform: str
@@ -161,10 +162,10 @@ def model_metadata(model: ServedModel) -> dict[str, Any]:
 
 
 def parse_infer(body: bytes, header_length: int | None, model: ServedModel) -> InferRequest:
-    """The request for `model`; `header_length` are the bytes of its JSON part, None without binary data.
+    """Parse a request for `model`; `header_length`: the bytes of its JSON part, None without binary data.
 
     Raises:
-        Refusal: 400, and what is wrong.
+        Refusal: 400, with the problem.
     """
     if header_length is not None and not 0 < header_length <= len(body):
         raise Refusal(400, f"{HEADER_LENGTH} {header_length}, but the body has {len(body)} bytes")
@@ -179,14 +180,14 @@ def parse_infer(body: bytes, header_length: int | None, model: ServedModel) -> I
     for item, tensor in zip(given, model.inputs, strict=True):
         size = _parameters(item, f"input {tensor.name!r}").get("binary_data_size")
         if size is not None and (type(size) is not int or not 0 <= size <= len(binary)):
-            raise Refusal(400, f"input {tensor.name!r}: binary_data_size {size!r}, but {len(binary)} bytes are there")
+            raise Refusal(400, f"input {tensor.name!r}: binary_data_size {size!r}, but {len(binary)} bytes are left")
         inputs[tensor.name] = _input(item, tensor, model.max_batch, None if size is None else binary[:size])
         binary = binary[size or 0 :]
     if len({len(array) for array in inputs.values()}) > 1:
         counts = ", ".join(f"{name} {len(array)}" for name, array in inputs.items())
-        raise Refusal(400, f"inputs of different batches: {counts}")
+        raise Refusal(400, f"inputs with different batch sizes: {counts}")
     if len(binary):
-        raise Refusal(400, f"{len(binary)} bytes more than the inputs need")
+        raise Refusal(400, f"{len(binary)} extra bytes after the inputs")
     request_id = message.get("id", "")
     if not isinstance(request_id, str):
         raise Refusal(400, "id must be a string")
@@ -194,25 +195,25 @@ def parse_infer(body: bytes, header_length: int | None, model: ServedModel) -> I
 
 
 def load_json(data: bytes) -> dict[str, Any]:
-    """A JSON object in UTF-8, without NaN or infinity.
+    """Parse a JSON object in UTF-8, without NaN or infinity.
 
     Raises:
-        Refusal: something else.
+        Refusal: the data is not such an object.
     """
     try:
         message = orjson.loads(data)
     except orjson.JSONDecodeError as error:
         raise Refusal(400, f"the body is not valid JSON: {str(error)[:100]}") from None
     if not isinstance(message, dict):
-        raise Refusal(400, "the body is no JSON object")
+        raise Refusal(400, "the body is not a JSON object")
     return message
 
 
 def encode_infer(model: ServedModel, request: InferRequest, outputs: Mapping[str, Array]) -> tuple[bytes, int | None]:
-    """The body of the answer, and the bytes of its JSON part where binary data follows.
+    """Return the body of the answer, and the bytes of its JSON part if binary data follows.
 
     Raises:
-        Refusal: an output that JSON cannot hold.
+        Refusal: an output that JSON cannot represent.
     """
     described, chunks = [], []
     for name, binary in request.outputs.items():
@@ -227,7 +228,7 @@ def encode_infer(model: ServedModel, request: InferRequest, outputs: Mapping[str
     message: dict[str, Any] = {"model_name": model.name, "model_version": VERSION}
     if request.id:
         message["id"] = request.id
-    head = orjson.dumps({**message, "outputs": described})  # `to_json` has refused what it would write as null
+    head = orjson.dumps({**message, "outputs": described})  # `to_json` has refused values that it would write as null
     return b"".join([head, *chunks]), len(head) if chunks else None
 
 
@@ -243,7 +244,7 @@ def _input(item: Mapping[str, Any], tensor: TensorSpec, max_batch: int, binary: 
     if not fits:
         raise Refusal(400, f"input {name!r}: shape {shape}, but the model takes {['n', *tensor.shape[1:]]}")
     if shape[0] > max_batch:
-        raise Refusal(400, f"input {name!r}: {shape[0]} images, but one request may have {max_batch}")
+        raise Refusal(400, f"input {name!r}: {shape[0]} images, but a request may have at most {max_batch}")
     if binary is not None:
         if "data" in item:
             raise Refusal(400, f"input {name!r}: both data and binary_data_size")
@@ -263,7 +264,7 @@ def _outputs(message: Mapping[str, Any], model: ServedModel) -> dict[str, bool]:
         raise Refusal(400, "outputs must be a list of objects")
     names = [item.get("name") for item in given]
     if any(name not in known for name in names) or len(set(names)) < len(names):
-        raise Refusal(400, f"outputs {names}, but the model gives {known}")
+        raise Refusal(400, f"outputs {names}, but the model has {known}")
     return {
         item["name"]: _flag(_parameters(item, f"output {item['name']!r}"), "binary_data", default) for item in given
     }
@@ -275,7 +276,7 @@ def _parameters(item: Mapping[str, Any], where: str) -> dict[str, Any]:
         raise Refusal(400, f"{where}: parameters must be an object")
     for name in UNSUPPORTED:
         if name in parameters:
-            raise Refusal(400, f"{where}: the parameter {name} is of an extension that this server does not have")
+            raise Refusal(400, f"{where}: the parameter {name} belongs to an unsupported extension")
     return parameters
 
 
@@ -286,11 +287,11 @@ def _flag(parameters: Mapping[str, Any], name: str, default: bool) -> bool:
     return value
 
 
-# --- A request that is answered with an error on purpose --------------------------------------------------------------
+# --- Refusals of requests ---------------------------------------------------------------------------------------------
 
 
 class Refusal(Exception):
-    """Ends a request with `status`; `message` goes to the client."""
+    """Ends a request with the HTTP status `status`; `message` is sent to the client."""
 
     def __init__(self, status: int, message: str, headers: dict[str, str] | None = None) -> None:
         super().__init__(message)
@@ -300,7 +301,7 @@ class Refusal(Exception):
 
 
 def busy(message: str) -> Refusal:
-    """Too much at once: the same request may succeed in a second."""
+    """Return the refusal of a busy server: the same request may succeed in a second."""
     return Refusal(429, message, {"retry-after": "1"})
 
 
@@ -309,4 +310,4 @@ def stopping() -> Refusal:
 
 
 class ClientGone(Exception):
-    """Nobody waits for the answer any more."""
+    """The client has disconnected."""

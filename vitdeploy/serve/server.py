@@ -1,4 +1,4 @@
-"""The server: connections, and who may ask."""
+"""The HTTP server: connections, limits, start and stop."""
 
 import asyncio
 import json
@@ -19,8 +19,8 @@ from vitdeploy.errors import HostError
 from vitdeploy.serve.app import Service
 from vitdeploy.serve.settings import LOGGER, ServerSettings
 
-# --- One connection: how many there may be, and how long a client may take for the head of a request ------------------
-# Uvicorn bounds only the time between requests. It waits forever for the first byte of a connection, for the rest of a
+# --- Connections: their number, and the time limits for request heads -------------------------------------------------
+# Uvicorn limits only the time between requests. It waits forever for the first byte of a connection, for the rest of a
 # head of any length, and for a client that does not read its answer.
 
 
@@ -28,7 +28,7 @@ OFFERS = (b"upgrade", b"http2-settings")
 
 
 class HttpConnection(HttpToolsProtocol):
-    """Uvicorn's protocol on llhttp, with limits. `settings` comes first, as uvicorn gives the rest."""
+    """Uvicorn's httptools protocol, with limits. `settings` comes first, as uvicorn passes the rest."""
 
     def __init__(self, settings: ServerSettings, **given: Any) -> None:
         super().__init__(**given)
@@ -61,9 +61,9 @@ class HttpConnection(HttpToolsProtocol):
             self._expect_head()
 
     def _feed(self, data: bytes) -> None:
-        """As uvicorn does, but an upgrade that is offered is declined: clients of the JDK offer HTTP/2 with every plain
-        request. The parser leaves what follows such a head to the other protocol, so it gets the head again without
-        the offer, and then the body."""
+        """Feed the parser as uvicorn does, but decline offered upgrades: the JDK's client offers HTTP/2 with every
+        plain request. The parser stops after such a head, so it gets the head again without the offer, then the body.
+        """
         self._unset_keepalive_if_required()
         try:
             self.parser.feed_data(data)
@@ -95,11 +95,11 @@ class HttpConnection(HttpToolsProtocol):
         super().connection_lost(exc)
 
     def on_headers_complete(self) -> None:
-        """A head that came whole, in one part: nobody has counted it yet. Raising ends in `send_400_response`."""
+        """Check the length of a head that came in one part, not counted yet; an error leads to `send_400_response`."""
         length = len(self.url) + sum(len(name) + len(value) + len(": \r\n") for name, value in self.headers)
         if length > self._settings.max_head:
             self._too_long = True
-            raise ValueError("a head that is too long")
+            raise ValueError("the head is too long")
         if self.parser.should_upgrade():
             return
         super().on_headers_complete()
@@ -124,13 +124,13 @@ class HttpConnection(HttpToolsProtocol):
 
     def _head_is_late(self) -> None:
         self._head_timer = None
-        self._end(408, f"no whole request within {self._settings.header_time:g} s")
+        self._end(408, f"no complete request head within {self._settings.header_time:g} s")
 
     def _head_is_long(self) -> None:
         self._end(431, f"the head of the request is longer than {self._settings.max_head} bytes")
 
     def _end(self, status: int, message: str) -> None:
-        """Answer outside of any request, and close."""
+        """Send an error outside any request, and close the connection."""
         self._stop_timer()
         body = json.dumps({"error": message}).encode()
         head = (
@@ -141,17 +141,17 @@ class HttpConnection(HttpToolsProtocol):
         self.transport.close()
 
 
-# --- From a bundle to a running server, and to its end ----------------------------------------------------------------
+# --- Start and stop the server ----------------------------------------------------------------------------------------
 
 
 BACKLOG = 1024
 
 
 def bind(host: str, port: int) -> socket.socket:
-    """A socket of its own on an address; it listens, so clients may connect and wait. Port 0 takes a free one.
+    """Return a new listening socket; clients can connect and wait. Port 0 selects a free port.
 
     Raises:
-        HostError: the address cannot be taken.
+        HostError: the address is not available.
     """
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(
@@ -166,23 +166,23 @@ def bind(host: str, port: int) -> socket.socket:
         taken.listen(BACKLOG)
     except OSError as error:
         taken.close()
-        fix = "--port 0 takes a free port; `ss -ltnp` says who has this one"
+        fix = "--port 0 selects a free port; `ss -ltnp` shows which process uses this one"
         raise _no_address(host, port, error, fix) from None
     return taken
 
 
 def _no_address(host: str, port: int, error: OSError, fix: str) -> HostError:
-    return HostError(f"cannot listen at {host} port {port}", found=error.strerror or str(error), fix=fix)
+    return HostError(f"cannot listen on {host} port {port}", found=error.strerror or str(error), fix=fix)
 
 
 def address_of(taken: socket.socket) -> str:
-    """The URL of a bound socket."""
+    """Return the URL of a bound socket."""
     host, port = taken.getsockname()[:2]
     return f"http://[{host}]:{port}" if taken.family == socket.AF_INET6 else f"http://{host}:{port}"
 
 
 class HttpServer(uvicorn.Server):
-    """Uvicorn's server of a service. On SIGTERM or SIGINT it takes no more, answers what it has accepted, and ends."""
+    """Uvicorn server for a service. On SIGTERM or SIGINT it stops accepting, answers accepted requests, and exits."""
 
     def __init__(self, service: Service) -> None:
         settings = service.settings
@@ -205,10 +205,10 @@ class HttpServer(uvicorn.Server):
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """Uvicorn raises the signal again at its end, which would end the process with another code than 0."""
+        """Replace uvicorn's handler, which raises the signal again at exit, so that the exit code would not be 0."""
         try:
             before = {number: signal.signal(number, self.handle_exit) for number in (signal.SIGINT, signal.SIGTERM)}
-        except ValueError:  # not in the main thread: who runs it there stops it there
+        except ValueError:  # not in the main thread: the caller stops the server
             yield
             return
         try:
@@ -222,13 +222,13 @@ class HttpServer(uvicorn.Server):
         super().handle_exit(sig, frame)
 
     def stop(self) -> None:
-        """Take no more and end when all is answered."""
+        """Stop accepting requests, and exit when all are answered."""
         self.service.app.draining = True
         self.should_exit = True
 
 
 def run(service: Service, taken: socket.socket) -> None:
-    """Serve until a signal; answers what was accepted and closes the service."""
+    """Serve until a signal, answer the accepted requests, and close the service."""
     try:
         HttpServer(service).run(sockets=[taken])
     finally:

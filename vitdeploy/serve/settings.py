@@ -1,4 +1,4 @@
-"""Settings of a server, and its logs."""
+"""Settings and logs of a server."""
 
 import json
 import logging
@@ -18,18 +18,16 @@ MIB = 1024 * 1024
 class ServerSettings:
     """Limits of a server; times in seconds.
 
-    `max_batch` images at most run together and may come in one request; `max_delay` is how long the first of them waits
-    for others. `max_queue` requests at most are waiting or being answered, more are told to retry. `max_body`
-    bytes at most are read of a request, and `buffered` of all requests that are being read or answered.
+    `max_batch`: images per run and per request; `max_delay`: how long the first of them waits for others. `max_queue`:
+    waiting and running requests; further ones are refused with a retry hint. `max_body`: bytes of one request;
+    `buffered`: bytes of all requests that are being read or answered.
 
-    `max_prompts` of an image and `max_texts` at most are asked in one request. `kept`: bytes of embedded images at most
-    that are kept for further prompts.
+    `max_prompts`, `max_texts`: per request. `kept`: bytes of cached image embeddings.
 
-    `header_time` and `body_time`: in which the whole head and the whole body of a request must have come. `deadline`:
-    from the whole request to its answer. `keep_alive`: how long a connection may be idle. `write_time`: in which the
-    rest of an answer must be read when the connection ends. `linger`: how long the rest of a refused body is thrown
-    away, so that the client reads the answer before the connection is closed. `grace`: to answer what was accepted when
-    the server is stopped.
+    `header_time`, `body_time`: to receive the complete head and body of a request. `deadline`: from the complete
+    request to its answer. `keep_alive`: how long a connection may be idle. `write_time`: to send the rest of an answer
+    when the connection ends. `linger`: how long the rest of a refused body is discarded, so that the client reads the
+    answer before the connection closes. `grace`: to answer accepted requests when the server stops.
     """
 
     max_batch: int = 8
@@ -58,7 +56,7 @@ LOGGER = logging.getLogger("vitdeploy.serve")
 
 
 class JsonFormatter(logging.Formatter):
-    """Writes for each record: "time" (UTC), "level", "message", the `fields` of `extra`, and the "trace" of an
+    """Formats each record as JSON: "time" (UTC), "level", "message", the `fields` of `extra`, and the "trace" of an
     error."""
 
     def format(self, record: logging.LogRecord) -> str:
@@ -72,7 +70,7 @@ class JsonFormatter(logging.Formatter):
 
 
 def log_to_stderr(quiet: bool) -> None:
-    """Requests and what the server has to say; only warnings and errors with `quiet`."""
+    """Log requests and server messages to standard error; only warnings and errors with `quiet`."""
     logging.captureWarnings(True)
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(JsonFormatter())
@@ -88,6 +86,6 @@ def log_to_stderr(quiet: bool) -> None:
 
 
 def log_event(event: MonitorEvent) -> None:
-    """A line for what a monitor has found."""
-    told = event.to_dict()
-    LOGGER.warning("%s", told.pop("message"), extra={"fields": {"event": f"monitor {told.pop('kind')}", **told}})
+    """Log an event of a monitor."""
+    fields = event.to_dict()
+    LOGGER.warning("%s", fields.pop("message"), extra={"fields": {"event": f"monitor {fields.pop('kind')}", **fields}})

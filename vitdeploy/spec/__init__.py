@@ -1,6 +1,6 @@
-"""The values that every part shares: tensors, preprocessing, what outputs mean, engines, the manifest.
+"""The values shared by all parts: tensors, preprocessing, the meaning of outputs, engines, the manifest.
 
-All are frozen dataclasses of plain data. Nothing here imports more than the standard library and `extensions`.
+All are frozen dataclasses of plain data, which import only the standard library and `extensions`.
 """
 
 from vitdeploy.spec.coding import SPARSE, DecodeError, Extensible, decode, encode

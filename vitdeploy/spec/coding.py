@@ -1,8 +1,8 @@
 """Frozen dataclasses as JSON values and back, strictly.
 
-`encode` turns one into JSON values, `decode` turns JSON values back and reports every field that does not fit. The
-metadata of a field may give it another name in JSON ("alias"), where that is no name in Python, or say that it is not
-written where it has its default (`SPARSE`).
+`encode` turns one into JSON values; `decode` turns JSON values back and reports every invalid field. The metadata of a
+field may give it another name in JSON ("alias"), if that is not a Python name, or omit it when it has its default
+(`SPARSE`).
 """
 
 import dataclasses
@@ -13,16 +13,16 @@ import typing
 from collections.abc import Callable
 from typing import Annotated, Any, Literal, TypeVar
 
-# The metadata of a field that is written only where it does not have its default.
+# The metadata of a field that is written only if it differs from its default.
 SPARSE = {"sparse": True}
-# How many lists and objects may stand inside each other where a field takes any JSON value.
+# Maximum nesting of lists and objects in a field that takes any JSON value.
 DEEPEST = 64
 
 
 @dataclasses.dataclass(frozen=True)
 class Extensible:
-    """The metadata in `Annotated` of a type that other packages add to; `whole`: the type with all that they add;
-    `ours`: that of this package, where it takes imports to know it."""
+    """The metadata in `Annotated` of a type that other packages extend; `whole`: the type with all extensions; `ours`:
+    the type of this package, if it needs imports."""
 
     whole: Callable[[], Any]
     ours: Callable[[], Any] | None = None
@@ -48,7 +48,7 @@ T = TypeVar("T")
 
 
 class DecodeError(ValueError):
-    """The JSON values do not fit the dataclass; `problems` lists every misfit with its `$.path`."""
+    """The JSON values do not fit the dataclass; `problems` lists every problem with its `$.path`."""
 
     def __init__(self, problems: list[str]) -> None:
         super().__init__("; ".join(problems))
@@ -56,10 +56,10 @@ class DecodeError(ValueError):
 
 
 def decode(cls: type[T], data: Any) -> T:
-    """Build the frozen dataclass `cls` from JSON values, strictly: no unknown field, no missing one, no coercion.
+    """Build the frozen dataclass `cls` from JSON values, strictly: no unknown fields, no missing fields, no coercion.
 
     Raises:
-        DecodeError: with all problems found, each as "$.path: what was found, what is expected".
+        DecodeError: with all problems, each as "$.path: found, expected".
     """
     problems: list[str] = []
     value = _decode(cls, data, "$", problems)
@@ -89,7 +89,7 @@ def _decode(kind: Any, data: Any, path: str, problems: list[str]) -> Any:
                 return value
             if dataclasses.is_dataclass(choice) or typing.get_origin(choice) is Annotated:
                 attempts.append(attempt)
-        if isinstance(data, dict) and attempts:  # what does not fit is inside of that which knows most of the fields
+        if isinstance(data, dict) and attempts:  # report the problems of the class that knows most of the fields
             problems.extend(sorted(attempts, key=_unlikeness)[0])
             return data
         return _expect(False, data, path, " or ".join(_name(choice) for choice in args), problems)
@@ -99,7 +99,7 @@ def _decode(kind: Any, data: Any, path: str, problems: list[str]) -> Any:
         if args[-1] is Ellipsis:
             kinds = [args[0]] * len(data)
         elif len(args) != len(data):
-            return _expect(False, data, path, f"a list of {len(args)}", problems)
+            return _expect(False, data, path, f"a list of {len(args)} values", problems)
         else:
             kinds = list(args)
         return tuple(
@@ -126,12 +126,12 @@ def _decode(kind: Any, data: Any, path: str, problems: list[str]) -> Any:
 
 
 def _unlikeness(misfits: list[str]) -> tuple[int, int]:
-    """How many of the misfits are unknown fields, and how many there are."""
+    """The number of unknown fields among the problems, and the number of problems."""
     return sum(problem.endswith(": unknown field") for problem in misfits), len(misfits)
 
 
 def _plain(data: Any, path: str, problems: list[str]) -> Any:
-    """Any JSON value, of which nothing is known: finite, and no deeper than what reads it can follow."""
+    """Any JSON value: finite numbers, and nested no deeper than readers can follow."""
     pending = [(data, 0)]
     while pending:
         value, depth = pending.pop()
@@ -143,7 +143,7 @@ def _plain(data: Any, path: str, problems: list[str]) -> Any:
 
 
 def _decode_array(data: Any, path: str, problems: list[str]) -> Any:
-    """A float64 array of one axis; numpy is there, for the dataclass that has the field imports it."""
+    """A float64 array [n]; numpy is installed, as the dataclass with the field imports it."""
     import numpy as np
 
     values: list[Any] = data if isinstance(data, list) else [None]
@@ -151,7 +151,7 @@ def _decode_array(data: Any, path: str, problems: list[str]) -> Any:
     return np.array(data, np.float64) if fits else _expect(False, data, path, "a list of finite numbers", problems)
 
 
-# A report has hundreds of values of few classes, and each hint is source text.
+# Cached: a report has hundreds of values of few classes, and each hint is source text.
 _hints = functools.cache(functools.partial(typing.get_type_hints, include_extras=True))
 
 
@@ -173,7 +173,7 @@ def _decode_dataclass(cls: type, data: Any, path: str, problems: list[str]) -> A
         return None
     try:
         return cls(**values)
-    except ValueError as error:  # of a check of its own
+    except ValueError as error:  # from the class's own check
         problems.append(f"{path}: {error}")
         return None
 

@@ -1,4 +1,4 @@
-"""What a bundle holds: graphs, engines, golden answers, and the budget that they were judged by."""
+"""The content of a bundle: graphs, engines, golden answers, and the budget that they were tested against."""
 
 from __future__ import annotations
 
@@ -11,25 +11,25 @@ from vitdeploy.spec.preprocess import PreprocessSpec, TensorSpec
 from vitdeploy.spec.tasks import FlowSpec, Postprocess, SequenceSpec, Task
 
 MANIFEST_FORMAT = 1
-# Of an engine: far above what any machine holds, and within what every runtime counts with.
+# Maximum batch of an engine: far above the memory of any machine, and within the integers of every runtime.
 MAX_BATCH = 1 << 16
 
-# "int4": of the weights of linears; what flows between layers is float.
+# "int4": only the weights of linears; activations are float.
 Precision = Literal["fp32", "fp16", "bf16", "fp8", "int8", "mixed", "int4"]
-# What an INT8 engine computes its float operators in.
+# The precision of the float operators of an INT8 engine.
 FloatRest = Literal["fp32", "bf16"]
-# Of INT8 weights, whose largest is 2^(bits - 1) - 1: 127, or 63 for CPUs on which products of more bits saturate.
+# Bits of INT8 weights, with maximum 2^(bits - 1) - 1: 127, or 63 for CPUs on which larger products saturate.
 WeightBits = Literal[7, 8]
-# Whether a budget is met: proven, disproven, neither, or there is none.
+# Whether a budget is met: proven, disproven, neither, or no budget.
 GateStatus = Literal["pass", "fail", "undecided", "none"]
-# How surely the first engine of a bundle is the one to ship: proven; ahead, though others may be as fast; or first in a
+# Certainty that the first engine of a bundle is the best: proven; ahead, though others may be as fast; or first in a
 # fixed order, because the times do not rank them.
 Grade = Literal["recommended", "leading", "no ranking"]
 
 
 def bound_words(bounds: tuple[float | None, float | None]) -> str:
-    """What is known of a ratio whose value is not: "at least 1.8" or "at most 0.24", with two digits, rounded towards
-    the weaker claim; "" where nothing is known."""
+    """The bound of a ratio without a decided value: "at least 1.8" or "at most 0.24", with two digits, rounded to the
+    weaker claim; "" without bounds."""
     low, high = bounds
     known = low if high is None else high
     if known is None:
@@ -43,7 +43,7 @@ def bound_words(bounds: tuple[float | None, float | None]) -> str:
 
 @dataclass(frozen=True)
 class Budget:
-    """What may be lost and what must be gained; None sets no bound.
+    """Bounds on accuracy, speed, size and memory; None sets no bound.
 
     `max_drop` in points of top-1, `min_agreement` in percent of images with the original's top-1 answer,
     `max_latency` in milliseconds (p50 of a single stream), `max_size` in bytes of the engine's files, `max_memory` in
@@ -67,7 +67,7 @@ class Budget:
 
 @dataclass(frozen=True)
 class FileEntry:
-    """One file of a folder: path with forward slashes relative to it, size in bytes, SHA-256 as hex."""
+    """One file of a folder: path relative to it with forward slashes, size in bytes, SHA-256 as hex."""
 
     path: str
     bytes: int
@@ -85,26 +85,26 @@ class GraphSpec:
 
 @dataclass(frozen=True)
 class EngineSpec:
-    """What one target loads, and what was seen when it ran.
+    """The files and facts of one engine, as observed when it ran.
 
-    `files` are the paths that the runtime loads, `graph` is the placement they were made from, "" in a slim bundle. `precision` is the one
-    that really ran: "int8" only when every linear and convolution placed in INT8 ran in an INT8 kernel. `kernels`
-    counts linears and convolutions by the precision they ran in. `batch` is the batch the engine is compiled at unless
-    the caller asks for another (only a graph with a dynamic batch can be compiled at another).
+    `files` are the paths that the runtime loads, `graph` is the placement they were compiled from, "" in a slim bundle.
+    `precision` is the one that ran: "int8" only if every linear and convolution placed in INT8 ran in an INT8 kernel.
+    `kernels` counts linears and convolutions by the precision they ran in. `batch` is the batch the engine is compiled
+    for by default (only a graph with a dynamic batch can be compiled for another).
 
-    `weight_bits` are those of INT8 weights; None without any.
+    `weight_bits` are the bits of INT8 weights; None without INT8 weights.
 
     An engine of several graphs has `parts`, each with its own files, inputs, precision and kernels; `inputs` and
-    `outputs` are those of the whole. `flow` says how the parts run together, `sequence` how tokens are chosen
-    where one part repeats.
+    `outputs` are those of the whole model. `flow` describes how the parts run together, `sequence` how tokens are
+    chosen if one part repeats.
 
-    `accepted`: entries of the table of runtimes known to be wrong (`known_bad/table.json`) that are about this engine,
-    and that whoever compiled it accepted by name.
+    `accepted`: entries of the known-bad runtime table (`known_bad/table.json`) that match this engine and that the user
+    accepted by name when compiling it.
 
-    `row_parts`: the parts in which `files` compute the rows of the tokens, where they do not compute all at once, as
-    `graph` does; one number: so many rows in place of one a token (`graph.passes.rows`).
-    `float_rest`: what an INT8 engine computes its float operators in, where that is not fp32; on a CPU without it they
-    are computed in fp32.
+    `row_parts`: the parts in which `files` compute the token rows, if not all at once as in `graph`; a single number is
+    the padded number of rows (`graph.passes.rows`).
+    `float_rest`: the precision of the float operators of an INT8 engine, if not fp32; a CPU without it computes them in
+    fp32.
     """
 
     target: str
@@ -130,16 +130,16 @@ class EngineSpec:
 
     @property
     def form_told(self) -> str:
-        """Which of equivalent forms it has, in words: its rows, and its float operators where they are not in fp32."""
+        """The form of the engine in words: its rows, and the precision of its float operators if not fp32."""
         rest = f"float operators in {self.float_rest}" if self.float_rest is not None else ""
         return "; ".join(each for each in (self.rows_told, rest) if each)
 
     @property
     def rows_told(self) -> str:
-        """The parts of the rows in words, "197 rows as 192 + 5"; "" where there is a row a token, all at once."""
+        """The parts of the rows in words, such as "197 rows as 192 + 5"; "" for one row per token, all at once."""
         parts = self.row_parts or ()
         if len(parts) == 1:
-            return f"{parts[0]} rows in place of one a token"
+            return f"padded to {parts[0]} rows"
         return f"{sum(parts)} rows as {' + '.join(map(str, parts))}" if parts else ""
 
     @property
@@ -150,11 +150,11 @@ class EngineSpec:
 
 @dataclass(frozen=True)
 class GoldenEngine:
-    """What an engine gave for the golden inputs when the bundle was made.
+    """The outputs of an engine for the golden inputs when the bundle was built.
 
-    `outputs` is an .npz file; `tolerance` the largest max|a-b| / max|b| over the outputs by which the same engine may
-    differ from it on another machine. At least `least_same` of its answers must be the original's.
-    `proves_nothing`: why unrelated answers would pass as well; None where they would not.
+    `outputs` is an .npz file; `tolerance` is the maximum max|a-b| / max|b| over the outputs by which the same engine
+    may differ from it on another machine. At least `least_same` of its answers must equal the original's.
+    `proves_nothing`: the reason why unrelated answers would pass as well; None if they would not.
     """
 
     outputs: str
@@ -167,8 +167,8 @@ class GoldenEngine:
 class GoldenSpec:
     """Inputs and the original model's outputs for them, to check an engine wherever it is loaded.
 
-    `inputs` and `outputs` are .npz files of arrays by tensor name. `engines`: by artifact. `tolerance`:
-    by target, of engines that have no answers of their own and are compared with the original's.
+    `inputs` and `outputs` are .npz files of arrays by tensor name. `engines`: by artifact. `tolerance`: by target, for
+    engines without recorded answers, which are compared with the original's.
     """
 
     inputs: str
@@ -181,13 +181,14 @@ class GoldenSpec:
 class Manifest:
     """`manifest.json` of a bundle, format 1. Data only: no field can name code.
 
-    `preprocess` is None where the input is no image; `postprocess` is of the class of the task (`postprocess_of`).
+    `preprocess` is None if the input is not an image; `postprocess` has the class of the task (`postprocess_of`).
     `graphs`: the float graphs by name; none in a slim bundle (`bundle.write.slim_bundle`).
     `sizes` are further image sizes of the same model, as "384x384" (height, width): `sizes/384x384` is a whole bundle.
-    `gates`: by artifact, whether the engine met its budget when the bundle was made. `recommended`: the artifact that
-    the verdict recommends, which is the first of `engines`; None where it recommends none of them. `grade`: of the
-    verdict, None without one; `rivals`: what may be as fast as the first of `engines`.
-    `monitor`: the file of what the images that the bundle was verified with are like (`runtime.monitor_reference`).
+    `gates`: by artifact, whether the engine met its budget when the bundle was built. `recommended`: the artifact that
+    the verdict recommends, which is the first of `engines`; None without a recommendation. `grade`: the grade of the
+    verdict, None without one; `rivals`: artifacts that may be as fast as the first of `engines`.
+    `monitor`: the file with the statistics of the images that the bundle was verified with
+    (`runtime.monitor_reference`).
     """
 
     format: int
@@ -209,5 +210,5 @@ class Manifest:
     monitor: str | None = field(default=None, metadata=SPARSE)
 
     def gate(self, engine: EngineSpec) -> GateStatus:
-        """Whether an engine met its budget; "none" where it was never judged."""
+        """Whether an engine met its budget; "none" if it was never tested."""
         return self.gates.get(engine.artifact, "none")

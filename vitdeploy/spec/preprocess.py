@@ -16,7 +16,7 @@ Interpolation = Literal["nearest", "bilinear", "bicubic", "lanczos"]
 Fit = Literal["stretch", "cover", "contain", "topdown", "longest-pad"]
 CropRounding = Literal["even", "down"]
 ChannelOrder = Literal["rgb", "bgr"]
-# What a fit does, in words before a size.
+# Each fit in words, followed by a size.
 RESIZING: dict[Fit, str] = {
     "stretch": "resize to",
     "cover": "cover",
@@ -30,22 +30,22 @@ RESIZING: dict[Fit, str] = {
 class PreprocessSpec:
     """From a decoded image to the model's input.
 
-    An integer `resize` scales the short side to that many pixels and keeps the aspect. (height, width) scales both
-    sides, by `fit`: "stretch" to exactly these, whatever the aspect becomes; "cover" by the one factor that makes the
-    image just cover them; "contain" by the one factor that makes it just fit into them. All are antialiased. Then a
-    centre crop of `crop` (height, width) pixels is taken, with black around what is smaller, and pixel values x in
-    0..255 become (x / 255 - mean) / std per channel. The number of channels is the length of `mean`: 1 for grey, 3 for
-    colours. Images and pixels are always RGB; with `channel_order` "bgr" the model's input has the channels the other
-    way round, and `mean` and `std` are in the order of the model's channels. A model that scales pixels itself and
-    takes them in 0..255 has mean 0 and std 1 / 255.
+    An integer `resize` scales the short side to this size and keeps the aspect ratio. (height, width) scales both
+    sides, by `fit`: "stretch" to exactly this size, ignoring the aspect ratio; "cover" by the smallest factor at which
+    the image covers it; "contain" by the largest factor at which the image fits into it. All are antialiased. Then a
+    centre crop of `crop` (height, width) pixels is taken, with black padding around a smaller image, and pixel values x
+    in 0..255 become (x / 255 - mean) / std per channel. The number of channels is the length of `mean`: 1 for grey, 3
+    for colour. Images and pixels are always RGB; with `channel_order` "bgr" the model's input has reversed channels,
+    and `mean` and `std` are in the order of the model's channels. A model that scales pixels itself and takes them in
+    0..255 has mean 0 and std 1 / 255.
 
-    With `fit` "topdown" the model sees one object: a box in the image, or all of it (`runtime.topdown`). With
-    "longest-pad" the image is scaled by the one factor that makes it just fit into both sides, and stands at the top
-    left; what is left over has the grey level `fill`, or without one those nearest to `mean`, so that it is about 0 for
-    the model.
+    With `fit` "topdown" the model sees one object: a box in the image, or the whole image (`runtime.topdown`). With
+    "longest-pad" the image is scaled by the largest factor at which it fits into both sides, and placed at the top
+    left; the padding has the grey level `fill`, or by default the levels closest to `mean`, which are about 0 for the
+    model.
 
-    Half of what is cropped may be no whole pixel: the crop then begins at the even pixel next to it, as in torchvision
-    and timm, or is rounded `down`, as in transformers.
+    If the crop offset is half a pixel, it is rounded to even, as in torchvision and timm, or `down`, as in
+    transformers.
     """
 
     resize: int | tuple[int, int]
@@ -60,14 +60,14 @@ class PreprocessSpec:
 
     def __post_init__(self) -> None:
         if self.fit == "topdown" and self.resize != self.crop:
-            raise ValueError(f"resize {self.resize}: topdown cuts out what is {self.crop[0]}x{self.crop[1]} pixels")
+            raise ValueError(f"resize {self.resize}: topdown cuts out a box of {self.crop[0]}x{self.crop[1]} pixels")
         if self.fit == "longest-pad" and self.resize != self.crop:
-            raise ValueError(f"resize {self.resize}: longest-pad pads to it, not to {self.crop[0]}x{self.crop[1]}")
+            raise ValueError(f"crop {self.crop[0]}x{self.crop[1]}: must equal resize {self.resize} with longest-pad")
 
         if self.fill is not None and (self.fit != "longest-pad" or not 0 <= self.fill <= 255):
-            raise ValueError(f"fill {self.fill}: a grey level from 0 to 255, of longest-pad")
+            raise ValueError(f"fill {self.fill}: expected a grey level from 0 to 255, only with longest-pad")
         if self.channel_order == "bgr" and self.channels != 3:
-            raise ValueError(f"channel_order bgr: of 3 channels, not of {self.channels}")
+            raise ValueError(f"channel_order bgr needs 3 channels, not {self.channels}")
 
     @property
     def channels(self) -> int:
@@ -81,16 +81,16 @@ class PreprocessSpec:
 
     @property
     def raw(self) -> bool:
-        """Whether the model takes pixels 0..255 as they are."""
+        """Whether the model takes unscaled pixels 0..255."""
         return not any(self.mean) and all(abs(255 * value - 1) < 1e-4 for value in self.std)
 
     def same_scale(self, other: PreprocessSpec) -> bool:
-        """Whether equal pixels are equal inputs."""
+        """Whether equal pixels become equal inputs."""
         return (self.mean, self.std, self.channel_order) == (other.mean, other.std, other.channel_order)
 
     @property
     def normalisation(self) -> str:
-        """What happens to pixel values, in words."""
+        """The normalisation of pixel values, in words."""
         mean, std = (
             " ".join(f"{value:.4g}" for value in (values[:1] if len(set(values)) == 1 else values))
             for values in (self.mean, self.std)
@@ -121,6 +121,6 @@ class TensorSpec:
 
 
 def last_axis(outputs: Iterable[TensorSpec], name: str) -> int | None:
-    """The size of the last axis of the output `name`; None if there is no such output, or the size is open."""
+    """The size of the last axis of the output `name`; None if the output does not exist or its size is open."""
     size = next((tensor.shape[-1] for tensor in outputs if tensor.name == name), None)
     return size if isinstance(size, int) else None

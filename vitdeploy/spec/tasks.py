@@ -1,4 +1,4 @@
-"""The tasks: the device's row of each, what a model's outputs mean, and how its graphs run together."""
+"""The tasks: their device rows, the meaning of a model's outputs, and how its graphs run together."""
 
 import operator
 from collections.abc import Iterable, Mapping
@@ -9,7 +9,7 @@ from vitdeploy.extensions import RowTable, entry_points_of
 from vitdeploy.spec.coding import SPARSE, Extensible
 from vitdeploy.spec.preprocess import TensorSpec
 
-# Where the row of each of our tasks stands: a `runtime.tasks.task.DeviceTask`. `tasks/registry.py` has the workshop's.
+# The location of each task's device row, a `runtime.tasks.task.DeviceTask`. `tasks/registry.py` has the build rows.
 DEVICE_ROWS: Mapping[str, str] = {
     "classification": "vitdeploy.runtime.tasks.classification:CLASSIFICATION",
     "multi-label": "vitdeploy.runtime.tasks.multi_label:MULTI_LABEL",
@@ -36,7 +36,7 @@ DEVICE_ROWS: Mapping[str, str] = {
 }
 # The entry points of other packages' tasks.
 TASKS_GROUP = "vitdeploy.runtime.tasks"
-# Where the labels of images come from: `data/` says what each is.
+# Sources of the labels of images, documented in `data/`.
 LabelKind = Literal[
     "folders",
     "none",
@@ -56,8 +56,8 @@ LabelKind = Literal[
 
 @dataclass(frozen=True)
 class Evidence:
-    """What the model says of one of its outputs: the task that it is surely of, None where that is not sure; what it
-    ends in, "" where that tells nothing; how many numbers of an image it has, None where that is not known."""
+    """Evidence on one output of a model: the task that it certainly belongs to, None if uncertain; the kind of its last
+    operation, "" if that tells nothing; the number of values per image, None if unknown."""
 
     task: str | None
     ends_in: str
@@ -65,19 +65,19 @@ class Evidence:
 
 
 class OutputSpec:
-    """What the outputs of a task mean: a frozen dataclass for each task that has something to say of that. No two tasks
-    have the same fields, so that JSON values say of which class they are. `within` bounds numbers in a field.
+    """The meaning of the outputs of a task: one frozen dataclass per task that needs it. No two tasks have the same
+    fields, so JSON values identify their class. `within` bounds numbers in a field.
 
-    tensors: the float outputs [batch, ...] by their names, each with its number of axes, or those that it may have, by
-        which a graph or a module of others is of the task where that is asked for; it then means what the defaults say.
-        Where names and axes do not tell, `among` says which outputs are of the task; what older tasks recognise unasked
-        stands in `graph.io.outputs` and `models.external.outputs`.
-    about_images: whether its answers are about an image as such, not about places in it: a module that does not say how
-        its images are prepared then sees the middle of them.
-    reads: another task, whose outputs mean this where it is asked for: a model of that task is one of this, with those
-        of its outputs that `tensors` names.
-    in_recipes: whether a recipe may say it, as `postprocess`; None: no. The names are of fields that it has to give,
-        which tell it from what other tasks' outputs mean.
+    tensors: the float outputs [batch, ...] by name, each with its allowed numbers of axes. An external graph or module
+        with these outputs is accepted for the task if the user requests it, with the defaults of the class. If names
+        and axes are not enough, `among` selects the outputs; tasks that are recognised without a request are in
+        `graph.io.outputs` and `models.external.outputs`.
+    about_images: whether answers describe the image as a whole, not places in it: a module without preprocessing then
+        gets the centre of its images.
+    reads: another task whose outputs this task reads: a model of that task can be used for this one, with the outputs
+        that `tensors` names.
+    in_recipes: the fields that a recipe must give in `postprocess`, which tell the class from those of other tasks;
+        None: a recipe cannot give it.
     """
 
     tensors: ClassVar[Mapping[str, int | tuple[int, ...]]] = {}
@@ -87,74 +87,73 @@ class OutputSpec:
 
     @classmethod
     def among(cls, shapes: Mapping[str, tuple[int | str, ...]], asked: bool) -> Mapping[str, str]:
-        """Of the float outputs of somebody else's graph or module those of the task: the own name of each by the
-        task's name for it; empty where they are not of the task.
+        """Select the outputs of the task among the float outputs of an external graph or module: by the task's name for
+        it, the name of each; empty if they do not belong to the task.
 
         Args:
-            shapes: of each output by its own name, without the batch axis.
-            asked: whether the user asks for the task. Without, only what is certain counts.
+            shapes: the shape of each output by its name, without the batch axis.
+            asked: whether the user requests the task. If not, only certain evidence counts.
         """
         return {}
 
     @classmethod
     def by_range(cls, bounded: bool) -> "OutputSpec":
-        """What the outputs that `among` chose mean; `bounded`: all lie in 0..1, as behind a sigmoid."""
+        """The meaning of the outputs that `among` selected; `bounded`: all lie in 0..1, as after a sigmoid."""
         return cls()
 
     @classmethod
     def by_evidence(cls, outputs: Mapping[str, Evidence]) -> "OutputSpec | None":
-        """The same by what the model says of each output that `among` chose, by the task's names; None of a task that
-        `by_range` suffices for."""
+        """The meaning of the outputs that `among` selected, from the evidence on each, by the task's names; None for a
+        task for which `by_range` is enough."""
         return None
 
     def completed(self, own: "OutputSpec | None") -> "OutputSpec":
-        """This, which a user says, with what only the model says itself, as `own`."""
+        """This meaning, given by the user, completed with the fields that only the model defines, from `own`."""
         return self
 
     @property
     def assumed(self) -> str:
-        """What is taken for granted of outputs that `among` chose, and how to say otherwise, as a note; "" of
-        nothing."""
+        """A note on the assumptions about the outputs that `among` selected, and how to override them; "" without
+        assumptions."""
         return ""
 
     @property
     def proposal(self) -> str:
-        """How a user says what the outputs are, where they do not say it themselves; "" where no more is to be said
-        than the task."""
+        """How a user describes the outputs if they do not identify themselves; "" if the task alone is enough."""
         return ""
 
     @property
     def otherwise(self) -> str:
-        """What to do where the outputs are not of the task, or do not say enough."""
+        """The fix if the outputs do not belong to the task, or do not identify themselves."""
         return self.proposal or "name another task, or none"
 
     @classmethod
     def axes(cls, name: str) -> tuple[int, ...]:
-        """The numbers of axes that one of `tensors` may have."""
+        """The allowed numbers of axes of one of `tensors`."""
         axes = cls.tensors[name]
         return (axes,) if isinstance(axes, int) else axes
 
     @classmethod
     def in_words(cls) -> str:
-        """The outputs that are of the task, for people."""
-        return " and ".join(f"{name} of {' or '.join(map(str, cls.axes(name)))} axes" for name in cls.tensors)
+        """The outputs of the task, in words."""
+        return " and ".join(f"{name} with {' or '.join(map(str, cls.axes(name)))} axes" for name in cls.tensors)
 
     def comparable(self, outputs: Iterable[str]) -> list[str]:
-        """Of these outputs those that can be compared number by number."""
+        """The outputs that can be compared value by value."""
         return list(outputs)
 
     def number_of_classes(self, outputs: Iterable[TensorSpec]) -> int | None:
-        """How many classes the outputs are of, without "no object"; None where there are none, or they do not say."""
+        """The number of classes, without "no object"; None without classes, or if the outputs do not show it."""
         return None
 
     def misfit(self, outputs: Iterable[TensorSpec]) -> str:
-        """What of this is of other outputs than these, such as thresholds of other classes; "" where nothing is."""
+        """The part of this that does not fit these outputs, such as thresholds of other classes; "" if all fits."""
         return ""
 
 
 def within(**bounds: float) -> dict[str, object]:
-    """The metadata of a field whose numbers a recipe may choose between bounds: `ge`, `gt`, `le`, as pydantic calls
-    them. Of lists they bound every number inside."""
+    """The metadata of a field whose numbers a recipe may choose within bounds: `ge`, `gt`, `le`, as in pydantic. In
+    lists they bound every number."""
     return {"within": bounds}
 
 
@@ -162,36 +161,36 @@ SHARE = within(ge=0, le=1)
 
 
 def task_names() -> tuple[str, ...]:
-    """All tasks: ours, then those of other packages."""
+    """All tasks: built-in ones, then those of other packages."""
     return (*DEVICE_ROWS, *(name for name in entry_points_of(TASKS_GROUP) if name not in DEVICE_ROWS))
 
 
 def postprocess_of(task: str) -> type[Any] | None:
-    """The class that says what a task's outputs mean; None of a task with nothing to say of that, or an unknown one.
+    """The class for the meaning of a task's outputs; None for a task without one, or an unknown task.
 
     Raises:
         HostError: the package of the task cannot be loaded.
     """
-    # The class of the rows is known further up, where it is checked.
+    # The class of the rows is defined in a higher layer, which checks it.
     rows: RowTable[Any] = RowTable(TASKS_GROUP, object, DEVICE_ROWS)
     return getattr(rows[task], "postprocess", None) if task in rows else None
 
 
 def task_read_by(task: str | None) -> str | None:
-    """The task whose outputs a task reads (`OutputSpec.reads`); None of one that has outputs of its own."""
+    """The task whose outputs a task reads (`OutputSpec.reads`); None for a task with its own outputs."""
     kind = None if task is None else postprocess_of(task)
     return None if kind is None else kind.reads
 
 
 def recognising_classes(asked: str | None) -> Mapping[str, type[OutputSpec]]:
-    """By task the classes that say by `among` which outputs are theirs: ours, and that of the task `asked` for."""
+    """By task, the classes that select their outputs by `among`: built-in ones, and that of the requested task."""
     tasks = dict.fromkeys([*DEVICE_ROWS, *([] if asked is None else [asked])])
     kinds = ((task, postprocess_of(task)) for task in tasks)
     return {task: kind for task, kind in kinds if kind is not None and "among" in vars(kind)}
 
 
 def postprocess_classes(tasks: Iterable[str]) -> tuple[type[Any], ...]:
-    """What the outputs of these tasks mean: each class once."""
+    """The classes for the outputs of these tasks, each once."""
     return tuple(dict.fromkeys(filter(None, map(postprocess_of, tasks))))
 
 
@@ -210,7 +209,7 @@ def _postprocess(tasks: Iterable[str]) -> Any:
 
 
 def tokenizer_file(postprocess: OutputSpec | None) -> str | None:
-    """The file of a bundle that turns texts into tokens, or tokens into texts; None of a model without."""
+    """The tokenizer file of a bundle; None for a model without one."""
     return getattr(postprocess, "tokenizer", None)
 
 
@@ -221,10 +220,11 @@ def tokenizer_file(postprocess: OutputSpec | None) -> str | None:
 class FlowPart:
     """One graph of a flow, and where its inputs come from.
 
-    `feeds`: by input of the graph, "part.output" of an earlier part, or the name of an input of the whole. `carries`:
-    by input, the graph's own output of the step before, of a part that runs step by step; nothing is in it at the first
-    step. `token`: the input of such a part that takes the tokens chosen last.
-    `batch`: what the leading axis of its tensors is called in the whole; parts of one name run on equally many.
+    `feeds`: by input of the graph, "part.output" of an earlier part, or the name of an input of the whole model.
+    `carries`: for a part that runs step by step, by input, the output of the previous step; empty at the first step.
+    `token`: the input of such a part for the most recently chosen tokens.
+    `batch`: the name of the leading axis of its tensors in the whole model; parts with the same name have the same
+    batch size.
     """
 
     name: str
@@ -235,13 +235,13 @@ class FlowPart:
 
     @property
     def repeats(self) -> bool:
-        """Whether it runs step by step, as `SequenceSpec` says."""
+        """Whether it runs step by step, as described by `SequenceSpec`."""
         return self.token is not None
 
 
 @dataclass(frozen=True)
 class FlowSpec:
-    """How the graphs of a model run together: `parts` in their order, and `outputs` of the whole by name, each a
+    """How the graphs of a model run together: `parts` in order, and `outputs` of the whole model by name, each a
     "part.output". Only the last part may repeat."""
 
     parts: tuple[FlowPart, ...]
@@ -250,11 +250,11 @@ class FlowSpec:
 
 @dataclass(frozen=True)
 class BeamSpec:
-    """Beam search with the rules of transformers' `generate`: the texts that end are ranked by the sum of their tokens'
-    log probabilities over (number of tokens) ** `length_penalty`.
+    """Beam search with the rules of transformers' `generate`: finished texts are ranked by the sum of their tokens' log
+    probabilities divided by (number of tokens) ** `length_penalty`.
 
-    `early_stopping`: True ends with the first `beams` texts, False where a heuristic sees no better one, "never" where
-    none can come.
+    `early_stopping`: True stops after the first `beams` texts, False when a heuristic expects no better text, "never"
+    when no better text is possible.
     """
 
     beams: int
@@ -268,11 +268,11 @@ class BeamSpec:
 
 @dataclass(frozen=True)
 class SequenceSpec:
-    """How an encoder-decoder's tokens are decoded: which tokens start, end and pad, how many it can read and write, and
-    how many different ones a source may have (None of a source that is an image).
+    """How an encoder-decoder's tokens are decoded: the start, end and padding tokens, the maximum length of source and
+    target, and the size of the source vocabulary (None if the source is an image).
 
-    `search`: beam search, None takes the likeliest token at each step. `forced_end`: the last token that can be written
-    is the end, whatever the model says. `no_repeat`: no run of so many tokens is written twice, the start counted.
+    `search`: beam search; None is greedy decoding. `forced_end`: the last possible token is always the end token.
+    `no_repeat`: no sequence of this many tokens is written twice, including the start token.
     """
 
     start: int

@@ -1,5 +1,5 @@
-"""The stages: each a function of its inputs and config that fills a folder.
+"""The stages of the pipeline. Each is a function of its inputs and config that fills a folder.
 
-None reads the store, the environment or the command line; the pipeline and the commands call the same functions. A
-model of several graphs (an encoder-decoder) has a file `<graph>.onnx` for each, in every folder.
+No stage reads the store, the environment or the command line; the pipeline and the commands call the same functions.
+For a model with several graphs (an encoder-decoder), every folder has one file `<graph>.onnx` per graph.
 """

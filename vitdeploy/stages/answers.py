@@ -1,4 +1,4 @@
-"""Answers of the original and of engines on the evaluation images, and what is compared of them."""
+"""Answers of the original and of the engines to the evaluation samples, and their comparison."""
 
 import contextlib
 import dataclasses
@@ -27,8 +27,8 @@ from vitdeploy.verification.comparison import Comparison, diagnose
 from vitdeploy.verification.records import PIECE, Answers, LazyColumn
 from vitdeploy.zip_members import DAMAGED
 
-# --- The files of answers that the original and every engine leave: one, or of many samples one for each `PIECE` ------
-# Of many, an interrupted stage goes on behind the last file that is whole, and whoever reads them has one in memory.
+# --- The answer files of the original and of every engine: one file, or one per `PIECE` samples -----------------------
+# With several files, an interrupted stage resumes after the last complete file, and readers keep one file in memory.
 
 
 ANSWERS_FILE = "answers.npz"
@@ -38,8 +38,8 @@ PIECE_FILE = "answers-{:06}.npz"
 def write_answers(
     adapter: TaskAdapter, runner: Runner, data: Data, out: Path, count: Count, scratch: Path | None = None
 ) -> None:
-    """Write what a runner answers to the evaluation samples into `out`; `scratch` keeps files of many answers for the
-    case that this is interrupted. Errors of the runner and of images propagate."""
+    """Write a runner's answers to the evaluation samples into `out`. `scratch` keeps the files of many answers, so that
+    an interrupted call can resume. Errors of the runner and of images propagate."""
     samples = len(data.evaluation)
     if samples <= PIECE or not adapter.divisible:
         adapter.answers(runner, data, count).save(out / ANSWERS_FILE)
@@ -63,7 +63,7 @@ def write_answers(
 
 
 def _keep(file: Path, scratch: Path) -> None:
-    # Another run may have finished the stage, and cleared the folder.
+    # Another run may have finished the stage and removed the folder.
     with (
         contextlib.suppress(FileNotFoundError),
         storage_errors(scratch),
@@ -74,12 +74,12 @@ def _keep(file: Path, scratch: Path) -> None:
 
 
 def read_answers(folder: Path) -> Answers:
-    """The answers in a folder; of many, those that are looked at are in memory."""
+    """The answers in a folder. If they are in several files, only the file in use is held in memory."""
     if (folder / ANSWERS_FILE).exists():
         return Answers.load(folder / ANSWERS_FILE)
     files = sorted(folder.glob(PIECE_FILE.format(0).replace("000000", "*")))
     if not files:
-        raise FileNotFoundError("no file of answers")
+        raise FileNotFoundError("no answer files")
 
     @functools.lru_cache(maxsize=1)
     def read(number: int) -> Answers:
@@ -101,7 +101,7 @@ def _is_whole(file: Path, samples: int) -> bool:
         return False
 
 
-# --- Answers of the original to the evaluation samples: what all engines are compared with ----------------------------
+# --- Answers of the original to the evaluation samples, which all engines are compared with ---------------------------
 
 
 def run_reference(
@@ -112,13 +112,13 @@ def run_reference(
     progress: Progress = silent,
     scratch: Path | None = None,
 ) -> None:
-    """Writes what the original says to the evaluation samples; `scratch` as for `write_answers`."""
+    """Write the original's answers to the evaluation samples; `scratch` as for `write_answers`."""
     count = Counter(progress, f"original on the evaluation {adapter.noun}s", len(data.evaluation))
     write_answers(adapter, reference_runner(reference_model.source), data, out, count, scratch)
 
 
 def reference_step(reference_model: ReferenceModel, adapter: TaskAdapter, data: Data) -> step.Step:
-    """The step that computes the original's answers to the evaluation samples; it needs no other step."""
+    """The step that computes the original's answers to the evaluation samples; it depends on no other step."""
 
     def write(folders: step.Folders, out: Path, progress: Progress, scratch: Path) -> None:
         run_reference(reference_model, adapter, data, out, progress, scratch)
@@ -139,15 +139,15 @@ def reference_step(reference_model: ReferenceModel, adapter: TaskAdapter, data: 
     )
 
 
-# --- What of the outputs' meaning is chosen by the original's answers to labelled calibration samples -----------------
+# --- Post-processing parameters that are chosen on the original's answers to labelled calibration samples -------------
 
 
 FITTED, FITTED_FILE = "fit_outputs", "postprocess.json"
 
 
 def fit_step(reference_model: ReferenceModel, adapter: TaskAdapter, data: Data) -> step.Step:
-    """The step that writes FITTED_FILE, of a task that has something to choose (`TaskAdapter.fits`): thresholds, for
-    example. No evaluation sample is read."""
+    """The step that writes FITTED_FILE, for a task with parameters to choose (`TaskAdapter.fits`), such as thresholds.
+    It reads no evaluation sample."""
     samples, known = data.calibration, hashlib.sha256()
     if data.truth is not None:
         known.update(b"".join(hashlib.sha256(data.truth[each.path].content()).digest() for each in samples))
@@ -186,7 +186,7 @@ def run_engine(
     progress: Progress = silent,
     scratch: Path | None = None,
 ) -> None:
-    """Writes what an engine says to the evaluation samples; `scratch` as for `write_answers`."""
+    """Write an engine's answers to the evaluation samples; `scratch` as for `write_answers`."""
     count = Counter(progress, f"{engine.artifact} on the evaluation {adapter.noun}s", len(data.evaluation))
     write_answers(adapter, make_runner(folder, engine, spinning=False), data, out, count, scratch)
 
@@ -200,10 +200,10 @@ def judge(
     preprocess: tuple[PreprocessSpec | None, PreprocessSpec | None],
     reference_on_our_tensor: Answers | None,
 ) -> Verified:
-    """Compare one artifact with the original: on the same image, on the same tensor, and why they differ.
+    """Compare one artifact with the original, on the same images and on the same tensors, and explain the differences.
 
-    preprocess: of the artifact and of the original. reference_on_our_tensor: the original's answers to the artifact's
-    tensors if their preprocessing differs; None if it cannot take these.
+    preprocess: the specs of the artifact and of the original. reference_on_our_tensor: the original's answers to the
+    artifact's tensors if their preprocessing differs; None if the original cannot take these tensors.
     """
     image = adapter.verify(ours, reference, data)
     tensor: Comparison | None = image
@@ -218,8 +218,8 @@ def explained(
     precision: str,
     preprocess: tuple[PreprocessSpec | None, PreprocessSpec | None],
 ) -> Verified:
-    """A comparison on the same images with why the two differ. `tensor`: the same on the artifact's tensors, None if
-    the original cannot take these; the others as of `judge`."""
+    """A comparison on the same images, with the likely cause of the differences. `tensor`: the comparison on the
+    artifact's tensors, None if the original cannot take these; other arguments as for `judge`."""
     same = None if tensor is None else SameTensor(tensor.agreement, tensor.max_difference)
     return diagnosed(image, same, diagnose(tensor, image, *preprocess, precision))
 
@@ -231,7 +231,8 @@ def verify_step(
     adapter: TaskAdapter,
     data: Data,
 ) -> step.Step:
-    """The step for the answers of a candidate's engine, judged by `judge`. The original keeps its own preprocessing."""
+    """The step that computes the answers of a candidate's engine and compares them (`judge`). The original keeps its
+    own preprocessing."""
 
     def write(folders: step.Folders, out: Path, progress: Progress, scratch: Path) -> None:
         folder = folders[candidate.step("compile")].path

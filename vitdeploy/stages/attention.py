@@ -33,28 +33,27 @@ def find_attention(
     out: Path,
     progress: Progress = silent,
 ) -> None:
-    """Writes attention.json, and attention.npz with float32 [images, rows, columns] for each graph that can be read.
+    """Write attention.json, and attention.npz with float32 [images, rows, columns] for each readable graph.
 
-    Engines fuse their attention, so none of them says its weights. What they compute is in their placement, the graph
-    that they were compiled from; it is run on ONNX Runtime with the weights as outputs, which keeps them from being
-    fused.
+    Engines fuse attention and do not expose its weights. This function instead runs the placement of each engine (the
+    graph that it was compiled from) in ONNX Runtime with the weights as outputs, which prevents the fusion.
 
     Args:
-        original: the exported graph, before anything was optimized. placements: those of engines, by artifact.
-        images: by their number among the evaluation samples.
+        original: the exported graph before optimization. placements: the engines' graphs, by artifact.
+        images: by their index among the evaluation samples.
     """
     facts: dict[str, Any] = {"images": list(images), "left_out": {}}
     maps: dict[str, np.ndarray] = {}
     blocks = 0
     for done, (name, file) in enumerate({step.ORIGINAL: original, **placements}.items()):
-        progress("attention", done, 1 + len(placements))
+        progress("draw attention maps", done, 1 + len(placements))
         try:
             model, views = _views(file, canonical=name == step.ORIGINAL)
             if name == step.ORIGINAL:
                 blocks = len(views.blocks)
                 facts |= {"grid": list(views.grid), "reader": views.reader, "blocks": blocks}
             elif (len(views.blocks), list(views.grid)) != (blocks, facts["grid"]):
-                raise GraphError(f"{len(views.blocks)} of its {blocks} attentions can be read")
+                raise GraphError(f"{len(views.blocks)} of its {blocks} attention blocks can be read")
             found: list[Floats] = [
                 each.flow_map(views) for each in run_instrumented(model, views, images.values(), preprocess)
             ]
@@ -63,13 +62,13 @@ def find_attention(
             facts["left_out"][name] = error.message
             if name == step.ORIGINAL:
                 break
-    progress("attention", 1 + len(placements), 1 + len(placements))
+    progress("draw attention maps", 1 + len(placements), 1 + len(placements))
     np.savez(out / MAPS_FILE, **maps)  # type: ignore[arg-type]
     step.write_json(out / FACTS_FILE, facts)
 
 
 def _views(file: Path, canonical: bool) -> tuple[ir.Model, AttentionViews]:
-    """A graph and where its attentions look. Placements are canonical but for their quantization, which has to stay."""
+    """A graph and its attention. Placements are canonical except for their quantization, which must be kept."""
     model = load_graph(file)
     if canonical:
         normalise(model)
@@ -89,7 +88,7 @@ def shared(ours: Floats, reference: Floats) -> float:
 
 
 def attention_step(adapter: ImageAdapter, data: Data, contenders: Sequence[step.Candidate]) -> step.Step:
-    """Attention of the original, and of what is shipped in INT8, on the first examples of the report."""
+    """The step for the attention of the original and of the shipped INT8 engines, on the report's first examples."""
     preprocess = adapter.setting.images
     shown = [c for c in contenders if c.shipped and c.precision in ("int8", "mixed")]
 

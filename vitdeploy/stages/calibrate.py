@@ -1,4 +1,4 @@
-"""Calibration: what the tensors of a float graph hold on the calibration images."""
+"""Calibration: statistics of a float graph's tensors on the calibration images."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ if TYPE_CHECKING:
     from vitdeploy.tasks.adapter import Data, Drive
 
 
-# --- Calibration of a model of several graphs, or of one that takes more than the image -------------------------------
-# what each layer's input holds while the float model runs as a whole.
+# --- Calibration of a model with several graphs, or with further inputs besides the image -----------------------------
+# It observes the input of each layer while the whole float model runs.
 
 
 class _ObservedRunner(Runner):
-    """A float graph as a runner that shows its observation everything that it is fed."""
+    """A runner of a float graph that passes all its inputs to an observation."""
 
     def __init__(self, observation: observers.Observation, name: str, noun: str) -> None:
         super().__init__(name)
@@ -42,7 +42,7 @@ class _ObservedRunner(Runner):
         self.provider = runner.provider
 
     def _infer(self, feeds: Mapping[str, Array]) -> dict[str, Array]:
-        shown = f"run {self.observation.batches + 1} of the graph {self.name}"
+        shown = f"run {self.observation.batches + 1} of the {self.name} graph"
         found = self.observation.show(feeds, shown, self.noun)
         return {name: found[name] for name in self._own}
 
@@ -51,11 +51,11 @@ class _ObservedRunner(Runner):
 
 
 def calibrate_parts(graphs: Mapping[str, Path], drive: Drive, out: Path, progress: Progress = silent) -> step.Facts:
-    """Writes the statistics of each graph, ranges.json: the bounds of all, by "part/tensor", of one graph by tensor,
-    and calibrate.json.
+    """Write the statistics of each graph, ranges.json (bounds by "part/tensor", or by tensor for a single graph), and
+    calibrate.json.
 
     Raises:
-        GraphError: a graph is quantized already, or no sample reached one.
+        GraphError: a graph is already quantized, or no sample reached it.
         DataError: an activation is not finite.
     """
     models = {name: placement_reader.load_float_graph(file)[0] for name, file in graphs.items()}
@@ -72,7 +72,7 @@ def calibrate_parts(graphs: Mapping[str, Path], drive: Drive, out: Path, progres
     bounds: dict[str, dict[str, float]] = {}
     for name, observation in observations.items():
         if not observation.batches:
-            raise GraphError(f"the calibration {drive.noun} never reach the graph {name}", found=f"{drive.total}")
+            raise GraphError(f"no calibration {drive.noun} reach the {name} graph", found=f"{drive.total} {drive.noun}")
         found = observation.statistics()
         ranges.save_statistics(found, out / step.statistics_file(name))
         bounds |= {
@@ -97,18 +97,18 @@ def _together(parts: list[probe.CalibrationMemory]) -> probe.CalibrationMemory:
 def _warnings(drive: Drive) -> list[str]:
     if drive.distinct >= prepare.LEAST_IMAGES:
         return drive.warnings()
-    few = f"Only {drive.distinct} calibration {drive.noun}: ranges will be too narrow for others. Some 100 are usual."
+    few = f"Only {drive.distinct} calibration {drive.noun}: ranges will be too narrow for new data. Use about 100."
     return [*drive.warnings(), few]
 
 
-# --- Calibration: what the inputs of layers hold on the calibration images --------------------------------------------
+# --- Calibration of one graph: statistics of the layers' inputs on the calibration images -----------------------------
 
 
 # More images than this are observed in shards.
 IN_ONE = 256
-# Runs at once hold no more activations than this.
+# Limit on the activations of all concurrent runs, in bytes.
 AT_ONCE_BYTES = 1 << 30
-# Of what an interrupted calibration leaves, where no store keeps shards.
+# The folder for the shards of an interrupted calibration if no store keeps them.
 SHARDS = "shards"
 # Observations are saved after this many batches; an interruption loses no more.
 SAVED_BATCHES = 32
@@ -123,34 +123,34 @@ def calibrate(
     workers: Workers = HERE,
     key: str | None = None,
 ) -> dict[str, Any]:
-    """Writes statistics.npz, of every layer's input over the samples, ranges.json: its bounds, and calibrate.json: the
-    images, the memory estimated, and warnings of unsuitable images.
+    """Write statistics.npz (the input of every layer over the samples), ranges.json (their bounds) and calibrate.json
+    (the number of images, the estimated memory, and warnings about unsuitable images).
 
-    More than `IN_ONE` images are observed in shards, by `workers`: the same bytes on any.
+    `workers` observe more than `IN_ONE` images in shards; the result has the same bytes whatever they are.
 
     Args:
-        scratch: a folder for this graph and these samples: an interrupted calibration goes on from what it holds.
-        key: of the artifact that the graph lies in, by which workers elsewhere find it.
+        scratch: a folder for this graph and these samples, from which an interrupted calibration resumes.
+        key: the key of the graph's artifact, by which workers on other nodes find it.
 
     Raises:
-        GraphError: the graph is quantized already, or has a fixed batch of more images than there are.
-        DataError: an activation is not finite, no image has any detail, or an image changed meanwhile.
+        GraphError: the graph is already quantized, or its fixed batch is larger than the number of images.
+        DataError: an activation is not finite, no image has any detail, or an image changed during the calibration.
         WorkerError: a worker died. Errors of the executor propagate.
     """
     model, metadata = placement_reader.load_float_graph(graph)
-    ranges.separate_scores(model)  # so that queries and keys are tensors of their own, which some target quantizes
+    ranges.separate_scores(model)  # makes queries and keys separate tensors, which some targets quantize
     size = fixed_batch(graph_spec(model, step.MODEL_FILE)) or observers.BATCH
     shown, left = samples[: len(samples) // size * size], len(samples) % size
     if not shown:
         raise GraphError(
-            f"the graph has the fixed batch {size}",
+            f"the graph has a fixed batch size of {size}",
             found=f"{len(samples)} calibration images",
             expected=f"at least {size}",
         )
     names, memory = [calibrate_shards.sample_name(sample) for sample in shown], probe.estimate(model, size, len(shown))
     runs = _runs(memory, len(shown))
-    told = memory.total + (runs["at_once"] - 1) * memory.activations
-    count = Counter(progress, f"calibrate (about {told / 1e6:.0f} MB of memory)", len(shown))
+    total = memory.total + (runs["at_once"] - 1) * memory.activations
+    count = Counter(progress, f"calibrate (about {total / 1e6:.0f} MB of memory)", len(shown))
     with observers.Observation(model, metadata.images, len(shown), **runs) as observation:
         if scratch is not None and (state := calibrate_shards.load_state(scratch)) is not None:
             observation.restore(state)
@@ -163,7 +163,7 @@ def calibrate(
             )
     found, warnings = observation.statistics(), _calibrate_warnings(observation, names, size)
     if left:
-        warnings.append(f"{left} of {len(samples)} calibration images are left out: the graph has the batch {size}.")
+        warnings.append(f"{left} of {len(samples)} calibration images are left out: the graph's batch is {size}.")
     ranges.save_statistics(found, out / step.STATISTICS_FILE)
     bounds = {name: {"low": float(each.low.min()), "high": float(each.high.max())} for name, each in found.items()}
     step.write_json(out / "ranges.json", bounds)
@@ -175,8 +175,8 @@ def calibrate(
 
 
 def _runs(memory: probe.CalibrationMemory, images: int) -> dict[str, int]:
-    """The threads of each run, and how many are made at once: as the shards of many images have them, or one with all
-    that the runtime takes."""
+    """The threads of each run and the number of concurrent runs: those of shards if there are many images, otherwise
+    one run with the runtime's default threads."""
     if images <= IN_ONE:
         return {"threads": 0, "at_once": 1}
     return {
@@ -217,29 +217,29 @@ def _observe_in_shards(
 
 
 def _calibrate_warnings(observation: observers.Observation, names: Sequence[str], size: int) -> list[str]:
-    """Warnings about the images of these names, which were shown in batches of `size`: a sentence each."""
+    """Warnings about the images of these names, which were observed in batches of `size`; one sentence each."""
     assert observation.checks is not None
     distinct, found = observation.checks.distinct, observation.checks.warnings(names)
-    if distinct < prepare.LEAST_IMAGES:  # chance decides over the ranges
+    if distinct < prepare.LEAST_IMAGES:  # the ranges depend on chance
         images = f"{distinct} calibration image{'s' if distinct > 1 else ''}"
         images += f", {len(names)} with repetitions" if len(names) > distinct else ""
         return [
             *found,
-            f"Only {images}: ranges will be too narrow for others, and weights are rounded to the nearest where GPTQ "
-            "has too few rows. Some 100 images are usual.",
+            f"Only {images}: ranges will be too narrow for new data, and weights are rounded to nearest where GPTQ has "
+            "too few rows. Use about 100 images.",
         ]
     for batch, times in observation.standing_out().items():
         image = " or ".join(names[batch * size : (batch + 1) * size])
         found.append(
-            f"{image} alone makes many ranges wider, {times:.1f} times in the median: look whether it belongs to the "
-            "calibration images."
+            f"{image} alone widens many ranges (median {times:.1f} times): check whether it belongs to the calibration "
+            "images."
         )
     return found
 
 
 def calibrate_step(data: Data, drive: Drive | None = None, workers: Workers = HERE) -> step.Step:
-    """The statistics of the job's float graph on the calibration images, many of them observed by `workers`; where
-    there is a `drive`, which runs them, those of each graph of a model."""
+    """The step for the statistics of the job's float graph on the calibration images; `workers` observe many of them.
+    With a `drive`, which runs a model with several graphs, the statistics of each graph."""
     samples = data.calibration
 
     def write(folders: step.Folders, out: Path, progress: Progress, scratch: Path) -> None:

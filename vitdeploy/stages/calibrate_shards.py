@@ -1,8 +1,8 @@
-"""Calibration of many images in shards, on any number of workers: the same bytes as in one piece.
+"""Calibration of many images in shards, on any number of workers. The result has the same bytes as without shards.
 
-The images are cut into shards in the order of their names (`folder.cut`), whatever the number of workers. Each is a
-piece of work, and what it leaves is stored by the digests of its images: a calibration that was killed goes on, and a
-set with more images observes these and the few around them.
+The images are cut into shards in the order of their names (`folder.cut`), whatever the number of workers. The result
+of each shard is stored by the digests of its images: a killed calibration resumes, and after images are added only
+their shards are observed.
 """
 
 from __future__ import annotations
@@ -33,20 +33,20 @@ from vitdeploy.store.key import Identity, canonical_json, code_version
 from vitdeploy.store.store import Store, shared_store, store_folder
 from vitdeploy.zip_members import DAMAGED
 
-# Shards have more than WINDOW images, 2 * WINDOW + 1 in the mean, and MOST at most.
+# Shards have more than WINDOW images, 2 * WINDOW + 1 on average, and MOST at most.
 WINDOW, MOST = 64, 512
-# Tensors with so many rows an image have all that they are to have after 128 images.
+# Tensors with this many rows per image have enough rows after 128 images.
 HEAD_ROWS = 32
-# How a product is cut for threads may change its last bits, so every run of a graph has as many, on any machine. All
-# cores are used by several runs at a time.
+# The split of a product over threads may change its last bits, so every run has this many threads on any machine.
+# Concurrent runs use all cores.
 THREADS = 1
 KIND, ARRAYS_FILE = "calibration-shard", "shard.npz"
 
 
 @dataclass(frozen=True)
 class GraphFile:
-    """A graph as another process finds it: in its file, or else in a store by the `key` of what it lies in. `digest`:
-    SHA-256 of its bytes, and of the weights beside it."""
+    """A graph that another process can find: in its file, otherwise in a store by the `key` of its artifact. `digest`:
+    SHA-256 of its bytes and of the weights beside it."""
 
     path: Path
     digest: str
@@ -57,10 +57,10 @@ class GraphFile:
         return cls(path.absolute(), _graph_digest(path), key)
 
     def find(self) -> Path:
-        """The file here.
+        """The file on this node.
 
         Raises:
-            MissingFileError: it is not. DataError: another graph is.
+            MissingFileError: the file is missing. DataError: it is another graph.
         """
         path = self.path
         if not is_file(path) and self.key is not None:
@@ -68,14 +68,14 @@ class GraphFile:
             path = path if found is None else found.path / path.name
         if not is_file(path):
             raise MissingFileError(
-                f"no graph at {self.path} where a worker calibrates it",
-                fix="its path has to lead there on every node, or all nodes need the same VITDEPLOY_SHARED_STORE",
+                f"a calibration worker finds no graph at {self.path}",
+                fix="use a path that exists on every node, or set the same VITDEPLOY_SHARED_STORE on all nodes",
             )
         if _graph_digest(path) != self.digest:
             raise DataError(
-                f"{path} is another graph where a worker calibrates it",
-                found="other bytes than those of the command",
-                fix="put the same file there on every node, and leave it as it is meanwhile",
+                f"a calibration worker finds another graph at {path}",
+                found="a file with another SHA-256 than on the node of the command",
+                fix="put the same file there on every node, and do not change it during the calibration",
             )
         return path
 
@@ -99,25 +99,25 @@ class Batch:
 
     @property
     def place(self) -> tuple[str, tuple[str, ...], str]:
-        """What batches are put in order by: nothing of it depends on the other images."""
+        """The sort key of batches; it does not depend on the other images."""
         return self.name, self.digests, str([sample.box for sample in self.samples])
 
     def pixels(self, preprocess: PreprocessSpec) -> observers.Pixels:
         """uint8 [n, height, width, channels].
 
         Raises:
-            ImageError: an image cannot be read. DataError: it has other bytes than it had.
+            ImageError: an image cannot be read. DataError: an image changed since the calibration began.
         """
         for sample, digest in zip(self.samples, self.digests, strict=True):
             found = digest
-            with contextlib.suppress(OSError):  # which reading the image says better
+            with contextlib.suppress(OSError):  # reading the image gives a better error
                 found = _digest(sample)
             if found != digest:
                 raise DataError(
-                    f"{sample.shown} is not the image that it was when the calibration began",
-                    found="other bytes",
-                    expected="images that stay as they are; on several nodes, the same files at the same paths",
-                    fix="repeat the command",
+                    f"{sample.shown} changed since the calibration began",
+                    found="another SHA-256",
+                    expected="unchanged images; on several nodes, the same files at the same paths",
+                    fix="run the command again",
                 )
         [pixels] = batches(self.samples, preprocess, len(self.samples))
         return pixels
@@ -125,32 +125,32 @@ class Batch:
 
 @dataclass(frozen=True)
 class _CalibrationShard:
-    """One shard as a piece of work."""
+    """The task of observing one shard."""
 
     graph: GraphFile
     batches: tuple[Batch, ...]
 
     @property
     def identity(self) -> Identity:
-        """Images count by their bytes alone, whatever they are called."""
+        """The identity of the shard; images count by their bytes alone, not by their names."""
         rows = [[each.digests, [sample.box for sample in each.samples], each.kept] for each in self.batches]
         config = {"batches": hashlib.sha256(canonical_json(rows).encode()).hexdigest()}
         return Identity(KIND, config, {"graph": self.graph.digest}, _tools())
 
 
 def sample_name(sample: Sample) -> str:
-    """What an image is called in messages, and put in order by: the same wherever the folder of all of them lies."""
+    """The name of an image in messages and sort keys; it does not depend on the location of the image folder."""
     return f"{sample.path.parent.name}/{sample.path.name}"
 
 
 def observe_piece(piece: _CalibrationShard) -> observer.Arrays:
-    """The work of a worker: the arrays of a `Shard`. Errors of the graph and the images propagate."""
+    """The arrays of a `Shard`, computed by a worker. Errors of the graph and the images propagate."""
     return _observe(_opened(piece.graph), piece).to_arrays()
 
 
 @functools.lru_cache(maxsize=1)
 def _opened(graph: GraphFile) -> Probe:
-    """Open until another graph is asked for: a worker has many shards of one."""
+    """The probe of a graph, kept until another graph is requested: a worker observes many shards of one graph."""
     model, metadata = placement_reader.load_float_graph(graph.find())
     ranges.separate_scores(model)
     probe = Probe(model, metadata.images, threads=THREADS)
@@ -173,21 +173,21 @@ class Shards:
     def __init__(
         self, observation: observers.Observation, graph: GraphFile, samples: Sequence[Sample], size: int
     ) -> None:
-        """`size`: how many images are shown at a time; a divisor of the number of samples."""
+        """`size`: the number of images per run; a divisor of the number of samples."""
         self._observation, self._graph, self._size = observation, graph, size
         self._samples = samples
         self._count = len(samples) // size
 
     def observe(self, workers: Workers, store: Store | None, count: Callable[[int], None]) -> None:
-        """Let the observation know all batches; `count` is given the images of each piece that it was not shown.
+        """Add all batches to the observation. `count` gets the number of images per shard that it had not yet seen.
 
-        The images that it was shown are in the shards too: so these do not depend on which ones came first.
+        The shards include the images that it had already seen, so they do not depend on which images came first.
 
         Args:
-            store: where shards are looked for, and put.
+            store: where shards are read and written.
 
         Raises:
-            DataError, ImageError: an image. WorkerError: a process died. Errors of the executor propagate.
+            DataError, ImageError: an image is unusable. WorkerError: a process died. Errors of the executor propagate.
         """
         pieces, places = self._cut(store)
         first = self._observation.batches
@@ -200,7 +200,7 @@ class Shards:
         self._observation.join(counted(), self._size)
 
     def _cut(self, store: Store | None) -> tuple[list[_CalibrationShard], list[observers.Ints]]:
-        """The pieces, and the numbers of the batches of each."""
+        """The shards, and the batch numbers of each."""
         until = self._observation.keeps_until(self._count)
         digests = _digests(self._samples, store)
         all_batches = []
@@ -218,7 +218,7 @@ class Shards:
     def _each(
         self, pieces: Sequence[_CalibrationShard], workers: Workers, store: Store | None
     ) -> Iterator[tuple[int, observers.Shard]]:
-        """The index and the shard of each piece, as they are there."""
+        """The index and the result of each shard, in the order of completion."""
         preprocess = self._observation.preprocess
         assert preprocess is not None
         missing = []
@@ -247,7 +247,8 @@ class Shards:
 def observe_head(
     observation: observers.Observation, samples: Sequence[Sample], size: int, count: Callable[[int], None]
 ) -> None:
-    """Show the first images, in their order: those that all moments are of, but for tensors with few rows an image."""
+    """Observe the first images, in order: those that all moments come from, except for tensors with few rows per
+    image."""
     _show(observation, samples, observer.MOMENT_IMAGES * observer.SPREAD, size, count)
     _show(observation, samples, observation.images_for(HEAD_ROWS), size, count)
 
@@ -255,7 +256,7 @@ def observe_head(
 def _show(
     observation: observers.Observation, samples: Sequence[Sample], until: int, size: int, count: Callable[[int], None]
 ) -> None:
-    """The images before number `until` that were not shown yet; several runs at a time, as the observation has them."""
+    """Observe the images before number `until` that it has not yet seen, in as many concurrent runs as it allows."""
     assert observation.preprocess is not None
     preprocess, end = observation.preprocess, min(-(-until // size) * size, len(samples))
     parts = [samples[start : start + size] for start in range(observation.images, end, size)]
@@ -271,12 +272,12 @@ def _show(
 
 
 def _digest(sample: Sample) -> str:
-    """The SHA-256 of an image's bytes, wherever it is held."""
+    """The SHA-256 of an image's bytes, in a file or in memory."""
     return file_sha256(sample.path) if sample.held is None else hashlib.sha256(sample.content()).hexdigest()
 
 
 def _digests(samples: Sequence[Sample], store: Store | None) -> list[str]:
-    # What is held elsewhere is read: of a URI, a list of digests may have what its service says in the place of one.
+    # Images that are not in files are read: for a URI, the digest list may hold the service's tag instead of a digest.
     if store is None or any(sample.held is not None for sample in samples):
         return [_digest(sample) for sample in samples]
     with FileDigests(store.root / DIGESTS_FILE) as digests:
@@ -299,32 +300,32 @@ def _write(arrays: observer.Arrays, out: Path) -> None:
     save_arrays(out / ARRAYS_FILE, arrays)
 
 
-# --- Arrays in one file, and the state of a calibration in it, to go on after an interruption -------------------------
+# --- Arrays in one file, and the state of an interrupted calibration --------------------------------------------------
 
 
 STATE = "state.npz"
 
 
 def save_state(folder: Path, arrays: observer.Arrays) -> None:
-    """Replace the state in `folder`, which is made when needed, in one step. OSError if the disk is full."""
+    """Replace the state in `folder` atomically, creating the folder if needed. OSError if the disk is full."""
     folder.mkdir(parents=True, exist_ok=True)
-    # Another run may have finished the stage, and cleared the folder.
+    # Another run may have finished the stage and removed the folder.
     with contextlib.suppress(FileNotFoundError), open_atomic(folder / STATE) as file:
         save_arrays(file, arrays)
 
 
 def load_state(folder: Path) -> observer.Arrays | None:
-    """The state last saved there; None if there is none, or it cannot be read."""
+    """The state last saved there; None if it is missing or unreadable."""
     return load_arrays(folder / STATE)
 
 
 def save_arrays(file: Path | IO[bytes], arrays: observer.Arrays) -> None:
-    """Write arrays, as `load_arrays` reads them."""
+    """Write arrays in the format that `load_arrays` reads."""
     np.savez(file, **arrays)  # type: ignore[arg-type]
 
 
 def load_arrays(file: Path) -> observer.Arrays | None:
-    """The arrays in a file; None if there is none, or it cannot be read."""
+    """The arrays in a file; None if it is missing or unreadable."""
     try:
         with np.load(file, allow_pickle=False) as arrays:
             return {name: arrays[name] for name in arrays.files}

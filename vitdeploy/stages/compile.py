@@ -22,11 +22,10 @@ from vitdeploy.stages import place, rows, step
 
 
 def check_task(task: Task, target: str, precision: str) -> None:
-    """Raise where a target does not run models of this task in that precision.
+    """Raise if a target does not run models of this task in that precision.
 
     Raises:
-        CapabilityError: a model of several graphs where precision is typed in the graph, or in one that a search
-            chooses layer by layer.
+        CapabilityError: a model with several graphs, and a target with types in the graph or mixed precision.
     """
     flow = flow_of(task)
     if flow is None:
@@ -34,26 +33,27 @@ def check_task(task: Task, target: str, precision: str) -> None:
     if TARGETS[target].typed:
         others = [name for name, row in TARGETS.items() if not row.typed]
         raise CapabilityError(
-            f"a model of several graphs does not run on {target} in this version",
-            found=f"the task {task}, graphs {' and '.join(flow.parts)}",
+            f"{target} does not support models with several graphs",
+            found=f"the task {task}, with the graphs {' and '.join(flow.parts)}",
             expected=" or ".join(others),
             fix=f"choose the target {others[0]}",
         )
     if precision == "mixed":
         raise CapabilityError(
-            "the layers of a model of several graphs are not mixed by this version",
+            "mixed precision does not support models with several graphs",
             found=f"precision mixed, for the task {task}",
             expected="precision fp32 or int8",
-            fix="set precision to int8; float_parts leaves whole graphs in float",
+            fix="set precision to int8; float_parts keeps whole graphs in float",
         )
 
 
 @dataclass(frozen=True)
 class CompileOptions:
-    """`build`: how TensorRT builds, which is asked only for graphs and profiles that its documents do not rule out.
-    `accepted`: entries of the table of runtimes known to be wrong that are no reason to refuse. `row_parts`: the parts
-    in which the engine computes the rows of its tokens; graph.onnx stays the placement. `float_rest`: what an INT8
-    engine computes its float operators in. The last two are of a model of one graph."""
+    """Options of a compilation.
+
+    `build`: options of the TensorRT builder. `accepted`: known-bad entries that do not prevent the compilation.
+    `row_parts`: the parts in which the engine computes the rows of its tokens; graph.onnx stays the placement.
+    `float_rest`: the precision of an INT8 engine's float operators. The last two apply to models with one graph."""
 
     build: BuildOptions | None = None
     accepted: Sequence[str] = ()
@@ -72,7 +72,7 @@ def compile_graphs(
     progress: Progress = silent,
     options: CompileOptions = PLAIN,
 ) -> EngineSpec:
-    """Writes the engine of the graph or graphs in `folder`, and engine.json; errors as `compile_graph`."""
+    """Write the engine of the graph or graphs in `folder`, and engine.json; errors as in `compile_graph`."""
     graphs = step.graphs_in(folder)
     if list(graphs) == ["model"]:
         return compile_graph(graphs["model"], target, batch, out, progress, options)
@@ -99,9 +99,9 @@ def compile_graph(
     progress: Progress = silent,
     options: CompileOptions = PLAIN,
 ) -> EngineSpec:
-    """Writes graph.onnx, the engine's files and engine.json. The graph's own metadata says its precision.
+    """Write graph.onnx, the engine's files and engine.json. The precision comes from the graph's metadata.
 
-    Where INT8 or INT4 was asked and every layer is faster in float, all must run in float: the engine's kernels say so.
+    If a placement for INT8 or INT4 leaves every layer in float, the engine's kernels must all be float.
 
     Raises:
         KnownBadError: the installed release of the runtime is known to compute such a graph wrongly.
@@ -110,7 +110,7 @@ def compile_graph(
     metadata = get_metadata(model, str(graph))
     if metadata.target not in (None, target):
         raise TargetError(
-            f"{graph} was placed for another target",
+            f"{graph} was quantized for another target",
             found=str(metadata.target),
             expected=target,
             fix=f"vitdeploy quantize FLOAT_GRAPH --data IMAGES --target {target} -o DIR, or --target {metadata.target}",
@@ -151,7 +151,7 @@ def check_batch(graph: Path, spec: GraphSpec, batch: int) -> None:
     fixed = fixed_batch(spec)
     if fixed is not None and fixed != batch:
         raise TargetError(
-            f"{graph} has the fixed batch {fixed}",
+            f"{graph} has a fixed batch size of {fixed}",
             found=f"--batch {batch}",
             expected=f"batch {fixed}",
             fix="export with a dynamic batch",
@@ -166,12 +166,12 @@ def compile_step(
     row_parts: Sequence[int] | Literal["chosen"] | None = None,
     rest: FloatRest | Literal["chosen"] = "fp32",
 ) -> step.Step:
-    """The engine of a candidate, compiled at `batch`. `build`: how TensorRT builds; no other back end depends on it.
-    `row_parts`: parts of rows, or those that the plan's step for them has measured to be faster; `rest`: the precision
-    of an INT8 engine's float operators, likewise.
+    """The step that compiles a candidate's engine at `batch`. `build`: options of the TensorRT builder; other back ends
+    ignore it. `row_parts`: parts of rows, or "chosen" for the result of the plan's search; `rest`: the precision of an
+    INT8 engine's float operators, likewise.
 
-    What the table of runtimes known to be wrong says of the back end is part of the key: an engine that was made before
-    an entry came is refused like a new one.
+    The known-bad entries of the back end are part of the key, so that an entry also applies to engines that were
+    compiled before it was added.
     """
     shaped = build if COMPILE[candidate.target].profiles is not None else None
     asked = place.rest_of(candidate, rest)

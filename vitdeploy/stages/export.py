@@ -1,4 +1,4 @@
-"""Export: the original to its float graph or graphs, compared at three batch sizes."""
+"""Export of the original to its float graph or graphs, with a comparison at three batch sizes."""
 
 from __future__ import annotations
 
@@ -62,21 +62,21 @@ from vitdeploy.stages.step import (
 if TYPE_CHECKING:
     from torch import nn
 
-# --- What is exported of a model, and how -----------------------------------------------------------------------------
+# --- The export of any model ------------------------------------------------------------------------------------------
 
 
-# An export that takes longer says at its start how long.
-SAID_SECONDS = 20.0
+# From this expected duration on, the progress line gives an estimate.
+ESTIMATED_SECONDS = 20.0
 PACKAGES = ("torch", "onnx", "onnxscript", "onnx-ir", "numpy", "timm", "transformers")
 Versions = tuple[int, int]
-# Parity rows, opset and IR version, and what a tokenizer was compared with (None: with nothing, or there is none).
+# Parity rows, opset and IR version, and what the tokenizer was compared with (None without a comparison).
 Exported = tuple[Sequence[ParityRow], Versions, "str | None"]
 
 
 @dataclass(frozen=True)
 class ExportConfig:
-    """How the original is exported; `batch`, of images, None is dynamic; other inputs always are. `in_graph`: what
-    takes images takes pixels."""
+    """How the original is exported. `batch`: the batch of images, None for dynamic; the batch of other inputs is always
+    dynamic. `in_graph`: the graph takes pixels and includes the preprocessing."""
 
     name: str
     opset: int
@@ -87,11 +87,11 @@ class ExportConfig:
 def export(
     reference_model: ReferenceModel, config: ExportConfig, out: Path, progress: Progress = silent
 ) -> dict[str, Any]:
-    """Writes the graph or graphs, export.json (what the export is, and its parity), labels.txt where there are any.
+    """Write the graph or graphs, export.json (facts and parity of the export), and labels.txt if the model has labels.
 
     Raises:
-        ExportError: a graph is not the same function as the model.
-        CheckpointError: a tokenizer gives other tokens or texts than transformers' own.
+        ExportError: a graph does not compute the same function as the model.
+        CheckpointError: a tokenizer gives other tokens or texts than the one in transformers.
     """
     make = _OF_SEVERAL_GRAPHS.get(reference_model.task, _export_image_model)
     parity, (opset, ir_version), compared = make(reference_model, config, out, progress)
@@ -112,7 +112,7 @@ def export(
 
 
 def _save(graphs: Mapping[str, ir.Model], out: Path, metadata: GraphMetadata | None = None) -> Versions:
-    """Write each graph under its name, with `metadata` where it has none; gives the versions of the first."""
+    """Write each graph under its name, with `metadata` if given; returns the versions of the first graph."""
     for part, graph in graphs.items():
         if metadata is not None:
             set_metadata(graph, metadata)
@@ -124,7 +124,7 @@ def _save(graphs: Mapping[str, ir.Model], out: Path, metadata: GraphMetadata | N
 def _image_part(
     model: ReferenceModel, config: ExportConfig, module: nn.Module, part: str, outputs: Sequence[str]
 ) -> ir.Model:
-    """The graph of several that takes the image."""
+    """The graph that takes the image, in a model with several graphs."""
     return torch_onnx.export_graph(
         module,
         name=f"{config.name}_{part}",
@@ -137,7 +137,7 @@ def _image_part(
     )
 
 
-# --- An encoder-decoder of images: two graphs, compared with PyTorch, and the tokenizer -------------------------------
+# --- Image-to-text: two graphs, compared with PyTorch, and the tokenizer ----------------------------------------------
 
 
 def _export_image_text(model: ReferenceModel, config: ExportConfig, out: Path, progress: Progress) -> Exported:
@@ -146,7 +146,7 @@ def _export_image_text(model: ReferenceModel, config: ExportConfig, out: Path, p
     assert isinstance(module, image_text.ImageText) and isinstance(spec, TextSpec) and sequence is not None
     assert model.tokenizer is not None
     shutil.copyfile(model.tokenizer, out / TOKENIZER_FILE)
-    progress("compare the tokenizer", 1, 4)
+    progress("check the tokenizer", 1, 4)
     compared = compare_writers(model.tokenizer, spec, sequence)
     progress("export to ONNX", 2, 4)
     graphs = export_image_text(
@@ -204,7 +204,7 @@ def _export_prompted(model: ReferenceModel, config: ExportConfig, out: Path, pro
 def _images_and_prompts(
     reference: flow.FlowRunner, model: ReferenceModel, spec: PromptSpec, config: ExportConfig
 ) -> tuple[Feeds, Feeds]:
-    """Seeded images, and prompts for their embeddings, each with what the original gives for them."""
+    """Seeded images, and prompts for their embeddings, each with the original's outputs."""
     generator, parts = np.random.default_rng(SEED), reference.linked.runners
     images: Feeds = []
     prompts: Feeds = []
@@ -240,7 +240,7 @@ def _export_sequence(model: ReferenceModel, config: ExportConfig, out: Path, pro
     return parity, versions, None
 
 
-# --- Two towers: a graph each, compared with PyTorch, and the tokenizer, compared with transformers' ------------------
+# --- Image and text encoder: one graph each, compared with PyTorch, and the tokenizer, compared with transformers' ----
 
 
 def _export_towers(model: ReferenceModel, config: ExportConfig, out: Path, progress: Progress) -> Exported:
@@ -250,12 +250,12 @@ def _export_towers(model: ReferenceModel, config: ExportConfig, out: Path, progr
     assert isinstance(module, towers.Towers) and isinstance(spec, ZeroShotSpec | OpenVocabularySpec)
     assert model.tokenizer is not None
     shutil.copyfile(model.tokenizer, out / TOKENIZER_FILE)
-    progress("compare the tokenizer", 1, 5)
+    progress("check the tokenizer", 1, 5)
     compared = compare_tokenizers(model.tokenizer, spec)
-    progress("export the image tower", 2, 5)
+    progress("export the image encoder", 2, 5)
     outputs = [{IMAGE_FEATURES: "features"}.get(each.name, each.name) for each in original.signature.outputs[:-1]]
     image = _image_part(model, config, module.image_tower, IMAGE_TOWER, outputs)
-    progress("export the text tower", 3, 5)
+    progress("export the text encoder", 3, 5)
     name = f"{config.name}_{TEXT_TOWER}"
     text = torch_onnx.export_text_graph(module.text_tower, name=name, length=spec.length, opset=config.opset)
     metadata = GraphMetadata(config.name, model.task, model.images, postprocess=spec)
@@ -277,7 +277,7 @@ def _export_towers(model: ReferenceModel, config: ExportConfig, out: Path, progr
 
 
 def _texts(spec: ReadsTexts, vocabulary: int, end: int) -> list[np.ndarray]:
-    """Seeded random tokens at three batch sizes, which end anywhere and are padded."""
+    """Seeded random tokens at three batch sizes, with random lengths and padding."""
     generator, texts = np.random.default_rng(SEED), []
     for batch in BATCHES:
         tokens = generator.integers(0, vocabulary, (batch, spec.length))
@@ -296,7 +296,7 @@ _OF_SEVERAL_GRAPHS: Mapping[Task, Callable[[ReferenceModel, ExportConfig, Path, 
 }
 
 
-# --- One graph, of a module or of the user's file ---------------------------------------------------------------------
+# --- Models with one graph: a PyTorch module, or the user's ONNX file -------------------------------------------------
 
 
 def _export_image_model(
@@ -312,8 +312,8 @@ def _export_image_model(
     else:
         images = reference_model.channels, reference_model.image_size, config.batch, reference_model.inputs
         seconds = torch_onnx.expected_seconds(original.module, *images)
-        if seconds > SAID_SECONDS:
-            progress(f"export to ONNX: about {seconds:.0f} s where nothing else runs", 1, 3)
+        if seconds > ESTIMATED_SECONDS:
+            progress(f"export to ONNX: about {seconds:.0f} s on an idle machine", 1, 3)
         graph = torch_onnx.export_graph(
             original.module,
             name=config.name,
@@ -330,7 +330,7 @@ def _export_image_model(
     batch = fixed_batch(graph_spec(graph, MODEL_FILE))
     if batch not in (None, config.batch):
         raise ExportError(
-            f"{reference_model.name} bakes the batch {batch} into a constant of its graph",
+            f"the exported graph of {reference_model.name} contains the batch size {batch} as a constant",
             found=f"batch {batch}",
             expected=f"batch {config.batch or 'dynamic'}",
             fix=FREE_BATCH,
@@ -350,15 +350,15 @@ def _export_image_model(
 
 
 def _imported(reference_model: ReferenceModel, config: ExportConfig) -> ir.Model:
-    """The user's ONNX file in the one form that later stages know, with its preprocessing."""
+    """The user's ONNX file in the canonical form of later stages, with its preprocessing."""
     assert reference_model.source.model is not None
     found = graph_of(reference_model.source)
     if found.takes_pixels and not config.in_graph:
         raise GraphError(
-            f"{reference_model.source.model} takes pixels: its preprocessing is part of it",
+            f"{reference_model.source.model} takes pixels: it includes its preprocessing",
             found="export.preprocess: false, or --no-preprocess",
             expected="export.preprocess: true",
-            fix="export the model that it was made from with --no-preprocess",
+            fix="export the original model with --no-preprocess",
         )
     export_normalise(found.model, opset=config.opset)
     if config.in_graph and not found.takes_pixels:
@@ -378,7 +378,7 @@ def _imported(reference_model: ReferenceModel, config: ExportConfig) -> ir.Model
 
 
 def export_step(reference_model: ReferenceModel, config: ExportConfig) -> Step:
-    """The float graph or graphs of the original."""
+    """The step that exports the float graph or graphs of the original."""
 
     def write(folders: Folders, out: Path, progress: Progress) -> None:
         export(reference_model, config, out, progress)
@@ -393,7 +393,7 @@ def export_step(reference_model: ReferenceModel, config: ExportConfig) -> Step:
     )
 
 
-# --- A bare ONNX file, of whatever exporter, as the float graph that the other stages take ----------------------------
+# --- Import of a bare ONNX file from any exporter as the float graph of the other stages ------------------------------
 
 
 OPSET = 20
@@ -402,11 +402,11 @@ OPSET = 20
 def import_external(
     file: Path, out: Path, progress: Progress = silent, image_size: tuple[int, int] | None = None
 ) -> tuple[Path, tuple[str, ...]]:
-    """Writes what `vitdeploy export FILE` does, at the batch that the file has; its errors propagate.
+    """Write the same files as `vitdeploy export FILE`, at the file's own batch; errors of the export propagate.
 
-    `image_size` is (height, width), for a file that leaves it open.
+    `image_size` is (height, width), for a file with a dynamic size.
 
-    Returns: the graph written, and what was assumed of the file, one per line.
+    Returns: the path of the graph, and notes on what was assumed about the file.
     """
     reject_quantized(admit.admit_graph(file), str(file))
     reference_model, batch = settle_batch(find_reference_model(source.Source(model=str(file), image_size=image_size)))
@@ -414,18 +414,18 @@ def import_external(
     return out / MODEL_FILE, reference_model.notes
 
 
-# --- The batch that an original is exported at: an ONNX file may have a fixed one, or be right at some only -----------
+# --- The batch size of the export: an ONNX file may have a fixed one, or work only at some ----------------------------
 
 
-# "auto": open, or as the file has it.
+# "auto": dynamic, or that of the file.
 Asked = Literal["auto", "dynamic"] | int
 
 
 def settle_batch(reference_model: ReferenceModel, asked: Asked = "auto") -> tuple[ReferenceModel, int | None]:
-    """The original as it is run and exported, and the batch that it is fixed to, None if it stays open.
+    """The original at the batch size of its export, and that batch size; None if it is dynamic.
 
     Raises:
-        CapabilityError: an ONNX file that is not one function at what is asked. ExportError: at no batch size.
+        CapabilityError: an ONNX file does not work at the requested batch size. ExportError: it works at none.
     """
     batch = asked if isinstance(asked, int) else None
     if not is_onnx(reference_model.source):
@@ -433,8 +433,8 @@ def settle_batch(reference_model: ReferenceModel, asked: Asked = "auto") -> tupl
     graph = graph_of(dataclasses.replace(reference_model.source, only_batch=None))
     fixed = fixed_batch(graph_spec(graph.model, ""))
     if fixed is not None:
-        return _at_one_of(reference_model, (fixed,), asked, "its batch is fixed")
-    if graph.metadata is None:  # else it was compared with its original when it was exported
+        return _at_one_of(reference_model, (fixed,), asked, "the batch size is fixed")
+    if graph.metadata is None:  # otherwise the export compared it with its original
         with reference_runner(reference_model.source) as runner:
             found = batches.one_function(runner, reference_model.images)
         if found.sizes:
@@ -449,16 +449,16 @@ def _at_batch(reference_model: ReferenceModel, batch: int | None) -> ReferenceMo
 def _at_one_of(
     reference_model: ReferenceModel, sizes: tuple[int, ...], asked: Asked, why: str
 ) -> tuple[ReferenceModel, int]:
-    """The original at one of these batch sizes: what is asked, or the smallest."""
+    """The original at one of these batch sizes: the requested one, or the smallest."""
     batch = asked if isinstance(asked, int) else sizes[0]
     shown = ", ".join(map(str, sizes))
     if batch not in sizes or asked == "dynamic":
         raise CapabilityError(
             f"{reference_model.name} cannot be exported at batch {asked}",
-            found=f"it is one function at batch {shown} only: {why}",
+            found=f"a model that works at batch {shown} only: {why}",
             expected=f"batch {sizes[0]}",
-            fix=f"--batch {sizes[0]}; in a recipe export.batch: {sizes[0]}, or leave it out; or export the model again "
+            fix=f"--batch {sizes[0]}, in a recipe export.batch: {sizes[0]} or no such key; or export the model again "
             "with a dynamic batch",
         )
-    note = f"{reference_model.name} is one function at batch {shown} only ({why}): it is taken at batch {batch}"
+    note = f"{reference_model.name} works at batch {shown} only ({why}); using batch {batch}"
     return dataclasses.replace(_at_batch(reference_model, batch), notes=(*reference_model.notes, note)), batch

@@ -1,7 +1,7 @@
-"""Fit a memory bank: the patches of normal images that stand for all of them, and the score above which one is none.
+"""Fit a memory bank: representative patches of the normal images, and the score threshold for an anomaly.
 
-Source: PatchCore (arXiv 2106.08265), section 3.2. The threshold is not the paper's, which has none: it is the largest
-score of a fifth of the normal images that the bank does not hold. No image that anything is judged by is asked.
+Source: PatchCore (arXiv 2106.08265), section 3.2. The paper defines no threshold; here it is the largest score of the
+fifth of the normal images that is held out of the bank. No evaluation image is used.
 """
 
 import math
@@ -26,15 +26,15 @@ from vitdeploy.stages import reference_model, step
 
 FIT, MEMORY_FILE = "fit", "memory.npz"
 LEAST_IMAGES, BATCH = 5, 8
-# Images whose features differ by less than this share of the largest number in them show the same.
+# Images whose features differ by less than this share of their largest value are considered equal.
 SAME = 1e-4
 
 
 @dataclass(frozen=True)
 class FitOptions:
-    """share: of the patches, those that the bank holds, and at most `most`. pool: patches that they are chosen from; of
-    more images a seeded part of each. window: patches on a side of the neighbourhood whose mean is a feature.
-    around: entries in equation 7. held_out: one in so many normal images is for the threshold."""
+    """share: the share of the patches that the bank holds, at most `most`. pool: the number of patches to choose from;
+    with more, a seeded part of each image. window: the side, in patches, of the neighbourhood that is averaged into a
+    feature. around: entries in equation 7. held_out: one in this many normal images sets the threshold."""
 
     share: float = 0.1
     most: int = 10_000
@@ -46,7 +46,7 @@ class FitOptions:
 
 
 def distinct(samples: Sequence[Sample], folder: Path) -> dict[str, Sample]:
-    """The images by the SHA-256 of their files, each content once.
+    """The images by the SHA-256 of their files, without duplicates.
 
     Raises:
         DataError: fewer than LEAST_IMAGES.
@@ -55,9 +55,9 @@ def distinct(samples: Sequence[Sample], folder: Path) -> dict[str, Sample]:
     if len(found) < LEAST_IMAGES:
         copies = f", {len(samples)} with copies" if len(samples) > len(found) else ""
         raise DataError(
-            f"{folder} has too few normal images to know by them what is normal",
+            f"{folder} has too few normal images",
             found=f"{len(found)} images{copies}",
-            expected=f"at least {LEAST_IMAGES}, better some hundred",
+            expected=f"at least {LEAST_IMAGES}, better a few hundred",
             fix="add photographs of good parts",
         )
     return dict(sorted(found.items(), key=lambda each: each[1].path))
@@ -72,11 +72,11 @@ def fit(
     skip_bad: bool = False,
     options: FitOptions | None = None,
 ) -> memory_bank.MemoryBank:
-    """Writes memory.npz, of the features of `source` for the `normal` images, which stand by their digests.
+    """Write memory.npz from the features of `source` for the `normal` images, which are keyed by their digests.
 
     Raises:
-        ImageError, DataError: an image cannot be read; none of the threshold's differs from those of the bank.
-        CheckpointError: the model has no patch tokens, or such that are not finite.
+        ImageError, DataError: an image cannot be read, or all images have the same features.
+        CheckpointError: the model has no patch tokens, or they are not finite.
     """
     chosen, skipped = options or FitOptions(), Skipped([]) if skip_bad else None
     tokens, _ = memory_bank.patch_tokens(load.load_features(source))
@@ -110,7 +110,10 @@ def _features(
     found = memory_bank.features_of(tokens(torch.from_numpy(normalise(pixels, preprocess))), tokens.grid, window)
     if not bool(torch.isfinite(found).all()):
         raise CheckpointError(
-            "the patch tokens are not finite", found="NaN or infinity", expected="finite features", fix="other weights"
+            "the model's patch tokens are not finite",
+            found="NaN or infinity",
+            expected="finite features",
+            fix="check the checkpoint, or use other weights",
         )
     return found
 
@@ -123,10 +126,10 @@ def _pool(
     skipped: Skipped | None,
     progress: Progress,
 ) -> torch.Tensor:
-    """float32 [patches, width] of all these images; of each a seeded part where there are too many."""
+    """float32 [patches, width] of all these images; a seeded part of each image if there are too many patches."""
     generator, parts = np.random.RandomState(options.seed), []
     each = min(tokens.grid[0] * tokens.grid[1], max(1, options.pool // len(samples)))
-    count, first, apart = Counter(progress, "fit: features of normal images", len(samples)), None, False
+    count, first, apart = Counter(progress, "fit: compute features of normal images", len(samples)), None, False
     for pixels in batches(samples, preprocess, BATCH, skipped):
         for found in _features(tokens, pixels, preprocess, options.window):
             first = found if first is None else first
@@ -136,19 +139,19 @@ def _pool(
         count(len(pixels))
     if not apart:
         raise DataError(
-            "the normal images all show the same",
-            found=f"equal features of {len(parts)} images",
-            expected="photographs that differ as good parts do",
-            fix="take photographs of several good parts",
+            "all normal images have the same features",
+            found=f"equal features in {len(parts)} images",
+            expected="images that show the variation of good parts",
+            fix="use photographs of several good parts",
         )
     return torch.cat(parts)
 
 
 def _chosen(pool: torch.Tensor, options: FitOptions, progress: Progress) -> tuple[torch.Tensor, int]:
-    """The entries of the bank, and how many there would be without the cap."""
+    """The entries of the bank, and their number without the cap."""
     asked = max(1, math.ceil(options.share * len(pool)))
     expected = min(asked, options.most)
-    count = Counter(progress, "fit: entries of the memory bank", expected)
+    count = Counter(progress, "fit: select memory bank entries", expected)
     return pool[memory_bank.k_centres(pool, expected, options.seed, count)], asked
 
 
@@ -160,9 +163,9 @@ def _with_thresholds(
     skipped: Skipped | None,
     progress: Progress,
 ) -> memory_bank.MemoryBank:
-    """The bank with the largest scores of these images, which it does not hold, and of their pixels."""
+    """The bank with its thresholds: the largest image and pixel scores of these held-out images."""
     module, scores, peaks = memory_bank.AnomalyModel(tokens, bank), [0.0], [0.0]
-    count = Counter(progress, "fit: scores of other normal images", len(samples))
+    count = Counter(progress, "fit: score held-out normal images", len(samples))
     for pixels in batches(samples, preprocess, BATCH, skipped):
         outputs = [each.numpy() for each in module(torch.from_numpy(normalise(pixels, preprocess)))]
         scores += [image_score({DISTANCES: a, NEIGHBOURS: b}) for a, b in zip(*outputs, strict=True)]
@@ -174,7 +177,7 @@ def _with_thresholds(
 def fit_step(
     features: reference_model.ReferenceModel, folder: Path, normal: dict[str, Sample], skip_bad: bool
 ) -> step.Step:
-    """The memory bank of a model of features and the normal images, of `folder`."""
+    """The step that fits the memory bank of a feature model on the normal images in `folder`."""
     options, preprocess, source = FitOptions(), features.images, replace(features.source, task="anomaly")
 
     def write(folders: step.Folders, out: Path, progress: Progress) -> None:

@@ -1,4 +1,4 @@
-"""Rewrites of the float graph: the exact ones, compared with the graph before; then tokens are merged where asked."""
+"""Rewrites of the float graph: exact rewrites, checked against the original graph, and optional token merging."""
 
 from collections.abc import Mapping
 from dataclasses import asdict, replace
@@ -28,18 +28,18 @@ def optimize(
     image_size: tuple[int, int] | None = None,
     stored: bool = False,
 ) -> dict[str, Any]:
-    """Writes every graph rewritten, and optimize.json: what was changed how often, and the difference.
+    """Write every graph in its rewritten form, and optimize.json: the number of each rewrite, and the difference.
 
-    The difference is that of the exact rewrites; `unproven` names the outputs of which it proves nothing. What merging
-    tokens costs is not in it: `verify` measures that.
+    The difference covers the exact rewrites only; `unproven` names the outputs for which it proves nothing. `verify`
+    measures the cost of token merging.
 
-    The files may be of any exporter, unless they are `stored`, and are called by their names here. `image_size` is
-    (height, width), for a file that leaves it open.
+    The files may come from any exporter, unless they are `stored`. `image_size` is (height, width), for a file with a
+    dynamic size.
 
     Raises:
-        UnsafeGraphError, GraphError, MissingFileError: a file is refused, as `admit` says; or its tokens cannot be
-            merged as asked.
-        ExportError: a rewritten graph is not the same function.
+        UnsafeGraphError, GraphError, MissingFileError: `admit` refuses a file, or its tokens cannot be merged as
+            requested.
+        ExportError: a rewritten graph does not compute the same function.
     """
     facts: dict[str, Any] = {"rewrites": {}, "difference": {}, "nodes": {}}
     for done, (name, file) in enumerate(graphs.items()):
@@ -61,14 +61,14 @@ def optimize(
                 if step.is_ours(file):
                     raise
                 raise GraphError(
-                    f"{file} does not run at every batch size, though its batch is open",
+                    f"{file} has a dynamic batch, but does not run at every batch size",
                     found=error.found,
-                    fix=f"vitdeploy export {quoted(file)} -o DIR takes it at the batch that it has; then optimize DIR",
+                    fix=f"export it at a fixed batch size: vitdeploy export {quoted(file)} -o DIR; then optimize DIR",
                 ) from None
             raise GraphError(
                 f"{file} does not run on images of {image_size[0]}x{image_size[1]}",
                 found=error.found,
-                fix="--image-size with the size that it was exported at",
+                fix="set --image-size to the size that it was exported at",
             ) from None
         if options.token_merging:
             own = files.graph_spec(model, file.name).inputs
@@ -86,7 +86,7 @@ def optimize(
 
 
 def optimize_step(options: OptimizeOptions, name: str = step.OPTIMIZE) -> step.Step:
-    """The rewritten graphs of the job's export."""
+    """The step that rewrites the graphs of the job's export."""
 
     def write(folders: step.Folders, out: Path, progress: Progress) -> None:
         optimize(step.graphs_in(folders[step.EXPORT].path), options, out, progress, stored=True)

@@ -1,4 +1,4 @@
-"""Placement: a quantized graph for one target, of the float graph, its calibration, and what searches found."""
+"""Placement: the quantized graph for one target, from the float graph, its calibration and the searches' results."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -43,19 +43,19 @@ from vitdeploy.stages.step import (
 )
 
 PLACEMENT_FILE = "placement.json"
-# What searches say of a placement's precisions.
+# Searches for the precisions of a placement.
 FLOAT_REST = "float_rest"
 MIXED_SEARCH = Search("search", MIXED_FILE, Mixed)
 HIGH_PRECISION_SEARCH = Search(HIGH_PRECISION, HIGH_PRECISION_FILE, HighPrecision)
 FLOAT_REST_SEARCH = Search(FLOAT_REST, "float_rest.json", FloatRestChoice)
 
-# --- The graphs of one target in one precision, where that is no precision typed in the graph (see `typed`) -----------
+# --- The graphs for one target and precision, unless the precision is typed in the graph (see `typed`) ----------------
 
 
 @dataclass(frozen=True)
 class PlaceConfig:
-    """`weight_bits`: of INT8 weights. `float_parts`: graphs of a model of several that stay in float; there `ignore`
-    names layers as "part/layer"."""
+    """The target and precision of a placement. `weight_bits`: bits of INT8 weights. `float_parts`: graphs that stay in
+    float, in a model with several; for such a model, `ignore` names layers as "part/layer"."""
 
     target: str
     precision: Precision
@@ -67,13 +67,13 @@ class PlaceConfig:
 def place_graphs(
     config: PlaceConfig, folder: Path, calibrated: Path | None, out: Path, asked: Sequence[LayerPrecision] = ()
 ) -> Facts:
-    """Writes the placement of every graph in `folder`, and placement.json; arguments and errors as `place_graph`.
+    """Write the placement of every graph in `folder`, and placement.json; arguments and errors as in `place_graph`.
 
     Args:
         calibrated: the folder of a calibration, for INT8.
 
     Raises:
-        GraphError: `ignore` names no layer, or every graph is among the float parts.
+        GraphError: `ignore` matches no layer, or every graph is among the float parts.
     """
     graphs = graphs_in(folder)
     statistics = {name: calibrated / statistics_file(name) if calibrated is not None else None for name in graphs}
@@ -107,15 +107,15 @@ def read_placement(folder: Path) -> PlacementFacts:
 
 
 def check_float_parts(task: Task, float_parts: Sequence[str]) -> None:
-    """Raise InputError if a model of this task has no graph of such a name."""
+    """Raise InputError if a model of this task has no graph with one of these names."""
     flow = flow_of(task)
     names = () if flow is None else flow.parts
     unknown = [name for name in float_parts if name not in names]
     if unknown:
         raise InputError(
-            f"the model has no graph called {', '.join(unknown)}",
-            found=f"the task {task}",
-            expected=" or ".join(names) or "no float_parts: it has one graph",
+            f"float_parts names unknown graphs: {', '.join(unknown)}",
+            found=f"a model for the task {task}",
+            expected=" or ".join(names) or "no float_parts: the model has a single graph",
         )
 
 
@@ -124,15 +124,15 @@ def _check_parts(config: PlaceConfig, names: list[str]) -> None:
     if unknown:
         raise GraphError(
             f"no layer matches {', '.join(unknown)}",
-            found=f"a model of the graphs {', '.join(names)}",
-            expected="GRAPH/LAYER, with * for any",
+            found=f"a model with the graphs {', '.join(names)}",
+            expected="GRAPH/LAYER, with * as a wildcard",
         )
     if config.precision in QUANTIZED and not set(names) - set(config.float_parts):
         raise GraphError(
-            "every graph is to stay in float",
+            "float_parts leaves no graph to quantize",
             found=f"precision {config.precision}, float parts {', '.join(config.float_parts)}",
             expected="at least one graph in INT8",
-            fix="choose the precision fp32",
+            fix="use --precision fp32 (in a recipe precision: fp32)",
         )
 
 
@@ -143,10 +143,10 @@ def place_graph(
     out: Path,
     asked: Sequence[LayerPrecision] = (),
 ) -> Facts:
-    """Writes the graph for one target in one precision under its own file name, and placement.json.
+    """Write the graph for one target and precision under its own file name, and placement.json.
 
     Args:
-        asked: the precision of single layers, as searches found it; for INT8 and mixed.
+        asked: precisions of single layers that searches have chosen; for INT8 and mixed.
     """
     check_precision(config.target, config.precision)
     model = load_graph(graph)
@@ -157,7 +157,7 @@ def place_graph(
         cast_pixels_first(model)
     if config.precision in QUANTIZED and statistics is None:
         kind = "INT4" if config.precision == "int4" else "INT8"
-        raise GraphError(f"{kind} needs calibration", expected="images", fix="--data DIR")
+        raise GraphError(f"{kind} needs calibration images", fix="--data DIR")
     if config.precision == "int4" and statistics is not None:
         four = four_bits.place_four_bits(model, ranges.load_statistics(statistics), config.target, config.ignore)
         placed = four.facts((), ())
@@ -177,7 +177,7 @@ def place_int8(
     statistics: Mapping[str, ranges.Statistics],
     asked: Sequence[LayerPrecision] = (),
 ) -> Facts:
-    """Write INT8 into a float graph, in place; arguments as of `place_graph`. Returns what placement.json says."""
+    """Quantize a float graph to INT8 in place; arguments as in `place_graph`. Returns what placement.json contains."""
     shape(model, config.target, config.ignore)
     chosen = choose(model, config.target, config.ignore, asked)
     prepared = prepare(model, statistics, chosen, config.weight_bits)
@@ -186,15 +186,15 @@ def place_int8(
 
 
 def _machine() -> dict[str, str]:
-    """The kind of machine where it decides over layers, which on x86 it never did."""
+    """The machine's CPU family, which decides over layers except on x86."""
     return {} if family() in ("x86", "") else {"machine": family()}
 
 
 def place_step(
     candidate: Candidate, plain: PlaceConfig, float_parts: tuple[str, ...] = (), *, raises: bool = False
 ) -> Step:
-    """The placement of a candidate whose precision is not typed in the graph. `plain`: the config of plain INT8;
-    `float_parts`: graphs that stay in float; `raises`: the plan's step for layers out of plain INT8 says which are."""
+    """The step that places a candidate whose precision is not typed in the graph. `plain`: the config of plain INT8;
+    `float_parts`: graphs that stay in float; `raises`: a step of the plan chooses layers for a higher precision."""
     config, quantized = PlaceConfig(candidate.target, candidate.precision), candidate.precision in QUANTIZED
     if quantized:
         config = replace(plain, precision=candidate.precision, float_parts=float_parts)
@@ -203,13 +203,15 @@ def place_step(
         HIGH_PRECISION_SEARCH: raises,
     }
     searches = {search: candidate.step(search.kind) for search, needed in by_need.items() if needed}
+    shown = f"{'quantize' if quantized else 'write float graph'} for {candidate.target}"
+    shown += " (insert Q/DQ nodes)" if quantized else ""
 
     def write(folders: Folders, out: Path, progress: Progress) -> None:
-        progress(candidate.step("place"), 0, 1)
+        progress(shown, 0, 1)
         calibrated = folders[CALIBRATE].path if quantized else None
         asked = [each for search, name in searches.items() for each in search.read(folders[name].path).precisions]
         place_graphs(config, folders[OPTIMIZE].path, calibrated, out, asked)
-        progress(candidate.step("place"), 1, 1)
+        progress(shown, 1, 1)
 
     return Step(
         candidate.step("place"),
@@ -221,13 +223,13 @@ def place_step(
     )
 
 
-# --- The precision of an INT8 engine's float operators, as a recipe gives it or as a step of the plan finds it --------
+# --- The precision of an INT8 engine's float operators, from the recipe or from a step of the plan --------------------
 
 
 @dataclass(frozen=True)
 class AskedRest:
-    """`given`, or what the step of the name `step` has found. Of a step that depends on it: what it adds to the
-    `config` and to the `inputs`."""
+    """The precision `given`, or the result of the step named `step`, with its share of the `config` and `inputs` of a
+    step that depends on it."""
 
     given: FloatRest = "fp32"
     step: str | None = None

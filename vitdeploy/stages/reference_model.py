@@ -1,6 +1,6 @@
-"""The original of a job: what it is, and how it is run. Everything that a command makes is compared with it.
+"""The original of a job, its properties and its runner. The results of every command are compared with it.
 
-It is a PyTorch module, or an ONNX file that somebody else exported; both run behind the same `Runner`.
+It is a PyTorch module, or an ONNX file from another exporter; both run behind the same `Runner`.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from vitdeploy.spec import (
 from vitdeploy.stages import step
 from vitdeploy.verification.comparison import ClaimedAccuracy
 
-# What reads graphs is loaded where the original is one: a process that measures a module needs none of it.
+# Code that reads graphs is imported only if the original is a graph: a process that measures a module does not need it.
 if TYPE_CHECKING:
     from vitdeploy.graph.io.files import ForeignGraph
     from vitdeploy.models.family import LoadedModel
@@ -52,7 +52,7 @@ FILES = ("checkpoint", "text_features", "module", "normal", "memory")
 
 @dataclass(frozen=True)
 class Overrides:
-    """The user's values in place of those of the checkpoint; None keeps the checkpoint's."""
+    """The user's values that replace those of the checkpoint; None keeps the checkpoint's."""
 
     preprocess: PreprocessSpec | None = None
     postprocess: Postprocess | None = None
@@ -61,12 +61,12 @@ class Overrides:
 
 @dataclass(frozen=True)
 class ReferenceModel:
-    """The pipeline's data about the original. `source` names files of this machine only, `name` is for people.
+    """The pipeline's data about the original. `source` names files on this machine; `name` is for messages and reports.
 
-    `classes` is None for a model without classes, or if its outputs do not show how many there are. `labels` are the
+    `classes`: the number of classes; None for a model without classes, or if its outputs do not show it. `labels`: the
     model's own class names, () without any. `digests`: SHA-256 of all files that it was read from, by name. `claim`:
-    the accuracy that files next to the checkpoint claim. `tokenizer`: the file of a model that takes texts, on this
-    machine. `inputs`: what each image brings besides its pixels, in the order of the graph's inputs behind the first.
+    the accuracy that files next to the checkpoint claim. `tokenizer`: the tokenizer file on this machine, for a model
+    that takes texts. `inputs`: further inputs besides the image, in the order of the graph's inputs after the first.
     """
 
     name: str
@@ -90,7 +90,7 @@ class ReferenceModel:
 
     @property
     def size(self) -> str:
-        """The image size as people and folders name it: "384x384" (height, width)."""
+        """The image size in messages and folder names: "384x384" (height, width)."""
         return f"{self.image_size[0]}x{self.image_size[1]}"
 
     @property
@@ -99,12 +99,11 @@ class ReferenceModel:
 
     @property
     def images(self) -> PreprocessSpec:
-        assert self.preprocess is not None, "asked of a model that takes no images"
+        assert self.preprocess is not None, "the model takes no images"
         return self.preprocess
 
     def identity(self) -> dict[str, Any]:
-        """All that its graphs and answers depend on, except the bytes of its files; contains no path of this
-        machine."""
+        """Everything that its graphs and answers depend on, except the bytes of its files; contains no local paths."""
         source = self.source
         return {
             "model": None if self.digests and source.checkpoint is None else source.model,
@@ -138,10 +137,10 @@ def is_onnx(source: Source) -> bool:
 
 
 def find_reference_model(source: Source, overrides: Overrides | None = None) -> ReferenceModel:
-    """Read the original once, and say what it is. Errors of reading it propagate.
+    """Read the original, and return its properties. Errors of reading it propagate.
 
     Raises:
-        CheckpointError: an override does not fit it.
+        CheckpointError: an override does not fit the model.
         DataError: the labels are not UTF-8.
     """
     given = overrides or Overrides()
@@ -150,8 +149,8 @@ def find_reference_model(source: Source, overrides: Overrides | None = None) -> 
         raise CheckpointError(
             f"{source.name} has no further inputs to bind",
             found=", ".join(source.bind),
-            expected="an .onnx file, or a module of your own whose forward takes more than the image",
-            fix="leave --bind (source.bind of a recipe) out",
+            expected="an .onnx file, or your own module whose forward takes more than the image",
+            fix="remove --bind (in a recipe source.bind)",
         )
     reference_model = _of_graph(source, given) if is_onnx(source) else _of_module(source)
     preprocess, postprocess = (
@@ -164,19 +163,19 @@ def find_reference_model(source: Source, overrides: Overrides | None = None) -> 
             f"the post-processing does not fit {reference_model.name}",
             found=", ".join(vars(given.postprocess)),
             expected=", ".join(f.name for f in dataclasses.fields(expected)),
-            fix=f"change postprocess: to that of the task {reference_model.task}, or name its task (source.task)",
+            fix=f"set postprocess: for the task {reference_model.task}, or set source.task to the model's task",
         )
     if given.postprocess is not None:
         reference_model, postprocess = _completed(reference_model, given.postprocess)
     if postprocess is not None and (misfit := postprocess.misfit(reference_model.outputs)):
         own = given.postprocess is None
         raise CheckpointError(
-            f"{reference_model.name} gives no answers of the task {reference_model.task}"
+            f"{reference_model.name} cannot be used for the task {reference_model.task}"
             if own
-            else f"the post-processing is not of {reference_model.name}",
+            else f"the post-processing does not fit {reference_model.name}",
             found=misfit,
             expected="outputs of that task" if own else "values that were chosen for this model",
-            fix=postprocess.otherwise if own else "change postprocess:, or leave it out",
+            fix=postprocess.otherwise if own else "change postprocess: in the recipe, or remove it",
         )
     if preprocess is not None and (
         preprocess.crop != reference_model.image_size or preprocess.channels != reference_model.channels
@@ -185,13 +184,13 @@ def find_reference_model(source: Source, overrides: Overrides | None = None) -> 
             f"the preprocessing does not fit {reference_model.name}",
             found=f"crop {preprocess.crop[0]}x{preprocess.crop[1]}, {preprocess.channels} channels",
             expected=f"crop {reference_model.size}, {reference_model.channels} channels",
-            fix="change preprocess.crop, mean and std, or choose the model of that size",
+            fix="change preprocess.crop, mean and std, or choose a model with that image size",
         )
     if postprocess is None and reference_model.task in ("detection", "panoptic"):
         raise CheckpointError(
-            f"{reference_model.name} does not say how its objects are scored",
-            found="logits and boxes, of a model that transformers gives no image processor",
-            expected='"softmax" with "no object" as the last class, or "sigmoid" of each class',
+            f"it is unknown how {reference_model.name} scores its objects",
+            found="logits and boxes of a model without an image processor in transformers",
+            expected='"softmax" with "no object" as the last class, or "sigmoid" for each class',
             fix="postprocess: {scores: softmax} or {scores: sigmoid} in a recipe",
         )
     reference_model = dataclasses.replace(reference_model, preprocess=preprocess, postprocess=postprocess)
@@ -201,35 +200,35 @@ def find_reference_model(source: Source, overrides: Overrides | None = None) -> 
     if given.labels is None:
         return reference_model
     labels = _labels(given.labels, reference_model)
-    told = f"the model has labels of its own; those of {given.labels} are taken"
-    notes = (*reference_model.notes, told) if reference_model.labels not in ((), labels) else reference_model.notes
+    note = f"{given.labels} replaces the model's own labels"
+    notes = (*reference_model.notes, note) if reference_model.labels not in ((), labels) else reference_model.notes
     return dataclasses.replace(reference_model, labels=labels, notes=notes)
 
 
 def _completed(reference_model: ReferenceModel, given: Postprocess) -> tuple[ReferenceModel, Postprocess]:
-    """What a user says of the outputs, with what only the model says itself; and the model without the notes on what it
-    would have been taken for."""
+    """The model without its notes on assumed post-processing, and the user's post-processing completed with values that
+    only the model has."""
     own = reference_model.postprocess
     notes = tuple(note for note in reference_model.notes if own is None or note != own.assumed)
     return dataclasses.replace(reference_model, notes=notes), given.completed(own)
 
 
 def _labels_apart(reference_model: ReferenceModel, given: Path | None) -> ReferenceModel:
-    """The model without labels where its outputs have each their own. Raises CheckpointError where a file has some."""
+    """The model without labels if each of its outputs has its own. Raises CheckpointError for labels from a file."""
     proposal = "" if reference_model.postprocess is None else reference_model.postprocess.proposal
     if not proposal:
         return reference_model
     if given is not None:
         raise CheckpointError(
-            f"{given} names classes, and the outputs of {reference_model.name} have each their own",
-            expected="labels of each output",
-            fix=f"leave the file out: {proposal}, with labels: [...] beside the name",
+            f"{given} has one list of labels, but each output of {reference_model.name} has its own classes",
+            expected="labels for each output",
+            fix=f"use no label file: {proposal}, with labels: [...] next to the name",
         )
     return dataclasses.replace(reference_model, labels=())
 
 
 def _of_module(source: Source) -> ReferenceModel:
-    # PyTorch, where a module is read only.
+    # These import PyTorch, which only modules need.
     from vitdeploy.models.external.module import identity, identity_in_memory, weights_digest
     from vitdeploy.models.load import load_model, located, refuse_unusable
 
@@ -253,7 +252,7 @@ def _of_module(source: Source) -> ReferenceModel:
     if source.module is not None:
         local = dataclasses.replace(local, weights=weights_digest(original.module))
         digests[source.name] = identity_in_memory(original)
-    elif original.family not in (*NAMES, *LIBRARIES):  # code that no version of ours stands for
+    elif original.family not in (*NAMES, *LIBRARIES):  # code that vitdeploy's version does not cover
         digests[original.family] = identity(original)
     signature = original.signature
     return ReferenceModel(
@@ -292,7 +291,7 @@ def _of_graph(source: Source, given: Overrides) -> ReferenceModel:
     except GraphError:
         if source.image_size or not source.size:
             raise
-        # Of another size than the crop: find_reference_model says so.
+        # The image size differs from the crop: find_reference_model reports it.
         graph = graph_of(source)
     spec, own = graph_spec(graph.model, ""), graph.metadata
     sizes = [int(size) if isinstance(size, int) else 0 for size in spec.inputs[0].shape[1:]]
@@ -306,15 +305,15 @@ def _of_graph(source: Source, given: Overrides) -> ReferenceModel:
         preprocess, labels = own.images, step.known_labels(_graph_file(source), own)
         notes += _contradictions(graph, given)
     else:
-        postprocess, told = settled_scores(_graph_file(source), postprocess, spec.outputs)
-        notes += told if given.postprocess is None else ()
+        postprocess, remarks = settled_scores(_graph_file(source), postprocess, spec.outputs)
+        notes += remarks if given.postprocess is None else ()
         classes = values.number_of_classes(spec.outputs, given.postprocess or postprocess)
         beside = find_beside(_graph_file(source), channels, (height, width), classes)
         labels, stated = beside.labels, given.preprocess or beside.preprocess
         scaling = pixel_range.scaling_of(FirstValues(graph.model), channels, (height, width))
-        preprocess, told = pixel_range.settled(stated or preprocess, scaling, None if stated else ASSUMED)
+        preprocess, remarks = pixel_range.settled(stated or preprocess, scaling, None if stated else ASSUMED)
         notes += [note for note in beside.notes if given.preprocess is None or note.startswith("labels")]
-        notes += told
+        notes += remarks
     return ReferenceModel(
         name=source.name,
         source=source,
@@ -334,23 +333,24 @@ def _of_graph(source: Source, given: Overrides) -> ReferenceModel:
 
 
 def graph_of(source: Source) -> ForeignGraph:
-    """The ONNX file of a source, for the task that the source or files beside it say; errors as of `import_graph`."""
+    """The ONNX file of a source, with the task from the source or from the files beside it; errors as in
+    `import_graph`."""
     from vitdeploy.graph.io.files import graph_spec, import_graph
 
     file, how = _graph_file(source), (source.image_size, source.only_batch)
     graph = import_graph(file, *how, source.task, source.bind)
-    told = None if graph.metadata else task_beside(file, graph.task, graph_spec(graph.model, "").outputs)
-    if told is None or source.task not in (None, "classification"):
+    beside = None if graph.metadata else task_beside(file, graph.task, graph_spec(graph.model, "").outputs)
+    if beside is None or source.task not in (None, "classification"):
         return graph
     if source.task is not None:
         raise GraphError(
-            f"{file} gives no answers of the task that is asked for",
-            found=told[1].removeprefix(OUTPUTS),
-            expected="logits of classes that compete",
-            fix="leave the task out: the outputs are compared as numbers then",
+            f"{file} cannot be used for the task {source.task}",
+            found=beside[1].removeprefix(OUTPUTS),
+            expected="logits of mutually exclusive classes",
+            fix="set no task: the outputs are then compared as numbers",
         )
-    graph = import_graph(file, *how, told[0], source.bind)
-    return dataclasses.replace(graph, notes=(*graph.notes, told[1]))
+    graph = import_graph(file, *how, beside[0], source.bind)
+    return dataclasses.replace(graph, notes=(*graph.notes, beside[1]))
 
 
 def _contradictions(graph: ForeignGraph, given: Overrides) -> list[str]:
@@ -364,24 +364,22 @@ def _contradictions(graph: ForeignGraph, given: Overrides) -> list[str]:
     spec, other = own.images, given.preprocess
     if graph.takes_pixels and other is not None and not spec.same_scale(other):
         raise CheckpointError(
-            f"{own.name} normalises its images itself, in another way than is asked",
+            f"the graph of {own.name} includes another normalisation than preprocess: requests",
             found=other.normalisation,
             expected=f"{spec.normalisation}, as it was exported",
-            fix="leave preprocess: out, or export the model again with --no-preprocess",
+            fix="remove preprocess: from the recipe, or export the model again with --no-preprocess",
         )
     notes = []
     if other not in (None, spec):
-        notes.append(
-            f"the file was exported for other preprocessing ({_differing(spec, other)}); what is given is taken"
-        )
+        notes.append(f"the requested preprocessing replaces that of the exported file ({_differing(spec, other)})")
     if given.postprocess not in (None, own.postprocess):
-        told = _differing(own.postprocess, given.postprocess)
-        notes.append(f"the file was exported for other post-processing ({told}); what is given is taken")
+        differing = _differing(own.postprocess, given.postprocess)
+        notes.append(f"the requested post-processing replaces that of the exported file ({differing})")
     return notes
 
 
 def _differing(own: Any, other: Any) -> str:
-    """The fields of `own` that `other` has otherwise."""
+    """The fields of `own` with another value in `other`."""
     theirs = encode(other) or {}
     fields = [f"{key} {value}" for key, value in (encode(own) or {}).items() if theirs.get(key) != value]
     return ", ".join(fields) or "none"
@@ -409,37 +407,37 @@ def _digests(files: list[Path]) -> dict[str, str]:
 
 
 def _bound_digests(source: Source) -> dict[str, str]:
-    """Of the files of bound inputs, whose names may be the same in several folders: by input."""
+    """The digests of the files of bound inputs, by input: file names may be the same in several folders."""
     files = {text: file for text in source.bind if (file := file_of(text)) is not None}
     return {short: file_sha256(file) for short, file in zip(without_folders(files), files.values(), strict=True)}
 
 
 def _labels(path: Path, reference_model: ReferenceModel) -> tuple[str, ...]:
-    """One name a line, in the order of the model's classes."""
+    """The labels in a file: one name per line, in the order of the model's classes."""
     step.require_label_file(path)
     labels = read_labels(path)
     if reference_model.task == "tensors" or "features" in (reference_model.task, task_read_by(reference_model.task)):
-        told = [note for note in reference_model.notes if note.startswith(OUTPUTS)]
+        notes = [note for note in reference_model.notes if note.startswith(OUTPUTS)]
         may = (
-            "--task classification (source.task in a recipe, task= in Python), or " if may_be_logits(f"{told}") else ""
+            "--task classification (source.task in a recipe, task= in Python), or " if may_be_logits(f"{notes}") else ""
         )
         raise CheckpointError(
-            f"{path} names classes, and {reference_model.name} has none",
-            found="; ".join([f"the task {reference_model.task}", *told]),
+            f"{path} has labels, but {reference_model.name} has no classes",
+            found="; ".join([f"the task {reference_model.task}", *notes]),
             expected="a model with classes",
-            fix=f"{may if may_be_logits(' '.join(told)) else ''}leave the labels out",
+            fix=f"{may if may_be_logits(' '.join(notes)) else ''}use no labels",
         )
     if reference_model.classes not in (None, len(labels)):
         raise CheckpointError(
             f"{path} does not fit {reference_model.name}",
             found=f"{len(labels)} lines",
-            expected=f"one per class: {reference_model.classes}",
+            expected=f"{reference_model.classes} lines, one per class",
         )
     return labels
 
 
 def reference_runner(source: Source, *, threads: int = 0, original: LoadedModel | None = None) -> runner.Runner:
-    """The runner (not loaded yet) of the original: PyTorch eager, or ONNX Runtime for an ONNX file."""
+    """The runner of the original, not loaded yet: PyTorch in eager mode, or ONNX Runtime for an ONNX file."""
     if is_onnx(source):
         from vitdeploy.graph.io.files import serialised
 
@@ -454,7 +452,7 @@ def reference_runner(source: Source, *, threads: int = 0, original: LoadedModel 
 
 
 def to_request(source: Source) -> dict[str, Any]:
-    """The source as JSON values, for a measuring process in any working folder."""
+    """The source as JSON values with absolute paths, for a measuring process in any working folder."""
     files = {name: path.resolve() for name in FILES if (path := getattr(source, name))}
     if is_onnx(source):
         files["model"] = _graph_file(source).resolve()
@@ -477,17 +475,17 @@ def from_request(request: Mapping[str, Any]) -> Source:
 # Exporters of transformers' models leave the model's config files there, or one folder up if the file is in `onnx/`.
 
 
-ASSUMED = "an ONNX file does not say how images are prepared: / 255 and a plain resize are assumed"
+ASSUMED = "an ONNX file does not describe its preprocessing: / 255 and a plain resize are assumed"
 
 SOFTMAX = (
-    "scores are taken for a softmax with a last column 'no object', as DETR's: nothing in the graph or beside it says; "
-    "if they are independent, `postprocess: {scores: sigmoid}` in a recipe"
+    "scores are assumed to be a softmax whose last column is 'no object', as in DETR: neither the graph nor a file "
+    "beside it says; for independent scores, set `postprocess: {scores: sigmoid}` in a recipe"
 )
 
 
 @dataclass(frozen=True)
 class Beside:
-    """`preprocess` None if nothing says it; `labels` () if there is none for each class; `notes` for people."""
+    """`preprocess` None if unknown; `labels` () unless there is one for each class; `notes` for the user."""
 
     preprocess: PreprocessSpec | None
     labels: tuple[str, ...]
@@ -502,33 +500,35 @@ def find_beside(file: Path, channels: int, image_size: tuple[int, int], classes:
     for source, labels in ((step.LABELS_FILE, step.labels_beside(file)), (CONFIG, of_config)):
         if labels and len(labels) == classes:
             more = remarks if source == CONFIG else ()
-            return Beside(preprocess, labels, (*notes, *more, f"labels: those of {source} beside the file"))
+            return Beside(preprocess, labels, (*notes, *more, f"labels: from {source} beside the file"))
     return Beside(preprocess, (), notes)
 
 
 def task_beside(file: Path, task: Task, outputs: Sequence[TensorSpec]) -> tuple[Task, str] | None:
-    """The task that files beside an external ONNX file say its one output to be of, and a note; None if they say no
-    other than `task`."""
+    """The task of an external ONNX file with one output according to the files beside it, and a note; None if they
+    do not differ from `task`."""
     folder, [output, *others] = _folder(file), outputs
     if task == "classification" and (folder / CONFIG).is_file():
-        with contextlib.suppress(CheckpointError):  # of another program
+        with contextlib.suppress(CheckpointError):  # a file of another program
             return of_problem(json_file.read_json(folder / CONFIG))
     width = output.shape[-1]
     if task != "features" or others or not isinstance(width, int):
         return None
     labelled = len(step.labels_beside(file)) == width or _config_labels(folder, width)[0]
     return (
-        ("classification", f"{OUTPUTS}logits: beside the file is a label for each of the {width}") if labelled else None
+        ("classification", f"{OUTPUTS}logits: a file beside it has a label for each of the {width}")
+        if labelled
+        else None
     )
 
 
 def settled_scores(
     file: Path, postprocess: Postprocess | None, outputs: Iterable[TensorSpec]
 ) -> tuple[Postprocess | None, tuple[str, ...]]:
-    """What the scores of a detector are where its graph does not show it, and notes on it.
+    """The post-processing of a detector whose graph does not show the kind of its scores, and notes on it.
 
-    By transformers' convention: a softmax has a column of logits more than config.json has labels ("no object"),
-    independent scores (sigmoid) have one for each label.
+    In transformers' convention, a softmax has one more column of logits ("no object") than config.json has labels;
+    independent scores (sigmoid) have one column for each label.
     """
     columns = last_axis(outputs, "logits")
     if not isinstance(postprocess, PostprocessSpec) or postprocess.scores != "softmax" or columns is None:
@@ -536,12 +536,12 @@ def settled_scores(
     folder = _folder(file)
     try:
         names = json_file.read_json(folder / CONFIG).get("id2label") if (folder / CONFIG).is_file() else None
-    except CheckpointError:  # of another program
+    except CheckpointError:  # a file of another program
         names = None
     count = len(names) if isinstance(names, dict) else None
     if count == columns:
-        told = f"scores are independent (sigmoid): {CONFIG} beside the file has a label for each of {columns} logits"
-        return dataclasses.replace(postprocess, scores="sigmoid"), (told,)
+        note = f"scores are independent (sigmoid): {CONFIG} beside the file has a label for each of {columns} logits"
+        return dataclasses.replace(postprocess, scores="sigmoid"), (note,)
     return postprocess, () if count == columns - 1 else (SOFTMAX,)
 
 
@@ -558,13 +558,13 @@ def _preprocess(
             return None, ()
         spec, notes = image_processor.transformers_preprocess(processor, channels, image_size)
     except CheckpointError as error:
-        return None, (f"{PREPROCESSOR} beside the file is not followed: {error.message} ({error.found})",)
-    return spec, (f"images are prepared as {PREPROCESSOR} beside the file says", *notes)
+        return None, (f"{PREPROCESSOR} beside the file is ignored: {error.message} ({error.found})",)
+    return spec, (f"preprocessing: from {PREPROCESSOR} beside the file", *notes)
 
 
 def _config_labels(folder: Path, classes: int | None) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """The labels, and notes on them."""
     try:
         return labels_for(json_file.read_json(folder / CONFIG), classes) if (folder / CONFIG).is_file() else ((), ())
-    except CheckpointError:  # of another program, or of another model
+    except CheckpointError:  # a file of another program, or for another model
         return (), ()

@@ -1,4 +1,4 @@
-"""Searches over the shape of the work: rows of a product, their parts, schedules of token merging, pruning."""
+"""Searches over the shape of the work: parts of rows, schedules of token merging, pruning."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ if TYPE_CHECKING:
 GRAPH_PACKAGES = ("onnx-ir", "numpy")
 PARTS_SEARCH = step.Search("parts", "row_parts.json", rows.RowParts, GRAPH_PACKAGES)
 
-# --- Whether a placed model is faster with its rows in parts, or with more of them ------------------------------------
+# --- Search for the parts of rows with which an engine is faster ------------------------------------------------------
 
 
 def parts_step(candidate: step.Candidate, batch: int) -> step.Step:
-    """The parts in which the rows of a candidate's placement are computed, if costs of layers say that it pays."""
+    """The step that chooses the parts in which a candidate computes its rows, by the cost table of layers."""
     target, placed, table = candidate.target, candidate.step("place"), costs.costs_for(candidate.target)
 
     def write(folders: step.Folders, out: Path, progress: Progress) -> None:
@@ -49,20 +49,20 @@ def parts_step(candidate: step.Candidate, batch: int) -> step.Step:
 
 
 def chooses_rows(target: str, precision: str, task: Task) -> bool:
-    """As `splits_rows`, and whether costs of layers say into which parts."""
+    """As `splits_rows`, and the target has a cost table to choose the parts by."""
     return splits_rows(target, precision, task) and costs.has_costs(target)
 
 
 def splits_rows(target: str, precision: str, task: Task) -> bool:
-    """Whether an engine may compute the rows of its tokens in parts: INT8, of one graph, where the back end does."""
+    """Whether an engine may compute the rows of its tokens in parts: INT8, one graph, and support in the back end."""
     return COMPILE[target].splits_rows and precision in step.QUANTIZED and precision != "int4" and not flow_of(task)
 
 
 def compile_in_parts(graph: Path, parts: Sequence[int], out: Path, compiling: Callable[..., EngineSpec]) -> EngineSpec:
-    """The engine, made by `compiling`, of a placed graph with its rows in parts, next to the placement itself.
+    """Compile a placed graph with its rows in parts by `compiling`, and copy the placement itself next to the engine.
 
     Raises:
-        GraphError: the rows cannot be split so.
+        GraphError: the rows cannot be split into these parts.
     """
     with tempfile.TemporaryDirectory(prefix="vitdeploy-") as folder:
         split = Path(folder) / graph.name
@@ -73,7 +73,7 @@ def compile_in_parts(graph: Path, parts: Sequence[int], out: Path, compiling: Ca
     return engine
 
 
-# --- Schedules of token merging that may pay on a target --------------------------------------------------------------
+# --- Search for promising schedules of token merging on a target ------------------------------------------------------
 
 
 SCHEDULES_SEARCH = step.Search("schedules", "schedules.json", MergingTrial)
@@ -82,7 +82,7 @@ SCHEDULES_SEARCH = step.Search("schedules", "schedules.json", MergingTrial)
 def find_schedules(
     table: costs.CostTable | None, graph: Path, samples: Sequence[Sample], out: Path, progress: Progress = silent
 ) -> None:
-    """Write schedules.json: the schedules that look promising by what layers cost.
+    """Write schedules.json: the schedules that look promising by the costs of layers.
 
     Raises:
         GraphError: tokens of this graph cannot be merged.
@@ -95,7 +95,7 @@ def find_schedules(
 
 
 def schedules_step(target: str, data: Data) -> step.Step:
-    """Schedules of token merging for the job's float graph."""
+    """The step that finds schedules of token merging for the job's float graph."""
     samples, table = data.calibration, costs.costs_for(target) if costs.has_costs(target) else None
 
     def write(folders: step.Folders, out: Path, progress: Progress) -> None:
@@ -105,16 +105,16 @@ def schedules_step(target: str, data: Data) -> step.Step:
     return SCHEDULES_SEARCH.step(f"schedules {target}", write, config, (step.OPTIMIZE,), target, data)
 
 
-# --- Structured pruning of the float graph: what it could lose, and the graph without it. See `search.pruning` --------
+# --- Structured pruning of the float graph: measurements, and the pruned graph. See `search.pruning` ------------------
 
 
 PRUNING = "pruning"
-# Every trial is a pass over the last IMAGES images; with twice as many, moments come from the others alone.
+# Every trial is a pass over the last IMAGES images; with at least twice as many, moments come from the others only.
 
 
 @dataclass(frozen=True)
 class Prunings:
-    """`prunings`: of the whole graph, the least first."""
+    """`prunings`: trials on the whole graph, the smallest share first."""
 
     parts: pruning.Parts
     prunings: tuple[pruning.Pruning, ...]
@@ -124,21 +124,21 @@ PRUNING_SEARCH = step.Search(PRUNING, "pruning.json", Prunings)
 
 
 def check_prune(task: Task, preprocess: PreprocessSpec | None) -> None:
-    """Raises CapabilityError for a model that cannot be pruned whatever its graph is."""
+    """Raise CapabilityError for a model that cannot be pruned, whatever its graph."""
     if flow_of(task) or preprocess is None:
         raise CapabilityError(
-            "only models of images are pruned by this version, and only such of one graph",
+            "pruning does not support this model",
             found=f"the task {task}",
-            expected="a model of one graph that takes images",
-            fix="leave optimize.prune out",
+            expected="a model with a single graph that takes images",
+            fix="remove optimize.prune from the recipe",
         )
 
 
 def find_prunings(graph: Path, samples: Sequence[Sample], out: Path, progress: Progress = silent) -> None:
-    """Write pruning.json: what each part of a graph can lose, and trials of the whole graph.
+    """Write pruning.json: the prunable share of each part of a graph, and trials on the whole graph.
 
     Raises:
-        GraphError: there is nothing to prune, or there are too few images.
+        GraphError: the graph has nothing to prune, or there are too few images.
     """
     moments = input_moments(graph, samples, progress)
     reference_outputs = search.float_reference_outputs(graph, samples[-search.IMAGES :])
@@ -150,10 +150,10 @@ def find_prunings(graph: Path, samples: Sequence[Sample], out: Path, progress: P
 def prune(
     graph: Path, found: Prunings, share: float, samples: Sequence[Sample], out: Path, progress: Progress = silent
 ) -> None:
-    """Write the graph with at least `share` of its MACs gone, and what `optimize` wrote beside it with that added.
+    """Write the graph without at least `share` of its MACs, and the other files of `optimize` with facts on pruning.
 
     Raises:
-        GraphError: not so many can go.
+        GraphError: this share cannot be pruned.
     """
     widths = pruning.allocate(found.parts, share)
     if widths is None:
@@ -161,8 +161,8 @@ def prune(
             found.parts, {each.name: min(each.widths, default=each.count) for each in found.parts.parts}
         )
         raise GraphError(
-            f"{share:.3g} of the products of this graph cannot be pruned",
-            found=f"hidden channels and heads that make up {most:.3g} at most, as far as they were tried",
+            f"a share of {share:.3g} of this graph's MACs cannot be pruned",
+            found=f"prunable hidden channels and heads with a share of {most:.3g}, among those tried",
             expected=f"optimize.prune up to {int(most * 100) / 100:g}",
         )
     model = load_graph(graph)
@@ -177,10 +177,10 @@ def prune(
 
 
 def input_moments(graph: Path, samples: Sequence[Sample], progress: Progress = silent) -> dict[str, Statistics]:
-    """The moments of the input of each linear with something to prune in front of it, by its name.
+    """The moments of the input of each linear that reads prunable channels, by the linear's name.
 
     Raises:
-        GraphError: there is nothing to prune, or the graph has a fixed batch of more images than there are.
+        GraphError: the graph has nothing to prune, or its fixed batch is larger than the number of images.
         DataError: an activation is not finite.
     """
     model = load_graph(graph)
@@ -189,14 +189,14 @@ def input_moments(graph: Path, samples: Sequence[Sample], progress: Progress = s
     fixed = fixed_batch(graph_spec(model, step.MODEL_FILE))
     if fixed is not None and len(shown) < fixed:
         raise GraphError(
-            f"the graph has the fixed batch {fixed}",
-            found=f"{len(shown)} images for what is to be pruned",
+            f"the graph has a fixed batch size of {fixed}",
+            found=f"{len(shown)} images for the pruning statistics",
             expected=f"at least {fixed}",
         )
     size, used = fixed or search.BATCH, len(shown) // fixed * fixed if fixed is not None else len(shown)
     tensors = {name: str(part.reader.input.name) for name, (part, _) in readers.items()}
     observers = {tensor: Observer(-1) for tensor in tensors.values()}
-    count = Counter(progress, "moments of what is to be pruned", used)
+    count = Counter(progress, "collect statistics for pruning", used)
     data, weights = with_outputs(model, sorted(observers)), weights_folder(model)
     with ImageProbe(model, metadata.images, OnnxRuntimeRunner(data, name="moments", weights=weights)) as probe:
         for number, pixels in enumerate(batches(shown[:used], metadata.images, size)):
@@ -206,16 +206,16 @@ def input_moments(graph: Path, samples: Sequence[Sample], progress: Progress = s
                 if not observer.finite:
                     raise DataError(
                         "the model's activations are not finite on the calibration images",
-                        found=f"{tensor}, on image {number * size + 1} or one of the {len(pixels)} from there",
+                        found=f"{tensor}, on one of {len(pixels)} images from image {number * size + 1} on",
                         expected="finite activations",
-                        fix="check the checkpoint and the preprocessing, or take this image away",
+                        fix="check the checkpoint and the preprocessing, or remove this image",
                     )
             count(len(pixels))
     return {name: observers[tensor].statistics() for name, tensor in tensors.items()}
 
 
 def pruning_step(data: Data, source: str = step.OPTIMIZE) -> step.Step:
-    """What can be pruned of the graph of the step `source`."""
+    """The step that measures what can be pruned in the graph of the step `source`."""
     samples = data.calibration
 
     def write(folders: step.Folders, out: Path, progress: Progress) -> None:
@@ -225,7 +225,7 @@ def pruning_step(data: Data, source: str = step.OPTIMIZE) -> step.Step:
 
 
 def prune_step(share: float, data: Data) -> step.Step:
-    """The pruned graph, in the place of that of `optimize`."""
+    """The step that writes the pruned graph, which replaces the graph of `optimize`."""
     samples = data.calibration
 
     def write(folders: step.Folders, out: Path, progress: Progress) -> None:

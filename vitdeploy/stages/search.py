@@ -1,4 +1,4 @@
-"""Searches that a plan runs: scores, screening, mixed precision, float operators, layers out of plain INT8."""
+"""Searches in a plan: scores, screening, mixed precision, float operators, layers kept in higher precision."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 SENSITIVITY_FILE = "sensitivity.json"
 SENSITIVITY_SEARCH = step.Search("sensitivity", SENSITIVITY_FILE, Sensitivity)
-# Every trial of a layer is a pass over this many images; the ranks are stable from a few tens on.
+# Every trial of a layer is a pass over this many images; the ranks are stable from a few dozen images on.
 IMAGES, BATCH = 32, 8
 
 
@@ -75,7 +75,7 @@ class CalibratedGraph:
 
     @classmethod
     def of(cls, folders: step.Folders, data: Data) -> CalibratedGraph:
-        """Those of a plan's steps."""
+        """The calibrated graph of a plan's steps."""
         graph, statistics = (
             folders[step.OPTIMIZE].path / step.MODEL_FILE,
             folders[step.CALIBRATE].path / step.STATISTICS_FILE,
@@ -84,7 +84,7 @@ class CalibratedGraph:
 
 
 def float_reference_outputs(graph: Path, samples: Sequence[Sample]) -> frame.ReferenceOutputs:
-    """A float graph's outputs for some images, run at the graph's own batch if that is fixed."""
+    """A float graph's outputs for some images, at the graph's own batch if that is fixed."""
     model = load_graph(graph)
     metadata = get_metadata(model, str(graph))
     batch = fixed_batch(graph_spec(model, step.MODEL_FILE)) or BATCH
@@ -93,13 +93,13 @@ def float_reference_outputs(graph: Path, samples: Sequence[Sample]) -> frame.Ref
         return frame.ReferenceOutputs(runner, pixels, metadata.images, metadata.task, batch=batch)
 
 
-# --- Searches on the calibration images: which layer costs how much in INT8, and which to override --------------------
+# --- Searches on the calibration images: the cost of each layer in INT8, and which layers to override -----------------
 
 
 def find_sensitivity(
     config: PlaceConfig, calibrated: CalibratedGraph, out: Path, progress: Progress = silent
 ) -> Sensitivity:
-    """Writes sensitivity.json: see `search.precision`."""
+    """Write sensitivity.json: see `search.precision`."""
     with open_trials(config, calibrated, progress, few=True) as trials:
         return SENSITIVITY_SEARCH.write(measure_sensitivity(trials, config.target, progress), out)
 
@@ -112,7 +112,7 @@ def find_mixed(
     out: Path,
     progress: Progress = silent,
 ) -> Mixed:
-    """Writes sensitivity.json and mixed.json, the overrides."""
+    """Write sensitivity.json, and mixed.json with the overrides."""
     with open_trials(config, calibrated, progress, scaled=True) as trials:
         sensitivity = SENSITIVITY_SEARCH.write(measure_sensitivity(trials, config.target, progress), out)
         return MIXED_SEARCH.write(choose_mends(trials, sensitivity, table, budget, progress), out)
@@ -128,19 +128,19 @@ def open_trials(
     few: bool = False,
     scaled: bool = False,
 ) -> Iterator[Trials]:
-    """Trials of all layers at once run on all samples, or on `few` too; those of single layers on the first few.
-    `scaled`: as for `opened`."""
-    progress("open the layers", 0, 1)
+    """Open trials of layers. Trials of all layers together run on all samples, or on the first `images` if `few`;
+    trials of single layers on the first `images`. `scaled`: as for `opened`."""
+    progress("load layers", 0, 1)
     model, target, bits = load_graph(calibrated.graph), config.target, config.weight_bits
     whole = float_reference_outputs(calibrated.graph, calibrated.samples[: images if few else None])
     some, known = whole.first(images), load_statistics
     with opened(model, known(calibrated.statistics), target, some, config.ignore, whole, bits, scaled=scaled) as trials:
-        progress("open the layers", 1, 1)
+        progress("load layers", 1, 1)
         yield trials
 
 
 def search_step(candidate: step.Candidate, config: PlaceConfig, budget: Budget, data: Data) -> step.Step:
-    """The overrides of a candidate in mixed precision. `config`: of plain INT8."""
+    """The step that chooses a candidate's overrides for mixed precision. `config`: the config of plain INT8."""
     table = costs.costs_for(candidate.target)
 
     def write(folders: step.Folders, out: Path, progress: Progress) -> None:
@@ -158,7 +158,7 @@ def _step_of(
     data: Data,
     inputs: tuple[str, ...] = (),
 ) -> step.Step:
-    """A step that tries a candidate of the calibrated graph."""
+    """A step that searches on the calibrated graph for a candidate."""
     name, before = candidate.step(search.kind), (step.OPTIMIZE, step.CALIBRATE, *inputs)
     return search.step(name, write, config, before, candidate.target, data)
 
@@ -169,8 +169,8 @@ def _step_of(
 
 @dataclass(frozen=True)
 class Score:
-    """The distance (see `ReferenceOutputs.distance`), mean over the images with its 95 % t-interval, and what is
-    expected of a classifier's answers; None for other tasks."""
+    """The distance (see `ReferenceOutputs.distance`), as mean over the images with its 95 % t-interval, and the
+    expected agreement of a classifier's answers; None for other tasks."""
 
     images: int
     distance: float
@@ -182,7 +182,7 @@ SCORES = step.Search("score", "score.json", Score, ("onnxruntime", "pillow", "nu
 
 
 def score(graph: Path, folder: Path, samples: Sequence[Sample], out: Path, progress: Progress = silent) -> None:
-    """Writes score.json, of the engine in `folder` against a float graph."""
+    """Write score.json: the distance of the engine in `folder` from a float graph."""
     engine = step.read_engine(folder)
     text = f"{engine.artifact} on the calibration images"
     progress(text, 0, 1)
@@ -195,8 +195,8 @@ def score(graph: Path, folder: Path, samples: Sequence[Sample], out: Path, progr
 
 
 def score_step(candidate: step.Candidate, reference: str, data: Data) -> step.Step:
-    """The distance of a compiled candidate from the float graph of the step `reference`: `OPTIMIZE`, or another one
-    whose first word that is."""
+    """The step that measures the distance of a compiled candidate from the float graph of the step `reference`:
+    `OPTIMIZE`, or another step of that kind."""
     samples, compiled = data.calibration, candidate.step("compile")
 
     def write(folders: step.Folders, out: Path, progress: Progress) -> None:
@@ -206,7 +206,7 @@ def score_step(candidate: step.Candidate, reference: str, data: Data) -> step.St
     return SCORES.step(name, write, {}, (compiled, reference), candidate.target, data)
 
 
-# --- The latencies of many engines, in one benchmark run of short blocks; those that matter are measured again --------
+# --- Screening: the latencies of many engines in one benchmark run of short blocks; the relevant ones are re-measured -
 
 
 SCREEN, SCREEN_FILE = "compare the latencies", "screen.json"
@@ -214,7 +214,7 @@ BLOCK_SECONDS, WARMUP_SECONDS = 0.2, 0.5
 
 
 def screen_step(batch: int, engines: Mapping[str, Artifact]) -> step.Step:
-    """The latencies of compiled engines by name, at `batch`."""
+    """The step that measures the latencies of compiled engines, by name, at `batch`."""
 
     def write(folders: step.Folders, out: Path, progress: Progress) -> None:
         bench_candidates = [
@@ -248,7 +248,7 @@ def screen_step(batch: int, engines: Mapping[str, Artifact]) -> step.Step:
 
 
 def _proven_faster(bench_run: results.BenchRun) -> dict[str, list[str]]:
-    """For each artifact those that it is proven to be faster than, whatever disturbed the measurement of others."""
+    """For each artifact, the artifacts that it is provably faster than, even if others were disturbed."""
     names, scenario = [entry.artifact for entry in bench_run.entries], bench_run.protocol.latency_scenario
     faster: dict[str, list[str]] = {}
     for name in names:
@@ -258,16 +258,16 @@ def _proven_faster(bench_run: results.BenchRun) -> dict[str, list[str]]:
     return faster
 
 
-# --- What the costs of layers decide: the precision of float operators, and which layers are out of plain INT8 -------
+# --- Searches by the costs of layers: the precision of float operators, and layers kept in higher precision -----------
 
 
-# MACs of linears and convolutions at batch 1. A smaller model takes its time in calls, which costs of layers foretell
-# badly (by them the digits, 115 million, would have no layer in INT8), and is done in a millisecond or two in any form.
+# MACs of linears and convolutions at batch 1. In a smaller model, call overhead dominates, which costs of layers do not
+# predict (for the digits model, 115 million, they would choose no layer for INT8); it takes 1-2 ms in any precision.
 LEAST_MACS = 400_000_000
 
 
 def has_half_rest(target: str, precision: str, task: Task) -> bool:
-    """Whether an engine may be faster here with its float operators in bf16: INT8, of one graph, on such a CPU."""
+    """Whether an engine may be faster here with its float operators in bf16: INT8, one graph, and a CPU with bf16."""
     return precision == "int8" and not flow_of(task) and COMPILE[target].half_rest()
 
 
@@ -279,15 +279,16 @@ def find_float_rest(
     out: Path,
     progress: Progress = silent,
 ) -> FloatRestChoice:
-    """Writes float_rest.json: what decides of the model in plain INT8, at `batch` if the graph has no other.
+    """Write float_rest.json: the precision of float operators of the model in plain INT8, at `batch` unless the graph
+    has a fixed one.
 
     Raises:
-        GraphError, EngineError, CapabilityError: as `place_graph` and `choose_float_rest`.
+        GraphError, EngineError, CapabilityError: as in `place_graph` and `choose_float_rest`.
     """
     shaped, batch = _shaped(config, calibrated.graph, batch)
     ratio = 1.0
     if _macs(shaped) >= LEAST_MACS:
-        with contextlib.suppress(GraphError):  # sizes that are not known: then bf16 has to be asked for
+        with contextlib.suppress(GraphError):  # unknown sizes: bf16 then needs an explicit float_rest
             workload = costs.workload_of(shaped, batch)
             ratio = table.plain(workload, "bf16") / table.plain(workload, "fp32")
     if ratio >= 1:
@@ -301,7 +302,7 @@ def find_float_rest(
 
 
 def _shaped(config: PlaceConfig, graph: Path, batch: int) -> tuple[ir.Model, int]:
-    """The float graph in the form that is placed, and its own batch, if that is fixed."""
+    """The float graph in the form that is placed, and its fixed batch, or else `batch`."""
     model = load_graph(graph)
     shape(model, config.target, config.ignore)
     return model, fixed_batch(graph_spec(model, step.MODEL_FILE)) or batch
@@ -312,7 +313,7 @@ def _macs(model: ir.Model) -> int:
 
 
 def float_rest_step(candidate: step.Candidate, config: PlaceConfig, batch: int, data: Data) -> step.Step:
-    """The precision of a candidate's float operators. `config`: of plain INT8."""
+    """The step that chooses the precision of a candidate's float operators. `config`: the config of plain INT8."""
     table = costs.costs_for(candidate.target)
 
     def write(folders: step.Folders, out: Path, progress: Progress) -> None:
@@ -322,14 +323,13 @@ def float_rest_step(candidate: step.Candidate, config: PlaceConfig, batch: int, 
     return _step_of(FLOAT_REST_SEARCH, candidate, write, facts, data)
 
 
-# Layers are ranked on 32 images, and all of them together are tried on as many as there are; on fewer of a model that
-# takes more than so many MACs for that.
+# Layers are ranked on 32 images, and tried together on all images; on fewer images if that takes more MACs than this.
 LEAST_IMAGES, RANK_MACS, TRIAL_MACS = 8, 64_000_000_000, 600_000_000_000
 
 
 def raises_precision(target: str, precision: str, task: Task | None, price: float) -> bool:
-    """Whether layers of a placement may be taken out of plain INT8: INT8, of one graph, where the costs of layers are
-    known. Where no task is given it is one graph."""
+    """Whether layers of a placement may be kept in higher precision: INT8, one graph, and known costs of layers.
+    `task` None stands for a model with one graph."""
     return precision == "int8" and price > 0 and costs.has_costs(target) and (task is None or not flow_of(task))
 
 
@@ -343,18 +343,20 @@ def find_high_precision(
     progress: Progress = silent,
     float_rest: FloatRest = "fp32",
 ) -> HighPrecision:
-    """Writes high_precision.json, and sensitivity.json where layers were ranked.
+    """Write high_precision.json, and sensitivity.json if layers were ranked.
 
-    Layers are ranked by the distance that INT8 in each causes on the calibration images, for the time that its other
-    form adds by the `table`. Those that are taken are tried together, and stay in plain INT8 if that is nearer.
+    Layers are ranked by the distance on the calibration images that their INT8 causes, relative to the time that their
+    higher precision adds according to `table`. The chosen layers are tried together, and stay in plain INT8 if that
+    is closer to the float graph.
 
     Args:
-        config: of plain INT8.
-        price: percent of the latency that layers out of plain INT8 may add, at `batch` if the graph has no other.
-        float_rest: in which precision their engines compute float operators.
+        config: the config of plain INT8.
+        price: how much of the latency, in percent, higher precision may add, at `batch` unless the graph has a fixed
+            batch.
+        float_rest: the precision of the engine's float operators.
 
     Raises:
-        GraphError: as `place_graph`.
+        GraphError: as in `place_graph`.
     """
     return HIGH_PRECISION_SEARCH.write(_find(config, price, batch, calibrated, table, out, progress, float_rest), out)
 
@@ -376,19 +378,17 @@ def _find(
     ranked = max(LEAST_IMAGES, min(IMAGES, RANK_MACS // macs))
     conclude = functools.partial(HighPrecision, target, form, price, batch, len(tried.samples), str(table))
     if macs < LEAST_MACS:
-        return conclude(
-            f"{macs / 1e6:.0f} million products at batch 1, which are too few to choose layers by their costs"
-        )
+        return conclude(f"the model is too small to time single layers ({macs / 1e6:.0f} million MACs at batch 1)")
     with contextlib.ExitStack() as stack:
         try:
             workload = costs.workload_of(shaped, batch)
             added = _added(shaped, workload, table, form, rest, load_statistics(calibrated.statistics))
             del shaped
             trials = stack.enter_context(open_trials(config, tried, progress, ranked))
-        except GraphError as error:  # plain INT8 takes graphs that single layers cannot be tried of
+        except GraphError as error:  # plain INT8 accepts graphs whose single layers cannot be tried
             return conclude(f"single layers cannot be tried: {error.message}")
         added = {layer.name: added[layer.name] for layer in trials.layers if layer.name in added}
-        for hidden in trials.prepared.hidden:  # operators that scale channels for INT8 alone go with the layer's
+        for hidden in trials.prepared.hidden:  # operators that scale channels for INT8 only are removed with it
             if hidden.layer in added:
                 one = workload.layers[hidden.layer]
                 added[hidden.layer] -= table.scaling * one.rows * one.k
@@ -406,18 +406,19 @@ def _find(
             lambda left: _agreement(trials.whole.expected(answers, left)) >= ENOUGH,
         )
         if not layers:
-            return conclude(f"no layer is worth what it adds to the latency, of {price:g} %", int8=int8)
+            return conclude(f"no layer is worth its latency within the limit of {price:g} %", int8=int8)
         answers_without = trials.answers(dict.fromkeys(layers, FLOAT))
         reached = trials.whole.reached(answers_without)
         nearer, low, _ = frame.mean_interval(trials.whole.distance(answers) - trials.whole.distance(answers_without))
     ratio, images = 1 + spent / plain, len(tried.samples)
     if low <= 0:
         needed = math.ceil(images * ((nearer - low) / nearer) ** 2) + 1 if nearer > 0 else 0
-        more = f"; some {needed} images may prove it" if needed > images else ""
+        more = f"; about {needed} images may prove it" if needed > images else ""
+        noun = "layer" if len(layers) == 1 else "layers"
         return conclude(
-            f"{len(layers)} layers bring the answers no nearer for sure, on {images} images{more}", int8=int8
+            f"{len(layers)} {noun} in higher precision: not provably closer, on {images} images{more}", int8=int8
         )
-    why = f"the distance falls from {int8.distance:.2g} to {reached.distance:.2g} for {ratio:.2f} of the latency"
+    why = f"the distance falls from {int8.distance:.2g} to {reached.distance:.2g} at {ratio:.2f} times the latency"
     return conclude(why, int8=int8, reached=reached, ratio=ratio, layers=layers)
 
 
@@ -426,8 +427,8 @@ def _agreement(expected: frame.Expected | None) -> float:
 
 
 def form_of(config: PlaceConfig) -> HigherForm:
-    """The form of layers that cost too much in plain INT8: where the runtime quantizes activations itself on this CPU
-    that, else float."""
+    """The form of layers that cost too much in plain INT8: dynamic quantization of activations by the runtime if this
+    CPU has it, otherwise float."""
     return "dynamic" if config.weight_bits == 8 and costs.has_dynamic(config.target, describe_host()) else "float"
 
 
@@ -439,10 +440,10 @@ def _added(
     rest: FloatRest,
     statistics: Mapping[str, Statistics],
 ) -> dict[str, float]:
-    """Nanoseconds that the other form adds, of each layer that may have it.
+    """Nanoseconds that the other form adds, for each layer that may have it.
 
-    None of "dynamic" has an input that the runtime does not quantize, or is a query or key whose scores are in INT8: in
-    float they would cost more than the layer. In float, scores go with the layer.
+    "dynamic" excludes layers whose input the runtime does not quantize, and queries and keys whose scores are in INT8:
+    in float these scores would cost more than the layer. With "float", the scores become float with the layer.
     """
     linears, is_dynamic = rows.find_linears(shaped), QUANTIZE[table.target].dynamic
     added = {name: table.added(layer, form, rest) for name, layer in workload.layers.items()}
@@ -468,8 +469,8 @@ def high_precision_step(
     data: Data,
     rest: FloatRest | Literal["chosen"] = "fp32",
 ) -> step.Step:
-    """The layers of a candidate that are taken out of plain INT8, which `config` is of. `rest`: the precision of float
-    operators, or that which the plan's step for it has chosen."""
+    """The step that chooses the layers of a candidate to keep in higher precision. `config`: the config of plain INT8.
+    `rest`: the precision of float operators, or "chosen" for the result of the plan's search."""
     asked, table = rest_of(candidate, rest), costs.costs_for(candidate.target)
 
     def write(folders: step.Folders, out: Path, progress: Progress) -> None:

@@ -1,4 +1,4 @@
-"""What is stored of one shard of an evaluation: the original's answers, and the counts of an engine against them."""
+"""Stored results of one shard of an evaluation: the original's answers, and an engine's counts against them."""
 
 from __future__ import annotations
 
@@ -29,15 +29,15 @@ from vitdeploy.tasks.counted import CountedAdapter, Truth
 from vitdeploy.verification import agreement, changes, records
 
 SUMMARY_FILE, TALLY_FILE, RECORDS_FILE = "summary.json", "tally.json", "records.npz"
-# Of what is stored of a shard: the original's answers, or the counts of an engine against them.
+# The original's answers to a shard, or the counts of an engine against them.
 ShardKind = Literal["shard-answers", "shard-tally"]
 
 
 def shard_identity(
     kind: ShardKind, by: Identity, adapter: CountedAdapter, answering: CountedAdapter, **digests: str
 ) -> Identity:
-    """What an artifact, which `by` is the identity of, leaves of images with these digests: prepared and counted as the
-    `adapter` says, and kept as that of the `answering` side does."""
+    """The identity of the results of an artifact with the identity `by` on images with these digests. `adapter` defines
+    preprocessing and counts, the adapter of the `answering` side what is kept."""
     how = {"images": encode(adapter.setting.images), **adapter.reading, "kept": answering.reading}
     tools = {**by.tools, **_shard_tools(adapter.setting.task)}
     return Identity(kind, {"artifact": by.config, **how, **digests}, by.inputs, tools)
@@ -50,15 +50,15 @@ def _shard_tools(task: str) -> dict[str, str]:
 
 
 def digests_of(samples: Samples, truth: Truth | None, files: file_digests.FileDigests) -> list[str]:
-    """Of each image the digest of its bytes, and of what is known of it beside them."""
+    """For each image, the digest of its bytes and of its annotations."""
     images = files.of(samples)
     if truth is None:
         return images
     known = [truth[sample.path] for sample in samples]
-    told = [hashlib.sha256(each.facts() if isinstance(each, InFile) else each.content()).hexdigest() for each in known]
+    facts = [hashlib.sha256(each.facts() if isinstance(each, InFile) else each.content()).hexdigest() for each in known]
     read = iter(files.of([each.file for each in known if isinstance(each, InFile)]))
     labels = [next(read) if isinstance(each, InFile) else "" for each in known]
-    return [" ".join(parts) for parts in zip(images, told, labels, strict=True)]
+    return [" ".join(parts) for parts in zip(images, facts, labels, strict=True)]
 
 
 def shard_digest(samples: Samples, digests: Sequence[str]) -> str:
@@ -69,7 +69,7 @@ def shard_digest(samples: Samples, digests: Sequence[str]) -> str:
 
 
 def content_digest(samples: Samples, digests: Sequence[str]) -> str:
-    """The same, and equal where the same images cannot be read."""
+    """As `shard_digest`, but independent of why an image cannot be read."""
     return shard_digest(
         samples, [file_digests.UNREAD if digest.startswith(file_digests.UNREAD) else digest for digest in digests]
     )
@@ -77,8 +77,8 @@ def content_digest(samples: Samples, digests: Sequence[str]) -> str:
 
 @dataclass(frozen=True)
 class Answered:
-    """The original's answers to a shard. `unreadable`: int64, which of its images have none; `count`: how many have
-    one. `facts`: as of `CountedAdapter.facts`, {} without any answer."""
+    """The original's answers to a shard. `unreadable`: int64, the indices of images without an answer; `count`: the
+    number of answers. `facts`: from `CountedAdapter.facts`, {} without any answer."""
 
     artifact: Artifact
     unreadable: Ints
@@ -87,25 +87,25 @@ class Answered:
 
     @property
     def digest(self) -> str:
-        """Of the answers, however they were made."""
+        """The digest of the answers."""
         return self.artifact.digest
 
     def answers(self) -> records.Answers:
-        """What was kept of them."""
+        """The stored answers."""
         return read_answers(self.artifact.path)
 
     def itself(self) -> changes.Counts:
-        """The original compared with itself, of a shard with answers."""
+        """The counts of the original compared with itself, for a shard with answers."""
         return _read_counts(self.artifact.path)
 
 
 def find_answers(store: Store, by: Identity) -> Answered | None:
-    """The original's answers to a shard, if they are there."""
+    """The original's answers to a shard, if they are stored."""
     return answers_at(store, by.key)
 
 
 def answers_at(store: Store, key: str) -> Answered | None:
-    """The same by the key of the artifact."""
+    """The original's answers by the key of their artifact, if they are stored."""
     found = store.find(key)
     return None if found is None else _answered(found)
 
@@ -113,7 +113,7 @@ def answers_at(store: Store, key: str) -> Answered | None:
 def keep_answers(
     store: Store, by: Identity, answers: records.Answers, unreadable: Ints, adapter: CountedAdapter, data: Data
 ) -> Answered:
-    """Store the original's answers to the readable images, which `data` has to evaluate on."""
+    """Store the original's answers to the readable images, which are the evaluation samples of `data`."""
 
     def write(out: Path) -> None:
         answers.save(out / ANSWERS_FILE)
@@ -127,7 +127,7 @@ def keep_answers(
 
 
 def find_counts(store: Store, by: Identity) -> changes.Counts | None:
-    """The counts of an engine, if they are there."""
+    """The counts of an engine, if they are stored."""
     found = store.find(by.key)
     return None if found is None else _read_counts(found.path)
 
@@ -138,7 +138,7 @@ def keep_counts(store: Store, by: Identity, counts: changes.Counts) -> changes.C
 
 
 def holds(store: Store, part: Part, skip_bad: bool) -> bool:
-    """Whether what a shard leaves is there already, and is of use to this evaluation."""
+    """Whether the results of a shard are stored, and usable for this evaluation."""
     if part.original is not None:
         return store.find(part.by.key) is not None
     found = find_answers(store, part.by)
@@ -166,10 +166,9 @@ def _read_counts(folder: Path) -> changes.Counts:
 class Part:
     """One shard that an artifact has to answer.
 
-    images: int64, which of some samples it has; unreadable: int64, which of these cannot be read, as far as that is
-    known. content: `content_digest` of all of them as they were when the evaluation began. by: the key of what is
-    stored. original: where the original's answers are, which an engine's are compared with; None of the original
-    itself.
+    images: int64, the indices of its samples; unreadable: int64, the known unreadable ones among these. content: the
+    `content_digest` of all of them when the evaluation began. by: the identity of the stored result. original: the key
+    of the original's answers, which an engine's are compared with; None for the original itself.
     """
 
     images: Ints
@@ -197,15 +196,15 @@ def evaluate(
     processes: int | None = None,
     turn: records.Turn = contextlib.nullcontext,
 ) -> None:
-    """Answer some shards, and store what each leaves as soon as it is there. Images of later shards are decoded while
+    """Answer some shards, and store the result of each when it is finished. Images of later shards are decoded while
     the predictor computes.
 
     Args:
-        truth: as of `Data`, of these samples. kept: what the side that answers keeps of an image's outputs.
-        processes: as of `decode_each`. turn: as of `gather`.
+        truth: the annotations of these samples, as in `Data`. kept: what to keep of an image's outputs.
+        processes: as for `decode_each`. turn: as for `gather`.
 
     Raises:
-        ImageError: an unreadable image, and `skip_bad` is False; or one that could be read for the original.
+        ImageError: an image is unreadable and `skip_bad` is False, or it was readable for the original.
         DataError: images or labels changed since the evaluation began; a label cannot be used.
         EngineError: an output is NaN or infinite.
         StorageError: the original's answers are not in the store.
@@ -239,7 +238,7 @@ def evaluate(
 def _readable(
     loaded: Iterator[decoding.Loaded | ImageError], count: int, unreadable: list[int] | None
 ) -> Iterator[decoding.Loaded]:
-    """The next `count` images; of those that cannot be read, the index goes to `unreadable` (None: an error)."""
+    """The next `count` images; the indices of unreadable ones are appended to `unreadable` (None: an error)."""
     for index in range(count):
         found = next(loaded)
         if not isinstance(found, ImageError):
@@ -251,8 +250,8 @@ def _readable(
 
 
 def _require_unchanged(samples: Samples, truth: Truth | None, content: str, store: Store) -> None:
-    """Raise DataError if these images and labels are not those whose digests are in the keys: the answers would be
-    stored as answers to others."""
+    """Raise DataError if these images and labels differ from the digests in the keys: the answers would be stored under
+    the keys of other data."""
     with file_digests.FileDigests(store.root / file_digests.DIGESTS_FILE) as digests:
         if content_digest(samples, digests_of(samples, truth, digests)) == content:
             return
@@ -261,10 +260,10 @@ def _require_unchanged(samples: Samples, truth: Truth | None, content: str, stor
     changed = [os.path.relpath(path, root) for path in digests.changed]
     more = f", and {len(changed) - 3} more" if len(changed) > 3 else ""
     raise DataError(
-        f"images {'' if truth is None else 'or labels '}changed while they were evaluated",
-        found=", ".join(changed[:3]) + more if changed else f"other bytes in one of {names[0]} to {names[-1]}",
-        expected="the data as they were when the command began",
-        fix="give the command again: it evaluates those anew, and keeps all that is finished",
+        f"images {'' if truth is None else 'or labels '}changed during the evaluation",
+        found=", ".join(changed[:3]) + more if changed else f"another digest of one of {names[0]} to {names[-1]}",
+        expected="the same data as at the start of the command",
+        fix="run the command again: it evaluates the changed files and reuses all finished results",
     )
 
 
@@ -273,8 +272,8 @@ def _original(store: Store, key: str) -> Answered:
     if original is None:
         raise StorageError(
             "the original's answers to some images are not in the store",
-            found="what was stored there before has gone, or is of another machine",
+            found="a store from which they were removed, or that of another machine",
             expected="one store for the whole evaluation",
-            fix="give the command again; with several machines, set VITDEPLOY_SHARED_STORE on all of them",
+            fix="run the command again; with several machines, set VITDEPLOY_SHARED_STORE on all of them",
         )
     return original

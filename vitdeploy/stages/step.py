@@ -1,4 +1,4 @@
-"""Steps of a plan: a stage with all that its key is made of, the tools behind it, and its files."""
+"""Steps of a plan: a stage with the parts of its key, its tools and its files."""
 
 from __future__ import annotations
 
@@ -31,19 +31,19 @@ if TYPE_CHECKING:
     from vitdeploy.tasks.adapter import Data
 
 
-# --- One stage with everything that its key is made of, and the engine that it may be a stage of ----------------------
+# --- Steps, candidates and searches -----------------------------------------------------------------------------------
 
 
 Folders: TypeAlias = "Mapping[str, Artifact]"
-# Names of steps that a plan has once.
+# Names of steps that occur once in a plan.
 EXPORT, CALIBRATE, REFERENCE, ATTENTION = "export", "calibrate", "reference", "attention"
 OPTIMIZE: str = "optimize"
-# The rewritten graph of a job whose graph is pruned after that; the pruned one is that of OPTIMIZE. Its first word is
-# the kind, so that keys are those of a job that prunes nothing.
+# The rewritten graph of a job that prunes it afterwards; OPTIMIZE then has the pruned graph. Its first word is the
+# kind, so that it has the same key as in a job without pruning.
 UNPRUNED = f"{OPTIMIZE} unpruned"
-# The kind of the step that takes layers out of plain INT8.
+# The kind of the step that keeps layers in higher precision.
 HIGH_PRECISION = "high_precision"
-# The name of the original among those of engines.
+# The original's name among the artifacts.
 ORIGINAL = "original"
 # Precisions that need calibration.
 QUANTIZED = ("int8", "mixed", "fp8", "int4")
@@ -51,17 +51,17 @@ QUANTIZED = ("int8", "mixed", "fp8", "int4")
 
 @dataclass(frozen=True)
 class Step:
-    """One stage with its config. `inputs` are names of earlier steps; `outside` are digests of files from outside;
-    `packages` are the versions of what computes it, and the machine if that matters.
+    """One stage with its config. `inputs` are names of earlier steps; `outside` are digests of external files;
+    `packages` are the versions of the packages that compute it, and the machine if that matters.
 
-    `write` takes the inputs' folders, the empty folder to fill, and a progress; if the step is `resumable` also
-    `scratch`: a folder for its key, which keeps what an interrupted run needs to resume. There is no version
-    number to raise: the source code of the package is part of the key.
-    `measured`: it holds times of this device, whose reuse is reported. `shared_out`: the process that runs `write` has
-    workers, and gives them pieces of it. `usable` tells whether this user may use a stored folder; otherwise the folder
-    is made again.
-    `about`: numbers of how much work it is, such as that of images, by which plans estimate it; no part of the key.
-    An outline has no `write`, which would keep all images, and all its tools in `packages`.
+    `write` takes the folders of the inputs, the empty folder to fill, and a progress; if the step is `resumable` also
+    `scratch`: a folder for its key, which keeps what an interrupted run needs to resume. A step needs no
+    version number: the source code of the package is part of the key.
+    `measured`: it holds times of this device, whose reuse is reported. `shared_out`: `write` distributes tasks over
+    workers from the process that runs it. `usable` returns whether this user may use a stored folder; otherwise the
+    folder is computed again.
+    `about`: the amount of work, such as the number of images, for time estimates; not part of the key.
+    An outline has no `write`, which would keep all images in memory, and has all its tools in `packages`.
     """
 
     name: str
@@ -79,26 +79,26 @@ class Step:
 
     @property
     def modules(self) -> frozenset[str]:
-        """The modules where the code of `write` begins: its own, and those of the values in its closure, which may be
-        of classes that its module does not import, such as a task adapter."""
-        assert self.write is not None, "an outline has its tools"
+        """The modules where the code of `write` starts: its own, and those of the values in its closure, whose classes
+        its module may not import (such as a task adapter)."""
+        assert self.write is not None, "an outline has no code"
         values = inspect.getclosurevars(self.write).nonlocals.values()
         return frozenset({self.write.__module__, *(getattr(value, "__module__", "") for value in values)})
 
     @property
     def tools(self) -> dict[str, str]:
-        """The versions of its packages, that of our own code, and which of it `write` begins with."""
+        """The versions of its packages and of vitdeploy's code, and the modules where `write` starts."""
         if self.write is None:
             return self.packages
         return {**self.packages, "code": code_version(), "modules": " ".join(sorted(self.modules))}
 
     def outline(self) -> Step:
-        """The step without its work: many are kept at a time."""
+        """The step without `write`, so that many steps fit in memory."""
         return replace(self, write=None, packages=self.tools)
 
     def identity(self, made: Mapping[str, Artifact | str]) -> Identity:
-        """What its folder is a function of, with inputs by their kind, or by their full name if there are several of a
-        kind. `made`: of each input its artifact, or the digest of it."""
+        """The identity of its folder, with inputs by their kind, or by their full name if several have the same kind.
+        `made`: the artifact of each input, or its digest."""
         kinds = [name.split()[0] for name in self.inputs]
         names = [name if kinds.count(kind) > 1 else kind for name, kind in zip(self.inputs, kinds, strict=True)]
         artifacts = {name: made[of] for name, of in zip(names, self.inputs, strict=True)}
@@ -106,13 +106,13 @@ class Step:
         return Identity(self.kind, self.config, {**self.outside, **inputs}, self.tools)
 
     def key(self, made: Mapping[str, Artifact | str]) -> str:
-        """The key of its folder; `made`: as of `identity`."""
+        """The key of its folder; `made` as for `identity`."""
         return self.identity(made).key
 
 
 @dataclass(frozen=True)
 class Candidate:
-    """A target in one precision; `shipped` where it is what the recipe asks for, else a float baseline."""
+    """A target in one precision; `shipped` if the recipe requests it, otherwise a baseline."""
 
     target: str
     precision: Precision
@@ -131,8 +131,8 @@ Found = TypeVar("Found")
 
 @dataclass(frozen=True)
 class Search(Generic[Found]):
-    """A kind of search that plans have a step of: `file` is what it writes, of a `table`, and `packages` are those
-    that compute it besides the target's."""
+    """A kind of search that can be a step of a plan. It writes `file`, whose content is a `table`; `packages` are the
+    packages that compute it besides the target's."""
 
     kind: str
     file: str
@@ -155,24 +155,25 @@ class Search(Generic[Found]):
         target: str | None,
         data: Data | None = None,
     ) -> Step:
-        """The step of this name. `target`: whose runtime it uses; `data`: whose calibration samples it uses."""
+        """The step with this name. `target`: the target whose runtime it uses; `data`: the data whose calibration
+        samples it uses."""
         images = {"images": data.calibration_digest} if data is not None else {}
         versions = {**(target_tools(target) if target is not None else {}), **package_versions(self.packages)}
         return Step(name, self.kind, write, config, inputs, images, versions)
 
 
-# --- The versions of installed packages, which the keys of stages hold ------------------------------------------------
+# --- The versions of installed packages, which are part of the keys of stages -----------------------------------------
 
 
-# Packages of other names that bring the module of the same name as a package.
+# Other packages that install a package's module.
 SUBSTITUTES = {"onnxruntime": ("onnxruntime-gpu",)}
 
 
 def package_versions(packages: Iterable[str]) -> dict[str, str]:
     """Versions by package name; "absent" if not installed.
 
-    Of a package with substitutes that of the one whose module is imported, with its name where it is a substitute, as
-    in "onnxruntime-gpu 1.31.1".
+    For a package with substitutes, the version of the one whose module is imported, with the substitute's name, such as
+    "onnxruntime-gpu 1.31.1".
     """
     return {package: _substituted(package) if package in SUBSTITUTES else _version(package) for package in packages}
 
@@ -189,7 +190,7 @@ def _substituted(package: str) -> str:
     if spec is None or spec.origin is None:
         return "absent"
     home = Path(spec.origin).parent.parent
-    # Substitutes first: where both fill one folder, as they should not, the package itself was there before.
+    # Substitutes first: if both are installed into one folder (which is not supported), the package itself came first.
     for name in (*SUBSTITUTES[package], package):
         for found in importlib.metadata.distributions(name=name):
             if Path(str(found.locate_file(""))).resolve() == home.resolve():
@@ -206,17 +207,17 @@ def backend_versions(target: str) -> dict[str, str]:
 
 
 def target_tools(target: str) -> dict[str, str]:
-    """An engine belongs to its runtime's version, to the packages that add to its back end, and to this machine; on a
-    GPU to that and its driver too.
+    """The tools that an engine depends on: the versions of its runtime and of extensions of its back end, this machine,
+    and the GPU and its driver.
 
     Raises:
-        MissingPackageError, EngineError, CapabilityError: no usable TensorRT or GPU, where the target needs them.
+        MissingPackageError, EngineError, CapabilityError: no usable TensorRT or GPU, if the target needs them.
     """
     versions = {**package_versions((TARGETS[target].package,)), **backend_versions(target)}
     return {**versions, "host": str(describe_host()), **RUNTIME[target].describe_device()}
 
 
-# --- Whether a target has a precision, by the table of targets alone --------------------------------------------------
+# --- Checks of targets and precisions by the table of targets ---------------------------------------------------------
 
 
 def check_target(target: str) -> None:
@@ -225,21 +226,21 @@ def check_target(target: str) -> None:
 
 
 def check_engine(name: str) -> None:
-    """Raise TargetError if that is neither a target nor what an engine of one is called."""
+    """Raise TargetError if `name` is neither a target nor the name of an engine, such as "openvino-cpu-int8"."""
     target = name.rpartition("-")[0]
     check_target(target if target in TARGETS else name)
 
 
 def check_precision(target: str, precision: str) -> None:
-    """Raise what `compile` would, before any work is done."""
+    """Raise the error that `compile` would raise, before any work is done."""
     check_target(target)
     if precision not in TARGETS[target].precisions:
         others = [name for name, row in TARGETS.items() if precision in row.precisions]
         raise CapabilityError(
-            f"{target} cannot run {precision}",
+            f"{target} does not support {precision}",
             found=precision,
             expected=", ".join(TARGETS[target].precisions),
-            fix=f"choose one of these, or another target that has {precision}: {', '.join(others)}"
+            fix=f"choose one of these, or a target that supports {precision}: {', '.join(others)}"
             if others
             else "choose one of these",
         )
@@ -248,7 +249,7 @@ def check_precision(target: str, precision: str) -> None:
 # --- The files that stages write --------------------------------------------------------------------------------------
 
 
-# What a stage says of its work, as JSON values.
+# Facts about a stage's work, as JSON values.
 Facts: TypeAlias = dict[str, Any]
 
 MODEL_FILE = "model.onnx"
@@ -267,22 +268,22 @@ OUTPUT_NAMES = (
     *("sensitivity.json", "sensitivity.html", MIXED_FILE, HIGH_PRECISION_FILE),
     *("engines", "golden", "sizes", "report.html", "report.json", MONITOR_FILE, SIGNATURE_FILE),
 )
-# The same of `vitdeploy tune`.
+# The same for `vitdeploy tune`.
 RECIPE_FILE = "recipe.yaml"
 TUNED_NAMES = ("tune.json", "tune.html", RECIPE_FILE)
 _WEIGHTS = ("a checkpoint", "vitdeploy export --checkpoint {} -o DIR")
 _RECIPE = ("a recipe", "vitdeploy run {}")
-# Files that are given in the place of a graph: what they are, and the command that takes them.
+# Files that users pass instead of a graph: what they are, and the command that takes them.
 _OTHERS = {
     **dict.fromkeys((".safetensors", ".pt", ".pth", ".bin", ".npz", ".ckpt"), _WEIGHTS),
     **dict.fromkeys((".yaml", ".yml"), _RECIPE),
-    ".json": ("a report, or other JSON", "vitdeploy compare {} OTHER_REPORT.json, or open report.html beside it"),
-    ".html": ("a page", "open it in a browser, and give the bundle's folder here"),
+    ".json": ("a JSON file", "for a report: vitdeploy compare {} OTHER_REPORT.json, or open report.html beside it"),
+    ".html": ("an HTML page", "open it in a browser, and pass the bundle's folder here"),
 }
 
 
 def graphs_in(folder: Path) -> dict[str, Path]:
-    """The graphs of a stage's folder by name: {"model": ...}, or those of a flow, such as {"encoder": ...,
+    """The graphs in a stage's folder by name: {"model": ...}, or those of a flow, such as {"encoder": ...,
     "decoder_step": ...}."""
     if is_file(folder / MODEL_FILE):
         return {"model": folder / MODEL_FILE}
@@ -296,25 +297,25 @@ def statistics_file(name: str) -> str:
 
 
 def find_graph(path: Path) -> Path:
-    """The ONNX file of a folder that holds model.onnx (or encoder.onnx), or the file itself.
+    """The ONNX file in a folder with model.onnx (or encoder.onnx), or the file itself.
 
     Raises:
-        MissingFileError: neither.
+        MissingFileError: the file does not exist. GraphError: it is another kind of file.
     """
     file = next(iter(graphs_in(path).values()), path / MODEL_FILE) if is_dir(path) else path
     if not is_file(file):
         raise MissingFileError(
             f"no graph at {path}",
             found=f"no {MODEL_FILE} in the folder" if is_dir(path) else "no such file",
-            expected="a folder that holds model.onnx, or an .onnx file",
+            expected="a folder with model.onnx, or an .onnx file",
             fix="vitdeploy export MODEL --checkpoint FILE -o DIR",
         )
     if file.suffix.lower() in _OTHERS:
         what, command = _OTHERS[file.suffix.lower()]
         raise GraphError(
-            f"{path} is no graph",
+            f"{path} is not an ONNX graph",
             found=what,
-            expected="a folder that holds model.onnx, or an .onnx file",
+            expected="a folder with model.onnx, or an .onnx file",
             fix=command.format(quoted(path)),
         )
     return file
@@ -328,13 +329,13 @@ def require_onnx_file(path: Path) -> None:
 def require_label_file(path: Path) -> None:
     if not is_file(path):
         raise MissingFileError(
-            f"no label file at {path}", expected="a text file with one class name a line", fix="check the path"
+            f"no label file at {path}", expected="a text file with one class name per line", fix="check the path"
         )
 
 
 def is_ours(file: Path) -> bool:
     """Whether an ONNX file claims that vitdeploy wrote it; False if it cannot be parsed."""
-    # Where the names of files are all that is expected, nothing is to wait for onnx.
+    # Imported here, so that checks of file names do not wait for onnx.
     from vitdeploy.graph.io.admit import metadata_keys
     from vitdeploy.graph.io.files import METADATA_KEY
 
@@ -358,7 +359,7 @@ def known_labels(graph: Path, metadata: GraphMetadata) -> tuple[str, ...]:
     """The class names of a graph: its own, or those in the file next to it.
 
     Raises:
-        GraphError: both exist, and differ.
+        GraphError: both exist and differ.
         DataError: as in `labels_beside`.
     """
     file, beside = graph.parent / LABELS_FILE, labels_beside(graph)
@@ -367,7 +368,7 @@ def known_labels(graph: Path, metadata: GraphMetadata) -> tuple[str, ...]:
         at = f"{len(beside)} lines" if differ is None else f"line {differ + 1}: {beside[differ]!r}"
         expected = f"{len(metadata.labels)}" if differ is None else repr(metadata.labels[differ])
         raise GraphError(
-            f"{file} has other class names than {graph.name} beside it",
+            f"the class names in {file} and {graph.name} differ",
             found=at,
             expected=f"{expected}, as in {graph.name}",
             fix=f"remove {file}; or, for other names: vitdeploy export {quoted(graph)} --labels FILE -o DIR",
@@ -376,19 +377,19 @@ def known_labels(graph: Path, metadata: GraphMetadata) -> tuple[str, ...]:
 
 
 def copy_labels(source: Path, out: Path) -> None:
-    """Copy the file of class names, and that of a tokenizer, along with a graph."""
+    """Copy the label file and the tokenizer that belong to a graph."""
     for name in (LABELS_FILE, TOKENIZER_FILE):
         if is_file(source / name):
             shutil.copyfile(source / name, out / name)
 
 
 def json_text(value: object) -> str:
-    """The text of JSON values, or of dataclasses of them."""
+    """JSON values, or dataclasses, as JSON text."""
     return json.dumps(encode(value), indent=1, sort_keys=True, allow_nan=False) + "\n"
 
 
 def write_json(path: Path, value: object) -> None:
-    """As `json_text`, into a folder that appears whole."""
+    """Write `json_text`, into a folder that is published as a whole."""
     path.write_text(json_text(value), encoding="utf-8")
 
 
@@ -404,5 +405,5 @@ def read_engine(folder: Path) -> EngineSpec:
 
 
 def may_load(folder: Path) -> bool:
-    """Whether this user may load the engine that the stage left in `folder`, if it is code."""
+    """Whether this user may load the stage's engine in `folder`; engines can contain code."""
     return backend.may_load(folder, read_engine(folder))

@@ -1,4 +1,4 @@
-"""The graph of a target whose precision is typed in the graph: float16, bfloat16, or INT8 with the rest in float16."""
+"""Graphs of targets whose precision is typed in the graph: float16, bfloat16, or INT8 with the rest in float16."""
 
 from __future__ import annotations
 
@@ -32,29 +32,28 @@ from vitdeploy.stages.place import PLACEMENT_FILE, PlaceConfig, place_int8
 if TYPE_CHECKING:
     from vitdeploy.tasks.adapter import Data
 
-# Scales of Q/DQ may be float16 from this opset on, and FP8 is there.
+# The first opset with float16 scales of Q/DQ nodes and with FP8.
 QDQ_OPSET = 19
 EIGHT_BITS = ("int8", "fp8")
 BATCH = 4
-# Of all MACs of linears and convolutions, at most this share is left out of INT8, as no GPU has a table of costs.
+# At most this share of the MACs of linears and convolutions stays out of INT8; no GPU has a cost table.
 MACS_SHARE = 0.1
-TOO_DEAR = "its INT8 costs more answers than its share of the MACs"
-# Tensors that lose a larger share of their numbers to zero than this are reported.
+TOO_DEAR = "INT8 changes more answers here than the layer's share of the MACs justifies"
+# Tensors in which a larger share of the values underflows to zero are reported.
 UNDERFLOW = 0.01
 
 
 @dataclass(frozen=True)
 class _RangeImages:
-    """The images of a range pass: the samples in the batches that a graph takes, how they become its input, and what
-    each brings besides."""
+    """The images of a range pass: the samples, their preprocessing, and their further inputs."""
 
     samples: Sequence[folder.Sample]
     preprocess: PreprocessSpec
     inputs: InputFiles | None = None
 
     def batches(self, model: ir.Model) -> Iterator[tuple[np.ndarray, Further]]:
-        """uint8 [n, height, width, channels] each, with what these bring, [n, ...] by name; what fills no fixed batch
-        is left out."""
+        """Batches of uint8 [n, height, width, channels], with their further inputs [n, ...] by name. Samples that do
+        not fill a fixed batch are left out."""
         fixed = fixed_batch(graph_spec(model, step.MODEL_FILE))
         shown, size = self.samples[: len(self.samples) // fixed * fixed if fixed else None], fixed or BATCH
         for number, pixels in enumerate(decoding.batches(shown, self.preprocess, size)):
@@ -71,17 +70,18 @@ def place_typed(
     progress: Progress = silent,
     inputs: InputFiles | None = None,
 ) -> step.Facts:
-    """Writes the graph with its types under its own file name, and placement.json. What is in 8 bits has the rest in
-    float16; of INT8, the layers that cost most for what they save (see `layers_by_worth`), with sensitivity.json.
+    """Write the typed graph under its own file name, and placement.json. With INT8 and FP8, the rest is in float16;
+    with INT8, so are the layers whose cost is highest for the time that they save (see `layers_by_worth`), and
+    sensitivity.json is written too.
 
     Args:
-        statistics: of the inputs of layers, for INT8 and FP8.
-        samples: what the ranges of all tensors are found on, and the typed graph is evaluated on.
-        inputs: what each of them brings besides, for all but INT8, of a model that takes more than the image.
+        statistics: statistics of the layers' inputs, for INT8 and FP8.
+        samples: the samples for the ranges of all tensors and for the evaluation of the typed graph.
+        inputs: further inputs of the samples, for a model that takes more than the image; not for INT8.
 
     Raises:
-        GraphError: the graph is placed or quantized already.
-        DataError: an activation is not finite, in float32 or then in half precision; names the node.
+        GraphError: the graph is already placed or quantized.
+        DataError: an activation is not finite in float32 or in half precision; names the node.
     """
     step.check_precision(config.target, config.precision)
     model, metadata = placement_reader.load_float_graph(graph)
@@ -117,7 +117,7 @@ def half_of(precision: Precision) -> Half:
 def _place(
     model: ir.Model, config: PlaceConfig, known: dict[str, Statistics], plan: HalfPlan, kept_float: Sequence[str]
 ) -> step.Facts:
-    """INT8 or FP8 in all layers but those that stay in float32, or are kept in high precision."""
+    """INT8 or FP8 in all layers except those that stay in float."""
     by_name = {linear.name: str(linear.node.name) for linear in rows.find_linears(model)}
     asked = [LayerPrecision(name, "float", IGNORED) for name, node in by_name.items() if node in plan.float_fallback]
     if config.precision == "fp8":
@@ -130,23 +130,23 @@ def _place(
 def _prepare_types(
     model: ir.Model, half: Half, images: _RangeImages, ignore: Sequence[str], progress: Progress
 ) -> HalfPlan:
-    """Make a float32 graph ready for its types, in place. Layers to `ignore` stay in float32."""
+    """Prepare a float32 graph for its types, in place. Layers in `ignore` stay in float32."""
     lift_masks(model)
     cast_pixels_first(model)
     if half == "bf16":
         patches_to_matmul(model)
-    plan = plan_half(model, _extremes(model, images, "range pass", progress).largest(), half)
+    plan = plan_half(model, _extremes(model, images, "measure tensor ranges", progress).largest(), half)
     nodes = {linear.name: str(linear.node.name) for linear in rows.find_linears(model)}
     asked = {nodes[name]: IGNORED for name in ignored(list(nodes), ignore)}
     return replace(plan, float_fallback={**plan.float_fallback, **asked})
 
 
 def _write_types(model: ir.Model, half: Half, plan: HalfPlan, images: _RangeImages, progress: Progress) -> step.Facts:
-    """Write the types into the graph, in place, and evaluate it with them on all images. Returns the entry of
+    """Write the types into the graph in place, and evaluate the typed graph on all images. Returns the entry for
     placement.json."""
     type_graph(model, half, plan.float_fallback)
     text = {"fp16": "float16", "bf16": "bfloat16"}[half]
-    lost = _extremes(emulate(model), images, f"evaluate with {text} storage", progress, text).lost()
+    lost = _extremes(emulate(model), images, f"evaluate in {text}", progress, text).lost()
     underflow = {name: share for name, share in sorted(lost.items(), key=lambda row: -row[1]) if share > UNDERFLOW}
     return {"type": half, "residual_exponent": plan.exponent, **_census(model, plan), "underflow": underflow}
 
@@ -154,7 +154,7 @@ def _write_types(model: ir.Model, half: Half, plan: HalfPlan, images: _RangeImag
 def _extremes(
     model: ir.Model, images: _RangeImages, text: str, progress: Progress, precision: str = "float32"
 ) -> observers.Extremes:
-    fixes = {} if precision == "float32" else {"fix": "leave this node's layer in float32 (--ignore), or take bf16"}
+    fixes = {} if precision == "float32" else {"fix": "keep this node's layer in float32 (--ignore), or use bf16"}
     counter = Counter(progress, text, len(images.samples))
     with observers.Extremes(model, images.preprocess, precision, **fixes) as extremes:
         for pixels, further in images.batches(model):
@@ -164,7 +164,7 @@ def _extremes(
 
 
 def _census(model: ir.Model, plan: HalfPlan) -> step.Facts:
-    """The operations in float32 with the reasons, and their share of all MACs."""
+    """The float32 operators with the reasons, and the MACs in half precision and in float32."""
     macs: collections.Counter[str] = collections.Counter()
     for node in model.graph:
         kind = "float32" if any(value.dtype == ir.DataType.FLOAT for value in node.outputs) else "half"
@@ -177,15 +177,16 @@ def _census(model: ir.Model, plan: HalfPlan) -> step.Facts:
 
 
 def typed_step(candidate: step.Candidate, data: Data, ignore: tuple[str, ...] = ()) -> step.Step:
-    """The placement of a candidate whose precision is typed in the graph. Layers of `ignore` stay in float32."""
+    """The step that places a candidate whose precision is typed in the graph. Layers in `ignore` stay in float32."""
     samples, inputs, quantized = data.calibration, data.inputs, candidate.precision in step.QUANTIZED
     config = PlaceConfig(candidate.target, candidate.precision, ignore)
+    shown = f"convert to {candidate.precision.upper()} for {candidate.target}"
 
     def write(folders: step.Folders, out: Path, progress: Progress) -> None:
-        progress(candidate.step("place"), 0, 1)
+        progress(shown, 0, 1)
         statistics = folders[step.CALIBRATE].path / step.STATISTICS_FILE if quantized else None
         place_typed(config, folders[step.OPTIMIZE].path / step.MODEL_FILE, statistics, samples, out, progress, inputs)
-        progress(candidate.step("place"), 1, 1)
+        progress(shown, 1, 1)
 
     return step.Step(
         candidate.step("place"),

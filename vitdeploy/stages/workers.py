@@ -1,4 +1,4 @@
-"""Where the pieces of a stage, and whole stages, are worked on, and where they are kept."""
+"""Executors and pools for tasks: shards of a stage, and whole stages."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 R = TypeVar("R")
-# A piece of work whose process or node dies is started so often.
+# A task whose process or node dies is started this many times.
 STARTS = 3
 
 
 @dataclass(eq=False)
 class Piece:
-    """One piece of work; `starts`: how often it was started."""
+    """One task; `starts`: how often it was started."""
 
     ticket: object
     function: Callable[..., object]
@@ -32,48 +32,48 @@ class Piece:
 
 
 class Pool(ABC):
-    """Pieces of work that are done side by side; more may be added while others run."""
+    """Tasks that run in parallel; tasks may be added while others run."""
 
     def __init__(self) -> None:
         self._waiting: list[Piece] = []
 
     @property
     def lonely(self) -> int:
-        """How many nodes there are for work that has a whole node for itself."""
+        """The number of nodes for tasks that need a whole node (exclusive nodes)."""
         return 0
 
     def submit(
         self, ticket: object, function: Callable[[T], object], item: T, named: str = "a task", *, alone: bool = False
     ) -> None:
-        """Add a piece: `function` is a module's own, and it and its item can be pickled.
+        """Add a task. `function` is a module-level function; it and its item can be pickled.
 
         Args:
-            ticket: what `next` returns the piece by.
-            named: what people call it, where it dies.
-            alone: on a node for such work, with nothing else there; only where `lonely` is not 0.
+            ticket: the identifier with which `next` returns the task.
+            named: the name of the task in error messages.
+            alone: run on an exclusive node; only if `lonely` is not 0.
         """
         self._waiting.append(Piece(ticket, function, item, named, alone))
 
     @abstractmethod
     def next(self) -> tuple[object, object] | None:
-        """Wait for the next piece that is finished: its ticket, with what it returned or the VitdeployError that it
-        raised. One whose process or node died is started again, `STARTS` times in all. None if no piece is left."""
+        """Wait for the next finished task: its ticket, and its result or the VitdeployError that it raised. A task
+        whose process or node died is restarted, up to `STARTS` starts. None if no task is left."""
 
     def drop(self) -> list[object]:
-        """Forget the pieces that have not begun: their tickets. Those that run go on."""
+        """Drop the tasks that have not started, and return their tickets. Running tasks continue."""
         dropped = [piece.ticket for piece in self._waiting]
         self._waiting.clear()
         return dropped
 
     def results(self, function: Callable[[T], R], items: Sequence[T]) -> Iterator[tuple[int, R | VitdeployError]]:
-        """As `Executor.map`, while nothing else is to be done."""
+        """As `Executor.map`, for an otherwise idle pool."""
         for index, item in enumerate(items):
             self.submit(index, function, item)
         while (done := self.next()) is not None:
             yield cast("tuple[int, R | VitdeployError]", done)
 
     def map(self, function: Callable[[T], R], items: Sequence[T]) -> Iterator[tuple[int, R | VitdeployError]]:
-        """The same; pieces that nobody waits for any more are not left to the pool's next user."""
+        """As `results`; tasks that remain when the caller stops are dropped."""
         try:
             yield from self.results(function, items)
         finally:
@@ -83,26 +83,25 @@ class Pool(ABC):
 
 
 class Executor(ABC):
-    """Does pieces of work that do not depend on each other."""
+    """Runs independent tasks."""
 
     @abstractmethod
     def pool(self) -> AbstractContextManager[Pool]:
-        """A pool, whose processes or connections live as long as the block; leaving it ends what runs."""
+        """A pool whose processes or connections live as long as the `with` block; leaving it ends running tasks."""
 
     def map(self, function: Callable[[T], R], items: Sequence[T]) -> Iterator[tuple[int, R | VitdeployError]]:
-        """The index of each item with what `function` returns for it, or the error that it raises, as they are
-        finished. `function` is a module's own, and it and its items can be pickled. Errors as of `pool`."""
+        """The index of each item with the result of `function`, or the error that it raised, in the order of
+        completion. `function` is a module-level function; it and its items can be pickled. Errors as in `pool`."""
         with self.pool() as pool:
             yield from pool.results(function, items)
 
 
 @dataclass(frozen=True)
 class Workers:
-    """What a stage that works in pieces is given beside its inputs. Nothing of it changes a byte of the result, and a
-    step whose `write` holds this has the same key whatever it is.
+    """Where the tasks of a stage run. It changes no byte of the result, and is not part of the key of a step.
 
-    `executor`: None is this process; a pool that is there already does the pieces, and nothing else meanwhile. `store`:
-    keeps pieces for later runs; None: only until the stage is done. `resume`: pieces of earlier runs are used.
+    `executor`: None runs tasks in this process; an existing pool runs them while it is otherwise idle. `store`: keeps
+    results of tasks for later runs; None keeps them until the stage is done. `resume`: reuse results of earlier runs.
     """
 
     executor: Executor | Pool | None = None

@@ -1,1 +1,1 @@
-"""Where finished stages are kept: keys, atomic publishing, verification when read."""
+"""The store of finished stages: keys, atomic publishing, verification on reading."""

@@ -1,4 +1,4 @@
-"""Keys: what an artifact is a function of, where it lies, what is recorded of it."""
+"""Keys of artifacts, and the records of how they were made."""
 
 import functools
 import hashlib
@@ -18,14 +18,14 @@ FORMAT = 2
 
 
 def canonical_json(value: Any) -> str:
-    """The one text of a JSON value: sorted keys, no spaces, finite numbers only."""
+    """The canonical text of a JSON value: sorted keys, no spaces, only finite numbers."""
     return json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False, ensure_ascii=True)
 
 
 @dataclass(frozen=True)
 class Identity:
-    """What an artifact is a function of: `kind` of the stage, its `config`, inputs with these digests, and tools with
-    these versions. `key`: SHA-256 over all of it, by which the artifact is found."""
+    """Everything that an artifact depends on: the `kind` of the stage, its `config`, the digests of its inputs, and the
+    versions of its tools. `key`: the SHA-256 of all of it, by which the artifact is found."""
 
     kind: str
     config: Mapping[str, Any]
@@ -40,23 +40,23 @@ class Identity:
             object.__setattr__(self, "key", hashlib.sha256(canonical_json(parts).encode()).hexdigest())
 
 
-# --- The version of our own code, a part of every key: a digest of the package's files that nobody has to raise -------
-# One digest stands for all that artifacts are made by. Whole files count, with their comments: to make a folder once
-# more is cheap beside reusing one that is out of date. A release makes everything again once, and so does a commit that
-# touches the package below reports and doors.
+# --- The version of our own code, a part of every key: a digest of the package's files, updated automatically ---------
+# One digest covers all code that makes artifacts. Whole files count, with their comments: making a folder again is
+# cheaper than reusing an outdated one. So artifacts are made again after each release, and after each commit that
+# touches files outside `ABOVE`.
 
 
 PACKAGE = Path(vitdeploy.__file__).parent
-# Folders that no stage imports, which an import contract holds: reports, doors and wings. What is stored of a result of
-# `workflows` has `everything` in its key.
+# Folders that no stage imports, as an import contract checks: reports, interfaces and wings. Stored results of
+# `workflows` have `everything` in their key.
 ABOVE = ("api", "cli", "devices", "embed", "history", "qat", "report", "releases", "serve", "workflows")
 
 
 @functools.cache
 def code_version(package: Path = PACKAGE, *, everything: bool = False) -> str:
-    """SHA-256 over the files of the package, without those `ABOVE` unless `everything` counts.
+    """SHA-256 over the files of the package; `everything`: including the folders `ABOVE`.
 
-    The same on every machine and for all line endings.
+    It is the same on every machine and for all line endings.
     """
     digest = hashlib.sha256()
     for path in sorted(package.rglob("*"), key=lambda path: path.relative_to(package).as_posix()):
@@ -69,7 +69,7 @@ def code_version(package: Path = PACKAGE, *, everything: bool = False) -> str:
     return digest.hexdigest()
 
 
-# --- What a finished artifact says of itself --------------------------------------------------------------------------
+# --- The record of a finished artifact --------------------------------------------------------------------------------
 
 
 RECORD_FILE = "artifact.json"
@@ -77,9 +77,9 @@ RECORD_FILE = "artifact.json"
 
 @dataclass(frozen=True)
 class Made:
-    """How an artifact was made: `name` of the stage, as plans have it; `when` it was finished, in UTC by the clock of
-    the machine; `host` and `pid` of the process; its `seconds`; `cpu` and `cores` that it had; and by `about` how much
-    work it was, such as the number of images. Nothing of this is part of a key or a digest."""
+    """How an artifact was made: `name` of the stage in plans; `when` it was finished, in UTC by the machine's clock;
+    `host` and `pid` of the process; its `seconds`; its `cpu` and `cores`; and `about`, the amount of work, such as the
+    number of images. None of this is part of a key or a digest."""
 
     name: str
     when: str
@@ -93,8 +93,7 @@ class Made:
 
 @dataclass(frozen=True)
 class Record:
-    """`artifact.json`: what the artifact is, what it is a function of, and its files. `made` is None in records of
-    older releases."""
+    """`artifact.json`: the identity of the artifact, and its files. `made` is None in records of older releases."""
 
     format: int
     key: str
@@ -107,5 +106,5 @@ class Record:
 
     @property
     def bytes(self) -> int:
-        """Of all files."""
+        """Total size of the files."""
         return sum(entry.bytes for entry in self.files)

@@ -1,12 +1,12 @@
-"""A store that several machines share: artifacts behind any URL that fsspec opens, beside each machine's own store.
+"""A store shared by several machines: artifacts behind any URL that fsspec opens, in addition to each machine's store.
 
-<url>/artifacts/<first two of key>/<key>.json     the artifact's record, written when all its files are there
-<url>/files/<first two of digest>/<SHA-256>       the bytes, once for all artifacts that have them
-<url>/.tmp/                                       being written
+<url>/artifacts/<first two of key>/<key>.json     the artifact's record, written after all its files
+<url>/files/<first two of digest>/<SHA-256>       the bytes, stored once for all artifacts that contain them
+<url>/.tmp/                                       files being written
 
-Nothing has its final name before it is whole, and nothing changes under its name but by the same bytes, or in a record
-by who has made them: so any number of machines write at once, without locks. Whatever is read is checked by size and
-SHA-256; what is damaged counts as absent, and is written again by whoever makes the artifact next.
+Files get their final name only when complete, and are only ever replaced by the same bytes (a record may differ in who
+made the artifact). So any number of machines can write at once, without locks. Everything read is checked by size and
+SHA-256; damaged files count as absent, and are written again by the next machine that makes the artifact.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class SharedStore:
 
     url: str
     _remote: Remote = field(init=False, repr=False, compare=False)
-    # Records that are there, by key; and those, with the files, that were found damaged there.
+    # Keys of existing records; and the keys of records and digests of files that were found damaged.
     _known: set[str] = field(default_factory=set, repr=False, compare=False)
     _damaged: set[str] = field(default_factory=set, repr=False, compare=False)
 
@@ -44,15 +44,15 @@ class SharedStore:
 
     @property
     def name(self) -> str:
-        """The URL without what may be a secret in it."""
+        """The URL without possible secrets."""
         return shown_uri(self.url)
 
     def fetch(self, key: str, folder: Path) -> Record | None:
-        """Bring an artifact, with its record, into an empty folder; None if it is not there whole.
+        """Download an artifact and its record into an empty folder; None if it is not complete in the store.
 
         Raises:
             StorageError: the store does not answer, or refuses; or the folder's disk is full.
-            MissingPackageError: fsspec, or what it needs for this protocol, is not installed.
+            MissingPackageError: fsspec, or its package for this protocol, is not installed.
         """
         record = self.record(key)
         if record is None:
@@ -66,7 +66,7 @@ class SharedStore:
         return record
 
     def offer(self, folder: Path, record: Record) -> None:
-        """Put a finished artifact there, if it is not there yet; errors as `fetch`."""
+        """Upload a finished artifact if the store lacks it; errors as in `fetch`."""
         if record.key in self._known:
             return
         place = _record_path(record.key)
@@ -81,7 +81,7 @@ class SharedStore:
         self._known.add(record.key)
 
     def record(self, key: str) -> Record | None:
-        """The record of an artifact, None if there is none that is whole; errors as `fetch`."""
+        """The record of an artifact; None if it is missing or damaged; errors as in `fetch`."""
         place = _record_path(key)
         size = self._size(place)
         if size is None:
@@ -91,7 +91,7 @@ class SharedStore:
             text = self._remote.ask(lambda files, at: files.cat_file(f"{at}/{place}"), size)
         try:
             record = decode(Record, json.loads(text))
-        except (ValueError, RecursionError):  # of JSON, and of what was decoded
+        except (ValueError, RecursionError):  # from JSON and from decoding
             record = None
         names = [] if record is None else [entry.path for entry in record.files]
         allowed = all(plain_path(name) and name != RECORD_FILE for name in names) and len(set(names)) == len(names)
@@ -101,7 +101,7 @@ class SharedStore:
         return record
 
     def _bring(self, entry: FileEntry, folder: Path) -> bool:
-        """Whether the file came as its record says."""
+        """Download a file; return whether it matches its record."""
         source, target = _file_path(entry.sha256), folder / entry.path
         if self._size(source) != entry.bytes:
             return False
@@ -114,10 +114,10 @@ class SharedStore:
         return True
 
     def _size(self, place: str) -> int | None:
-        """In bytes; None if it is not there."""
+        """Size in bytes; None if it does not exist."""
 
         def ask(files: fsspec.AbstractFileSystem, at: str) -> int | None:
-            files.invalidate_cache()  # of listings: others write here
+            files.invalidate_cache()  # cached listings: other machines write here
             try:
                 return int(files.info(f"{at}/{place}")["size"])
             except FileNotFoundError:

@@ -1,4 +1,4 @@
-"""The store: artifacts by the key of what they are made of."""
+"""The store: artifacts by the key of everything that they depend on."""
 
 import contextlib
 import datetime
@@ -36,7 +36,7 @@ from vitdeploy.spec import DecodeError, FileEntry, decode, encode
 from vitdeploy.store.key import RECORD_FILE, Identity, Made, Record, canonical_json
 from vitdeploy.store.shared import SharedStore
 
-# --- Where this user's files lie --------------------------------------------------------------------------------------
+# --- The locations of this user's stores ------------------------------------------------------------------------------
 
 
 STORE_VARIABLE = "VITDEPLOY_STORE"
@@ -50,26 +50,26 @@ def store_folder() -> Path:
 
 
 def shared_store() -> SharedStore | None:
-    """The store that this user shares with other machines: $VITDEPLOY_SHARED_STORE, a URL."""
+    """The store shared with other machines: $VITDEPLOY_SHARED_STORE, a URL."""
     url = os.environ.get(SHARED_VARIABLE)
     return SharedStore(url) if url else None
 
 
-# --- What a store has made and brought, one line of JSON each, in the order of the ends -------------------------------
-# Each line is appended by one write, so that those of several processes do not mix. Nothing is read from the log to
-# find artifacts: a line that is lost or cut off loses an estimate of a plan.
+# --- The log of made and downloaded artifacts: one line of JSON each, in the order of completion ----------------------
+# Each line is appended by one write, so that lines of several processes do not mix. Artifacts are never looked up in
+# the log: a lost or truncated line only costs an estimate in a plan.
 
 
 T = TypeVar("T")
 R = TypeVar("R")
 LOG_FILE = "log.jsonl"
-# How much of the end of a log is read: some 10,000 lines.
+# Bytes read from the end of a log: about 10,000 lines.
 MOST_BYTES = 8 << 20
 
 
 @dataclass(frozen=True)
 class Line:
-    """One artifact, `bytes` large, that was made here, or brought from the shared store."""
+    """One artifact of `bytes` bytes that was made here, or downloaded ("brought") from the shared store."""
 
     event: Literal["made", "brought"]
     key: str
@@ -79,7 +79,7 @@ class Line:
 
 
 def made_now(name: str, seconds: float, about: Mapping[str, int]) -> Made:
-    """What this process says of something that it has finished now."""
+    """The record of something that this process has just finished."""
     when = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="milliseconds")
     cpu, cores = this_machine()
     return Made(name, when, socket.gethostname(), os.getpid(), round(seconds, 3), cpu, cores, dict(about))
@@ -87,14 +87,14 @@ def made_now(name: str, seconds: float, about: Mapping[str, int]) -> Made:
 
 @functools.cache
 def this_machine() -> tuple[str, int]:
-    """Its CPU, and how many cores this process may use."""
+    """The CPU of this machine, and the number of cores that this process may use."""
     host = describe_host()
     return host["cpu"], int(host["cores"])
 
 
 def append(root: Path, event: Literal["made", "brought"], record: Record) -> None:
-    """Add a line to the log of the store at `root`. What is stored already is of more worth than a line, so a disk that
-    fails here is no error."""
+    """Add a line to the log of the store at `root`. The stored artifact matters more than the line, so a failing disk
+    is not an error here."""
     if record.made is None:
         return
     line = canonical_json(encode(Line(event, record.key, record.kind, record.bytes, record.made))) + "\n"
@@ -103,7 +103,7 @@ def append(root: Path, event: Literal["made", "brought"], record: Record) -> Non
 
 
 def append_line(path: Path, line: bytes, *, flushed: bool = False) -> None:
-    """Append a line, which ends with a newline, to a file by one write; `flushed`: to the disk."""
+    """Append a line, which ends with a newline, to a file in one write; `flushed`: flush it to disk."""
     descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
     try:
         os.write(descriptor, line)
@@ -114,7 +114,7 @@ def append_line(path: Path, line: bytes, *, flushed: bool = False) -> None:
 
 
 def read_log(root: Path, most: int = MOST_BYTES) -> Iterator[Line]:
-    """The lines at the end of a log, oldest first; what was cut off is left out."""
+    """The lines at the end of a log, oldest first, without truncated ones."""
     try:
         with (root / LOG_FILE).open("rb") as file:
             size = file.seek(0, os.SEEK_END)
@@ -126,32 +126,33 @@ def read_log(root: Path, most: int = MOST_BYTES) -> Iterator[Line]:
 
 
 def decoded_lines(cls: type[T], data: bytes) -> Iterator[T]:
-    """The values in lines of JSON, without lines that are none, such as one that a crash has cut off."""
+    """The values in lines of JSON; invalid lines, such as one truncated by a crash, are skipped."""
     for text in data.splitlines():
         with contextlib.suppress(DecodeError, ValueError, RecursionError):
             yield decode(cls, json.loads(text))
 
 
 # ----------------------------------------------------------------------------------------------------------------------
-# A folder of artifacts by key. An entry either is not there or is complete; it is verified whenever it is read.
+# A folder of artifacts by key. An entry is either absent or complete; it is verified whenever it is read.
 #
-# <root>/artifacts/<first two of key>/<key>/   files + artifact.json <root>/artifacts/<first two of key>/.tmp-*   being
-# written <root>/unfinished/<key>/                     what an interrupted stage left, to go on with when it is run
-# again <root>/quarantine/                           entries whose bytes no longer match; never used again
-# <root>/log.jsonl                             what was made and brought here, a line each (store/store.py)
+# <root>/artifacts/<first two of key>/<key>/   files + artifact.json
+# <root>/artifacts/<first two of key>/.tmp-*   being written
+# <root>/unfinished/<key>/                     partial results of an interrupted stage, to resume from
+# <root>/quarantine/                           entries whose bytes no longer match; never used again
+# <root>/log.jsonl                             the log of made and downloaded artifacts (store/store.py)
 
 
-# In a damaged entry, of the process that puts it aside; one that was killed before it did is waited for so long.
+# The claim, in a damaged entry, of the process that moves it aside; seconds to wait for it, in case it was killed.
 CLAIM, CLAIM_SECONDS, LOOK_SECONDS = ".claim", 10.0, 0.005
-# Questions to a shared store at a time.
+# Parallel requests to a shared store.
 AT_ONCE = 32
-# What this process or machine has run out of: that says nothing about an entry.
+# Errors of an exhausted process or machine, which say nothing about an entry.
 _EXHAUSTED = {errno.EMFILE, errno.ENFILE, errno.ENOMEM}
 
 
 @dataclass(frozen=True)
 class Artifact:
-    """A finished, verified folder. `digest` depends on its files alone, not on how they were made."""
+    """A finished, verified folder. `digest` depends only on its files, not on how they were made."""
 
     path: Path
     key: str
@@ -159,19 +160,19 @@ class Artifact:
 
 
 class Store:
-    """Artifacts under `root`, which is made when first needed. What is found or made here is in the `shared` store too,
-    if there is one, and what others have put there is found."""
+    """Artifacts under `root`, which is created on first use. With a `shared` store, artifacts found or made here are
+    uploaded to it, and artifacts of other machines are found in it."""
 
     def __init__(self, root: Path, shared: SharedStore | None = None) -> None:
         self.root, self.shared = root, shared
 
     def find(self, key: str) -> Artifact | None:
-        """The artifact with this key if it is there and intact. A damaged one stays until it is made again, and goes
-        into quarantine then: nobody moves what another process may have put there meanwhile.
+        """The artifact with this key, if it exists and is intact. A damaged one stays until it is made again, and is
+        then moved to quarantine, so that no process moves what another one has just put there.
 
         Raises:
-            OSError: no descriptors or memory to look at it.
-            MissingPackageError, StorageError: of the shared store.
+            OSError: no descriptors or memory to read it.
+            MissingPackageError, StorageError: the shared store cannot be used.
         """
         found = self._here(key)
         if self.shared is None:
@@ -182,15 +183,15 @@ class Store:
         return found
 
     def side_by_side(self, ask: Callable[[T], R], about: Sequence[T]) -> list[R]:
-        """What `ask`, which looks into this store, answers about each. With a shared store many are asked at a time:
-        each waits for some requests, one after the other, and a driver has thousands of shards to ask for."""
+        """The results of `ask`, which looks into this store, for each item; in parallel with a shared store, where each
+        call waits for several requests and a driver has thousands of shards."""
         if self.shared is None:
             return [ask(each) for each in about]
         with ThreadPoolExecutor(AT_ONCE, thread_name_prefix="vitdeploy-store") as pool:
             return list(pool.map(ask, about))
 
     def _brought(self, key: str, shared: SharedStore) -> Artifact | None:
-        """What another machine has made."""
+        """Download an artifact that another machine has made; None if it is not there."""
         folder = self.folder(key)
         with temporary_folder(folder.parent) as work, storage_errors(self.root):
             record = shared.fetch(key, work)
@@ -201,8 +202,8 @@ class Store:
         return found
 
     def look(self, key: str) -> Record | None:
-        """The record of an artifact that is here, or in the shared store, by what it says: no file of it is read, and
-        nothing is brought. Errors as of `find`."""
+        """The record of an artifact here or in the shared store; its files are neither read nor downloaded. Errors as
+        in `find`."""
         record = self._record(key)
         return self.shared.record(key) if record is None and self.shared is not None else record
 
@@ -212,7 +213,7 @@ class Store:
             self.shared.offer(made.path, decode(Record, json.loads(text)))
 
     def _record(self, key: str) -> Record | None:
-        """The record of what is here, whatever its files are."""
+        """The record of a local artifact, without a check of its files."""
 
         def read() -> Record | None:
             text = (self.folder(key) / RECORD_FILE).read_text(encoding="utf-8")
@@ -239,7 +240,7 @@ class Store:
         name: str = "",
         about: Mapping[str, int] | None = None,
     ) -> Artifact:
-        """Let `write` fill an empty folder, then publish it under its key. Whoever is first wins, with what is intact.
+        """Let `write` fill an empty folder, then publish it under its key. The first intact artifact wins.
 
         Args:
             name, about: for the log; see `Made`.
@@ -258,7 +259,7 @@ class Store:
         return made
 
     def _publish(self, work: Path, made: Artifact) -> Artifact:
-        """Give the folder its name; or take what another process has made meanwhile, with its own digest, if intact."""
+        """Give the folder its name, or return the artifact that another process has made meanwhile, if intact."""
         waits_until = time.monotonic() + CLAIM_SECONDS
         while not publish(work, made.path):
             judged, found = identity(made.path), self._here(made.key)
@@ -271,8 +272,8 @@ class Store:
         return made
 
     def _replace_damaged(self, work: Path, made: Artifact, judged: tuple[int, int]) -> bool:
-        """Let `work` take the place of the entry that was judged, if that is there still. Under the key lies one or the
-        other at any moment, as other processes may be reading there."""
+        """Replace the entry with the identity `judged` by `work`, if it is still there. Other processes may be reading,
+        so the key always leads to one of both."""
         quarantine = self.root / "quarantine"
         make_folder(quarantine)
         quarantined = quarantine / f"{made.key}-{uuid.uuid4().hex[:8]}"
@@ -283,7 +284,7 @@ class Store:
                 with contextlib.suppress(FileNotFoundError):
                     made.path.rename(quarantined)
             return False
-        if identity(work) != judged:  # it was removed, and another one made, in this very moment: that one stays
+        if identity(work) != judged:  # replaced by another process at this moment: its entry stays
             swap(work, made.path)
             return False
         work.rename(quarantined)
@@ -297,20 +298,20 @@ class Store:
         shutil.rmtree(self.unfinished(key), ignore_errors=True)
 
     def unfinished(self, key: str) -> Path:
-        """Where a stage may keep what it needs to go on after an interruption; it goes when the artifact is there."""
+        """The folder for a stage's resumable partial results; removed when the artifact is finished."""
         return self.root / "unfinished" / key
 
     def folder(self, key: str) -> Path:
-        """Where the artifact with this key lies, if it is here."""
+        """The folder of the artifact with this key, if it is stored here."""
         return self.root / "artifacts" / key[:2] / key
 
 
 def _readable(ask: Callable[[], R | None]) -> R | None:
-    """What `ask` reads; None where that cannot be read, or is not what its record says. Raises only what says nothing
-    about an entry."""
+    """The result of `ask`; None if the entry cannot be read or does not match its record. Only errors of an exhausted
+    process or machine propagate."""
     try:
         return ask()
-    except (ValueError, RecursionError, DigestError):  # of JSON, of names, and of what was decoded
+    except (ValueError, RecursionError, DigestError):  # from JSON, from names and from decoding
         return None
     except OSError as error:
         if error.errno in _EXHAUSTED:
@@ -319,8 +320,8 @@ def _readable(ask: Callable[[], R | None]) -> R | None:
 
 
 def _claim(folder: Path, judged: tuple[int, int]) -> bool:
-    """Whether this process is the one that may put a damaged folder aside: a link in the folder itself, wherever it is
-    moved to, which one process alone can make."""
+    """Whether this process may move a damaged folder aside: it must create a link in the folder itself, which only one
+    process can."""
     if os.name != "posix":
         return True
     try:

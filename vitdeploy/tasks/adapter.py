@@ -1,4 +1,4 @@
-"""What a task is to the pipeline: answers, labels, a comparison, counts in shards."""
+"""The task interface of the pipeline: data and labels, answers, and their comparison."""
 
 import contextlib
 import io
@@ -35,30 +35,30 @@ from vitdeploy.verification.records import SIZE, Answers, LazyColumn, collect, g
 
 
 Count = Callable[[int], None]
-# Of a task's own class.
+# Samples are instances of a class of the task.
 Samples: TypeAlias = Sequence[OfTask]
-# Pictures of answers, PNG or JPEG, each with its title: whose answer it is, or "label".
+# Pictures of answers, PNG or JPEG, each with its title: the artifact's name, or "label".
 Panels: TypeAlias = Iterator[tuple[str, bytes]]
-# Kinds of labels that lie apart from the images, and what `annotations` names.
+# Kinds of labels stored apart from the images, and what `annotations` must name.
 PLACES = {
     "yolo": "the folder of YOLO files",
     "coco": "COCO's JSON file",
     "panoptic": "COCO's JSON file",
-    "masks": "the folder of PNGs of class indices or mattes, by the names of the images",
-    "depth": "the folder of .npy files or PNGs of 16 bits, by the names of the images",
-    "targets": "the folder of target pictures, by the names of the images",
-    "prompts": "the JSON file of prompts, beside the folder masks",
+    "masks": "the folder of PNGs of class indices or mattes, named like the images",
+    "depth": "the folder of .npy files or 16-bit PNGs, named like the images",
+    "targets": "the folder of target pictures, named like the images",
+    "prompts": "the JSON file of prompts, next to the folder masks",
     "texts": "the JSON list of file_name and text",
-    "columns": "the CSV, TSV, Parquet or JSON file with a row per image",
+    "columns": "the CSV, TSV, Parquet or JSON file with one row per image",
     "pairs": "the CSV, TSV, Parquet or JSON file of image_a, image_b and same (1 or 0)",
 }
 
 
 @dataclass(frozen=True)
 class Setting:
-    """How a model's inputs and outputs are read. `labels`: its own class names, () without; `classes`: how many;
-    `claim`: the accuracy that its own files claim; `tokenizer`: the file that texts become tokens by, of a model that
-    takes texts; `inputs`: what each image brings besides its pixels."""
+    """How to interpret a model's inputs and outputs. `labels`: its class names, or (); `classes`: their number;
+    `claim`: the accuracy that its own files claim; `tokenizer`: the tokenizer file of a model that takes texts;
+    `inputs`: additional inputs for each image."""
 
     task: Task
     preprocess: PreprocessSpec | None
@@ -72,7 +72,7 @@ class Setting:
 
     @property
     def images(self) -> PreprocessSpec:
-        assert self.preprocess is not None, "asked of a model that takes no images"
+        assert self.preprocess is not None, "the model takes no images"
         return self.preprocess
 
 
@@ -84,17 +84,17 @@ class Numbers(TypedDict):
     seed: int
 
 
-# Among so many evaluation samples golden ones are looked for.
+# Golden samples are chosen among this many evaluation samples.
 POOL = 64
-# What CLIP's authors use where they use one template alone (arXiv 2103.00020, section 3.1.4).
+# The template that CLIP's authors use if they use only one (arXiv 2103.00020, section 3.1.4).
 TEMPLATE = "a photo of a {}."
 
 
 @dataclass(frozen=True)
 class DataChoice:
     """The choice of data in a recipe or on the command line; see the recipe's `data`. `calibration`: None for
-    `data.folder.usual_calibration`. `texts`: a file, one a line; `template`: what makes the name of a class folder a
-    text, for models that take texts. `inputs`: the folder of what each image brings besides its pixels."""
+    `data.folder.usual_calibration`. `texts`: a file, one per line; `template`: turns the name of a class folder into a
+    text, for models that take texts. `inputs`: the folder of additional inputs for each image."""
 
     path: Path
     labels: str
@@ -108,20 +108,20 @@ class DataChoice:
 
     @property
     def numbers(self) -> Numbers:
-        """The number of samples of each part, and the seed, as every `split` takes them."""
+        """The number of samples of each part, and the seed: the arguments of every `split`."""
         return {"calibration": self.calibration, "evaluation": self.evaluation, "seed": self.seed}
 
 
 @dataclass(frozen=True)
 class Data:
-    """Samples that choices may be made on, samples that they are judged on, and what is known of these.
+    """Calibration samples, evaluation samples, and their labels.
 
-    `classes` are the names of the model's classes, as the model or the data has them; () if labels are not classes.
-    `truth`: by sample path, None without. `unannotated`: how many images of an annotated set have no annotation, None
-    of any other. `mapping`: how the data's classes became the model's, None without classes. `copies`: images of the
-    same bytes, which `evaluation` holds once; None where there are none. `remarks`: what was assumed, repaired
-    or left out; `doubts`: what makes all numbers on these labels doubtful. `decoded`: the pixels of evaluation images.
-    `inputs`: what each image brings besides its pixels, of a model that takes more.
+    `classes`: the names of the model's classes, from the model or the data; () if labels are not classes.
+    `truth`: labels by sample path, or None. `unannotated`: the number of images without annotation in an annotated set,
+    None for other data. `mapping`: from the data's classes to the model's, None without classes. `copies`: images with
+    identical bytes, which are in `evaluation` once; None without any. `remarks`: assumptions, repairs and omissions;
+    `doubts`: what makes all numbers on these labels doubtful. `decoded`: the pixels of evaluation images. `inputs`:
+    additional inputs for each image, if the model has any.
     """
 
     root: Path
@@ -141,35 +141,36 @@ class Data:
     inputs: InputFiles | None = None
 
     def truths(self) -> list[OfTask] | None:
-        """What is known of the evaluation samples, in their order; None without labels."""
+        """Return the labels of the evaluation samples, in order; None without labels."""
         return None if self.truth is None else [self.truth[sample.path] for sample in self.evaluation]
 
     def truth_at(self, index: int) -> OfTask:
-        """What is known of one evaluation sample, of labelled data."""
+        """Return the label of one evaluation sample of labelled data."""
         assert self.truth is not None
         return self.truth[self.evaluation[index].path]
 
     @property
     def mapping_facts(self) -> MappingFacts | None:
-        """The mapping as documents have it."""
+        """The mapping for JSON documents."""
         found = self.mapping
         return None if found is None else MappingFacts(found.how, len(found.index), found.text)
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """Notes for people on the data, before any work."""
+        """Notes on the data, shown to the user before any work."""
         return (*(self.mapping.notes if self.mapping is not None else ()), *self.remarks)
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """What makes all numbers on these labels doubtful: for people before any work, and before the verdict."""
+        """What makes all numbers on these labels doubtful: shown to the user before any work, and before the
+        verdict."""
         return (*(self.mapping.warnings if self.mapping is not None else ()), *self.doubts)
 
 
 @dataclass(frozen=True)
 class Calibration:
-    """Samples to calibrate on, the paths of those that cannot be read, texts, of a model that takes texts, and what
-    each image brings besides its pixels."""
+    """Calibration samples, the paths of unreadable ones, texts for a model that takes texts, and additional inputs for
+    each image."""
 
     samples: Samples
     skipped: tuple[str, ...] = ()
@@ -179,35 +180,35 @@ class Calibration:
 
 @dataclass(frozen=True)
 class Drive(ABC):
-    """Runs a model's float graphs on its calibration samples: whatever flows into each graph is what it is calibrated
-    on. `noun`: what a sample is called, in the plural."""
+    """Runs a model's float graphs on its calibration samples, so that each graph is calibrated on the inputs it sees in
+    use. `noun`: the plural name of samples."""
 
     samples: Samples
     noun: ClassVar[str] = "images"
 
     @property
     def total(self) -> int:
-        """How many samples there are."""
+        """The number of samples."""
         return len(self.samples)
 
     @property
     def distinct(self) -> int:
-        """How many of them differ."""
+        """The number of distinct samples."""
         return self.total
 
     @abstractmethod
     def __call__(self, runners: Mapping[str, Runner], progress: Count) -> None:
-        """Run all samples through loaded runners of all graphs, by name; `progress` is called with how many are
-        done since its last call."""
+        """Run all samples through loaded runners of all graphs, by name; `progress` is called with the number done
+        since its last call."""
 
     def warnings(self) -> list[str]:
-        """What may be wrong with the samples, a sentence each; to be asked after the run."""
+        """Return possible problems with the samples, a sentence each; call it after the run."""
         return []
 
 
 @dataclass(frozen=True)
 class InputsDrive(Drive):
-    """Runs one graph that takes more than the image: images of the calibration, each with what it brings."""
+    """Runs one graph with additional inputs on calibration images and their inputs."""
 
     preprocess: PreprocessSpec
     inputs: InputFiles
@@ -218,7 +219,7 @@ class InputsDrive(Drive):
         size = batch if isinstance(batch := image.shape[0], int) else 1
         if self.total % size:
             raise DataError(
-                f"the graph has the fixed batch {size}",
+                f"the graph has a fixed batch size of {size}",
                 found=f"{self.total} calibration images",
                 expected=f"a multiple of {size}",
                 fix=f"data.calibration.images: {max(1, self.total // size) * size}, or --num-samples",
@@ -233,16 +234,16 @@ class InputsDrive(Drive):
 
 
 class TaskAdapter(ABC):
-    """The task's answers to: which data, what to keep of the answers, do they agree, how are they shown.
+    """A task: which data it reads, which outputs it keeps, how it compares answers, and how it shows them.
 
     compared: the class of its comparisons. metrics, measures: the columns of reports. counts: the field of a comparison
-    with how many answers of the original an agreement is a share of, where that can be nothing.
-    guard: the percentage of the original's answers that an engine must provably give if no budget bounds the loss.
-    changed_when: which answers count as changed, in a sentence; "" where that goes without saying.
-    score: what the score of an answer is, None where answers have none. in_words: its answer in words is the whole
-    answer, so that it is right where it is the label. attention: it is read from tokens over patches.
-    named_by_data: the classes of its data are those of its answers, so that a bundle carries their names where the
-    model has none. Otherwise folders may be called as people are, of whom an app is to know nothing.
+        with the denominator of the agreement, if that can be 0.
+    guard: the percentage of the original's answers that an engine must provably reproduce if no budget bounds the loss.
+    changed_when: a sentence that says when an answer counts as changed; "" if obvious.
+    score: the meaning of an answer's score, None without scores. in_words: the answer in words is the whole answer, so
+        it is right if it equals the label. attention: the model attends from tokens to patches.
+    named_by_data: the classes of the data are those of the answers, so a bundle contains their names if the model has
+        none. For other tasks folder names may be names of people, which an app must not contain.
     """
 
     compared: ClassVar[type[Comparison]]
@@ -256,14 +257,14 @@ class TaskAdapter(ABC):
     attention: ClassVar[bool] = False
     named_by_data: ClassVar[bool] = False
     noun = "image"
-    # Whether it can answer some of the samples at a time: `parts`.
+    # Whether it can answer a part of the samples: see `parts`.
     divisible = False
-    # The kind of labels that say more of a calibration image than its pixels do, such as prompts; None if none does.
+    # The kind of labels that are needed for calibration, such as prompts; None if none is.
     calibrated_on: LabelKind | None = None
 
     def __init__(self, setting: Setting) -> None:
         self.setting = setting
-        self.head: OfTask = setting.postprocess  # of the task's own class
+        self.head: OfTask = setting.postprocess  # of a class of the task
 
     @abstractmethod
     def load(self, choice: DataChoice, *, skip_bad: bool, progress: Progress) -> Data:
@@ -271,36 +272,36 @@ class TaskAdapter(ABC):
 
     @abstractmethod
     def answers(self, runner: Runner, data: Data, progress: Count) -> Answers:
-        """An artifact's answers to the evaluation samples, as far as `compare` and `show` need them."""
+        """Return the parts of an artifact's answers to the evaluation samples that `compare` and `show` need."""
 
     def parts(self, runner: Runner, data: Data, ranges: Sequence[range], progress: Count) -> Iterator[Answers]:
-        """The same in parts, of a task that is `divisible`: the answers to each of some ranges of the samples. They
-        begin at multiples of `collect.CHUNK`, so each image is computed with the same others."""
-        raise AssertionError("of tasks that are divisible")
+        """Yield the answers to each of several ranges of the samples, for a `divisible` task. Ranges begin at multiples
+        of `records.CHUNK`, so each image is always in the same batch."""
+        raise AssertionError("only for divisible tasks")
 
     @abstractmethod
     def compare(self, ours: Answers, reference: Answers, data: Data) -> Comparison:
-        """`ours` against `reference` on the evaluation samples; of a task's own class."""
+        """Compare `ours` with `reference` on the evaluation samples; returns an instance of `compared`."""
 
     def verify(self, ours: Answers, reference: Answers, data: Data) -> Comparison:
-        """`compare`, with the control: that of `unrelated` answers, the most alike of them."""
+        """As `compare`, with the control: the most similar of the `unrelated` answers."""
         found = self.compare(ours, reference, data)
         if found.control is not None or len(reference) < 2:
             return found
         others = []
         for each in self.unrelated(ours, reference, data):
-            with contextlib.suppress(ValueError):  # of other shapes
+            with contextlib.suppress(ValueError):  # other shapes
                 others.append(self.compare(each, reference, data))
         return controlled(found, others) if others else found
 
     def unrelated(self, ours: Answers, reference: Answers, data: Data) -> Iterator[Answers]:
-        """Answers that have nothing to do with what an image shows: those to other images, half of all further on.
-        Labels lie beside the images, so each is read at its place's size."""
+        """Yield answers that are unrelated to the images: the answers to other images, shifted by half of all. Each is
+        read at the size of the image it is compared with, since labels have that size."""
         n = len(reference)
         yield self.moved(ours, [(index + n // 2) % n for index in range(n)], reference)
 
     def moved(self, answers: Answers, order: Sequence[int], reference: Answers) -> Answers:
-        """The answers in another order, as of images of the sizes that `reference` has answers of."""
+        """Return the answers in another order, with the image sizes of `reference`."""
 
         def moved(column: Sequence[np.ndarray]) -> LazyColumn:
             return LazyColumn(len(order), lambda index: column[order[index]])
@@ -309,7 +310,7 @@ class TaskAdapter(ABC):
         return Answers({name: column if name == SIZE else moved(column) for name, column in columns})
 
     def unlike(self, reference: Answers, data: Data, count: int) -> list[int]:
-        """Evaluation samples whose answers differ from each other, then the first others: `count`, or all."""
+        """Return `count` evaluation samples (or all): those with distinct answers first."""
         pool = min(POOL, len(reference))
         left, chosen = list(range(pool)), list[int]()
         head = Answers({name: LazyColumn(pool, column.__getitem__) for name, column in reference.columns.items()})
@@ -322,62 +323,63 @@ class TaskAdapter(ABC):
         return [*chosen, *others[: count - len(chosen)]]
 
     def doubt(self, reference: Answers, data: Data, found: Comparison) -> str | None:
-        """A reason to doubt the original's own answers, in a sentence; None without one. `found`: the result of
+        """Return a sentence with a reason to doubt the original's own answers, or None. `found`: the result of
         `compare` for some artifact."""
         return doubt_value(found.metric, found.reference_value)
 
     @abstractmethod
     def show(self, answers: Answers, index: int, labels: Sequence[str] | None) -> Said:
-        """One answer for the report."""
+        """Return one answer for the report."""
 
     @abstractmethod
     def picture(self, data: Data, index: int) -> bytes | None:
-        """A PNG or JPEG of one evaluation sample as the model sees it; None if it is no image."""
+        """Return a PNG or JPEG of one evaluation sample as the model sees it; None if it is not an image."""
 
     @abstractmethod
     def truth_of(self, data: Data, index: int, labels: Sequence[str] | None) -> str | None:
-        """The ground truth of one evaluation sample, in a line; None if unknown."""
+        """Return the ground truth of one evaluation sample, in one line; None if unknown."""
 
     @abstractmethod
     def golden_inputs(self, data: Data, chosen: Sequence[int]) -> np.ndarray:
-        """Some evaluation samples as an engine takes them: uint8 [n, height, width, channels], or tokens."""
+        """Return some evaluation samples as engine inputs: uint8 [n, height, width, channels], or tokens."""
 
     @abstractmethod
     def changes(self, ours: Answers, reference: Answers, data: Data) -> Changes:
-        """The evaluation samples with different answers, and how bad each difference is."""
+        """Return the evaluation samples with different answers, and the severity of each difference."""
 
     @abstractmethod
     def sample_name(self, data: Data, index: int) -> str:
-        """The name by which people can find one evaluation sample."""
+        """Return the name by which a user can find one evaluation sample."""
 
     def shared_golden(self, data: Data) -> dict[str, np.ndarray]:
-        """What all golden inputs have in common, by name; {} where a sample is the only input."""
+        """Return the inputs shared by all golden samples, by name; {} if a sample is the only input."""
         return {}
 
     def brought(self, data: Data, chosen: Sequence[int]) -> dict[str, np.ndarray]:
-        """What some evaluation samples bring besides their pixels, [n, ...] by name; {} of a model of images alone."""
+        """Return the additional inputs of some evaluation samples, [n, ...] by name; {} for a model that takes only
+        images."""
         return {} if data.inputs is None else stacked([data.inputs.of(data.evaluation[index]) for index in chosen])
 
     def drive(self, calibration: Calibration) -> Drive | None:
-        """What runs a model of several graphs, or one that takes more than the image, on its calibration samples; None
-        of any other."""
+        """Return the drive that runs a model with several graphs or additional inputs on its calibration samples; None
+        for other models."""
         if calibration.inputs is None:
             return None
         return InputsDrive(calibration.samples, self.setting.images, calibration.inputs)
 
     def input_files(self, choice: DataChoice) -> InputFiles | None:
-        """Where the images of a choice have what they bring besides their pixels; errors as `InputFiles.of_images`."""
+        """Return the files of the additional inputs for the images of a choice; errors as `InputFiles.of_images`."""
         return InputFiles.of_images(choice.inputs, choice.path, self.setting.inputs)
 
     def calibration(self, choice: DataChoice, *, skip_bad: bool, progress: Progress) -> Calibration:
-        """The samples that `choice` asks for to calibrate on (0: all), in seeded order; errors as `load`."""
+        """Return the calibration samples of `choice` (0: all), in seeded order; errors as `load`."""
         count = choice.calibration or None
         spec, inputs = self.setting.images, self.input_files(choice)
         if choice.annotations is None or self.calibrated_on is None:
             found = calibration_images(choice.path, count, choice.seed, spec, skip_bad=skip_bad, progress=progress)
             if inputs is not None:
                 inputs.require_own(found[0])
-                for sample in found[0]:  # each is read before any work
+                for sample in found[0]:  # reads all files before any work
                     inputs.of(sample)
             return Calibration(*found, inputs=inputs)
         check_labels(choice, (self.calibrated_on,), self.setting.task)
@@ -387,51 +389,51 @@ class TaskAdapter(ABC):
         return Calibration(checked.calibration, (*skipped.paths, *bad))
 
     def labelled(self, choice: DataChoice, count: int | None, skipped: Skipped | None) -> tuple[Sample, ...]:
-        """The samples of `count` images (None: all) with their labels, of a task that is `calibrated_on` some.
-        Unreadable images are noted in `skipped` and left out; None: an error."""
-        raise AssertionError("of tasks that are calibrated on labels")
+        """Return the samples of `count` images (None: all) with the labels in `calibrated_on`. Unreadable images are
+        skipped and added to `skipped`; None: an error."""
+        raise AssertionError("only for tasks calibrated on labels")
 
     def fits(self, data: Data) -> bool:
-        """Whether `fit` has something to choose, such as thresholds, and labels to choose by."""
+        """Whether `fit` has something to choose, such as thresholds, and labels for it."""
         return False
 
     def fit(self, answers: Answers, data: Data) -> tuple[OutputSpec, str]:
-        """What the outputs mean by the original's `answers` to labelled calibration samples, which are the evaluation
-        samples of `data` here, and a note on that."""
-        raise AssertionError("of tasks with something to choose")
+        """Return the output spec fitted to the original's `answers` to labelled calibration samples (here the
+        evaluation samples of `data`), and a note on it."""
+        raise AssertionError("only for tasks with something to choose")
 
     def classified(self, answers: Answers, data: Data) -> Classified | None:
-        """Each sample's class, and the one that it was taken for; None without labels, or where samples have none."""
+        """Return the true and the predicted class of each sample; None without labels or classes."""
         return None
 
     def certainty(self, answers: Answers) -> np.ndarray | None:
-        """float64 [n], how sure each answer is; None if the task does not say."""
+        """Return the certainty of each answer, float64 [n]; None if the task has none."""
         return None
 
     def panels(self, data: Data, index: int, answers: Mapping[str, Answers]) -> Panels:
-        """Pictures of the answers of these artifacts to one sample, and of its label; none if words say it all."""
+        """Return pictures of these artifacts' answers to one sample, and of its label; none if words suffice."""
         return iter(())
 
     def marks(self, engine: str, ours: Answers, reference: Answers, index: int) -> Marks | None:
-        """Marks to draw on the picture of a sample for which `engine` answered `ours`; None if there are none."""
+        """Return marks to draw on the picture of a sample that `engine` answered with `ours`, or None."""
         return None
 
 
 def controlled(found: Comparison, unrelated: Sequence[Comparison]) -> Comparison:
-    """The comparison with the control that these are, the one that is most alike."""
+    """Return the comparison with its control: the most similar of `others`."""
     most = max(unrelated, key=lambda each: each.agreement)
     return replace(found, control=Control(most.agreement, most.value, unrelated[0].max_difference))
 
 
 def with_maps_of(answers: Answers, name: str, reference: Answers) -> Answers:
-    """The answers with their maps [height, width] of a name at the sizes of those of `reference`."""
+    """Return the answers with the maps [height, width] named `name` at the sizes of those in `reference`."""
     maps, expected = answers.columns[name], reference.columns[name]
     resized = LazyColumn(len(expected), lambda index: nearest_pixels(maps[index], expected[index].shape))
     return Answers({**answers.columns, name: resized})
 
 
 class ImageAdapter(TaskAdapter):
-    """The base of all tasks on images. `kinds`: the kinds of labels that the task uses."""
+    """The base class of tasks on images. `kinds`: the kinds of labels that the task uses."""
 
     kinds: tuple[str, ...] = ("folders", "none")
     divisible = True
@@ -469,15 +471,15 @@ class ImageAdapter(TaskAdapter):
         )
 
     def find(self, choice: DataChoice, skipped: Skipped | None = None) -> FoundData:
-        """The images of a choice, split; with class folders where `choice.labels` says so. Where labels have to fit
-        an image's size, the unreadable are noted in `skipped` and left out; None: an error."""
+        """Return the images of a choice, split; with class folders if `choice.labels` says so. If labels must match the
+        image size, unreadable images are skipped and added to `skipped`; None: an error."""
         if choice.annotations is not None and choice.labels in PLACES:
             return self.find_annotated(choice, choice.annotations, skipped)
         return FoundData(split(choice.path, "folders" if choice.labels == "folders" else "none", **choice.numbers))
 
     def find_annotated(self, choice: DataChoice, place: Path, skipped: Skipped | None) -> FoundData:
-        """The same with labels that lie apart from the images, at `place`."""
-        raise AssertionError("of tasks with such labels")
+        """Return the same with labels stored apart from the images, at `place`."""
+        raise AssertionError("only for tasks with such labels")
 
     def answers(self, runner: Runner, data: Data, progress: Count) -> Answers:
         brought = None if data.inputs is None else data.inputs.each(data.evaluation)
@@ -492,16 +494,16 @@ class ImageAdapter(TaskAdapter):
                 yield gather(predictor, pixels.some(part), self.keep, progress, further=brought, fill=True)
 
     def bound(self, runner: Runner, data: Data) -> Runner:
-        """The runner as it takes images alone."""
+        """Return a runner that takes only images."""
         return runner
 
     def pixels(self, data: Data) -> DecodedImages:
-        """The evaluation images as this model sees them."""
+        """Return the evaluation images as this model sees them."""
         assert data.decoded is not None
         return data.decoded.of(self.setting.images)
 
     def keep(self, outputs: Mapping[str, np.ndarray], size: tuple[int, int]) -> Mapping[str, np.ndarray]:
-        """The outputs to keep for one image: all of them, and its size."""
+        """Return the outputs to keep for one image: all of them, and its size."""
         return {**outputs, "size": np.array(size, np.int64)}
 
     def picture(self, data: Data, index: int) -> bytes:
@@ -514,7 +516,7 @@ class ImageAdapter(TaskAdapter):
         return data.classes[label] if label is not None else None
 
     def truth_line(self, truth: OfTask, labels: Sequence[str] | None) -> str | None:
-        """What is known of a sample, in a line; None where that is a picture."""
+        """Return the label of a sample, in one line; None if it is a picture."""
         return None
 
     def sample_name(self, data: Data, index: int) -> str:
@@ -527,14 +529,14 @@ class ImageAdapter(TaskAdapter):
 
 
 def labels_of(data: Data) -> np.ndarray | None:
-    """The class of each evaluation sample, int64 [n]; None without labels."""
+    """Return the class of each evaluation sample, int64 [n]; None without labels."""
     samples = data.evaluation
     return None if samples[0].label is None else np.array([sample.label for sample in samples], np.int64)
 
 
 def thumbnail(pixels: np.ndarray, side: int = 160) -> bytes:
-    """A picture of uint8 [height, width, channels], its longer side at most `side` pixels, enlarged where it is tiny: a
-    PNG, or a JPEG where that is smaller, as it is of photographs."""
+    """Return a picture of uint8 [height, width, channels], its longer side at most `side` pixels, enlarged if tiny: as
+    PNG, or as JPEG if smaller (as for photographs)."""
     image = Image.fromarray(pixels[:, :, 0] if pixels.shape[2] == 1 else pixels)
     short = min(image.size)
     if short < 96:
@@ -550,10 +552,10 @@ def thumbnail(pixels: np.ndarray, side: int = 160) -> bytes:
 
 
 def check_labels(choice: DataChoice, allowed: Sequence[str], task: Task) -> None:
-    """Raise DataError for a kind of labels that the task has no use for."""
+    """Raise DataError for a kind of labels that the task does not use."""
     if choice.labels not in allowed:
         raise DataError(
-            f"labels of the kind {choice.labels!r} do not fit a model for {task}",
+            f"the task {task} cannot use labels of kind {choice.labels!r}",
             found=f"data.labels: {choice.labels}",
             expected=", ".join(allowed),
             fix="change data.labels",
@@ -561,17 +563,17 @@ def check_labels(choice: DataChoice, allowed: Sequence[str], task: Task) -> None
     files = choice.labels not in ("folders", "none")
     if files and not is_dir(choice.path) and find_containers(choice.path, SUFFIXES) is not None:
         raise DataError(
-            f"labels of the kind {choice.labels!r} are for a folder of image files",
+            f"labels of kind {choice.labels!r} require a folder of image files",
             found=f"tars, tables or a list at {choice.path}",
-            expected="image files, which the labels name",
-            fix="write the images into a folder",
+            expected="image files, named in the labels",
+            fix="save the images as files in a folder",
         )
     if choice.labels in PLACES and choice.annotations is None:
         raise DataError(
-            f"labels of the kind {choice.labels!r} need a place", expected=f"data.annotations: {PLACES[choice.labels]}"
+            f"labels of kind {choice.labels!r} need a path", expected=f"data.annotations: {PLACES[choice.labels]}"
         )
 
 
 def worst_difference(ours: Answers, reference: Answers, names: Sequence[str]) -> float:
-    """max|a - b| / max|b| over the named outputs, the worst of them."""
+    """Return the largest max|a - b| / max|b| among the named outputs."""
     return worst_of(differences(ours, reference, names))

@@ -1,4 +1,4 @@
-"""Anomalies: scores and maps, their agreement and AUROC."""
+"""Anomaly detection: agreement and AUROC of image scores and anomaly maps."""
 
 import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
@@ -25,14 +25,14 @@ from vitdeploy.tasks.answers import Measure, Metric, Said
 from vitdeploy.verification import comparison, intervals, ranking, records
 from vitdeploy.verification.changes import Changes, judged
 
-# --- Compares the anomaly scores of an artifact with the original's, and both with what is known to be defective ------
-# The AUROC of pixels counts all pixels of all images alike, as MVTec AD's does.
+# --- Compares the anomaly scores of an artifact with the original's, and both with the labels -------------------------
+# The pixel AUROC weights all pixels of all images equally, as in MVTec AD.
 
 
 Bools = ranking.Bools
-# Scores of pixels are counted in so many steps between the least and the largest: two in one step count as equal.
+# Number of steps between the least and the largest pixel score; scores in the same step count as equal.
 STEPS = 2048
-# The fields of a comparison that `_measured` fills.
+# The comparison fields set by `_measured`.
 IMAGE_FIELDS = ("value", "reference_value", "auroc_ci95", "reference_auroc_ci95", "drop", "drop_ci95")
 PIXEL_FIELDS = (
     "pixel_auroc",
@@ -48,13 +48,13 @@ PIXEL_FIELDS = (
 class AnomalyComparison(comparison.Comparison):
     """An anomaly model against the original. The metric is the AUROC of images in percent.
 
-    agreement: percent of the images that both call anomalous, or both normal. All intervals of AUROCs are bootstraps
-        over the images, of the good and of the defective ones apart, and none is narrower than that of a share of as
-        many independent trials as there are images.
+    agreement: percent of the images that both call anomalous, or both normal. All AUROC intervals are bootstraps over
+        the images, stratified by good and defective, and no narrower than that of a proportion with as many independent
+        trials as there are images.
     auroc_ci95, reference_auroc_ci95: of `value` and `reference_value`.
-    pixel_auroc ...: the same of pixels, in percent, with the drop in points. None where no masks are known.
+    pixel_auroc ...: the same for pixels, in percent, with the drop in points. None without masks.
     score_difference_mean: mean |score - original's score| in percent of the original's.
-    anomalous, reference_anomalous: images that are called so.
+    anomalous, reference_anomalous: images classified as anomalous.
     """
 
     auroc_ci95: tuple[float, float] | None = None
@@ -72,15 +72,15 @@ class AnomalyComparison(comparison.Comparison):
 
 @dataclass(frozen=True)
 class PixelCounts:
-    """How many pixels of each image have a score in each step: float64 [images, STEPS], of defects and of the rest."""
+    """The number of pixels per image and score step: float64 [images, STEPS], for defects and for the rest."""
 
     defective: intervals.Floats
     good: intervals.Floats
 
 
 def count_pixels(maps: Iterable[tuple[np.ndarray, Bools]], limits: tuple[float, float]) -> PixelCounts:
-    """Count the scores of maps [height, width] in STEPS steps between these limits, apart by their masks. What the
-    model does not see, which is no number, counts as the least score: an app takes it for normal."""
+    """Count the scores of maps [height, width] in STEPS steps between these limits, separated by their masks. Pixels
+    that the model does not see (NaN) count as the least score: an app treats them as normal."""
     low, high = limits
     factor = STEPS / ((high - low) or 1.0)
     rows: tuple[list[np.ndarray], list[np.ndarray]] = ([], [])
@@ -105,8 +105,8 @@ def compare_anomalies(
     """Compare scores [n] of the same images, in the same order.
 
     Args:
-        defective: what is known of the images; None without labels.
-        pixels: those of the artifact and of the original.
+        defective: the labels of the images, or None.
+        pixels: counts for the artifact and the original.
         max_difference: of the raw outputs, passed on.
     """
     ours, theirs = artifact > threshold, reference > threshold
@@ -120,7 +120,7 @@ def compare_anomalies(
         n=n,
         metric=None if defective is None else "image AUROC",
         **comparison.counted_agreement(int((ours == theirs).sum()), n),
-        agreement_of="images called anomalous, or normal, as by the original",
+        agreement_of="images with the original's verdict (anomalous or normal)",
         max_difference=max_difference,
         score_difference_mean=100 * float((np.abs(artifact - reference) / np.maximum(reference, 1e-12)).mean()),
         anomalous=int(ours.sum()),
@@ -147,8 +147,8 @@ def _of_pixels(ours: PixelCounts, theirs: PixelCounts, weights: intervals.Floats
 
 
 def _measured(values: Sequence[float], drawn: Sequence[intervals.Floats], right: Sequence[Bools]) -> tuple[object, ...]:
-    """Both AUROCs in percent, their intervals, the drop in points and its interval; of each the artifact's first.
-    `right`: of both, whose answers to an image count as right."""
+    """Return both AUROCs in percent, their intervals, the drop in points and its interval; the artifact's first.
+    `right`: for both sides, which images count as right."""
     n, drop = len(right[0]), 100 * (values[1] - values[0])
     shares = [
         intervals.percentile_interval(100 * value, 100 * each, intervals.least_of_share(value, n), (0.0, 100.0))
@@ -160,7 +160,7 @@ def _measured(values: Sequence[float], drawn: Sequence[intervals.Floats], right:
 
 
 def _placed(scores: intervals.Floats, defective: Bools) -> Bools:
-    """Whether each image lies on the right side of more than half of those of the other kind."""
+    """Whether each image is ranked correctly against more than half of the images of the other kind."""
     good, bad = np.sort(scores[~defective]), np.sort(scores[defective])
     above_good = np.searchsorted(good, scores, "left") / len(good)
     below_bad = 1 - np.searchsorted(bad, scores, "right") / len(bad)
@@ -170,7 +170,7 @@ def _placed(scores: intervals.Floats, defective: Bools) -> Bools:
 def anomaly_changes(
     artifact: intervals.Floats, reference: intervals.Floats, threshold: float, defective: Bools | None
 ) -> Changes:
-    """Changed images: those that only one side calls anomalous; larger changes of the score are worse."""
+    """Return the changed images: those that only one side classifies as anomalous; larger score changes are worse."""
     ours, theirs = artifact > threshold, reference > threshold
     moved = np.abs(artifact - reference) / max(threshold, 1e-12)
     if defective is None:
@@ -179,7 +179,7 @@ def anomaly_changes(
 
 
 # --- Anomalies --------------------------------------------------------------------------------------------------------
-# a score for each image and each pixel, AUROC of both, and the share of images that keep their verdict.
+# scores per image and pixel, AUROC of both, and the share of images with the same verdict.
 
 
 CHANCE = 50.0
@@ -192,7 +192,7 @@ class AnomalyAdapter(adapter.ImageAdapter):
         Metric(
             "image AUROC",
             "Image AUROC is the chance that a defective image has a higher score than a good one; 50 % is guessing.",
-            words="AUROC of images",
+            words="image AUROC",
             title="Image AUROC",
         ),
     )
@@ -200,9 +200,9 @@ class AnomalyAdapter(adapter.ImageAdapter):
         Measure("Image AUROC, %", "value", interval="auroc_ci95"),
         Measure("of the original, %", "reference_value", interval="reference_auroc_ci95"),
         Measure("Pixel AUROC, %", "pixel_auroc", interval="pixel_auroc_ci95"),
-        Measure("of the original’s pixels, %", "reference_pixel_auroc", interval="reference_pixel_auroc_ci95"),
+        Measure("Pixel AUROC of the original, %", "reference_pixel_auroc", interval="reference_pixel_auroc_ci95"),
         Measure("Drop of pixel AUROC", "pixel_drop", interval="pixel_drop_ci95"),
-        Measure("Called anomalous", "anomalous", 0, original=True),
+        Measure("Classified as anomalous", "anomalous", 0, original=True),
         Measure("Score difference, %, mean", "score_difference_mean", None),
     )
     guard = 95.0
@@ -216,7 +216,7 @@ class AnomalyAdapter(adapter.ImageAdapter):
         return images.FoundData(masks.split_mvtec(choice.path, normal, test, **choice.numbers), test, test.annotations)
 
     def calibration(self, choice: adapter.DataChoice, *, skip_bad: bool, progress: Progress) -> adapter.Calibration:
-        """Of MVTec AD's folders the normal images alone: those of test are to judge by."""
+        """Only the normal images of MVTec AD's folders: test images are for evaluation."""
         chosen = dataclasses.replace(choice, path=masks.normal_folder(choice.path))
         return super().calibration(chosen, skip_bad=skip_bad, progress=progress)
 
@@ -236,7 +236,7 @@ class AnomalyAdapter(adapter.ImageAdapter):
         return np.array([image_score(answers.outputs(row)) for row in rows], np.float64)
 
     def _counts(self, answers: records.Answers, data: adapter.Data) -> PixelCounts | None:
-        """Of all evaluation images; None without masks."""
+        """Return the counts for all evaluation images; None without masks."""
         annotations = data.truths()
         if annotations is None or any(each.defect is not None and each.mask is None for each in annotations):
             return None
@@ -254,20 +254,20 @@ class AnomalyAdapter(adapter.ImageAdapter):
         if interval is None or interval[1] >= CHANCE:
             return None
         return (
-            f"the original's image AUROC is {found.reference_value:.1f} %, and chance is {CHANCE:g} %: good parts look "
-            "stranger to it than defective ones. Are the folders of test the right way round?"
+            f"the original's image AUROC is {found.reference_value:.1f} %, and chance is {CHANCE:g} %: it scores good "
+            "parts higher than defective ones. Check that the folders below test are not swapped"
         )
 
     def changes(self, ours: records.Answers, reference: records.Answers, data: adapter.Data) -> Changes:
         return anomaly_changes(self._scores(ours), self._scores(reference), self.head.threshold, _defective(data))
 
     def certainty(self, answers: records.Answers) -> np.ndarray:
-        """How far the score is from the threshold, as a share of the larger of both."""
+        """Return the distance of the score from the threshold, relative to the larger of the two."""
         scores = self._scores(answers)
         return np.asarray(np.abs(scores - self.head.threshold) / np.maximum(scores, self.head.threshold))
 
     def show(self, answers: records.Answers, index: int, labels: Sequence[str] | None) -> Said:
-        """The verdict; the score as a share of twice the threshold."""
+        """Return the verdict; the score is relative to twice the threshold."""
         score, threshold = image_score(answers.outputs(index)), self.head.threshold
         share = min(max(score / (2 * threshold), 0.0), 1.0) if threshold > 0 else None
         return Said("anomalous" if score > threshold else "normal", share)
@@ -276,7 +276,7 @@ class AnomalyAdapter(adapter.ImageAdapter):
         return str(truth.defect or "good")
 
     def panels(self, data: adapter.Data, index: int, answers: Mapping[str, records.Answers]) -> adapter.Panels:
-        """The map of every artifact over the image as the model sees it, and the mask of the defect."""
+        """Yield the map of every artifact over the image as the model sees it, and the defect mask."""
         pixels = np.broadcast_to(self.pixels(data)[index][0], (*self.setting.images.crop, 3))
         image, limits = Image.fromarray(np.ascontiguousarray(pixels)), heat_limits(self.head.pixel_threshold)
         for name, each in answers.items():
@@ -288,7 +288,7 @@ class AnomalyAdapter(adapter.ImageAdapter):
 
 
 def _plane(answers: records.Answers) -> str:
-    """The output that is the map."""
+    """Return the name of the output that is the map."""
     return DISTANCES if DISTANCES in answers.columns else ANOMALY_MAP
 
 

@@ -1,4 +1,4 @@
-"""What a report says of a task's answers."""
+"""Report data about a task's answers."""
 
 from dataclasses import dataclass, field
 from typing import Literal
@@ -16,8 +16,8 @@ Box = tuple[float, float, float, float]
 
 @dataclass(frozen=True)
 class Metric:
-    """A metric by its name in documents: what it is where its name does not say so, and what a sentence and a column
-    call it."""
+    """A metric by its name in JSON documents: an explanation if the name is not one, and its names in sentences and
+    columns."""
 
     name: str
     meaning: str = ""
@@ -31,9 +31,9 @@ class Metric:
 
 @dataclass(frozen=True)
 class Measure:
-    """One of a task's own numbers, as a column of reports. `key` leads to it in a comparison ("a.b": b of a),
-    `interval` to its 95 % bounds; `original`: the original has one too, which is called "reference_" and the key.
-    `digits`: after the point; None of a number that may be tiny."""
+    """A task-specific number as a column of reports. `key`: its path in a comparison ("a.b": b of a); `interval`: the
+    path of its 95 % bounds; `original`: the original has one too, named "reference_" and the key. `digits`: decimals;
+    None for a number that may be tiny."""
 
     title: str
     key: str
@@ -44,7 +44,7 @@ class Measure:
 
 @dataclass(frozen=True)
 class Said:
-    """One artifact's answer to one sample, in a line; `score` in 0..1, None if the task has none."""
+    """One artifact's answer to one sample, in one line; `score` in 0..1, None if the task has none."""
 
     label: str
     score: float | None
@@ -52,8 +52,8 @@ class Said:
 
 @dataclass(frozen=True)
 class Marks:
-    """Boxes to draw over a picture, (left, top, right, bottom) in shares of its sides: what the original and `engine`
-    both find, and what one of them finds alone."""
+    """Boxes to draw over a picture, (left, top, right, bottom) relative to its sides: objects that the original and
+    `engine` both find, and those that only one of them finds."""
 
     engine: str
     both: tuple[Box, ...] = ()
@@ -63,7 +63,7 @@ class Marks:
 
 @dataclass(frozen=True)
 class PanelFacts:
-    """The picture of one answer by its name; `title`: the artifact that gave it, or "label"."""
+    """The file name of a picture of one answer; `title`: the artifact, or "label"."""
 
     title: str
     image: str
@@ -73,10 +73,10 @@ class PanelFacts:
 class ExampleFacts:
     """One evaluation sample with every artifact's answer.
 
-    `number`: among the samples. `why`: why it is shown. `sample`: what a person
-    finds it by. `image`: the name of its picture, None if it is none. `label`: what is known to be in it. `panels`: of
-    answers that are pictures, the original's, that of the engine that differs most, and the label. `differing`: the
-    engines whose answer has changed, which words may not show.
+    `number`: its index among the samples. `why`: the reason for showing it. `sample`: its name for the user. `image`:
+    the name of its picture, None if it is not an image. `label`: its ground truth. `panels`: for answers that are
+    pictures: the original's, that of the engine that differs most, and the label. `differing`: the engines whose answer
+    has changed, which the text may not show.
     """
 
     image: str | None
@@ -94,7 +94,7 @@ class ExampleFacts:
 @dataclass(frozen=True)
 class ChangedCounts:
     """The number of answers that differ from the original's; among these, right answers that became wrong, and wrong
-    ones that became right (None without labels); `kept`: other answers that are as right."""
+    ones that became right (None without labels); `kept`: different answers that are equally right."""
 
     changed: int
     lost: int | None
@@ -104,7 +104,7 @@ class ChangedCounts:
 
 @dataclass(frozen=True)
 class AnswerFacts:
-    """`changed`: by engine. The rest is None, and `reliability` by artifact, where samples have no class."""
+    """`changed`: by engine; `reliability`: by artifact. All other fields are None if samples have no class."""
 
     changed: dict[str, ChangedCounts] = field(default_factory=dict)
     confusion: Confusion | None = None
@@ -114,8 +114,8 @@ class AnswerFacts:
 
 @dataclass(frozen=True)
 class MapFacts:
-    """One map of attention: its picture's name, the share of the attention that is on patches, and how much of it is
-    where the original's is (None of the original itself)."""
+    """One attention map: its picture's name, the share of attention on patches, and the share that overlaps the
+    original's (None for the original itself)."""
 
     artifact: str
     image: str
@@ -125,7 +125,7 @@ class MapFacts:
 
 @dataclass(frozen=True)
 class MappedExample:
-    """The maps of one example; `example` is its place in `examples` of the report."""
+    """The maps of one example; `example` is its index in `examples` of the report."""
 
     example: int
     maps: tuple[MapFacts, ...]
@@ -133,8 +133,8 @@ class MappedExample:
 
 @dataclass(frozen=True)
 class AttentionFacts:
-    """`grid`: rows and columns of patches. `reader`: whose attention is shown. `left_out`: by engine, why it has no
-    map."""
+    """`grid`: rows and columns of patches. `reader`: the token whose attention is shown. `left_out`: by engine, the
+    reason for a missing map."""
 
     grid: tuple[int, int]
     reader: str
@@ -143,13 +143,13 @@ class AttentionFacts:
     examples: tuple[MappedExample, ...]
 
 
-# --- `mapping` and `copies` of documents, which a task adapter makes. It imports no other part ------------------------
-# what an adapter imports is. part of the keys of the stages that use it.
+# --- `mapping` and `copies` of JSON documents, made by task adapters --------------------------------------------------
+# No other part of the package is imported here: an adapter's imports are part of the keys of the stages that use it.
 
 
 @dataclass(frozen=True)
 class MappingFacts:
-    """The mapping of the data's classes to those of the model."""
+    """The mapping of the data's classes to the model's."""
 
     how: str
     classes: int
@@ -158,9 +158,9 @@ class MappingFacts:
 
 @dataclass(frozen=True)
 class Copies:
-    """Images that have the same bytes as another. `evaluation`: so many were left out, as each counts once, and so many
-    of these, `relabelled`, had another label than the one that counts. `calibration`: so many are copies of others.
-    `shared`: so many of the images to evaluate on are among those for calibration."""
+    """Numbers of images with the same bytes as another. `evaluation`: copies left out, since each image counts once;
+    `relabelled`: those of them whose label differs from that of the image that counts. `calibration`: copies among the
+    calibration images. `shared`: evaluation images that are also calibration images."""
 
     evaluation: int = 0
     calibration: int = 0

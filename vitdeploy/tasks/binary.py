@@ -1,4 +1,4 @@
-"""Yes or no by one number: two class folders or a column of 0 and 1; AUROC, average precision, accuracy."""
+"""Binary classification: two class folders or a column of 0 and 1; AUROC, average precision, accuracy."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -29,13 +29,13 @@ CHANCE = 50.0
 
 @dataclass(frozen=True, kw_only=True)
 class BinaryComparison(Comparison):
-    """A model that says yes or no against the original. The metric is AUROC in percent (see `verification.ranking`).
+    """A binary classifier against the original. The metric is AUROC in percent (see `verification.ranking`).
 
-    agreement: percent of the images that both call yes, or both no.
+    agreement: percent of the images with the same answer (yes or no).
     average_precision, reference_average_precision: in percent. accuracy, reference_accuracy: percent of right answers
-        at the threshold, and the drop in points. called_yes, reference_called_yes: images that are.
-    The interval of `accuracy_drop` is paired, as that of top-1; all others are bootstraps over the images, of both
-    kinds apart, and none is narrower than that of as many independent trials as there are images.
+        at the threshold, and the drop in points. called_yes, reference_called_yes: images with the answer yes.
+    The interval of `accuracy_drop` is paired, as for top-1; all others are bootstraps over the images, stratified by
+    label, and no narrower than that of as many independent trials as there are images.
     """
 
     auroc_ci95: tuple[float, float] | None = None
@@ -52,7 +52,7 @@ class BinaryComparison(Comparison):
 
 
 def binary_comparison(rows: ImageRows, *, max_difference: float, seed: int = 0) -> BinaryComparison:
-    """The comparison that the rows of all images are of, as of `multi_label.multi_label_comparison` with one label."""
+    """Return the comparison for the rows of all images, as `multi_label.multi_label_comparison` with one label."""
     above = rows["ours_above"][:, 0], rows["theirs_above"][:, 0]
     truth = rows["truth"][:, 0] if "truth" in rows.columns else None
     scores = [rows[side][:, 0].astype(np.float64) for side in ("ours", "theirs")]
@@ -106,8 +106,8 @@ class BinaryAdapter(multi_label.LabelsAdapter):
         Measure("of the original, %", "reference_value", interval="reference_auroc_ci95"),
         Measure("Average precision, %", "average_precision", original=True, interval="average_precision_ci95"),
         Measure("Accuracy, %", "accuracy", original=True),
-        Measure("Drop of accuracy", "accuracy_drop", interval="accuracy_drop_ci95"),
-        Measure("Called yes", "called_yes", 0, original=True),
+        Measure("Accuracy drop", "accuracy_drop", interval="accuracy_drop_ci95"),
+        Measure("Answers yes", "called_yes", 0, original=True),
     )
     guard = 95.0
     score = "the probability of yes"
@@ -123,7 +123,7 @@ class BinaryAdapter(multi_label.LabelsAdapter):
 
     @property
     def positive(self) -> tuple[str, ...]:
-        """What yes means, () where nobody says it."""
+        """The name of the class that yes means, () if unknown."""
         return (self.head.positive,) if self.head.positive is not None else self.setting.labels[:1]
 
     def read(
@@ -135,19 +135,19 @@ class BinaryAdapter(multi_label.LabelsAdapter):
         chosen = classes.match_some(folders.classes, self.positive, "class folders")
         if len(folders.classes) != 2 or chosen is None:
             names = ", ".join(folders.classes[:5])
-            known = f"yes is {self.positive[0]!r}" if self.positive else "nothing says which of them is yes"
+            known = f"yes is {self.positive[0]!r}" if self.positive else "no name for yes is set"
             raise DataError(
-                "which class folder means yes is not known",
+                "cannot tell which class folder means yes",
                 found=f"{len(folders.classes)} folders ({names}); {known}",
-                expected="two class folders, one of them named as what yes means",
+                expected="two class folders, one of them with the name of yes",
                 fix="postprocess: {positive: FOLDER} in a recipe, or that name as the model's label (source.labels)",
             )
         both = next((path for path, names in folders.names.items() if len(names) > 1), None)
         if both is not None:
             raise DataError(
-                "an image lies in both class folders",
+                "an image is in both class folders",
                 found=both.name,
-                expected="each image in one of them",
+                expected="each image in one folder",
                 fix="remove the wrong copy",
             )
         labelled = {
@@ -160,10 +160,10 @@ class BinaryAdapter(multi_label.LabelsAdapter):
         if truth.any() and not truth.all():
             return []
         raise DataError(
-            "all images to evaluate on have the same answer",
+            "all evaluation images have the same label",
             found=f"{len(truth)} images, all {'yes' if truth.any() else 'no'}",
-            expected="images of both answers: nothing tells a model that ranks them from any other",
-            fix="add images of the other answer, or verify without labels (data.labels: none)",
+            expected="images with both labels: a ranking cannot be measured on one",
+            fix="add images with the other label, or verify without labels (data.labels: none)",
         )
 
     def comparison(self, counts: Counts) -> Comparison:
@@ -176,8 +176,8 @@ class BinaryAdapter(multi_label.LabelsAdapter):
         if interval is None or interval[1] >= CHANCE:
             return None
         return (
-            f"the original's AUROC is {found.reference_value:.1f} %, and chance is {CHANCE:g} %: images with the "
-            "answer no have the higher scores. Does yes mean what the labels say (postprocess: {positive: NAME})?"
+            f"the original's AUROC is {found.reference_value:.1f} %, and chance is {CHANCE:g} %: images labelled no "
+            "have the higher scores. Check the meaning of yes (postprocess: {positive: NAME})"
         )
 
     def show(self, answers: Answers, index: int, labels: Sequence[str] | None) -> Said:

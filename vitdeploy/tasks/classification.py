@@ -19,7 +19,7 @@ from vitdeploy.verification.classes import Classified
 from vitdeploy.verification.comparison import Comparison, doubt_accuracy
 from vitdeploy.verification.records import Answers
 
-# By what the names of the data's classes are (`containers.listing.ClassKind`).
+# By the kind of class names in the data (`containers.listing.ClassKind`).
 MATCH = {"folders": match_folders, "words": match_words, "list": match_listed, "numbers": match_numbers}
 COSINES: tuple[Measure, ...] = (Measure("Cosine, mean", "cosine_mean", 5), Measure("Cosine, least", "cosine_min", 5))
 
@@ -35,7 +35,7 @@ class ClassificationAdapter(counted.CountedAdapter):
     named_by_data = True
 
     def find(self, choice: adapter.DataChoice, skipped: decoding.Skipped | None = None) -> images.FoundData:
-        """The images with the model's classes as their labels."""
+        """Return the images with the model's classes as labels."""
         parts, mapping = self._listed(choice)
         samples = tuple(parts.calibration), tuple(parts.evaluation)
         return images.FoundData(folder.DataSplit(*samples, parts.classes, notes=parts.notes), mapping=mapping)
@@ -45,7 +45,7 @@ class ClassificationAdapter(counted.CountedAdapter):
         return adapter.Data(choice.path, (), parts.evaluation, mapping=mapping, remarks=parts.notes)
 
     def _listed(self, choice: adapter.DataChoice) -> tuple[folder.ListedSplit, ClassMap | None]:
-        """What `find` finds, of a folder of any size.
+        """As `find`, for a folder of any size.
 
         Raises:
             DataError: another kind of labels, or classes that are not the model's.
@@ -55,7 +55,7 @@ class ClassificationAdapter(counted.CountedAdapter):
         if not parts.classes:
             return parts, None
         found = MATCH[parts.kind](parts.classes, parts.empty, self.setting.labels, self.setting.classes)
-        index = [found.index.get(name, -1) for name in parts.classes]  # -1: of a folder without images
+        index = [found.index.get(name, -1) for name in parts.classes]  # -1: a folder without images
         both = parts.calibration.renumbered(index), parts.evaluation.renumbered(index)
         names = self.setting.labels
         if found.how == "position" or (found.how == "number" and not names):
@@ -64,7 +64,7 @@ class ClassificationAdapter(counted.CountedAdapter):
 
     @property
     def reading(self) -> dict[str, object]:
-        """Logits are kept and counted as they are."""
+        """Logits are kept and counted unchanged."""
         return {}
 
     def kept(self, outputs: Mapping[str, np.ndarray], size: tuple[int, int]) -> Mapping[str, np.ndarray]:
@@ -82,7 +82,7 @@ class ClassificationAdapter(counted.CountedAdapter):
         return counts.agreement()
 
     def facts(self, answers: Answers) -> dict[str, object]:
-        """The best classes, and how many there are."""
+        """Return the best classes, and the number of classes."""
         return {"best": _best(answers).tolist(), "classes": answers.columns["logits"][0].shape[0]}
 
     def doubt(self, reference: Answers, data: adapter.Data, found: Comparison) -> str | None:
@@ -110,12 +110,12 @@ class ClassificationAdapter(counted.CountedAdapter):
         return self._doubt(answers[read], labels[read].astype(np.int64), classes, listed.mapping)
 
     def _doubt(self, answers: np.ndarray, labels: np.ndarray, classes: int, mapping: ClassMap | None) -> str | None:
-        """`doubt` by the original's best classes and the labels, int64 [n] each, in the order of the images."""
+        """As `doubt`, from the original's best classes and the labels, int64 [n] each, in the order of the images."""
         text = doubt_accuracy(answers, labels, classes, self.setting.claim)
         return f"{text} ({mapping.text})" if text is not None and mapping is not None else text
 
     def changes(self, ours: Answers, reference: Answers, data: adapter.Data) -> Changes:
-        """The surer the new answer, the worse."""
+        """Return the changed images; the more confident the new answer, the worse."""
         found, original, labels = _best(ours), _best(reference), adapter.labels_of(data)
         right = (None, None) if labels is None else (found == labels, original == labels)
         return judged(found != original, _best_scores(ours)[:, 0], *right)
@@ -125,7 +125,7 @@ class ClassificationAdapter(counted.CountedAdapter):
         return None if labels is None else Classified(labels, _best(answers), _best_scores(answers)[:, 0])
 
     def certainty(self, answers: Answers) -> np.ndarray:
-        """The margin of the best class over the second."""
+        """Return the margin of the best class over the second."""
         best = _best_scores(answers)
         return np.asarray(best[:, 0] - best[:, -1])
 
@@ -139,6 +139,6 @@ def _best(answers: Answers) -> np.ndarray:
 
 
 def _best_scores(answers: Answers) -> np.ndarray:
-    """Of each image the scores of its best and its second class, [n, 2]; [n, 1] of a model with one."""
+    """Return the scores of the best and second class of each image, [n, 2]; [n, 1] for a model with one class."""
     pieces = (np.sort(softmax(logits), axis=1) for logits in answers.pieces("logits"))
     return np.concatenate([scores[:, :-3:-1] for scores in pieces])

@@ -1,7 +1,7 @@
-"""Tasks whose comparison is made of what is counted of each image, so that any number of images is judged in shards.
+"""Tasks whose comparison is computed from counts per image, so that any number of images can be processed in shards.
 
-A shard leaves counts; what all shards left, joined, says what the answers to all images at once would say, to the last
-bit: `compare` of such a task is made of the same two steps.
+The joined counts of all shards give bit for bit the result for all images at once: `compare` of such a task uses the
+same two steps.
 """
 
 from abc import abstractmethod
@@ -18,26 +18,26 @@ from vitdeploy.verification.comparison import Comparison, doubt_value
 from vitdeploy.verification.records import Answers, Records
 
 Truth = Mapping[Path, annotations.Annotation]
-# Before the names of the tables of records that are of the control.
+# Prefix for the names of the control's record tables.
 CONTROL = "control "
 
 
 class CountedAdapter(ImageAdapter):
-    """A task that is counted in shards."""
+    """A task that can be counted in shards."""
 
-    # Not of two towers, whose classes are texts of the data.
+    # False for two-tower tasks, whose classes are texts of the data.
     in_shards = True
-    # The kinds of labels of which no file is read before the images of a shard are.
+    # The kinds of labels without files to read before the images of a shard.
     listable = ("folders", "none")
-    # A shard has so many times fewer images than one of a classifier, where the answers to one image are large.
+    # Divides the shard size of a classifier, for tasks with large answers per image.
     finer = 1
 
     def listed(self, choice: DataChoice, *, skip_bad: bool) -> Data:
-        """What `find` finds to evaluate on, as `data.folder.Samples`, without reading an image where no labels lie
-        beside them; `skipped`: images whose size could not be read.
+        """Return the evaluation images of `find` as `data.folder.Samples`, without reading an image if labels need no
+        image size; `skipped`: images whose size could not be read.
 
         Raises:
-            DataError: as `load`, of the choice and its labels. ImageError: the size of an image cannot be read, and
+            DataError: as `load`, for the choice and its labels. ImageError: the size of an image cannot be read, and
                 `skip_bad` is False.
         """
         check_labels(choice, self.kinds, self.setting.task)
@@ -63,26 +63,27 @@ class CountedAdapter(ImageAdapter):
 
     @property
     def reading(self) -> dict[str, object]:
-        """What is kept of an answer, and how it is counted, depends on this besides the images and their labels."""
+        """Everything besides images and labels that determines which values are kept and how they are counted."""
         return {"postprocess": encode(self.setting.postprocess), "classes": self.setting.classes}
 
     def kept(self, outputs: Mapping[str, np.ndarray], size: tuple[int, int]) -> Mapping[str, np.ndarray]:
-        """What of the outputs for one image `count` is made of."""
+        """Return the values that `count` needs from the outputs for one image."""
         return self.keep(outputs, size)
 
     @abstractmethod
     def count(self, ours: Answers, reference: Answers, data: Data) -> Counts:
-        """What `comparison` is made of, of some images."""
+        """Return the counts of some images, from which `comparison` is computed."""
 
     @abstractmethod
     def comparison(self, counts: Counts) -> Comparison:
-        """The comparison that these counts of all images are of. DataError: as `compare`."""
+        """Return the comparison for these counts of all images. Raises DataError: as `compare`."""
 
     def compare(self, ours: Answers, reference: Answers, data: Data) -> Comparison:
         return self.comparison(self.count(ours, reference, data))
 
     def count_all(self, ours: Answers, reference: Answers, data: Data) -> Counts:
-        """`count`, with that of `unrelated` answers to the same images; of one image these are its own."""
+        """As `count`, with the counts of `unrelated` answers to the same images; for a single image, of its own
+        answer."""
         counts = self.count(ours, reference, data)
         if not isinstance(counts, Records):
             return counts
@@ -92,18 +93,19 @@ class CountedAdapter(ImageAdapter):
         return counts.beside(CONTROL, control)
 
     def verified(self, counts: Counts) -> Comparison:
-        """`comparison` of what `count_all` counted, with its control."""
+        """As `comparison`, for counts from `count_all`, with the control."""
         found = self.comparison(counts)
         if not isinstance(counts, Records) or counts.n < 2:
             return found
         return controlled(found, [self.comparison(counts.part(CONTROL))])
 
     def facts(self, answers: Answers) -> dict[str, object]:
-        """What `doubt_counted` needs of the original's answers to some images, as JSON values."""
+        """Return the facts that `doubt_counted` needs about the original's answers to some images, as JSON values."""
         return {}
 
     def doubt_counted(
         self, found: Comparison, facts: Sequence[Mapping[str, object]], places: Sequence[folder.Ints], listed: Data
     ) -> str | None:
-        """The same of shards: the facts of each, and of each of its images that could be read the place in `listed`."""
+        """As `doubt`, for shards: the facts of each shard, and the index in `listed` of each image that could be
+        read."""
         return doubt_value(found.metric, found.reference_value)

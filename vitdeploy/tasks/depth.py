@@ -1,4 +1,4 @@
-"""Depth: maps, their errors."""
+"""Monocular depth: maps and their errors."""
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
@@ -33,23 +33,23 @@ from vitdeploy.zip_members import DAMAGED
 
 
 Plane = np.ndarray
-# An image counts as right for the least width of an interval if so large a share of its pixels is.
+# For the least width of an interval, an image counts as right above this share of right pixels.
 RIGHT_SHARE = 0.5
 
 
 @dataclass(frozen=True, kw_only=True)
 class DepthComparison(Comparison):
-    """A depth model against the original. The metric is delta-1 in percent: of the pixels with a known depth those
-    whose depth is not off by more than a factor of 1.25 (arXiv 1406.2283, section 4.2), the mean over the images.
+    """A depth model against the original. The metric is delta-1 in percent: the share of pixels with known depth that
+    are within a factor of 1.25 (arXiv 1406.2283, section 4.2), averaged over the images.
 
     Relative depth is first aligned with the labels, image by image: scale and shift of the disparity by least squares
-    (arXiv 1907.01341, equation 4), then inverted; nothing is farther than the farthest label.
+    (arXiv 1907.01341, equation 4), then inverted and clipped to the largest labelled depth.
 
-    agreement: percent of the pixels that are alike (within the same factor) in the artifact's map and the original's,
-        without any alignment, the mean over the images. All intervals are bootstraps over the images, and none of a
-        share is narrower than that of as many independent trials as there are images.
+    agreement: percent of the pixels within the same factor between the artifact's and the original's map, without
+        alignment, averaged over the images. All intervals are bootstraps over the images; those of shares are no
+        narrower than that of as many independent trials as there are images.
     abs_rel, reference_abs_rel: mean |depth - label| / label, the artifact's and the original's; abs_rel_ci95: of the
-        artifact's minus the original's. None without labels.
+        difference, artifact minus original. None without labels.
     """
 
     abs_rel: float | None = None
@@ -59,7 +59,7 @@ class DepthComparison(Comparison):
 
 @dataclass(frozen=True)
 class DepthError:
-    """Of one image: AbsRel, and the share of pixels that are right, 0..1."""
+    """AbsRel and the share of right pixels, 0..1, of one image."""
 
     abs_rel: float
     delta1: float
@@ -71,14 +71,14 @@ def depth_records(
     errors: Iterable[tuple[DepthError, DepthError] | None] | None,
     values: DepthValues,
 ) -> Records:
-    """What `depth_comparison` needs of each image, of planes [height, width] of the same images in the same order.
+    """Return the records for `depth_comparison`, from planes [height, width] of the same images in the same order.
 
-    Tables: images, with the `share` of pixels that are alike, 0..1; with labels, errors: a row for each image with a
-    known pixel, `ours` and `theirs` float64 [rows, 2], AbsRel and the share of right pixels.
+    Tables: images, with the `share` of matching pixels, 0..1; with labels, errors: a row for each image with a known
+        pixel, `ours` and `theirs` float64 [rows, 2], AbsRel and the share of right pixels.
 
     Args:
-        errors: of the artifact and of the original of each image (see `depth_error`), None of an image without a known
-            pixel; None without labels.
+        errors: the artifact's and the original's for each image (see `depth_error`), None for an image without known
+            pixels; None without labels.
 
     Raises:
         ValueError: other lengths, or no image.
@@ -97,7 +97,7 @@ def depth_records(
 
 
 def depth_comparison(records: Records, *, max_difference: float, seed: int = 0) -> DepthComparison:
-    """The comparison that the records of all images are of. DataError: not one labelled pixel in all images."""
+    """Return the comparison for the records of all images. Raises DataError: the labels contain no known pixel."""
     n, shares = records.n, records["images"]["share"]
     agreement = 100 * float(shares.mean())
     drawn = replicates(n, seed, lambda weights: 100 * weights @ shares / n)
@@ -116,9 +116,9 @@ def depth_comparison(records: Records, *, max_difference: float, seed: int = 0) 
 def _accuracy(errors: ImageRows, n: int, seed: int) -> Fields:
     if not len(errors):
         raise DataError(
-            "the labels hold not one pixel of known depth",
-            found=f"{n} maps of zeros or of what is no number",
-            fix="check the folder of labels, or verify without labels",
+            "the labels contain no pixel of known depth",
+            found=f"{n} maps with only zeros or non-finite values",
+            fix="check the label folder, or verify without labels (data.labels: none)",
         )
     ours, theirs, pairs = errors["ours"], errors["theirs"], len(errors)
     lost, farther = (theirs - ours)[:, 1], (ours - theirs)[:, 0]
@@ -136,8 +136,8 @@ def _accuracy(errors: ImageRows, n: int, seed: int) -> Fields:
 
 
 def depth_error(found: Plane, truth: Plane, values: DepthValues) -> DepthError | None:
-    """The errors of one image's map [height, width] against its measured depth, not a number where it is unknown; None
-    where it is unknown everywhere."""
+    """Return the errors of one image's map [height, width] against its measured depth, which is NaN where unknown; None
+    if it is unknown everywhere."""
     known = np.isfinite(truth) & np.isfinite(found)
     if not known.any():
         return None
@@ -147,8 +147,8 @@ def depth_error(found: Plane, truth: Plane, values: DepthValues) -> DepthError |
 
 
 def aligned_depth(disparity: Floats, truth: Floats) -> Floats:
-    """The depth, float64 [n], of disparities [n] that are known up to scale and shift: s d + t with the least squared
-    distance from 1 / truth (arXiv 1907.01341, equation 4), inverted; at most the largest of `truth`."""
+    """Return the depth, float64 [n], for disparities [n] known up to scale and shift: s d + t with the least squared
+    distance from 1 / truth (arXiv 1907.01341, equation 4), inverted; at most the maximum of `truth`."""
     expected = 1 / truth
     centred = disparity - disparity.mean()
     spread = float(centred @ centred)
@@ -158,7 +158,7 @@ def aligned_depth(disparity: Floats, truth: Floats) -> Floats:
 
 
 def depth_changes(artifact: Sequence[Plane], reference: Sequence[Plane], values: DepthValues) -> Changes:
-    """Changed images: those with more than MOVED_PIXELS of their pixels not alike."""
+    """Return the changed images: those with more than MOVED_PIXELS of their pixels outside the factor."""
     moved = np.array([1 - alike_share(a, b, values) for a, b in zip(artifact, reference, strict=True)])
     return judged(moved > MOVED_PIXELS, moved)
 
@@ -166,14 +166,14 @@ def depth_changes(artifact: Sequence[Plane], reference: Sequence[Plane], values:
 # --- Depth labels: for each image a .npy of floats or a PNG of 16 bits, of the same name below another folder ---------
 
 
-# In the labels' folder: {"scale": metres a unit of the PNGs}, such as 0.001, or 1 / 256 of KITTI's.
+# In the label folder: {"scale": metres per unit of the PNGs}, such as 0.001, or 1 / 256 for KITTI.
 UNITS_FILE = "depth.json"
 SUFFIXES = (".npy", ".png")
 
 
 @dataclass(frozen=True)
 class DepthAnnotation:
-    """The depth of one image, which lies as `frame` says. `scale`: metres a unit of a PNG, None if nobody says it."""
+    """The depth of one image with the orientation `frame`. `scale`: metres per unit of a PNG, None if unknown."""
 
     file: Path
     frame: Frame
@@ -187,12 +187,12 @@ class DepthAnnotation:
         return repr((self.frame, self.scale)).encode()
 
     def load(self, metres: bool) -> npt.NDArray[np.float32]:
-        """float32 [height, width] of depth, not a number where it is unknown: 0, less, or not finite. In metres, or,
-        where `metres` is not asked for, in any unit.
+        """Return float32 [height, width] of depth, NaN where it is unknown: 0, negative, or not finite. In metres, or
+        in any unit unless `metres`.
 
         Raises:
             ImageError: the file cannot be read.
-            DataError: it is no map of numbers, of another size than the image; or a PNG of unknown unit.
+            DataError: it is not a map of numbers, its size differs from the image's, or it is a PNG of unknown unit.
         """
         if self.file.suffix == ".npy":
             values = masks.fit_map(self.file, _numbers(self.file), self.frame)
@@ -200,10 +200,10 @@ class DepthAnnotation:
             values = masks.read_map(self.file, "a PNG of 16 bits", self.frame).astype(np.float32)
             if metres and self.scale is None:
                 raise DataError(
-                    f"{self.file} does not say its unit",
+                    f"{self.file} has no depth unit",
                     found=f"a PNG without {UNITS_FILE} in {self.file.parent}",
-                    expected="metres, for a model of metric depth",
-                    fix=f'write {{"scale": METRES A UNIT}} into {UNITS_FILE} in the folder of labels, such as 0.001',
+                    expected="metres, for a metric depth model",
+                    fix=f'write {{"scale": METRES_PER_UNIT}} to {UNITS_FILE} in the label folder, for example 0.001',
                 )
             values = values * np.float32(self.scale or 1.0)
         return np.where(np.isfinite(values) & (values > 0), values, np.float32(np.nan)).astype(np.float32)
@@ -213,9 +213,9 @@ DepthSet = annotations.AnnotatedSet[DepthAnnotation]
 
 
 def read_depth(images: Path, labels: Path, skipped: decoding.Skipped | None = None) -> DepthSet:
-    """The images below `images` with a file of the same relative name below `labels`; files are read by `load`.
+    """Return the images below `images` with a file of the same relative name below `labels`; files are read by `load`.
 
-    Errors as `masks.read_masks`; DataError: UNITS_FILE has no scale above 0.
+    Errors as `masks.read_masks`; DataError: UNITS_FILE has no positive scale.
     """
     samples, missing = masks.with_maps(images, labels, SUFFIXES, skipped)
     scale = _scale(labels / UNITS_FILE)
@@ -235,21 +235,23 @@ def _scale(path: Path) -> float | None:
         scale = None
     if isinstance(scale, bool) or not isinstance(scale, int | float) or not 0 < scale < 1e9:
         raise DataError(
-            f"{path} says no scale", found=path.read_text("utf-8", "replace")[:80], expected='{"scale": metres a unit}'
+            f"{path} has no valid scale",
+            found=path.read_text("utf-8", "replace")[:80],
+            expected='{"scale": metres per unit}',
         )
     return float(scale)
 
 
 def _numbers(path: Path) -> npt.NDArray[np.float32]:
     try:
-        # Mapped: a header that promises more than the file has is found before memory is taken for it.
+        # Memory-mapped: a header that claims more than the file contains fails before memory is allocated.
         values = np.load(path, mmap_mode="r", allow_pickle=False)
     except DAMAGED as error:
         raise ImageError(f"{path} cannot be read", found=str(error)[:200], expected="a .npy of floats") from None
     if not isinstance(values, np.ndarray):
         raise ImageError(f"{path} cannot be read", found="an .npz archive", expected="a .npy of floats")
     if values.dtype.kind not in "fiu":
-        raise DataError(f"{path} is no map of numbers", found=str(values.dtype), expected="a .npy of floats")
+        raise DataError(f"{path} is not a map of numbers", found=str(values.dtype), expected="a .npy of floats")
     return np.array(
         values.reshape(values.shape[:2]) if values.ndim == 3 and values.shape[2] == 1 else values, np.float32
     )
@@ -266,10 +268,9 @@ class DepthAdapter(CountedAdapter):
     kinds = ("depth", "none")
     compared = DepthComparison
     changed_when = (
-        "An answer has changed where more than 1 % of the pixels are off by more than a factor of 1.25 from "
-        "the original’s."
+        "An answer has changed if more than 1 % of the pixels differ from the original’s by more than a factor of 1.25."
     )
-    metrics = (Metric("delta-1", "delta-1 counts the pixels whose depth is not off by more than a factor of 1.25."),)
+    metrics = (Metric("delta-1", "delta-1 is the share of pixels whose depth is within a factor of 1.25."),)
     measures = (Measure("AbsRel", "abs_rel", 4, original=True),)
     head: DepthSpec
 
@@ -278,7 +279,7 @@ class DepthAdapter(CountedAdapter):
         return FoundData(found.split(**choice.numbers), found, found.annotations)
 
     def kept(self, outputs: Mapping[str, np.ndarray], size: tuple[int, int]) -> Mapping[str, np.ndarray]:
-        """The map as the model gives it, and the size of the image."""
+        """Return the model's map, and the size of the image."""
         return {PLANE: outputs[PLANE], SIZE: np.array(size, np.int64)}
 
     def count(self, ours: Answers, reference: Answers, data: Data) -> Counts:
@@ -300,7 +301,7 @@ class DepthAdapter(CountedAdapter):
         return None if a is None or b is None else (a, b)
 
     def _map(self, answers: Answers, index: int) -> np.ndarray:
-        """The depth at the original image's size."""
+        """Return the depth at the original image's size."""
         return depth_of(answers.outputs(index), answers.size(index), self.setting.images, self.head)
 
     def _truth(self, data: Data, index: int) -> np.ndarray:
@@ -316,7 +317,7 @@ class DepthAdapter(CountedAdapter):
         return Said(f"{low:.2g} to {high:.2g}{unit}, median {median:.2g}{unit}", None)
 
     def panels(self, data: Data, index: int, answers: Mapping[str, Answers]) -> Panels:
-        """The map of every artifact in the range of the first, and the measured depth; light is near."""
+        """Yield the map of every artifact in the range of the first, and the measured depth; light is near."""
         near = {name: Depth(self._map(each, index), self.head.values).nearness for name, each in answers.items()}
         first = next(iter(near.values()))
         limits = float(np.nanmin(first)), float(np.nanmax(first))

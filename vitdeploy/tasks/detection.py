@@ -1,4 +1,4 @@
-"""Detection: labelled boxes, COCO's mAP, and whether the same objects are found."""
+"""Object detection: labelled boxes, COCO's mAP, and agreement on the objects."""
 
 import dataclasses
 from abc import abstractmethod
@@ -21,7 +21,7 @@ from vitdeploy.verification.detection import DetectionComparison, object_records
 from vitdeploy.verification.records import SIZE, Answers, Records
 
 SHOWN_OBJECTS = 4
-# Boxes of a kind that are drawn on one picture.
+# The most boxes of each kind drawn on one picture.
 MARKED = 24
 PRECISIONS = (
     Measure("AP at IoU 0.50, %", "ap50", original=True),
@@ -31,29 +31,29 @@ SCORE_DIFFERENCE = Measure("Score difference, mean", "score_difference_mean", No
 
 
 class ObjectAdapter(counted.CountedAdapter):
-    """What tasks have in common that find objects, with boxes or with masks."""
+    """The base class of tasks that find objects, with boxes or with masks."""
 
     compared: ClassVar[type[DetectionComparison]]
-    head: OfTask  # with a threshold
+    head: OfTask  # has a threshold
     counts = "objects"
 
     @abstractmethod
     def read(
         self, choice: adapter.DataChoice, place: Path, skipped: decoding.Skipped | None
     ) -> annotations.AnnotatedSet[OfTask]:
-        """The labelled objects of the images; arguments as of `find_annotated`."""
+        """Return the labelled objects of the images; arguments as for `find_annotated`."""
 
     @abstractmethod
     def match(self, objects: Sequence[OfTask], truth: Sequence[OfTask]) -> Matched:
-        """Objects of images, matched with the labelled ones."""
+        """Match the objects of images with the labelled ones."""
 
     @abstractmethod
     def objects(self, answers: Answers, threshold: float = 0.0) -> list[OfTask]:
-        """What a model finds in each image: all of it, whatever its score, as mAP is of the whole ranking."""
+        """Return a model's detections in each image, of any score, since mAP covers the whole ranking."""
 
     @abstractmethod
     def raw(self, answers: Answers) -> Sequence[str]:
-        """The columns that can be compared number by number."""
+        """Return the columns that can be compared number by number."""
 
     def find_annotated(self, choice: adapter.DataChoice, place: Path, skipped: decoding.Skipped | None) -> FoundData:
         found = self.read(choice, place, skipped)
@@ -74,7 +74,7 @@ class ObjectAdapter(counted.CountedAdapter):
         return self.compared.of(counts, threshold=self.head.threshold, max_difference=worst)
 
     def changes(self, ours: Answers, reference: Answers, data: adapter.Data) -> Changes:
-        """Of what a user sees."""
+        """Return the changes among visible objects."""
         return object_changes(*(self.objects(each, self.head.threshold) for each in (ours, reference)))
 
     def truth_line(self, truth: OfTask, labels: Sequence[str] | None) -> str:
@@ -84,18 +84,15 @@ class ObjectAdapter(counted.CountedAdapter):
 class DetectionAdapter(ObjectAdapter):
     kinds = ("yolo", "coco", "none")
     compared = DetectionComparison
-    changed_when = (
-        "An answer has changed where an object has no partner of its class among the original’s, or one of "
-        "those has none."
-    )
+    changed_when = "An answer has changed if an object has no match of its class among the original’s, or vice versa."
     metrics = (Metric("mAP", "mAP is COCO’s: the mean over IoU 0.50 to 0.95 and over the classes."),)
     measures = (
         *PRECISIONS,
         Measure("Objects of the original", "objects", 0),
-        Measure("IoU of pairs, mean", "iou_mean", 4),
+        Measure("IoU of matched pairs, mean", "iou_mean", 4),
         SCORE_DIFFERENCE,
     )
-    score = "the score of the surest object"
+    score = "the highest object score"
     head: PostprocessSpec
 
     def read(
@@ -113,12 +110,12 @@ class DetectionAdapter(ObjectAdapter):
         return self.head.comparable(name for name in answers.columns if name != SIZE)
 
     def detect(self, answers: Answers, index: int, threshold: float, labels: Sequence[str] | None) -> Detections:
-        """What the outputs for one image say."""
+        """Return the detections in the outputs for one image."""
         head = dataclasses.replace(self.head, threshold=threshold)
         return detect(answers.outputs(index), answers.size(index), self.setting.images, head, labels)
 
     def marks(self, engine: str, ours: Answers, reference: Answers, index: int) -> Marks:
-        """Boxes that both find, as the artifact has them, and those that one of the two finds alone."""
+        """Return the boxes that both find (the artifact's), and those that only one of the two finds."""
         threshold = self.head.threshold
         a, b = (_to_objects(self.detect(each, index, threshold, None)) for each in (ours, reference))
         both = partners(a, b)
@@ -135,7 +132,7 @@ class DetectionAdapter(ObjectAdapter):
         return Marks(engine, **marked)
 
     def picture(self, data: adapter.Data, index: int) -> bytes:
-        """The picture, large enough to distinguish boxes."""
+        """Return the picture, large enough to distinguish boxes."""
         return adapter.thumbnail(self.pixels(data)[index][0], 288)
 
     def show(self, answers: Answers, index: int, labels: Sequence[str] | None) -> Said:
@@ -152,7 +149,7 @@ def _to_objects(found: Detections) -> Objects:
 
 
 def listed(labels: Sequence[str]) -> str:
-    """The classes with their counts, most frequent first: "3× person, 1× dog"."""
+    """Return the classes with their counts, most frequent first: "3× person, 1× dog"."""
     counts = {label: labels.count(label) for label in dict.fromkeys(labels)}
     ordered = sorted(counts.items(), key=lambda item: -item[1])
     more = f" and {len(ordered) - SHOWN_OBJECTS} more" if len(ordered) > SHOWN_OBJECTS else ""

@@ -1,4 +1,4 @@
-"""Embeddings: whether images of one identity are nearest, and whether two images show the same; labels of pairs."""
+"""Embeddings: retrieval of images of the same identity, and verification of labelled pairs."""
 
 import hashlib
 from collections.abc import Iterable, Mapping, Sequence
@@ -29,29 +29,29 @@ Bools = npt.NDArray[np.bool_]
 Floats = npt.NDArray[np.float64]
 
 RECALL, PAIRS = "recall@1", "verification accuracy"
-# Neighbours among which one of the own identity is looked for.
+# Neighbours searched for one with the same identity.
 NEAR = 5
-# As the "image restricted" protocol of Labeled Faces in the Wild has it (Huang et al. 2007, UMass 07-49, section 4).
+# As in the "image restricted" protocol of Labeled Faces in the Wild (Huang et al. 2007, UMass 07-49, section 4).
 FOLDS = 10
-# A trained embedder has more than so many times the recall of chance, and tells pairs apart better than the commoner
-# answer alone does, by more than this share of what that lacks.
+# A trained embedder has more than CHANCES times the recall of chance. On pairs it exceeds the majority answer by more
+# than the share BEYOND of that answer's errors.
 CHANCES, BEYOND = 3.0, 0.25
 
 
 @dataclass(frozen=True, kw_only=True)
 class EmbeddingComparison(features.FeatureComparison):
-    """The embeddings of an artifact against the original's. Agreement is as that of features: images with the same
-    nearest other image.
+    """The embeddings of an artifact against the original's. Agreement is as for features: images with the same nearest
+    other image.
 
     The metric is "recall@1" of images whose folder is their identity: the percent whose nearest other image by cosine
-    is of the same one, of those that have another image of it (leave-one-out). Of pairs it is "verification accuracy":
-    the percent that the cosine puts on the right side of a threshold. The pairs are cut into ten folds, and the
-    threshold of each is the one that is best for the original on the nine others: no pair is judged by a threshold that
-    it had a part in. The artifact is judged at the original's thresholds, as an app has one for all engines: a shift of
-    its cosines is a loss. `drop` has the paired interval of Newcombe 1998, method 10, over images or pairs.
+    has the same identity, among images with another of theirs (leave-one-out). For pairs it is "verification accuracy":
+    the percent whose cosine is on the right side of a threshold. The pairs are split into ten folds; the threshold of
+    each is the original's best on the nine others, so no pair influences its own threshold. The artifact is judged at
+    the original's thresholds, since an app has one for all engines: a shift of its cosines is a loss. `drop` has the
+    paired interval of Newcombe 1998, method 10, over images or pairs.
 
-    trials: how many images, or pairs, the metric is of. recall5: percent of the same images with one of their identity
-        among the five nearest; recall5_ci95: Wilson's interval. threshold: of pairs, the mean of the ten.
+    trials: the number of images or pairs behind the metric. recall5: percent of the same images with one of their
+        identity among the five nearest; recall5_ci95: Wilson's interval. threshold: for pairs, the mean of the ten.
     """
 
     trials: int | None = None
@@ -62,8 +62,8 @@ class EmbeddingComparison(features.FeatureComparison):
 
 
 def recalls(unit: Floats, labels: Ints) -> tuple[Bools, Bools]:
-    """Of each image whether its nearest other image is of its identity, and whether one of the five nearest is; bool
-    [n] each, of images that have another one of their identity alone.
+    """Return for each image whether its nearest other image has its identity, and whether one of the five nearest has;
+    bool [n] each, only for images with another image of their identity.
 
     Args:
         unit: float64 [images, width], each of length 1 or 0. labels: int64 [images], the identities.
@@ -81,14 +81,14 @@ def recalls(unit: Floats, labels: Ints) -> tuple[Bools, Bools]:
 
 
 def _queries(labels: Ints) -> Bools:
-    """Which images have another one of their identity."""
+    """Return which images have another one of their identity."""
     _, places, counts = np.unique(labels, return_inverse=True, return_counts=True)
     return np.asarray(counts[places] > 1)
 
 
 def fold_thresholds(cosines: Floats, same: Bools) -> Floats:
-    """The threshold of each pair, float64 [pairs]: the one with the most right answers on the nine folds that the pair
-    is not in. Folds are drawn by a fixed seed, with their share of pairs of each kind.
+    """Return the threshold of each pair, float64 [pairs]: the one with the most right answers on the nine folds without
+    the pair. Folds are drawn with a fixed seed, stratified by kind of pair.
 
     Args:
         cosines: float64 [pairs], the original's. same: bool [pairs].
@@ -102,15 +102,15 @@ def fold_thresholds(cosines: Floats, same: Bools) -> Floats:
 
 
 def best_threshold(cosines: Floats, same: Bools) -> float:
-    """The cosine from which on answering "same" is right most often. It lies half-way between two pairs; of several
-    such places it is the middle one."""
+    """Return the cosine threshold for "same" with the most right answers. It lies halfway between two pairs; the middle
+    one of several optima."""
     order = np.argsort(cosines, kind="stable")
     ranked = cosines[order]
-    # Of a threshold below the k-th pair: right are those below it that differ, and those from it on that are the same.
+    # For a threshold below the k-th pair, right are: different pairs below it, and same pairs from it on.
     differ = np.concatenate([[0], np.cumsum(~same[order])])
     right = differ + same.sum() - np.concatenate([[0], np.cumsum(same[order])])
     middles = np.concatenate([[ranked[0] - 1e-6], (ranked[1:] + ranked[:-1]) / 2, [ranked[-1] + 1e-6]])
-    # Between equal cosines there is no place.
+    # No threshold fits between equal cosines.
     apart = np.concatenate([[True], ranked[1:] > ranked[:-1], [True]])
     places = np.flatnonzero(apart & (right == right[apart].max()))
     return float(middles[places[len(places) // 2]])
@@ -126,7 +126,7 @@ def compare_embeddings(
 
     Args:
         labels: int64 [n], the identities. pairs: the two images of each, int64 [pairs, 2], and whether they are the
-            same, bool [pairs]. At most one of both.
+            same, bool [pairs]. At most one of the two.
 
     Raises:
         ValueError: other shapes. DataError: as `features.compare_features`.
@@ -158,7 +158,7 @@ def compare_embeddings(
 # --- Pairs of images, each with whether both show the same ------------------------------------------------------------
 
 
-# The columns of the table, in this order, and other names of theirs.
+# The columns of the table, in this order, with alternative names.
 COLUMNS = (
     ("image_a", "image_1", "image1", "a", "left", "first"),
     ("image_b", "image_2", "image2", "b", "right", "second"),
@@ -169,27 +169,27 @@ EXAMPLE = "a CSV, TSV, Parquet or JSON file with the columns image_a, image_b an
 
 @dataclass(frozen=True)
 class Partners:
-    """The images that one image is paired with, by their paths below the folder, and whether they show the same."""
+    """The images paired with one image, by their paths below the folder, and whether they show the same identity."""
 
     same: Mapping[str, bool]
 
     def content(self) -> bytes:
-        """Nothing: what is known is known of two images, and a copy of one has other partners (`PairSet.digest`)."""
+        """Return b"": labels belong to two images, and a copy of one has other partners (see `PairSet.digest`)."""
         return b""
 
 
 @dataclass(frozen=True)
 class PairSet(annotations.AnnotatedSet[Partners]):
-    """The images of pairs. `others`: the images below the folder that are in none."""
+    """The images of pairs. `others`: the images below the folder without a pair."""
 
     others: tuple[folder.Sample, ...] = ()
 
     def split(self, *, calibration: int | None, evaluation: int | Literal["all"], seed: int) -> folder.DataSplit:
-        """Images to calibrate on, those in no pair before all others; and images to evaluate on, pair by pair in seeded
-        order, so that few pairs are torn apart.
+        """Choose calibration images, unpaired ones first; and evaluation images, pair by pair in seeded order, so that
+        few pairs are split.
 
         Raises:
-            DataError: fewer images than asked for.
+            DataError: fewer images than requested.
         """
         random = np.random.RandomState(seed)
         paired = {sample.path: sample for sample in self.samples}
@@ -205,7 +205,7 @@ class PairSet(annotations.AnnotatedSet[Partners]):
             partners = [self.folder / name for name in self.annotations[path].same]
             ordered |= {place: left[place] for place in (path, *partners) if place in left}
         if not own:
-            # The last pairs are torn, where images in no pair are not enough.
+            # The last pairs are split if there are not enough unpaired images.
             chosen = [*free, *reversed(ordered.values())]
         count = folder.usual_calibration(len(chosen), own=own) if calibration is None else calibration
         folder.enough(self.folder, len(chosen) - (not own), count, "calibration")
@@ -218,7 +218,7 @@ class PairSet(annotations.AnnotatedSet[Partners]):
         return folder.DataSplit(tuple(chosen[:count]), tuple(rest))
 
     def digest(self, samples: Iterable[folder.Sample]) -> str:
-        """SHA-256 over the pairs of these images."""
+        """Return the SHA-256 over the pairs of these images."""
         paths = [sample.path for sample in samples]
         names = [path.relative_to(self.folder).as_posix() for path in paths]
         places, same = pairs_of(names, [self.annotations[path] for path in paths])
@@ -229,7 +229,8 @@ class PairSet(annotations.AnnotatedSet[Partners]):
 
 
 def pairs_of(names: Sequence[str], partners: Sequence[Partners]) -> tuple[Ints, Bools]:
-    """The pairs that both images of are there, each once in the order of its first: int64 [pairs, 2], bool [pairs]."""
+    """Return the pairs with both images present, once each, in the order of their first image: int64 [pairs, 2], bool
+    [pairs]."""
     index = {name: i for i, name in enumerate(names)}
     rows = sorted(
         (i, index[name], same)
@@ -242,17 +243,19 @@ def pairs_of(names: Sequence[str], partners: Sequence[Partners]) -> tuple[Ints, 
 
 
 def read_pairs(place: Path, file: Path) -> PairSet:
-    """The images below `place` that a table pairs. Pairs of images that are not there are left out, and counted.
+    """Return the images below `place` that are paired in a table. Pairs with missing images are ignored and counted.
 
     Raises:
         MissingFileError: no such folder or file. MissingPackageError: a Parquet file, and no pyarrow.
-        DataError: no table of pairs; an image that is paired with itself; a pair that is the same and is not; none of
-            the folder's images.
+        DataError: not a table of pairs; an image paired with itself; contradictory rows for a pair; none of the
+            folder's images.
     """
     table, paths, repairs = columns.read_table(file), annotations.folder_images(place), Repairs()
     names = [next((c for c in table if c.lower() in known), "") for known in COLUMNS]
     if not all(names):
-        raise DataError(f"{file} is no table of pairs", found=f"the columns {', '.join(table)}"[:200], expected=EXAMPLE)
+        raise DataError(
+            f"{file} is not a table of pairs", found=f"the columns {', '.join(table)}"[:200], expected=EXAMPLE
+        )
     written = [str(cell) for name in names[:2] for cell in table[name]]
     located = annotations.located(place, paths, written, repairs)
     known: dict[Path, dict[str, bool]] = {}
@@ -263,18 +266,18 @@ def read_pairs(place: Path, file: Path) -> PairSet:
             raise DataError(f"{where} has an empty cell", found=", ".join(map(str, cells)), expected=EXAMPLE)
         first, second = pair
         if first is None or second is None:
-            repairs.add("pairs with an image that is not in the folder, left out", f"row {row}")
+            repairs.add("pairs with an image that is not in the folder, ignored", f"row {row}")
         elif first == second:
-            raise DataError(f"{where} pairs an image with itself", found=str(cells[0]), expected="two images")
+            raise DataError(f"{where} pairs an image with itself", found=str(cells[0]), expected="two different images")
         else:
             assert same is not None
             for path, other in ((first, second), (second, first)):
                 partners, name = known.setdefault(path, {}), other.relative_to(place).as_posix()
                 if partners.setdefault(name, same) != same:
                     raise DataError(
-                        f"{where} contradicts another row on one pair",
+                        f"{where} contradicts another row for the same pair",
                         found=f"{cells[0]} and {cells[1]}: same is 0 and 1",
-                        expected="one answer for each pair",
+                        expected="one label per pair",
                         fix="remove the wrong row",
                     )
     if not known:
@@ -294,19 +297,20 @@ class EmbeddingAdapter(features.FeaturesAdapter):
     metrics = (
         Metric(
             RECALL,
-            "Recall@1 counts images whose nearest other image is of their identity, of those that have one.",
+            "Recall@1 is the share of images whose nearest other image has their identity, among images with another "
+            "of their identity.",
             title="Recall@1",
         ),
         Metric(
             PAIRS,
-            "Verification accuracy counts pairs on the right side of a threshold that was chosen on other pairs.",
+            "Verification accuracy is the share of pairs on the right side of a threshold chosen on other pairs.",
             title="Pairs right",
         ),
     )
-    changed_when = "An answer has changed where another image is nearest, which may be as right as the original’s."
+    changed_when = "An answer has changed if another image is nearest, which may be equally right."
     measures = (
         Measure("Recall@5, %", "recall5", original=True, interval="recall5_ci95"),
-        Measure("Threshold of pairs", "threshold", 3),
+        Measure("Pair threshold", "threshold", 3),
         *classification.COSINES,
     )
 
@@ -322,9 +326,9 @@ class EmbeddingAdapter(features.FeaturesAdapter):
             least = min(int((pairs[1] == kind).sum()) for kind in (True, False))
             if least < FOLDS:
                 raise DataError(
-                    f"{choice.annotations} has too few pairs of each kind to choose a threshold and judge it",
-                    found=f"{int(pairs[1].sum())} of the same and {int((~pairs[1]).sum())} of different identities, "
-                    "among the images to evaluate on",
+                    f"{choice.annotations} has too few pairs of each kind to choose and test a threshold",
+                    found=f"{int(pairs[1].sum())} pairs of the same and {int((~pairs[1]).sum())} of different "
+                    "identities, among the evaluation images",
                     expected=f"at least {FOLDS} of each",
                     fix="add pairs, or evaluate on more images (data.evaluation.images)",
                 )
@@ -335,7 +339,7 @@ class EmbeddingAdapter(features.FeaturesAdapter):
         return compare_embeddings(a, b, adapter.labels_of(data), self._pairs(data))
 
     def changes(self, ours: Answers, reference: Answers, data: adapter.Data) -> Changes:
-        """Of two images of one identity either may be nearest: a change says nothing of right and wrong."""
+        """Either of two images of one identity may be nearest: a change does not imply right or wrong."""
         vectors = [side.stacked(features.VECTOR) for side in (ours, reference)]
         return features.neighbour_changes(vectors[0], vectors[1], None)
 
@@ -348,7 +352,7 @@ class EmbeddingAdapter(features.FeaturesAdapter):
         pairs, labels = self._pairs(data), adapter.labels_of(data)
         if pairs is not None:
             common = max(float(pairs[1].mean()), 1 - float(pairs[1].mean()))
-            low, what = common + BEYOND * (1 - common), f"always the commoner answer has {100 * common:.2f} %"
+            low, what = common + BEYOND * (1 - common), f"the majority answer has {100 * common:.2f} %"
         else:
             assert labels is not None
             _, counts = np.unique(labels, return_counts=True)
@@ -357,8 +361,8 @@ class EmbeddingAdapter(features.FeaturesAdapter):
         if high >= low:
             return None
         return (
-            f"the original's {found.metric} is {found.reference_value:.2f} % of {found.trials:,}, and {what}: are the "
-            "identities right, and the preprocessing that of the training?"
+            f"the original's {found.metric} is {found.reference_value:.2f} % of {found.trials:,}, and {what}: check "
+            "the identities, and whether the preprocessing matches the training"
         )
 
     def truth_line(self, truth: Partners, labels: Sequence[str] | None) -> str | None:
@@ -367,7 +371,7 @@ class EmbeddingAdapter(features.FeaturesAdapter):
         return ", ".join(names[:2]) + more
 
     def _pairs(self, data: adapter.Data) -> tuple[Ints, Bools] | None:
-        """The pairs of the images to evaluate on; None without."""
+        """Return the pairs of evaluation images, or None."""
         partners = data.truths()
         if partners is None:
             return None

@@ -1,4 +1,4 @@
-"""The evaluation samples that a report shows, each with the reason for it and all answers to it."""
+"""The evaluation samples shown in a report, each with the reason for showing it and all answers."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -10,13 +10,14 @@ from vitdeploy.tasks.answers import ExampleFacts, PanelFacts, Why
 from vitdeploy.verification.records import Answers
 
 ORIGINAL = "original"
-# At most this many of each kind.
+# The most samples of each kind.
 CHANGED, UNSURE, USUAL = 16, 4, 8
 
 
 @dataclass(frozen=True)
 class Chosen:
-    """The number of a sample, why it is shown, which engine's answer to it is the worst, and whose answers changed."""
+    """The index of a sample, the reason for showing it, the engine with the worst answer, and the engines whose answers
+    changed."""
 
     index: int
     why: Why
@@ -25,9 +26,9 @@ class Chosen:
 
 
 def choose(adapter: TaskAdapter, reference: Answers, engines: Mapping[str, Answers], data: Data) -> list[Chosen]:
-    """The samples to show: first those whose answer an engine changed, the worst of all first (`verification.changes`);
-    then those that the original is least sure of; then one of each class, or, where there are no classes or more of
-    them, an even spread."""
+    """Return the samples to show: first those with changed answers, worst first (`verification.changes`); then those
+    with the original's least certain answers; then one per class, or evenly spread ones if there are no classes or too
+    many."""
     names = list(engines)
     changes = [adapter.changes(answers, reference, data) for answers in engines.values()]
     severity = np.stack([each.severity for each in changes])
@@ -46,13 +47,13 @@ def choose(adapter: TaskAdapter, reference: Answers, engines: Mapping[str, Answe
 
 
 def _take(chosen: dict[int, Why], order: Iterable[int], why: Why, count: int) -> None:
-    """The first `count` of an order that are not chosen yet."""
+    """Return the first `count` of an order that are not chosen yet."""
     free = list(dict.fromkeys(int(i) for i in order if int(i) not in chosen))
     chosen.update(dict.fromkeys(free[:count], why))
 
 
 def _spread(adapter: TaskAdapter, reference: Answers, data: Data) -> Iterator[int]:
-    """Samples of evenly spread classes, then any."""
+    """Yield samples of evenly spread classes, then any."""
     n = len(reference)
     known = adapter.classified(reference, data)
     if known is not None:
@@ -73,7 +74,7 @@ def example(
     engines: Mapping[str, Answers],
     labels: Sequence[str] | None,
 ) -> tuple[ExampleFacts, dict[str, bytes]]:
-    """A sample in report.json with all answers, and its picture by name, where it is one."""
+    """Return a sample for report.json with all answers, and the name of its picture if it is an image."""
     i = chosen.index
     picture = adapter.picture(data, i)
     name = None if picture is None else f"{i}.{_suffix(picture)}"

@@ -1,4 +1,4 @@
-"""Features: how alike they are, and whom they retrieve."""
+"""Features: their similarity, and the nearest neighbours they retrieve."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -19,16 +19,16 @@ from vitdeploy.verification.records import Answers
 
 Features = npt.NDArray[np.float32]
 
-# Rows of the table of similarities that are held at once.
+# Rows of the similarity table in memory at once.
 BLOCK = 1024
-# Cosines nearer than this differ by the rounding of float32 only: images that are copies of each other are one answer.
+# Cosines closer than this differ only by float32 rounding: copies of an image count as one answer.
 ROUNDING = 1e-6
 
 
 @dataclass(frozen=True, kw_only=True)
 class FeatureComparison(Comparison):
     """The features of an artifact against the original's. The metric is "1-NN top-1": the percent of images whose
-    nearest other image is of their own class (leave-one-out; cosine; as DINO, arXiv 2104.14294, with k = 1).
+    nearest other image has their class (leave-one-out; cosine; as DINO, arXiv 2104.14294, with k = 1).
 
     drop has the paired interval of Newcombe 1998, method 10. agreement: percent of images whose nearest other image is
         the same as with the original's features, with its Wilson interval.
@@ -44,18 +44,18 @@ def compare_features(
 ) -> FeatureComparison:
     """Compare float32 [n, width], n >= 2, with the original's for the same images; labels int64 [n] or None.
 
-    Labels of which no two are equal say nothing about neighbours and are taken as None.
+    Labels without two equal ones say nothing about neighbours and are treated as None.
 
     Raises:
         ValueError: other shapes.
-        DataError: one image, which is next to none.
+        DataError: a single image, which has no neighbour.
     """
     if features.shape != reference.shape or features.ndim != 2:
         raise ValueError(f"features {features.shape} against {reference.shape}")
     if len(features) < 2:
         raise DataError(
-            "vectors are compared by which other image is nearest, and there is no other image",
-            found="1 image to evaluate on",
+            "vectors are compared by their nearest other image, and there is only one image",
+            found="1 evaluation image",
             expected="2 or more",
             fix="add images (data.path of a recipe, --data), or evaluate on more (data.evaluation.images)",
         )
@@ -79,15 +79,16 @@ def compare_features(
 
 
 def neighbour_changes(features: Features, reference: Features, labels: npt.NDArray[np.int64] | None) -> Changes:
-    """Changed images: those with a different nearest other image; the further by the original's features, the worse."""
+    """Return the changed images: those with a different nearest other image; the farther by the original's features,
+    the worse."""
     nearest, originals, apart = _neighbours(unit(features), unit(reference))
     right = (None, None) if labels is None else (labels[nearest] == labels, labels[originals] == labels)
     return judged(apart > ROUNDING, apart, *right)
 
 
 def _neighbours(a: npt.NDArray[np.float64], b: npt.NDArray[np.float64]) -> tuple[np.ndarray, ...]:
-    """The nearest other image by features `a`, int64 [n], and by `b`, int64 [n]; and how much nearer by `b` the second
-    is than the first, float64 [n]."""
+    """Return the nearest other image by features `a`, int64 [n], and by `b`, int64 [n]; and by how much the second is
+    closer than the first by `b`, float64 [n]."""
     n = len(a)
     nearest, originals, apart = np.empty(n, np.int64), np.empty(n, np.int64), np.empty(n)
     for start in range(0, n, BLOCK):
@@ -99,13 +100,13 @@ def _neighbours(a: npt.NDArray[np.float64], b: npt.NDArray[np.float64]) -> tuple
 
 
 def unit(features: Features) -> npt.NDArray[np.float64]:
-    """Features of length 1 as float64; zeros stay zeros."""
+    """Return features normalised to length 1, as float64; zeros stay zeros."""
     wide = features.astype(np.float64)
     return np.asarray(wide / np.maximum(np.linalg.norm(wide, axis=1, keepdims=True), 1e-300))
 
 
 def similarities(unit: npt.NDArray[np.float64], rows: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
-    """Cosines of `rows` with all images, float64 [rows, n]; of an image with itself: minus infinity."""
+    """Return the cosines of `rows` with all images, float64 [rows, n]; minus infinity for an image with itself."""
     table = unit[rows] @ unit.T
     table[np.arange(len(rows)), rows] = -np.inf
     return np.asarray(table)
@@ -122,7 +123,7 @@ class FeaturesAdapter(adapter.ImageAdapter):
     metrics: ClassVar[tuple[Metric, ...]] = (
         Metric(
             "1-NN top-1",
-            "1-NN top-1 counts images whose nearest other image is of their class.",
+            "1-NN top-1 is the share of images whose nearest other image has their class.",
             words="1-NN top-1 accuracy",
         ),
     )
@@ -131,19 +132,18 @@ class FeaturesAdapter(adapter.ImageAdapter):
     attention = True
 
     def keep(self, outputs: Mapping[str, np.ndarray], size: tuple[int, int]) -> Mapping[str, np.ndarray]:
-        """The vector alone: patch features of all images would not fit into memory."""
+        """Return only the vector: patch features of all images would not fit into memory."""
         return {VECTOR: outputs[VECTOR]}
 
     def compare(self, ours: Answers, reference: Answers, data: adapter.Data) -> Comparison:
         return compare_features(ours.stacked(VECTOR), reference.stacked(VECTOR), adapter.labels_of(data))
 
     def unrelated(self, ours: Answers, reference: Answers, data: adapter.Data) -> Iterator[Answers]:
-        """And the images themselves, at a few pixels a side: copies and frames of a film are neighbours to any
-        model."""
+        """Also the images themselves, at a few pixels per side: copies and video frames are neighbours to any model."""
         yield from super().unrelated(ours, reference, data)
         width = len(reference.columns[VECTOR][0])
         pixels = np.stack([_few_pixels(image) for image, _ in self.pixels(data)])
-        # A random projection keeps angles (Johnson and Lindenstrauss 1984), of one width onto another.
+        # A random projection from one width to another preserves angles (Johnson and Lindenstrauss 1984).
         directions = np.random.RandomState(0).standard_normal((pixels.shape[1], width))
         yield Answers({**reference.columns, VECTOR: list((pixels @ directions).astype(np.float32))})
 
@@ -154,7 +154,7 @@ class FeaturesAdapter(adapter.ImageAdapter):
         return neighbour_changes(ours.stacked(VECTOR), reference.stacked(VECTOR), adapter.labels_of(data))
 
     def show(self, answers: Answers, index: int, labels: Sequence[str] | None) -> Said:
-        """The nearest other image, which is what features are for."""
+        """Return the nearest other image as the answer."""
         vectors = answers.stacked(VECTOR).astype(np.float64)
         unit = vectors / np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-300)
         similarity = unit @ unit[index]
@@ -164,7 +164,7 @@ class FeaturesAdapter(adapter.ImageAdapter):
 
 
 def _few_pixels(image: np.ndarray) -> np.ndarray:
-    """The sum of each of 8 x 8 cells of an image [h, w, channels], about the mean of all: float64 [8 * 8 * channels] at
+    """Return the sums over 8 x 8 cells of an image [h, w, channels], minus their mean: float64 [8 * 8 * channels] at
     most."""
     rows, columns = (np.arange(min(8, size)) * size // min(8, size) for size in image.shape[:2])
     sums = np.add.reduceat(np.add.reduceat(image.astype(np.float64), rows, axis=0), columns, axis=1)

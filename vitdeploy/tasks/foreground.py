@@ -1,4 +1,4 @@
-"""Foreground: masks and mattes, their IoU, error and boundaries, and whether the same figure is cut out."""
+"""Foreground segmentation: masks and mattes, their IoU, error and boundaries, and agreement with the original."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -41,34 +41,34 @@ from vitdeploy.verification.records import SIZE, Answers, ImageRows, Records
 # --- Compares the mattes of an artifact with the original's, and both with labelled ones ------------------------------
 
 
-# float32 [height, width], 0..1; not a number where the model's input does not reach.
+# float32 [height, width], 0..1; NaN outside the model's input.
 Matte = np.ndarray
 Mask = npt.NDArray[np.bool_]
-# A mask is the original's if both regions of the two overlap so far.
+# A mask equals the original's if foreground and background of the two have this IoU.
 SAME_MASK = 0.9
-# A figure counts as right for the least width of an interval from this IoU on.
+# For the least width of an interval, an image counts as right from this IoU on.
 RIGHT_IOU = 0.5
-# Labels are masks of the pixels that are more than half foreground.
+# Label pixels above this value are foreground in masks.
 HALF = 0.5
-# Boundaries may be so far apart, as a share of the image's diagonal: `bound_th` of DAVIS (Perazzi et al., "A Benchmark
-# Dataset and Evaluation Methodology for Video Object Segmentation", CVPR 2016), in whole pixels, rounded up.
+# Boundary tolerance relative to the image's diagonal: `bound_th` of DAVIS (Perazzi et al., "A Benchmark Dataset and
+# Evaluation Methodology for Video Object Segmentation", CVPR 2016), in whole pixels, rounded up.
 REACH = 0.008
 
 
 @dataclass(frozen=True, kw_only=True)
 class ForegroundComparison(Comparison):
     """A foreground model against the original. The metric is the IoU in percent of the mask (the matte above its
-    threshold) and the label above a half, the mean over the images. An image without foreground on both sides counts
-    100, on one side 0.
+    threshold) and the label above one half, averaged over the images. An image without foreground counts 100 if the
+    mask is empty too, else 0.
 
-    agreement: percent of the images whose mask is the original's: the IoU of the foreground and that of the ground are
-        both 0.9 or more. `masks` images are counted, those where the two masks are not both all ground or both all
-        foreground, which would prove nothing.
-    mae: mean |matte - label|, 0..1. boundary_f: percent, the harmonic mean of the shares of either boundary that lies
-        within 0.8 % of the image's diagonal of the other one (CVPR 2016, Perazzi et al.); 100 where neither has one, 0
-        where one has none. Both are means over the images; intervals are of the artifact's minus the original's (mae),
-        and of the original's minus the artifact's (boundary_f_drop). None without labels. Intervals are bootstraps over
-        the images, that of the agreement is Wilson's.
+    agreement: percent of the images whose mask is the original's: the IoUs of foreground and background are both 0.9 or
+        more. `masks` images are counted: images whose two masks are both empty or both full are left out, as they prove
+        nothing.
+    mae: mean |matte - label|, 0..1. boundary_f: percent, the harmonic mean of the shares of each boundary within 0.8 %
+        of the image's diagonal of the other one (CVPR 2016, Perazzi et al.); 100 if neither has one, 0 if only one has.
+        Both are means over the images; intervals are of the artifact's minus the original's (mae), and of the
+        original's minus the artifact's (boundary_f_drop). None without labels. Intervals are bootstraps over the
+        images; the agreement's is Wilson's.
     """
 
     masks: int
@@ -82,8 +82,8 @@ class ForegroundComparison(Comparison):
 
 
 class MatteError(NamedTuple):
-    """Of one image against its label: IoU of the masks, mean absolute error of the mattes, F of the boundaries, each
-    0..1."""
+    """Errors of one image against its label: IoU of the masks, mean absolute error of the mattes, F of the boundaries,
+    each 0..1."""
 
     iou: float
     mae: float
@@ -95,13 +95,13 @@ def foreground_records(
     reference: Iterable[Mask],
     errors: Iterable[tuple[MatteError, MatteError]] | None,
 ) -> Records:
-    """What `foreground_comparison` needs of each image, of masks of the same images in the same order.
+    """Return the records for `foreground_comparison`, from masks of the same images in the same order.
 
-    Tables: images, with the `iou` of the two masks, not a number where both are of one region; with labels, errors:
-    `ours` and `theirs` float64 [images, 3], as `MatteError`.
+    Tables: images, with the `iou` of the two masks, NaN if both are empty or both are full; with labels, errors: `ours`
+    and `theirs` float64 [images, 3], as `MatteError`.
 
     Args:
-        errors: of the artifact and of the original of each image; None without labels.
+        errors: the artifact's and the original's for each image; None without labels.
 
     Raises:
         ValueError: other lengths, or no image.
@@ -117,7 +117,7 @@ def foreground_records(
 
 
 def foreground_comparison(records: Records, *, max_difference: float, seed: int = 0) -> ForegroundComparison:
-    """The comparison that the records of all images are of."""
+    """Return the comparison for the records of all images."""
     iou = records["images"]["iou"]
     proving = iou[np.isfinite(iou)]
     same = int((proving >= SAME_MASK).sum())
@@ -127,7 +127,7 @@ def foreground_comparison(records: Records, *, max_difference: float, seed: int 
         n=records.n,
         metric="IoU" if labelled else None,
         **(counted_agreement(same, len(proving)) if len(proving) else none),
-        agreement_of=f"masks with an IoU of {SAME_MASK:g} with the original's, of foreground and of ground",
+        agreement_of=f"masks with an IoU of {SAME_MASK:g} or more with the original's, for foreground and background",
         max_difference=max_difference,
         masks=len(proving),
         **(_accuracy(records["errors"], records.n, seed) if labelled else {}),
@@ -155,8 +155,8 @@ def _accuracy(errors: ImageRows, n: int, seed: int) -> Fields:
 
 
 def matte_error(matte: Matte, truth: Matte, threshold: float) -> MatteError:
-    """The errors of one image's matte against its label, [height, width] each, 0..1. Where the model's input does not
-    reach it says that there is ground."""
+    """Return the errors of one image's matte against its label, [height, width] each, 0..1. Outside the model's input
+    the matte is background."""
     ours, theirs = mask_of(matte, threshold), truth > HALF
     union = int((ours | theirs).sum())
     iou = float((ours & theirs).sum() / union) if union else 1.0
@@ -165,7 +165,7 @@ def matte_error(matte: Matte, truth: Matte, threshold: float) -> MatteError:
 
 
 def boundary_f(ours: Mask, theirs: Mask) -> float:
-    """The F measure, 0..1, of the boundaries of two masks [height, width]; see `ForegroundComparison`."""
+    """Return the F measure, 0..1, of the boundaries of two masks [height, width]; see `ForegroundComparison`."""
     a, b = (_boundary(mask) for mask in (ours, theirs))
     if not len(a) or not len(b):
         return float(len(a) == len(b))
@@ -175,8 +175,8 @@ def boundary_f(ours: Mask, theirs: Mask) -> float:
 
 
 def _boundary(mask: Mask) -> npt.NDArray[np.int64]:
-    """int64 [n, 2], row and column of the pixels that differ from the one to the right, below, or both, as DAVIS's
-    `seg2bmap` draws boundaries."""
+    """Return int64 [n, 2], row and column of the pixels that differ from the one to the right, below, or diagonally
+    below, as in DAVIS's `seg2bmap`."""
     edges = np.zeros(mask.shape, bool)
     edges[:, :-1] |= mask[:, :-1] != mask[:, 1:]
     edges[:-1] |= mask[:-1] != mask[1:]
@@ -185,14 +185,14 @@ def _boundary(mask: Mask) -> npt.NDArray[np.int64]:
 
 
 def _near(points: npt.NDArray[np.int64], others: npt.NDArray[np.int64], reach: float) -> float:
-    """The share of the points that lie within `reach` pixels of another one."""
-    # The bound of a query is exclusive.
+    """Return the share of the points within `reach` pixels of another one."""
+    # The distance bound of a query is exclusive.
     distances, _ = KDTree(others).query(points, distance_upper_bound=reach + 0.5 / (reach + 1))
     return float((distances <= reach).mean())
 
 
 def foreground_changes(artifact: Iterable[Mask], reference: Iterable[Mask]) -> Changes:
-    """Changed images: those with more than MOVED_PIXELS of their pixels on the other side."""
+    """Return the changed images: those with more than MOVED_PIXELS of their pixels on the other side of the mask."""
     moved = np.array([float((a != b).mean()) for a, b in zip(artifact, reference, strict=True)])
     return judged(moved > MOVED_PIXELS, moved)
 
@@ -202,13 +202,13 @@ def foreground_changes(artifact: Iterable[Mask], reference: Iterable[Mask]) -> C
 
 GREY, PALETTE, ALPHA = ("1", "L"), ("P",), ("LA", "RGBA", "PA")
 WHITE = 255
-# Of a matte whose values between 0 and 255 are so few, they may be classes.
+# With at most this many values between 0 and 255, the values of a matte may be classes.
 FEW = 8
 
 
 @dataclass(frozen=True)
 class MatteAnnotation:
-    """The PNG of one image, which lies as `frame` says. `one`: the value that is all foreground, 1 or 255."""
+    """The PNG of one image with the orientation `frame`. `one`: the value of full foreground, 1 or 255."""
 
     file: Path
     frame: Frame
@@ -222,11 +222,11 @@ class MatteAnnotation:
         return repr((self.frame, self.one)).encode()
 
     def values(self) -> tuple[npt.NDArray[np.uint8], bool]:
-        """uint8 [height, width] of the upright image, as the file has them, and whether that is its alpha channel.
+        """Return uint8 [height, width] of the upright image, unmapped, and whether it is the file's alpha channel.
 
         Raises:
             ImageError: the file cannot be read.
-            DataError: it is of 16 bits or in colours, or of another size than the image.
+            DataError: it has 16 bits or colours, or its size differs from the image's.
         """
         image = decode(self.file, None)
         if image.mode in ALPHA:
@@ -234,16 +234,16 @@ class MatteAnnotation:
         if image.mode not in (*GREY, *PALETTE):
             wide = image.mode.startswith(("I", "F"))
             raise DataError(
-                f"{self.file} is no mask or matte of 8 bits",
-                found="16 bits or more a pixel" if wide else f"a picture of mode {image.mode}",
-                expected="one channel of 8 bits or an alpha channel: 0 and 1, or 0 to 255",
-                fix="write 255 * alpha as uint8" if wide else "write one channel, as Pillow's convert('L') does",
+                f"{self.file} is not an 8-bit mask or matte",
+                found="16 or more bits per pixel" if wide else f"a picture with mode {image.mode}",
+                expected="one 8-bit channel or an alpha channel, with values 0 and 1, or 0 to 255",
+                fix="save 255 * alpha as uint8" if wide else "save one channel, for example with Pillow's convert('L')",
             )
         values = np.asarray(image.convert("L") if image.mode == "1" else image, np.uint8)
         return masks.fit_map(self.file, values, self.frame), False
 
     def load(self) -> npt.NDArray[np.float32]:
-        """float32 [height, width], 0..1; errors as `values`."""
+        """Return float32 [height, width], 0..1; errors as `values`."""
         return np.asarray(self.values()[0] / np.float32(self.one), np.float32)
 
 
@@ -251,12 +251,12 @@ MatteSet = annotations.AnnotatedSet[MatteAnnotation]
 
 
 def read_mattes(images: Path, labels: Path, skipped: decoding.Skipped | None = None) -> MatteSet:
-    """The images below `images` with a PNG of the same relative name below `labels`. All PNGs are read once: whether 1
-    or 255 is all foreground is a matter of all of them.
+    """Return the images below `images` with a PNG of the same relative name below `labels`. All PNGs are read once, to
+    decide whether 1 or 255 means full foreground.
 
     Raises:
         MissingFileError: no such folder. ImageError, DataError: as `MatteAnnotation.values`.
-        DataError: no image has a PNG; or the values of all are neither masks nor mattes of one scale.
+        DataError: no image has a PNG; or the PNGs do not share one scale.
     """
     samples, missing = masks.with_maps(images, labels, (".png",), skipped)
     mattes = {path: MatteAnnotation(file, frame) for path, (file, frame) in samples.items()}
@@ -270,30 +270,30 @@ def read_mattes(images: Path, labels: Path, skipped: decoding.Skipped | None = N
 
 
 def _present(annotation: MatteAnnotation) -> tuple[frozenset[int], bool]:
-    """The values of a file, and whether they are its alpha channel's."""
+    """Return the values of a file, and whether they are from its alpha channel."""
     values, alpha = annotation.values()
     return frozenset(np.flatnonzero(np.bincount(values.ravel())).tolist()), alpha
 
 
 def _scale(files: Mapping[Path, tuple[frozenset[int], bool]]) -> tuple[int, tuple[str, ...]]:
-    """The value that is all foreground, and warnings. DataError: as `read_mattes`."""
+    """Return the value of full foreground, and warnings. Raises DataError: as `read_mattes`."""
     every = frozenset[int]().union(*(values for values, _ in files.values()))
     if all(alpha for _, alpha in files.values()) and every == {WHITE}:
         raise DataError(
-            "the alpha channels of the labels are opaque everywhere",
-            found=f"{len(files)} PNGs with an alpha of 255 alone",
-            expected="alpha channels that say what is foreground, or PNGs of one channel",
-            fix="write the masks as one channel of 8 bits",
+            "the alpha channels of the labels are fully opaque",
+            found=f"{len(files)} PNGs with alpha 255 everywhere",
+            expected="alpha channels with the foreground, or one-channel PNGs",
+            fix="save the masks as one 8-bit channel",
         )
     if max(every) <= 1:
         return 1, ()
     small = [file.name for file, (values, _) in files.items() if max(values) == 1]
     if max(every) != WHITE or small:
         raise DataError(
-            "the labels are of two scales" if small else "the labels are of no scale that is known",
-            found=(f"{small[0]} with 0 and 1 alone, others" if small else "values") + f" up to {max(every)}",
-            expected="0 and 1 in all files, or 0 to 255, where 255 is all foreground",
-            fix="write all of them as 0 to 255",
+            "the labels have two different scales" if small else "the labels have an unknown scale",
+            found=(f"{small[0]} with only 0 and 1, others" if small else "values") + f" up to {max(every)}",
+            expected="0 and 1 in all files, or 0 to 255 with 255 as full foreground",
+            fix="save all of them as 0 to 255",
         )
     between = sorted(every - {0, WHITE})
     if 0 < len(between) <= FEW:
@@ -312,23 +312,20 @@ class ForegroundAdapter(CountedAdapter):
     finer = 8
     kinds = ("masks", "none")
     compared = ForegroundComparison
-    changed_when = (
-        "An answer has changed where more than 1 % of the pixels are on the other side of the mask than in "
-        "the original’s."
-    )
+    changed_when = "An answer has changed if more than 1 % of the pixels changed between foreground and background."
     counts = "masks"
     metrics = (
         Metric(
             "IoU",
-            "IoU is the intersection over union of mask and label, the mean over the images; of an image without "
-            "foreground it is 100 % where the mask is empty too, else 0.",
+            "IoU is the intersection over union of mask and label, averaged over the images; an image without "
+            "foreground counts 100 % if the mask is empty too, else 0.",
         ),
     )
     measures = (
         Measure("Mean absolute error", "mae", 4, original=True),
         Measure("Boundary F, %", "boundary_f", original=True),
-        Measure("Drop of boundary F", "boundary_f_drop", interval="boundary_f_drop_ci95"),
-        Measure("Masks of two regions", "masks", 0),
+        Measure("Boundary F drop", "boundary_f_drop", interval="boundary_f_drop_ci95"),
+        Measure("Masks with both regions", "masks", 0),
     )
     head: ForegroundSpec
 
@@ -337,7 +334,7 @@ class ForegroundAdapter(CountedAdapter):
         return FoundData(labelled.split(**choice.numbers), labelled, labelled.annotations)
 
     def kept(self, outputs: Mapping[str, np.ndarray], size: tuple[int, int]) -> Mapping[str, np.ndarray]:
-        """The map as the model gives it, and the size of the image."""
+        """Return the model's map, and the size of the image."""
         return {FOREGROUND_OUTPUT: outputs[FOREGROUND_OUTPUT], SIZE: np.array(size, np.int64)}
 
     def count(self, ours: Answers, reference: Answers, data: Data) -> Counts:
@@ -375,20 +372,20 @@ class ForegroundAdapter(CountedAdapter):
         places: Sequence[folder.Ints],
         listed: Data,
     ) -> str | None:
-        """Whether logits are read as mattes, or mattes as logits; whether the labels are of the other region."""
+        """Check whether logits are read as mattes or vice versa, and whether the labels are inverted."""
         low, high = (choose(float(str(part[name])) for part in facts) for choose, name in ((min, "low"), (max, "high")))
         outside = low < -HALF or high > 1 + HALF
         if outside == (self.head.alpha == "given"):
             other = "given" if self.head.alpha == "sigmoid" else "sigmoid"
             return (
-                f"the original's outputs lie in {low:.3g} to {high:.3g}, which is not what postprocess alpha: "
-                f"{self.head.alpha} takes them for (postprocess: {{alpha: {other}}})"
+                f"the original's outputs range from {low:.3g} to {high:.3g}, which does not match postprocess alpha: "
+                f"{self.head.alpha} (use postprocess: {{alpha: {other}}})"
             )
         assert isinstance(found, ForegroundComparison)
         if found.reference_mae is not None and found.reference_mae > HALF:
             return (
-                f"the original's mattes are {found.reference_mae:.2f} off the labels in the mean, and nearer to their "
-                "inverse: is 0 the foreground of the labels?"
+                f"the original's mattes are {found.reference_mae:.2f} off the labels on average, and closer to their "
+                "inverse: check whether 0 is the foreground of the labels"
             )
         return doubt_value(found.metric, found.reference_value)
 
@@ -399,7 +396,7 @@ class ForegroundAdapter(CountedAdapter):
         return Said(str(Foreground(self._matte(answers, index), self.head.threshold)), None)
 
     def panels(self, data: Data, index: int, answers: Mapping[str, Answers]) -> Panels:
-        """The matte of every artifact, and the labelled one; white is foreground."""
+        """Yield the matte of every artifact, and the labelled one; white is foreground."""
         mattes = {name: self._matte(side, index) for name, side in answers.items()}
         if data.truth is not None:
             mattes["label"] = data.truth_at(index).load()

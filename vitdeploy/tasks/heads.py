@@ -1,5 +1,4 @@
-"""Several heads: a table with a column for each, each compared as a model of its task alone, and what all say
-together."""
+"""Multi-head models: a label table with a column per head, a comparison per head, and a combined one."""
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
@@ -43,7 +42,7 @@ OfHead: TypeAlias = (
 
 @dataclass(frozen=True)
 class HeadFacts:
-    """One head by its name, and its `comparison`, which is that of a model of its task alone."""
+    """One head: its name, its task and its `comparison`, as for a single-head model of that task."""
 
     name: str
     task: str
@@ -52,14 +51,14 @@ class HeadFacts:
 
 @dataclass(frozen=True, kw_only=True)
 class HeadsComparison(Comparison):
-    """Several heads of an artifact against the original's. `parts` has the comparison of each with its own metric.
+    """Several heads of an artifact against the original's. `parts`: the comparison of each head with its own metric.
 
-    drop is that of the head that loses most, `worst`, in points of its metric. Its interval is of the largest drop of
-        all: the upper end is the largest upper end, so that all heads are within a budget as surely as one head is; the
-        lower end is the largest lower end. `value` is what is left of a `reference_value` of 100, whatever the heads'
-        metrics are.
+    drop: that of the head that loses most, `worst`, in points of its metric. Its interval combines all heads: its upper
+        end is the largest upper end, so a bound holds for all heads with the confidence of one; its lower end is the
+        largest lower end. `value` is 100 minus the drop, with a `reference_value` of 100, whatever the heads' metrics
+        are.
     agreement: percent of the images to which every head gives the original's answer, with its Wilson interval. It
-        proves something where that of each head does.
+        proves something if each head's agreement does.
     """
 
     parts: tuple[HeadFacts, ...]
@@ -81,12 +80,12 @@ class HeadsComparison(Comparison):
         return {part.name: part.comparison for part in self.parts}
 
 
-def _first(parts: Sequence[HeadFacts], told: Callable[[OfHead], str]) -> str:
-    return next((f"head {part.name}: {text}" for part in parts if (text := told(part.comparison))), "")
+def _first(parts: Sequence[HeadFacts], describe: Callable[[OfHead], str]) -> str:
+    return next((f"head {part.name}: {text}" for part in parts if (text := describe(part.comparison))), "")
 
 
 def together(parts: Sequence[HeadFacts], same: int) -> HeadsComparison:
-    """What these heads say of n images, to `same` of which every one gives the original's answer."""
+    """Return the combined comparison of heads on n images; on `same` of them all heads give the original's answer."""
     n = parts[0].comparison.n
     judged = [part for part in parts if part.comparison.drop is not None]
     accuracy: Fields = {"metric": None}
@@ -98,7 +97,7 @@ def together(parts: Sequence[HeadFacts], same: int) -> HeadsComparison:
     return HeadsComparison(
         n=n,
         **counted_agreement(same, n),
-        agreement_of="images with the same answer of every head",
+        agreement_of="images with the same answer from every head",
         max_difference=max(part.comparison.max_difference for part in parts),
         parts=tuple(parts),
         **accuracy,
@@ -110,8 +109,8 @@ def together(parts: Sequence[HeadFacts], same: int) -> HeadsComparison:
 
 @dataclass(frozen=True)
 class HeadLabel:
-    """What is known of an image for one head: as the adapter of its task takes it, a class or an identity by its
-    number; and in words."""
+    """The label of an image for one head: as its task's adapter takes it (a class or identity as a number), and as
+    text."""
 
     value: Any
     shown: str
@@ -119,7 +118,7 @@ class HeadLabel:
 
 @dataclass(frozen=True)
 class HeadLabels:
-    """What is known of an image, in the order of the heads."""
+    """The labels of an image, in the order of the heads."""
 
     labels: tuple[HeadLabel, ...]
 
@@ -129,18 +128,19 @@ class HeadLabels:
 
 
 Rows: TypeAlias = Mapping[Path, columns.LabelRow]
-# Of one head: what is known of an image by its row, None where a cell is empty; and notes.
+# For one head: a function from a row to the image's label (None if a cell is empty); and notes.
 Read: TypeAlias = tuple[Callable[[columns.LabelRow], HeadLabel | None], tuple[str, ...]]
 HeadSet = annotations.AnnotatedSet[HeadLabels]
 
 
 def read_heads(images: Path, file: Path, heads: Sequence[HeadSpec]) -> HeadSet:
-    """The images below `images` that a table has a row for, with what it says for each head: in the column of its name
-    a class by name or number, a list of labels, 0 or 1, a number, or whatever names an identity. Several numbers, and
-    labels that are no list, have a column for each of the head's labels. Images with an empty cell are left out.
+    """Return the images below `images` with a row in a table, with a label for each head. The column with the head's
+    name contains a class by name or number, a list of labels, 0 or 1, a number, or the name of an identity. Several
+    numbers, and labels not given as a list, need a column for each of the head's labels. Images with an empty cell are
+    skipped.
 
     Raises:
-        DataError: as `columns.read_columns`; no column for a head, a cell that is none of this.
+        DataError: as `columns.read_columns`; no column for a head, or an invalid cell.
     """
     rows = columns.read_columns(images, file)
     reads = [READ[str(head.task)](head, rows.annotations, file) for head in heads]
@@ -155,10 +155,10 @@ def read_heads(images: Path, file: Path, heads: Sequence[HeadSpec]) -> HeadSet:
             empty[name] += label is None
     lacking = ", ".join(name for name, count in empty.items() if count)
     if not known:
-        raise annotations.nothing_annotated(images, file, f"an empty cell in each row, for {lacking}")
-    notes = [note for _, told in reads for note in told]
+        raise annotations.nothing_annotated(images, file, f"every row has an empty cell, for {lacking}")
+    notes = [note for _, more in reads for note in more]
     if left := len(rows.annotations) - len(known):
-        notes.append(f"{left} images have an empty cell for a head ({lacking}), and are left out of all")
+        notes.append(f"{left} images have an empty cell for a head ({lacking}) and are ignored for all heads")
     samples = tuple(sample for sample in rows.samples if sample.path in known)
     return annotations.AnnotatedSet(images, samples, known, (), rows.unannotated + left, (*rows.notes, *notes))
 
@@ -170,19 +170,20 @@ def _column(head: HeadSpec, rows: Rows, file: Path, expected: str) -> str:
             f"{file} has no column for the head {head.name}",
             found=f"the columns {', '.join(names)}"[:200],
             expected=f"a column {head.name} with {expected}",
-            fix="name the column as the head, or the head as the column (postprocess.heads in a recipe)",
+            fix="rename the column to the head's name, or the head to the column's name (postprocess.heads in a "
+            "recipe)",
         )
     return head.name
 
 
 def _columns_of_labels(head: HeadSpec, rows: Rows) -> tuple[str, ...]:
-    """A column for each of the head's labels, where there is none for the head; () where there are not all."""
+    """Return a column for each of the head's labels if there is no column for the head; () unless all exist."""
     names = next(iter(rows.values())).cells
     return head.labels if head.labels and head.name not in names and set(head.labels) <= set(names) else ()
 
 
 def _classes(head: HeadSpec, rows: Rows, file: Path) -> Read:
-    column = _column(head, rows, file, "the name or the number of a class")
+    column = _column(head, rows, file, "the name or number of a class")
     names = sorted({str(row.cells[column]) for row in rows.values() if row.cells[column] is not None})
     match = classes.match_words if any(number_of(name) is None for name in names) else classes.match_numbers
     with _of_head(head, file):
@@ -208,14 +209,14 @@ def _labels(head: HeadSpec, rows: Rows, file: Path) -> Read:
             return None if None in found else label([place for place, flag in enumerate(found) if flag])
 
         return by_flags, ()
-    column = _column(head, rows, file, "lists of labels, or a column of 0 and 1 for each label")
+    column = _column(head, rows, file, "lists of labels, or one column of 0 and 1 per label")
     lists = {row.line: multi_label.listed_labels(row.cells[column]) for row in rows.values()}
     if broken := next((row for row in rows.values() if lists[row.line] is None), None):
         raise DataError(
-            f"{broken.line}: the column {column!r} has no list of labels",
+            f"{broken.line}: the column {column!r} is not a list of labels",
             found=repr(broken.cells[column])[:60],
-            expected="names between commas, semicolons or bars, or a list of a Parquet file",
-            fix="correct the cell, or leave the row out",
+            expected="names separated by commas, semicolons or bars, or a list in a Parquet file",
+            fix="correct the cell, or remove the row",
         )
     known = sorted({name for each in lists.values() for name in each or ()})
     with _of_head(head, file):
@@ -242,10 +243,10 @@ def _numbers(head: HeadSpec, rows: Rows, file: Path) -> Read:
     several = _columns_of_labels(head, rows)
     if head.width not in (None, 1) and not several:
         raise DataError(
-            f"{file} has not a column for each number of the head {head.name}",
+            f"{file} does not have a column for each number of the head {head.name}",
             found=f"the columns {', '.join(next(iter(rows.values())).cells)}"[:200],
             expected=f"columns {', '.join(head.labels)}" if head.labels else f"names of its {head.width} numbers",
-            fix="name the columns as the head's labels (labels of the head, in postprocess.heads of a recipe)",
+            fix="rename the columns to the head's labels (labels of the head, in postprocess.heads of a recipe)",
         )
     chosen = several or (_column(head, rows, file, "a number"),)
 
@@ -260,7 +261,7 @@ def _numbers(head: HeadSpec, rows: Rows, file: Path) -> Read:
 
 
 def _identities(head: HeadSpec, rows: Rows, file: Path) -> Read:
-    column = _column(head, rows, file, "what names an identity")
+    column = _column(head, rows, file, "the name of an identity")
     cells = (row.cells[column] for row in rows.values())
     numbers = {name: place for place, name in enumerate(sorted({str(cell) for cell in cells if cell is not None}))}
 
@@ -272,7 +273,7 @@ def _identities(head: HeadSpec, rows: Rows, file: Path) -> Read:
 
 
 class _of_head:
-    """Says in errors of a mapping of classes which head it is of."""
+    """Adds the name of the head to errors of a class mapping."""
 
     def __init__(self, head: HeadSpec, file: Path) -> None:
         self.where = f"{file}, head {head.name}"
@@ -282,8 +283,10 @@ class _of_head:
 
     def __exit__(self, kind: object, error: object, trace: object) -> None:
         if isinstance(error, DataError):
-            fix = "name its classes as the column does (labels of the head, in postprocess.heads of a recipe)"
-            raise DataError(f"{self.where}: {error.message}", found=error.found, expected=error.expected, fix=fix) from None
+            fix = "set its classes to the names in the column (labels of the head, in postprocess.heads of a recipe)"
+            raise DataError(
+                f"{self.where}: {error.message}", found=error.found, expected=error.expected, fix=fix
+            ) from None
 
 
 READ: Mapping[str, Callable[[HeadSpec, Rows, Path], Read]] = {
@@ -306,13 +309,13 @@ class HeadsAdapter(adapter.ImageAdapter):
     metrics = (
         Metric(
             WORST,
-            "Worst head is 100 less the points that the head loses which loses most, of the metric of its task.",
+            "Worst head is 100 minus the largest drop of any head, in points of the metric of its task.",
             words="the worst head",
             title="Worst head",
         ),
     )
-    measures = (Measure("Largest difference of outputs", "max_difference", None),)
-    changed_when = "An answer has changed where that of any head has."
+    measures = (Measure("Largest output difference", "max_difference", None),)
+    changed_when = "An answer has changed if the answer of any head has."
     attention = True
     head: HeadsSpec
 
@@ -334,8 +337,8 @@ class HeadsAdapter(adapter.ImageAdapter):
         ]
         if found.annotated is not None or not unset:
             return found
-        told = f"thresholds of {', '.join(unset)} are 0.5: no labelled calibration image says better ones (data.labels)"
-        return dataclasses.replace(found, parts=dataclasses.replace(found.parts, notes=(*found.parts.notes, told)))
+        note = f"thresholds of {', '.join(unset)} are 0.5: fitting them needs labelled calibration images (data.labels)"
+        return dataclasses.replace(found, parts=dataclasses.replace(found.parts, notes=(*found.parts.notes, note)))
 
     def find_annotated(
         self, choice: adapter.DataChoice, place: Path, skipped: decoding.Skipped | None
@@ -346,30 +349,30 @@ class HeadsAdapter(adapter.ImageAdapter):
         for k, (head, each) in enumerate(zip(self.head.heads, self.adapters, strict=True)):
             values = [labelled.annotations[sample.path].labels[k].value for sample in parts.evaluation]
             if isinstance(each, multi_label.LabelsAdapter):
-                doubts += [f"head {head.name}: {told}" for told in each.check(each.matrix(values))]
+                doubts += [f"head {head.name}: {doubt}" for doubt in each.check(each.matrix(values))]
             elif head.task == "embedding" and len(set(values)) == len(values):
                 raise DataError(
-                    f"{place}: no identity of the head {head.name} has two images to evaluate on",
-                    found=f"{len(values)} identities of {len(values)} images",
-                    expected="several images of some identities: the nearest other image is judged",
+                    f"{place}: no identity of the head {head.name} has two evaluation images",
+                    found=f"{len(values)} identities in {len(values)} images",
+                    expected="several images of some identities, since the nearest other image is judged",
                     fix="add images, or evaluate on more (data.evaluation.images)",
                 )
         labelled = dataclasses.replace(labelled, warnings=(*labelled.warnings, *doubts))
         return images.FoundData(parts, labelled, labelled.annotations)
 
     def keep(self, outputs: Mapping[str, np.ndarray], size: tuple[int, int]) -> Mapping[str, np.ndarray]:
-        """The outputs that heads read, float32 [width] each."""
+        """Return the outputs that the heads read, float32 [width] each."""
         return {head.reads: np.atleast_1d(outputs[head.reads]) for head in self.head.heads}
 
     def _answers(self, answers: Answers, k: int) -> Answers:
-        """Those of one head, as of a model of its task."""
+        """Return the answers of one head, as from a model of its task."""
         head = self.head.heads[k]
         column = answers.columns[head.reads]
         [name] = head.outputs(column[0])
         return Answers({name: LazyColumn(len(column), lambda index: head.outputs(column[index])[name])})
 
     def _data(self, data: adapter.Data, k: int) -> adapter.Data:
-        """What is known for one head, as its adapter takes it."""
+        """Return the data with the labels of one head, as its adapter takes them."""
         if data.truth is None:
             return data
         known = {path: each.labels[k].value for path, each in data.truth.items()}
@@ -385,7 +388,7 @@ class HeadsAdapter(adapter.ImageAdapter):
         ]
 
     def _same(self, ours: Answers, reference: Answers, data: adapter.Data) -> int:
-        """To how many images every head gives the original's answer."""
+        """Return the number of images on which every head gives the original's answer."""
         changed = [each.changed for each in self._changes(ours, reference, data)]
         return int((~np.any(changed, axis=0)).sum())
 
@@ -401,7 +404,7 @@ class HeadsAdapter(adapter.ImageAdapter):
         return together(parts, self._same(ours, reference, data))
 
     def verify(self, ours: Answers, reference: Answers, data: adapter.Data) -> Comparison:
-        """`compare`, with the control of each head, and that of all together: of answers to other images."""
+        """As `compare`, with a control for each head and a combined one, from answers to other images."""
         parts = [
             self._facts(k, each.verify(self._answers(ours, k), self._answers(reference, k), self._data(data, k)))
             for k, each in enumerate(self.adapters)
@@ -422,8 +425,8 @@ class HeadsAdapter(adapter.ImageAdapter):
         return dataclasses.replace(found, control=Control(100 * same / found.n, value, least))
 
     def changes(self, ours: Answers, reference: Answers, data: adapter.Data) -> Changes:
-        """By the head that changed worst. An image is lost where a head lost it, gained where one gained it and none
-        lost it, and as right where no head with labels changed in another way."""
+        """Return the changes of the head that changed worst. An image is lost if a head lost it, gained if one gained
+        it and none lost it, and equally right if no head with labels changed in another way."""
         every = self._changes(ours, reference, data)
         changed, severity = (
             np.any([each.changed for each in every], axis=0),
@@ -439,9 +442,9 @@ class HeadsAdapter(adapter.ImageAdapter):
     def doubt(self, reference: Answers, data: adapter.Data, found: Comparison) -> str | None:
         assert isinstance(found, HeadsComparison)
         for k, (each, part) in enumerate(zip(self.adapters, found.parts, strict=True)):
-            told = each.doubt(self._answers(reference, k), self._data(data, k), part.comparison)
-            if told is not None:
-                return f"head {part.name}: {told}"
+            reason = each.doubt(self._answers(reference, k), self._data(data, k), part.comparison)
+            if reason is not None:
+                return f"head {part.name}: {reason}"
         return None
 
     def fits(self, data: adapter.Data) -> bool:
@@ -458,11 +461,11 @@ class HeadsAdapter(adapter.ImageAdapter):
         return HeadsSpec(tuple(heads)), "; ".join(notes)
 
     def show(self, answers: Answers, index: int, labels: Sequence[str] | None) -> Said:
-        told = [
+        answers_of_heads = [
             f"{head.name}: {each.show(self._answers(answers, k), index, head.labels or None).label}"
             for k, (head, each) in enumerate(zip(self.head.heads, self.adapters, strict=True))
         ]
-        return Said("; ".join(told), None)
+        return Said("; ".join(answers_of_heads), None)
 
     def truth_line(self, truth: HeadLabels, labels: Sequence[str] | None) -> str:
         pairs = zip(self.head.heads, truth.labels, strict=True)

@@ -1,4 +1,4 @@
-"""Pictures of pictures: their differences and quality."""
+"""Image-to-image models: quality of their pictures, and differences from the original's."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -27,22 +27,22 @@ from vitdeploy.verification.records import Answers, LazyColumn
 
 Pixels = npt.NDArray[np.uint8]
 
-# Pictures this near differ by 2.55 of 255 grey levels (RMS), which nobody sees.
+# Pictures this close differ by 2.55 of 255 grey levels (RMS), which is invisible.
 NEAR_DB = 40.0
-# Of SSIM, as in its paper: the deviation and the size of the window, and the two constants.
+# Parameters of SSIM, as in its paper: deviation and size of the window, and two constants.
 SIGMA, WINDOW = 1.5, 11
 C1, C2 = (0.01 * 255) ** 2, (0.03 * 255) ** 2
 
 
 @dataclass(frozen=True, kw_only=True)
 class ImageComparison(comparison.Comparison):
-    """Pictures against the original's. The metric is the mean SSIM with the targets, in percent (100 of equal ones).
+    """Pictures against the original's. The metric is the mean SSIM with the targets, in percent (100 if equal).
 
-    drop has Student's paired interval of the mean over images; so has `psnr_drop`, in decibels.
-    agreement: percent of pictures of at least 40 dB with the original's, with its Wilson interval.
-    psnr, reference_psnr: mean PSNR with the targets, in decibels; 100 of equal pictures.
+    drop and `psnr_drop` (in decibels) have Student's paired interval of the mean over images.
+    agreement: percent of pictures with a PSNR of at least 40 dB to the original's, with its Wilson interval.
+    psnr, reference_psnr: mean PSNR with the targets, in decibels; 100 for equal pictures.
     psnr_to_original_mean, psnr_to_original_min: between the artifact's and the original's pictures.
-    max_difference: of the pictures, in shares of 255 levels.
+    max_difference: of the pictures, divided by 255.
     """
 
     psnr_to_original_mean: float
@@ -56,21 +56,21 @@ class ImageComparison(comparison.Comparison):
 def compare_pictures(
     artifact: Sequence[Pixels], reference: Sequence[Pixels], targets: Sequence[Pixels] | None
 ) -> ImageComparison:
-    """Compare uint8 [height, width, channels] of the artifact, of the original and, where known, the targets.
+    """Compare uint8 [height, width, channels] of the artifact, of the original and, if known, the targets.
 
     Raises:
-        ValueError: no picture, or pictures of other shapes.
+        ValueError: no picture, or pictures with different shapes.
     """
     n = len(reference)
     sides = (artifact, reference) if targets is None else (artifact, reference, targets)
     if not n or any(len({each.shape for each in row}) > 1 for row in zip(*sides, strict=True)):
-        raise ValueError(f"{n} pictures, or pictures of other shapes")
+        raise ValueError(f"{n} pictures, or pictures with different shapes")
     apart = np.array([psnr(a, b) for a, b in zip(artifact, reference, strict=True)])
     worst = max(int(np.abs(a.astype(np.int16) - b).max()) for a, b in zip(artifact, reference, strict=True))
     return ImageComparison(
         n=n,
         **comparison.counted_agreement(int((apart >= NEAR_DB).sum()), n),
-        agreement_of=f"pictures of {NEAR_DB:g} dB or more with the original's",
+        agreement_of=f"pictures with a PSNR of {NEAR_DB:g} dB or more to the original's",
         max_difference=worst / 255,
         psnr_to_original_mean=float(apart.mean()),
         psnr_to_original_min=float(apart.min()),
@@ -99,7 +99,8 @@ def _accuracy(artifact: Sequence[Pixels], reference: Sequence[Pixels], targets: 
 
 
 def mean_with_interval(values: intervals.Floats, most: float) -> tuple[float, tuple[float, float]]:
-    """The mean of values within -most..most, and its 95 % interval (Student 1908); all that can be of one value."""
+    """Return the mean of values within -most..most, and its 95 % interval (Student 1908); -most..most for a single
+    value."""
     mean = float(values.mean())
     if len(values) < 2:
         return mean, (-most, most)
@@ -108,11 +109,12 @@ def mean_with_interval(values: intervals.Floats, most: float) -> tuple[float, tu
 
 
 def ssim(a: Pixels, b: Pixels) -> float:
-    """The structural similarity of two pictures of one shape, sides of 11 pixels and more: -1..1, mean over channels.
+    """Return the structural similarity of two pictures of equal shape with sides of 11 or more pixels: -1..1, mean over
+    channels.
 
     Wang et al. 2004, "Image quality assessment: from error visibility to structural similarity", IEEE Transactions on
-    Image Processing 13:600-612, equation 13 with its Gaussian window, where that lies within the picture. (For this one
-    function scikit-image would be one more package.)
+    Image Processing 13:600-612, equation 13 with its Gaussian window, where it lies within the picture. (Implemented
+    here to avoid a dependency on scikit-image.)
     """
     x, y = a.astype(np.float64), b.astype(np.float64)
     mean_x, mean_y = _window(x), _window(y)
@@ -123,7 +125,7 @@ def ssim(a: Pixels, b: Pixels) -> float:
 
 
 def _window(values: intervals.Floats) -> intervals.Floats:
-    """The weighted mean of the 11x11 pixels around each that has so many."""
+    """Return the weighted mean of the 11x11 pixels around each pixel with a full window."""
     reach = WINDOW // 2
     weights = np.exp(-0.5 * (np.arange(-reach, reach + 1) / SIGMA) ** 2)
     weights /= weights.sum()
@@ -132,8 +134,8 @@ def _window(values: intervals.Floats) -> intervals.Floats:
     return values[reach : len(values) - reach, reach : values.shape[1] - reach]
 
 
-# --- Target pictures: for each image the one that a model is to make of it, in a folder of the same names -------------
-# targets/a.png belongs to images/a.jpg: what counts is the path below the folder without its suffix.
+# --- Target pictures: the expected output for each image, in a folder with the same names -----------------------------
+# targets/a.png belongs to images/a.jpg: paths below the folders are matched without their suffixes.
 
 
 @dataclass(frozen=True)
@@ -151,16 +153,16 @@ class TargetPicture:
 def read_targets(
     images: Path, targets: Path, size: tuple[int, int], skipped: decoding.Skipped | None = None
 ) -> annotations.AnnotatedSet[TargetPicture]:
-    """The images below `images` with their targets below `targets`.
+    """Return the images below `images` with their targets below `targets`.
 
-    All images are to be of `size` (width, height), the model's input, and all targets of one size: an image that is
-    resized would be compared with a picture of something else.
+    All images must have the `size` (width, height) of the model's input, and all targets one size: a resized image
+    would not match its target.
 
-    With `skipped` given, unreadable images are noted there and left out; without, they are an error.
+    Unreadable images are skipped and added to `skipped`; without `skipped` they are an error.
 
     Raises:
-        MissingFileError: a folder is not there.
-        DataError: no image has a target, or one has several; or one is of another size.
+        MissingFileError: a folder does not exist.
+        DataError: no image has a target, or one has several; or a size differs.
         ImageError: an unreadable image and `skipped` is None, or an unreadable target.
     """
     paths, named = [sample.path for sample in scan(images, "none")[0]], _by_name(targets)
@@ -172,15 +174,15 @@ def read_targets(
             continue
         if frame.size != size:
             raise DataError(
-                f"{path.name} is not of the size that the model takes, and its target would be of something else",
+                f"{path.name} does not have the model's input size, so its target would not match",
                 found="{}x{} pixels".format(*frame.size),
                 expected=f"{size[0]}x{size[1]}",
-                fix="cut images and targets to it, or take the model at their size (--image-size HEIGHTxWIDTH)",
+                fix="crop images and targets to it, or build the model for their size (--image-size HEIGHTxWIDTH)",
             )
         found[path] = TargetPicture(own, image_frame(own).size)
     if not found:
         raise annotations.nothing_annotated(
-            images, targets, f"no {_name(paths[0], images)}, nor a file for another image"
+            images, targets, f"no {_name(paths[0], images)}, and no target for any other image"
         )
     _require_one_size([*found.values()])
     samples = tuple(Sample(path, None) for path in found)
@@ -192,15 +194,15 @@ def _name(path: Path, folder: Path) -> str:
 
 
 def _by_name(targets: Path) -> dict[str, Path]:
-    """The files of a folder of targets. Raises DataError where two of them have one name."""
+    """Return the files of a target folder by name. Raises DataError if two have the same name."""
     if not targets.is_dir():
-        raise MissingFileError(f"no folder of targets at {targets}", fix="check the path of the targets")
+        raise MissingFileError(f"no target folder at {targets}", fix="check the path of the targets")
     named: dict[str, Path] = {}
     for path in sorted(targets.rglob("*")):
         if path.suffix.lower() not in SUFFIXES or not path.is_file():
             continue
         if (other := named.setdefault(_name(path, targets), path)) != path:
-            raise DataError("two targets have one name", found=f"{other}, {path}", fix="leave one for each image")
+            raise DataError("two targets have the same name", found=f"{other}, {path}", fix="keep one per image")
     return named
 
 
@@ -208,19 +210,19 @@ def _require_one_size(targets: list[TargetPicture]) -> None:
     other = next((each for each in targets if each.size != targets[0].size), None)
     if other is not None:
         raise DataError(
-            "the targets are of several sizes, and a model makes pictures of one",
+            "the targets have different sizes, but a model produces one size",
             found=f"{targets[0].path.name} {'{}x{}'.format(*targets[0].size)}, "
             f"{other.path.name} {'{}x{}'.format(*other.size)}",
             expected="one size",
-            fix="take out those of other sizes, with their images",
+            fix="remove targets of other sizes, with their images",
         )
 
 
-# --- Image to image: target pictures, SSIM and PSNR, and whether the same picture is made -----------------------------
+# --- Image to image: target pictures, SSIM and PSNR, and agreement of the pictures ------------------------------------
 
 
 PICTURE, RANGE = "picture", "range"
-# Values so many times the range from black to white beyond it mean that this is not the range.
+# Values outside black..white by more than this multiple of the range show that the range is wrong.
 BEYOND = 2.0
 # The longer side of a picture in a report.
 SHOWN_SIDE = 288
@@ -229,12 +231,12 @@ SHOWN_SIDE = 288
 class ImageToImageAdapter(ImageAdapter):
     kinds = ("targets", "none")
     compared = ImageComparison
-    metrics = (Metric("SSIM", "SSIM is the structural similarity with the target pictures; 100 of equal ones."),)
+    metrics = (Metric("SSIM", "SSIM is the structural similarity with the target pictures; 100 if equal."),)
     measures = (
         Measure("PSNR, dB", "psnr", original=True),
-        Measure("Drop of PSNR, dB", "psnr_drop", interval="psnr_drop_ci95"),
-        Measure("PSNR with the original’s, mean, dB", "psnr_to_original_mean"),
-        Measure("PSNR with the original’s, least, dB", "psnr_to_original_min"),
+        Measure("PSNR drop, dB", "psnr_drop", interval="psnr_drop_ci95"),
+        Measure("PSNR to the original, mean, dB", "psnr_to_original_mean"),
+        Measure("PSNR to the original, least, dB", "psnr_to_original_min"),
     )
     head: ImageSpec
 
@@ -244,7 +246,7 @@ class ImageToImageAdapter(ImageAdapter):
         return FoundData(found.split(**choice.numbers), found, found.annotations)
 
     def keep(self, outputs: Mapping[str, np.ndarray], size: tuple[int, int]) -> Mapping[str, np.ndarray]:
-        """The picture of 8 bits, and the least and the largest value that it was made of."""
+        """Return the 8-bit picture, and the least and largest value it was made from."""
         values = outputs[RECONSTRUCTION]
         return {PICTURE: to_pixels(values, self.head), RANGE: np.array([values.min(), values.max()], np.float64)}
 
@@ -256,43 +258,44 @@ class ImageToImageAdapter(ImageAdapter):
         return compare_pictures(ours.columns[PICTURE], pictures, targets)
 
     def unrelated(self, ours: Answers, reference: Answers, data: Data) -> Iterator[Answers]:
-        """And the images themselves at the pictures' size: a model that changes little is all but its input."""
+        """Also yields the images themselves at the pictures' size: a model that changes little nearly returns its
+        input."""
         yield from super().unrelated(ours, reference, data)
         images, pictures = self.pixels(data), reference.columns[PICTURE]
         plain = LazyColumn(len(pictures), lambda index: resized(images[index][0], pictures[index].shape))
         yield Answers({**reference.columns, PICTURE: plain})
 
     def _target(self, data: Data, index: int, shape: tuple[int, ...]) -> np.ndarray:
-        """The target of a sample, as the model's picture is.
+        """Return the target of a sample, in the form of the model's picture.
 
         Raises:
-            DataError: it is of another size; or too small for SSIM.
+            DataError: its size differs, or it is too small for SSIM.
         """
         target: TargetPicture = data.truth_at(index)
         height, width, channels = shape
         if target.size != (width, height) or min(width, height) < WINDOW:
             raise DataError(
-                f"{target.path.name} is not of the size of the pictures that the model makes",
+                f"{target.path.name} does not have the size of the model's output",
                 found="{}x{} pixels".format(*target.size),
-                expected=f"{width}x{height}, of at least {WINDOW} pixels a side",
-                fix="take the targets of these images at that size",
+                expected=f"{width}x{height}, with at least {WINDOW} pixels per side",
+                fix="provide targets of that size",
             )
         return np.asarray(decode(target.path, channels)).reshape(shape)
 
     def doubt(self, reference: Answers, data: Data, found: comparison.Comparison) -> str | None:
-        """Whether the values are of another range than is said: nearly all of a picture is then clipped."""
+        """Check whether the value range is wrong: then most of a picture is clipped."""
         low, high = np.median(reference.stacked(RANGE), axis=0)
         head = self.head
         span = head.white - head.black
         if high <= head.white + BEYOND * span and low >= head.black - BEYOND * span:
             return None
         return (
-            f"the original's values reach from {low:.4g} to {high:.4g} in most pictures, where {head.black:g} is black "
-            f"and {head.white:g} is white (postprocess: black, white)"
+            f"the original's values reach from {low:.4g} to {high:.4g} in most pictures, but {head.black:g} is set as "
+            f"black and {head.white:g} as white (postprocess: black, white)"
         )
 
     def changes(self, ours: Answers, reference: Answers, data: Data) -> Changes:
-        """Changed pictures: those below 40 dB with the original's; the fewer decibels, the worse."""
+        """Return the changed pictures: those below 40 dB to the original's; the fewer decibels, the worse."""
         pairs = zip(ours.columns[PICTURE], reference.columns[PICTURE], strict=True)
         apart = np.array([psnr(a, b) for a, b in pairs], np.float64)
         return judged(apart < NEAR_DB, 1 - apart / MOST)
@@ -304,7 +307,7 @@ class ImageToImageAdapter(ImageAdapter):
         return thumbnail(self.pixels(data)[index][0], SHOWN_SIDE)
 
     def panels(self, data: Data, index: int, answers: Mapping[str, Answers]) -> Panels:
-        """The pictures that these artifacts made, and the target."""
+        """Yield the pictures that these artifacts made, and the target."""
         for title, each in answers.items():
             yield title, thumbnail(each.columns[PICTURE][index], SHOWN_SIDE)
         if data.truth is not None:
@@ -316,7 +319,7 @@ class ImageToImageAdapter(ImageAdapter):
 
 
 def resized(pixels: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
-    """An image, uint8 [h, w, channels], as a picture of another shape, bicubically; grey or in colour as that is."""
+    """Return an image, uint8 [h, w, channels], resized bicubically to another shape; grey or colour as that shape."""
     height, width, channels = shape
     image = Image.fromarray(pixels[..., 0] if pixels.shape[2] == 1 else pixels)
     image = image.convert("L" if channels == 1 else "RGB").resize((width, height), Image.Resampling.BICUBIC)

@@ -1,4 +1,4 @@
-"""Texts of images: their agreement and error rates."""
+"""Image-to-text models: agreement and error rates of their texts."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -31,14 +31,14 @@ class TextComparison(Comparison):
     """The texts of an artifact against the original's; n counts images. The metric is "character accuracy".
 
     Character accuracy is 100 minus the character error rate of all images together: 1 - (insertions, deletions and
-    substitutions) / (characters that are written), in percent, and 0 where there are more mistakes than characters. A
-    character is a code point of Unicode; nothing is normalised. Its intervals are of drawn images, as characters of one
-    text depend on each other.
+    substitutions) / (reference characters), in percent, and 0 if there are more mistakes than characters. A character
+    is a code point of Unicode; nothing is normalised. Its intervals resample images, since characters of one text are
+    not independent.
 
-    agreement: percent of images with the original's text, character by character, with its Wilson interval.
+    agreement: percent of images with exactly the original's text, with its Wilson interval.
     character_agreement: as character accuracy, of the artifact's texts against the original's. characters: of the
-    original's texts. line_accuracy, reference_line_accuracy: percent of images whose text is wholly right. cut: texts
-    of the artifact that were not at their end when the model could write no more.
+    original's texts. line_accuracy, reference_line_accuracy: percent of images whose text is entirely right. cut: texts
+    of the artifact that were truncated at the model's maximum length.
     """
 
     characters: int
@@ -49,10 +49,10 @@ class TextComparison(Comparison):
 
 
 def edit_distance(a: str, b: str) -> int:
-    """The least number of insertions, deletions and substitutions of single characters that make `b` of `a`.
+    """Return the least number of insertions, deletions and substitutions of single characters that turn `a` into `b`.
 
-    Wagner & Fischer 1974, "The string-to-string correction problem", Journal of the ACM 21:168-173, row by row: what
-    comes from the left in a row is a running minimum.
+    Wagner & Fischer 1974, "The string-to-string correction problem", Journal of the ACM 21:168-173, row by row;
+    insertions within a row are a running minimum.
     """
     places = np.arange(len(b) + 1)
     target, row = np.array([*map(ord, b)], np.int64), places
@@ -74,12 +74,10 @@ def compare_texts(
     """Compare the texts of the same images.
 
     Args:
-        written: what is written in them, or None.
-        cut, max_difference: passed on.
+        written: the true texts, or None. cut, max_difference: passed on.
 
     Raises:
-        ValueError: other numbers of texts, or none.
-        DataError: not one character is written.
+        ValueError: different numbers of texts, or none. DataError: the true texts are empty.
     """
     n = len(reference)
     if not n or len(artifact) != n or (written is not None and len(written) != n):
@@ -101,7 +99,8 @@ def compare_texts(
 
 
 def text_changes(artifact: Sequence[str], reference: Sequence[str], written: Sequence[str] | None) -> Changes:
-    """Which images have another text; the more characters differ, the worse. Right is what is wholly right."""
+    """Return the images with a different text; the more characters differ, the worse. Only entirely right texts count
+    as right."""
     pairs = list(zip(artifact, reference, strict=True))
     changed = np.array([a != b for a, b in pairs], bool)
     size = np.array([edit_distance(a, b) / max(len(a), len(b), 1) for a, b in pairs], np.float64)
@@ -115,9 +114,9 @@ def _accuracy(artifact: Sequence[str], reference: Sequence[str], written: Sequen
     lengths = np.array([len(text) for text in written], np.float64)
     if not lengths.sum():
         raise DataError(
-            "not one character is written in these images",
+            "the labels of these images contain no characters",
             found=f"{len(written)} empty texts",
-            expected="what is written in each, as `text` in the file of texts",
+            expected="the text of each image, as `text` in the label file",
         )
     ours, theirs = (
         np.array([edit_distance(text, expected) for text, expected in zip(side, written, strict=True)], np.float64)
@@ -135,15 +134,14 @@ def _accuracy(artifact: Sequence[str], reference: Sequence[str], written: Sequen
 
 
 def _percent(weights: Floats, mistakes: Floats, lengths: Floats) -> Floats:
-    """Character accuracy of weighted images; not a number of draws without a character."""
+    """Return the character accuracy of weighted images; NaN for draws without a character."""
     total = weights @ lengths
     with np.errstate(invalid="ignore", divide="ignore"):
         return np.asarray(100 * np.maximum(1 - (weights @ mistakes) / total, np.where(total > 0, 0.0, np.nan)))
 
 
 def _right(mistakes: Floats, lengths: Floats) -> npt.NDArray[np.bool_]:
-    """Of each image as many characters right as there are without a mistake, the same ones on both sides if they can
-    be."""
+    """Return per image as many right characters as have no mistake, the same ones on both sides if possible."""
     right = [np.arange(int(length)) < length - count for count, length in zip(mistakes, lengths, strict=True)]
     return np.concatenate(right)
 
@@ -151,14 +149,14 @@ def _right(mistakes: Floats, lengths: Floats) -> npt.NDArray[np.bool_]:
 # --- Image to text: what is written in images, character accuracy, and whether the same text is read ------------------
 
 
-# The longer side of a picture in a report: a line of writing is to be read.
+# The longer side of a picture in a report: a line of text must be legible.
 SHOWN_SIDE = 288
 
 
 @dataclass(frozen=True)
 class Writing(Drive):
-    """Writes the texts of the calibration images one at a time, each with the tokens that the original chooses itself,
-    until it ends: no step that an app would not run."""
+    """Generates the texts of the calibration images one by one, each with the original's own tokens, until it ends:
+    only steps that an app would run."""
 
     samples: Sequence[folder.Sample]
     preprocess: PreprocessSpec
@@ -179,15 +177,15 @@ class ImageToTextAdapter(ImageAdapter):
     metrics = (
         Metric(
             "character accuracy",
-            "Character accuracy is 100 % minus the character error rate: insertions, deletions and substitutions over "
-            "all characters that are written.",
+            "Character accuracy is 100 % minus the character error rate: insertions, deletions and substitutions "
+            "divided by all characters of the true texts.",
             title="Character accuracy",
         ),
     )
     measures = (
-        Measure("Texts wholly right, %", "line_accuracy", original=True),
-        Measure("Characters as the original, %", "character_agreement"),
-        Measure("Texts cut", "cut", 0),
+        Measure("Texts entirely right, %", "line_accuracy", original=True),
+        Measure("Characters equal to the original, %", "character_agreement"),
+        Measure("Truncated texts", "cut", 0),
     )
     in_words = True
     head: TextSpec
@@ -236,7 +234,7 @@ class ImageToTextAdapter(ImageAdapter):
         return text_changes(self._texts(ours), self._texts(reference), self._written(data))
 
     def certainty(self, answers: Answers) -> np.ndarray | None:
-        """The probability of each text."""
+        """Return the probability of each text."""
         return np.asarray(np.exp(answers.stacked(text_decoder.SCORES).astype(np.float64).sum(axis=1)))
 
     def show(self, answers: Answers, index: int, labels: Sequence[str] | None) -> Said:
@@ -251,8 +249,8 @@ class ImageToTextAdapter(ImageAdapter):
 
 
 def score_difference(ours: Answers, reference: Answers) -> float:
-    """max|a - b| / max|b| of the tokens' log probabilities, up to the first token that differs: behind it they are of
-    other texts."""
+    """Return max|a - b| / max|b| of the tokens' log probabilities, up to the first different token: after it the texts
+    differ."""
     worst = largest = 0.0
     columns = (
         answers.columns[name] for answers in (ours, reference) for name in (text_decoder.TOKENS, text_decoder.SCORES)

@@ -1,6 +1,6 @@
-"""Images of a folder for one purpose, each read once before any work: a broken file is found now, not in an hour.
+"""Calibration and evaluation images, each read once before any work, so that broken files are found early.
 
-What was read to evaluate on is kept: the original and every engine see these pixels, and no file is decoded again.
+Evaluation pixels are kept: the original and all engines see the same pixels, and no file is decoded again.
 """
 
 from __future__ import annotations
@@ -41,12 +41,12 @@ from vitdeploy.tasks.answers import Copies
 def check_images(
     images: DataSplit, preprocess: PreprocessSpec, *, skip_bad: bool, progress: Progress
 ) -> tuple[DataSplit, DecodedSet, tuple[str, ...]]:
-    """The readable images of both parts, the pixels of those to evaluate on, and the paths of the others.
+    """Return the readable images of both parts, the pixels of the evaluation images, and the paths of unreadable
+    images.
 
     Raises:
         ImageError: a file cannot be read, and `skip_bad` is False.
-        DataError: not one image of a part can be read.
-        StorageError: no room for the pixels.
+        DataError: no image of a part can be read. StorageError: no space for the pixels.
     """
     skipped = Skipped([])
     bad = skipped if skip_bad else None
@@ -62,7 +62,7 @@ def check_images(
 
 
 def scratch_folder() -> Path:
-    """The folder for large temporary files: next to the store's artifacts, or the system's own."""
+    """Return the folder for large temporary files: next to the store's artifacts, or the system's."""
     folder = store_folder()
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -73,8 +73,8 @@ def scratch_folder() -> Path:
 
 
 def labels_in(folder: Path) -> Labels:
-    """ "folders" where the folder (or its own evaluation part) has class folders, or its images labels that they
-    brought along (`containers`), else "none".
+    """Return "folders" if the folder (or its own evaluation part) has class folders, or if its images have labels of
+    their own (`containers`), else "none".
 
     Raises:
         MissingFileError: no such folder. DataError, MissingPackageError: as `list_images`.
@@ -91,14 +91,14 @@ def labels_in(folder: Path) -> Labels:
 def calibration_images(
     folder: Path, count: int | None, seed: int, preprocess: PreprocessSpec, *, skip_bad: bool, progress: Progress
 ) -> tuple[tuple[Sample, ...], tuple[str, ...]]:
-    """`count` images of `folder` (None: all) in seeded order, of its own calibration part where it brings a split; and
-    the paths of those that cannot be read.
+    """Return `count` images of `folder` (None: all) in seeded order, from its own calibration part if it has one; and
+    the paths of unreadable images.
 
     Raises:
         MissingFileError, DataError, ImageError: no folder, too few images, an unreadable one.
     """
     root = folder / "calibration" if has_own_split(folder) else folder
-    # Ranges know no classes, and the labels of a container may be unknown.
+    # Calibration needs no classes, and the labels of a container may be unknown.
     labels: Labels = labels_in(folder) if find_containers(root, SUFFIXES) is None else "none"
     samples, classes = list_images(root, labels)
     if count is not None:
@@ -114,7 +114,7 @@ def calibration_images(
 
 @dataclass(frozen=True)
 class FoundData:
-    """The data that a task finds for a choice: the split, the annotated set if any, `Data.truth` and `Data.mapping`."""
+    """The data of a choice: the split, the annotated set if any, `Data.truth` and `Data.mapping`."""
 
     parts: DataSplit
     annotated: AnnotatedSet[OfTask] | None = None
@@ -122,30 +122,30 @@ class FoundData:
     mapping: ClassMap | None = None
 
 
-# What is known of a sample: of a class of the task.
+# An object of a class of the task, such as the label of a sample.
 OfTask: TypeAlias = Any
-# Notes, and warnings.
+# Notes and warnings.
 Told: TypeAlias = tuple[tuple[str, ...], tuple[str, ...]]
 
 
 def without_copies(
     found: FoundData, more: Callable[[Sample], str] | None = None
 ) -> tuple[DataSplit, dict[int, str], Copies | None, Told]:
-    """The split with one image of each content to evaluate on, the first by its path; the `contents` of all its
-    samples, by their ids; and what `copies_among` says. `more`: what of a sample its image does not have."""
+    """Return the split with one evaluation image per content, the first by path; the `contents` of all its samples, by
+    their ids; and the results of `copies_among`. `more`: returns what a sample has besides its image."""
     parts, known = found.parts, None if found.annotated is None else found.annotated.annotations
     calibration, evaluation = contents(parts.calibration), contents(parts.evaluation)
     if more is not None:
         calibration, evaluation = (
-            [f"{content}\t{more(sample)}" for content, sample in zip(told, part, strict=True)]
-            for told, part in ((calibration, parts.calibration), (evaluation, parts.evaluation))
+            [f"{content}\t{more(sample)}" for content, sample in zip(notes, part, strict=True)]
+            for notes, part in ((calibration, parts.calibration), (evaluation, parts.evaluation))
         )
     order = np.array(sorted(range(len(evaluation)), key=lambda i: parts.evaluation[i].path.parts), np.int64)
     first = first_of_copies(parts.evaluation, order, (evaluation[i] for i in order))
-    kept, copies, told = copies_among(parts.evaluation, first, known, calibration, evaluation)
+    kept, copies, notes = copies_among(parts.evaluation, first, known, calibration, evaluation)
     of_samples = zip(map(id, (*parts.calibration, *parts.evaluation)), (*calibration, *evaluation), strict=True)
     chosen = replace(parts, evaluation=tuple(parts.evaluation[i] for i in kept))
-    return chosen, dict(of_samples), copies, told
+    return chosen, dict(of_samples), copies, notes
 
 
 def copies_among(
@@ -155,11 +155,11 @@ def copies_among(
     calibration: Sequence[str] = (),
     evaluation: Sequence[str] = (),
 ) -> tuple[Ints, Copies | None, Told]:
-    """Which images to evaluate on count, int64; the copies, None without any; notes on these, and warnings.
+    """Return the evaluation images that count, int64; the copies, or None; notes on them, and warnings.
 
     Args:
-        first: as of `first_of_copies`. known: what is known of the images beside their labels, by path.
-        calibration, evaluation: the contents of both parts; () where none is calibrated on.
+        first: from `first_of_copies`. known: annotations of the images by path, if not class labels.
+        calibration, evaluation: the contents of both parts; () without calibration images.
     """
     same = first == np.arange(len(first))
     kept = np.flatnonzero(same)
@@ -176,45 +176,45 @@ def copies_among(
         shared=sum(evaluation[i] in seen for i in kept.tolist()) if seen else 0,
         relabelled=len(relabelled),
     )
-    told, doubts, different = list[str](), list[str](), len(kept)
+    notes, doubts, different = list[str](), list[str](), len(kept)
     if pairs:
         copy, original = (shown_name(samples[i].shown) for i in pairs[0])
-        told.append(
-            f"{len(pairs)} of {len(samples)} images to evaluate on are copies of others, and each image counts "
-            f"once: {different} are different ({copy} is {original})"
+        notes.append(
+            f"{len(pairs)} of {len(samples)} evaluation images are copies; each image counts once: {different} are "
+            f"distinct ({copy} equals {original})"
         )
     if relabelled:
         copy, original = (shown_name(samples[i].shown) for i in relabelled[0])
         doubts.append(
-            f"{len(relabelled)} copies among the images to evaluate on have other labels than the image that counts "
-            f"({copy}, {original}): one of both is wrong"
+            f"{len(relabelled)} copies among the evaluation images have a different label than the image that counts "
+            f"({copy}, {original}): one of the labels is wrong"
         )
     if copies.calibration:
-        told.append(f"{copies.calibration} of {len(calibration)} calibration images are copies of others")
+        notes.append(f"{copies.calibration} of {len(calibration)} calibration images are copies")
     if copies.shared:
         doubts.append(
-            f"{copies.shared} of {different} images to evaluate on are among the calibration images too, on "
-            "which choices are made: agreement and accuracy may be too good"
+            f"{copies.shared} of {different} evaluation images are also calibration images, which influence the "
+            "engines: agreement and accuracy may be overestimated"
         )
-    return kept, copies if copies != Copies() else None, (tuple(told), tuple(doubts))
+    return kept, copies if copies != Copies() else None, (tuple(notes), tuple(doubts))
 
 
 # --- A few pixels or numbers of large outputs: of a thousand images all of them would not fit into memory -------------
 
 
 def nearest_pixels(array: np.ndarray, shape: Sequence[int]) -> np.ndarray:
-    """A map [height, width] at another size, by its nearest pixels."""
+    """Return a map [height, width] at another size, by nearest pixels."""
     rows, columns = (np.arange(size) * old // size for size, old in zip(shape, array.shape, strict=True))
     return array if array.shape == tuple(shape) else array[rows][:, columns]
 
 
-# Of the choice of numbers that are kept of large outputs.
+# Seed for the choice of numbers kept from large outputs.
 SEED = 0
 
 
 def drawn(output: np.ndarray, count: int) -> np.ndarray:
-    """`count` elements in a seeded choice that depends on the size alone, so that it is the same of every image and
-    artifact; the output as it is where it has no more."""
+    """Return `count` elements in a seeded choice that depends only on the size, so that it is the same for every image
+    and artifact; a smaller output unchanged."""
     if output.size <= count:
         return output
     chosen = np.random.RandomState(SEED).choice(output.size, count, replace=False)

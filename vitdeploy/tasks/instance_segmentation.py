@@ -1,4 +1,4 @@
-"""Instance segmentation: objects with masks, COCO's mAP of masks, and whether the same objects are found."""
+"""Instance segmentation: objects with masks, COCO's mask mAP, and agreement on the objects."""
 
 from __future__ import annotations
 
@@ -26,26 +26,26 @@ from vitdeploy.verification.records import SIZE, Answers
 
 @dataclass(frozen=True)
 class Masks:
-    """What a model found in one image: classes int64 [k], scores float64 [k], and a mask for each."""
+    """Detected instances of one image: classes int64 [k], scores float64 [k], and a mask for each."""
 
     classes: npt.NDArray[np.int64]
     scores: npt.NDArray[np.float64]
     runs: tuple[RunLengths, ...]
 
     def above(self, threshold: float) -> Masks:
-        """Those with a score of at least `threshold`."""
+        """Return the instances with a score of at least `threshold`."""
         kept = np.flatnonzero(self.scores >= threshold)
         return Masks(self.classes[kept], self.scores[kept], tuple(self.runs[i] for i in kept))
 
     def overlaps(self, other: Masks) -> npt.NDArray[np.float64]:
-        """The IoU with each of `other`: float64 [k, others]."""
+        """Return the IoU with each of `other`: float64 [k, others]."""
         return overlaps(self.runs, other.runs)
 
 
 @dataclass(frozen=True, kw_only=True)
 class InstanceComparison(DetectionComparison):
-    """Instances against the original's: as detections, with the IoU of masks in the place of that of boxes. The metric
-    is COCO's mAP of masks."""
+    """Instances against the original's: as detections, with the IoU of masks instead of boxes. The metric is COCO's mAP
+    of masks."""
 
     objects: int = field(metadata={"alias": "instances"})
     iou_mean: float | None = field(metadata={"alias": "mask_iou_mean"})
@@ -53,7 +53,7 @@ class InstanceComparison(DetectionComparison):
 
 
 def match_masks(found: Sequence[Masks], truth: Sequence[detection.Outlines]) -> Matched:
-    """Matches by IoU of masks, of all classes that are found or labelled."""
+    """Return matches by IoU of masks, for all classes detected or labelled."""
     images = [{"width": each.size[0], "height": each.size[1]} for each in truth]
     labelled = [
         [
@@ -74,10 +74,10 @@ def match_masks(found: Sequence[Masks], truth: Sequence[detection.Outlines]) -> 
 
 CLASSES, SCORES, COUNTS, LENGTHS = "classes", "scores", "counts", "lengths"
 RAW = ("class_logits", "masks")
-# Of an image the best instances are kept, as COCO counts no more of a class, and only those of such a score: masks of
-# all queries take seconds, and what is below changes no mAP that a person would see.
+# The most instances kept per image (COCO counts no more per class), and their least score: masks of all queries take
+# seconds, and lower scores hardly change mAP.
 KEPT, LEAST_SCORE = 100, 0.01
-# Numbers of each raw output that are kept, for the largest difference.
+# Numbers kept from each raw output, for the largest difference.
 NUMBERS = 1 << 12
 
 
@@ -86,24 +86,24 @@ class InstanceSegmentationAdapter(ObjectAdapter):
     kinds = ("coco", "none")
     compared = InstanceComparison
     changed_when = (
-        "An answer has changed where an instance has no partner among the original’s, of its class and with "
-        "a mask IoU of 0.5 or more, or one of those has none."
+        "An answer has changed if an instance has no match among the original’s with its class and a mask IoU of 0.5 "
+        "or more, or vice versa."
     )
     metrics = (
         Metric(
             "mask mAP",
-            "Mask mAP is COCO’s of masks: the mean over IoU 0.50 to 0.95 and over the classes; the best 100 instances "
-            "of an image with a score of 0.01 or more count.",
+            "Mask mAP is COCO’s: the mean over IoU 0.50 to 0.95 and over the classes, for the best 100 instances per "
+            "image with a score of 0.01 or more.",
             title="Mask mAP",
         ),
     )
     measures = (
         *PRECISIONS,
         Measure("Instances of the original", "objects", 0),
-        Measure("IoU of pairs’ masks, mean", "iou_mean", 4),
+        Measure("Mask IoU of matched pairs, mean", "iou_mean", 4),
         SCORE_DIFFERENCE,
     )
-    score = "the score of the surest instance"
+    score = "the highest instance score"
     head: InstanceSpec
 
     def read(self, choice: DataChoice, place: Path, skipped: decoding.Skipped | None) -> AnnotatedSet[OfTask]:
@@ -116,7 +116,7 @@ class InstanceSegmentationAdapter(ObjectAdapter):
         return RAW
 
     def keep(self, outputs: Mapping[str, np.ndarray], size: tuple[int, int]) -> Mapping[str, np.ndarray]:
-        """The instances with their masks as run lengths, joined, and some of the raw numbers."""
+        """Return the instances with their masks as joined run lengths, and some of the raw numbers."""
         head = dataclasses.replace(self.head, threshold=min(self.head.threshold, LEAST_SCORE))
         objects = segment_instances(outputs, size, self.setting.images, head, None, KEPT).objects
         counts = [each.runs.counts for each in objects]
@@ -155,7 +155,7 @@ class InstanceSegmentationAdapter(ObjectAdapter):
         return Said(listed([label_of(int(c), labels) for c in found.classes]), score)
 
     def panels(self, data: Data, index: int, answers: Mapping[str, Answers]) -> Panels:
-        """The masks of every artifact and the labelled ones, in the same colours."""
+        """Yield the masks of every artifact and the labelled ones, in the same colours."""
         for name, each in answers.items():
             found = self._masks(each, index).above(self.head.threshold)
             width, height = each.size(index)
@@ -167,7 +167,7 @@ class InstanceSegmentationAdapter(ObjectAdapter):
 
 
 def _joined(counts: Sequence[np.ndarray]) -> dict[str, np.ndarray]:
-    """The run lengths of all masks of an image in a row, and how many each has."""
+    """Return the concatenated run lengths of all masks of an image, and the number per mask."""
     return {
         COUNTS: np.concatenate([np.zeros(0, np.int32), *counts]),
         LENGTHS: np.array([len(each) for each in counts], np.int64),

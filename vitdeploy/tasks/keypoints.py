@@ -1,4 +1,4 @@
-"""Key points: their agreement and similarity."""
+"""Key points: agreement and COCO's OKS."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -20,15 +20,16 @@ from vitdeploy.verification.changes import Changes, judged
 
 Bools = npt.NDArray[np.bool_]
 
-# Of the longer side of an object's box: a labelled point counts as found within the first (Yang and Ramanan, 2013,
-# "Articulated human detection with flexible mixtures of parts", for whole bodies), as the original's within the second.
+# Relative to the longer side of an object's box: a labelled point counts as found within the first (Yang and Ramanan,
+# 2013, "Articulated human detection with flexible mixtures of parts", for whole bodies), as the original's within the
+# second.
 ALPHA, NEAR = 0.1, 0.05
 OKS_AP, PCK = "OKS AP", f"PCK@{ALPHA:g}"
 
 
 @dataclass(frozen=True)
 class Points:
-    """What a model says of n objects with k points: places float64 [n, k, 2], x and y in pixels; scores [n, k]."""
+    """Predictions for n objects with k points: places float64 [n, k, 2], x and y in pixels; scores [n, k]."""
 
     places: intervals.Floats
     scores: intervals.Floats
@@ -36,8 +37,8 @@ class Points:
 
 @dataclass(frozen=True)
 class PosedObjects:
-    """The n objects: longer float64 [n], the longer sides of their boxes in pixels; image int64 [n], which image each
-    is in, counted from 0; labels: what is known of them, or None."""
+    """The n objects: longer float64 [n], the longer sides of their boxes in pixels; image int64 [n], the index of each
+    object's image; labels: their labels, or None."""
 
     longer: intervals.Floats
     image: npt.NDArray[np.int64]
@@ -46,8 +47,8 @@ class PosedObjects:
 
 @dataclass(frozen=True, kw_only=True)
 class KeypointComparison(comparison.Comparison):
-    """Key points against the original's. The metric is COCO's AP over OKS .50:.05:.95, each object given by its
-    labelled box, or, where no deviations of the points are known, PCK@0.1; in percent.
+    """Key points against the original's. The metric is COCO's AP over OKS .50:.05:.95, with labelled boxes, or PCK@0.1
+    if the deviations of the points are unknown; in percent.
 
     agreement: 200 m / (a + b) for the a and b points that artifact and original show (score >= `threshold`), m of which
         are shown by both and no further apart than 5 % of the longer side of the object's box; 100 if neither shows any
@@ -76,8 +77,8 @@ def compare_keypoints(
     Intervals resample images, not objects (`bootstrap`).
 
     Raises:
-        ValueError: of other shapes, or no object.
-        MissingPackageError: OKS is to be measured, and pycocotools is not installed.
+        ValueError: different shapes, or no object.
+        MissingPackageError: OKS needs pycocotools, which is not installed.
     """
     if artifact.places.shape != reference.places.shape or not len(reference.places):
         raise ValueError(f"points {artifact.places.shape} against {reference.places.shape}")
@@ -105,7 +106,8 @@ def compare_keypoints(
 def _pairs(
     artifact: Points, reference: Points, longer: intervals.Floats, threshold: float
 ) -> tuple[list[Bools], Bools, intervals.Floats]:
-    """Which points each side shows, which of these are at the same place, and all distances relative to `longer`."""
+    """Return the points each side shows, which of them are at the same place, and all distances relative to
+    `longer`."""
     distance = np.linalg.norm(artifact.places - reference.places, axis=2) / longer[:, None]
     shown = [side.scores >= threshold for side in (artifact, reference)]
     return shown, shown[0] & shown[1] & (distance <= NEAR), distance
@@ -114,7 +116,7 @@ def _pairs(
 def unpaired(
     artifact: Points, reference: Points, longer: intervals.Floats, threshold: float
 ) -> tuple[list[Bools], Bools]:
-    """Which points each side shows, bool [n, k] each, and which of them are at the same place on both."""
+    """Return the points each side shows, bool [n, k] each, and which of them are at the same place on both."""
     shown, paired, _ = _pairs(artifact, reference, longer, threshold)
     return shown, paired
 
@@ -147,7 +149,7 @@ def _accuracy(
 
 
 def _oks(artifact: Points, reference: Points, objects: PosedObjects, images: int, seed: int) -> comparison.Fields:
-    """As of detections; the score of an object is the mean of its points'."""
+    """As for detections; the score of an object is the mean over its points."""
     assert objects.labels is not None
     labelled: list[list[dict[str, object]]] = [[] for _ in range(images)]
     for each, image in zip(objects.labels, objects.image.tolist(), strict=True):
@@ -177,7 +179,7 @@ def _oks(artifact: Points, reference: Points, objects: PosedObjects, images: int
 
 
 PLACES, SCORES, GRID = "places", "scores", "grid"
-# Half a side of the mark of a point, in shares of the picture's sides.
+# Half the side of a point's mark, relative to the picture's sides.
 MARK = 0.012
 
 
@@ -187,10 +189,10 @@ class KeypointsAdapter(ImageAdapter):
     metrics = (
         Metric(
             OKS_AP,
-            "OKS AP is COCO’s of key points: the mean over OKS 0.50 to 0.95, each object given by its labelled box.",
+            "OKS AP is COCO’s key point AP: the mean over OKS 0.50 to 0.95, with labelled boxes.",
         ),
         Metric(
-            PCK, "PCK@0.1 counts the labelled points that are found within 10 % of the longer side of the object’s box."
+            PCK, "PCK@0.1 is the share of labelled points found within 10 % of the longer side of the object’s box."
         ),
     )
     measures = (
@@ -219,7 +221,7 @@ class KeypointsAdapter(ImageAdapter):
         return tuple(each for image in images for each in found.annotations[image.path].objects)
 
     def keep(self, outputs: Mapping[str, np.ndarray], size: tuple[int, int]) -> Mapping[str, np.ndarray]:
-        """The points in pixels of the heat maps; the maps of all images would not fit into memory."""
+        """Return the points in heat map pixels; the maps of all images would not fit into memory."""
         maps = outputs[HEATMAPS]
         places, scores = locate(maps, self.head)
         return {
@@ -243,12 +245,12 @@ class KeypointsAdapter(ImageAdapter):
         )
 
     def _boxes(self, answers: records.Answers, data: Data) -> np.ndarray:
-        """float64 [n, 4]: of each sample, all of its image where it has none."""
+        """Return the box of each sample, float64 [n, 4]; the whole image if it has none."""
         sizes = answers.stacked(records.SIZE).tolist()
         return np.array([s.box or (0, 0, *size) for s, size in zip(data.evaluation, sizes, strict=True)], np.float64)
 
     def _points(self, answers: records.Answers, boxes: np.ndarray) -> Points:
-        """The points in pixels of the images."""
+        """Return the points in image pixels."""
         columns = (answers.columns[name] for name in (PLACES, GRID, records.SIZE))
         places = [
             in_image(each, (int(grid[0]), int(grid[1])), (int(size[0]), int(size[1])), self.setting.images, tuple(box))
@@ -257,8 +259,8 @@ class KeypointsAdapter(ImageAdapter):
         return Points(np.stack(places), answers.stacked(SCORES))
 
     def changes(self, ours: records.Answers, reference: records.Answers, data: Data) -> Changes:
-        """Changed objects: those with a shown point that has none of its name at its place on the other side; the more
-        of the points, the worse."""
+        """Return the changed objects: those with a shown point without the same point at its place on the other side;
+        the more such points, the worse."""
         boxes = self._boxes(ours, data)
         shown, paired = unpaired(
             self._points(ours, boxes), self._points(reference, boxes), _longer(boxes), self.head.threshold
@@ -281,11 +283,11 @@ class KeypointsAdapter(ImageAdapter):
         return f"{sum(visible > 0 for _, _, visible in sample.points)} of {len(sample.points)} points"
 
     def picture(self, data: Data, index: int) -> bytes:
-        """The picture, large enough to distinguish points."""
+        """Return the picture, large enough to distinguish points."""
         return thumbnail(self.pixels(data)[index][0], 288)
 
     def marks(self, engine: str, ours: records.Answers, reference: records.Answers, index: int) -> Marks:
-        """A small box at each shown point: one for both where they are at the same place, the artifact's."""
+        """Return a small box at each shown point: one for both (the artifact's) if they are at the same place."""
         one = [
             Points(each.columns[PLACES][index][None], each.columns[SCORES][index][None]) for each in (ours, reference)
         ]
@@ -302,5 +304,5 @@ class KeypointsAdapter(ImageAdapter):
 
 
 def _longer(boxes: np.ndarray) -> np.ndarray:
-    """float64 [n]: the longer side of each box."""
+    """Return the longer side of each box, float64 [n]."""
     return np.asarray((boxes[:, 2:] - boxes[:, :2]).max(axis=1))

@@ -1,5 +1,5 @@
-"""Labels of their own, of which an image may have any number: where they are read from, thresholds, mean average
-precision. The task `binary`, which has one of them, is made of the same parts."""
+"""Multi-label classification: independent labels, any number per image. Readers, thresholds, mean average precision.
+The task `binary`, with a single label, uses the same parts."""
 
 import dataclasses
 import json
@@ -42,14 +42,14 @@ COCO_KEYS = {
     "annotations": ("image_id", "category_id"),
     "categories": ("id", "name"),
 }
-# Between the labels of a list in one cell.
+# Separators of the labels in one cell.
 SEPARATORS = re.compile(r"[,;|]")
-COLUMNS_WANTED = "a column of 0 and 1 for each label, named as the model's, or one column with lists of labels"
+COLUMNS_WANTED = "one column of 0 and 1 per label, named like the model's labels, or one column with lists of labels"
 
 
 @dataclass(frozen=True)
 class ImageLabels:
-    """The labels of an image, by the numbers of the model's, ascending."""
+    """The labels of an image, as ascending label numbers of the model."""
 
     labels: tuple[int, ...]
 
@@ -58,7 +58,7 @@ class ImageLabels:
         return repr(self.labels).encode()
 
     def turned(self, frame: Frame) -> "ImageLabels":
-        """The same of the upright image."""
+        """Return self: labels do not depend on the orientation."""
         return self
 
 
@@ -68,13 +68,13 @@ LabelledSet = annotations.AnnotatedSet[ImageLabels]
 def read_table(
     path: Path, file: Path, labels: Sequence[str], count: int | None
 ) -> tuple[LabelledSet, classes.ClassMap]:
-    """The images below `path` that a table has a row for, with their labels.
+    """Return the images below `path` with a row in a table, with their labels.
 
     Args:
-        labels: the model's, () without; `count`: how many it has.
+        labels: the model's, or (); `count`: the model's number of labels.
 
     Raises:
-        DataError: as `columns.read_columns`; columns that are not those of the labels, a cell that is neither 0 nor 1.
+        DataError: as `columns.read_columns`; columns that do not match the labels, or a cell that is neither 0 nor 1.
     """
     table = columns.read_columns(path, file)
     rows = table.annotations
@@ -84,7 +84,7 @@ def read_table(
         column, chosen = listed
         parsed = {key: listed_labels(row.cells[column]) or [] for key, row in rows.items()}
         index = {key: sorted({chosen.index[name] for name in names}) for key, names in parsed.items()}
-        notes = (*table.notes, f"labels: the lists in the column {column!r}")
+        notes = (*table.notes, f"labels: read from the lists in the column {column!r}")
     else:
         chosen = chosen or _by_order(file, rows, names, labels, count)
         if missing := [label for place, label in enumerate(labels) if place not in chosen.index.values()]:
@@ -92,19 +92,19 @@ def read_table(
                 f"{file} has no column for some labels of the model",
                 found=f"none for {', '.join(missing[:5])}; columns {', '.join(names)[:200]}",
                 expected=COLUMNS_WANTED,
-                fix="add the columns, 0 where no image has the label",
+                fix="add the columns, with 0 if no image has the label",
             )
         index = {key: sorted(_flags(row, chosen.index)) for key, row in rows.items()}
         others = [name for name in names if name not in chosen.index]
-        notes = (*table.notes, *([f"labels: columns that are no labels, left out: {', '.join(others)}"] * bool(others)))
+        notes = (*table.notes, *([f"labels: columns that are not labels, ignored: {', '.join(others)}"] * bool(others)))
     labelled = {key: ImageLabels(tuple(labels)) for key, labels in index.items()}
     whole = annotations.AnnotatedSet(path, table.samples, labelled, (), table.unannotated, notes)
     return whole, chosen
 
 
 def listed_labels(cell: columns.Cell) -> list[str] | None:
-    """The labels of a list in a cell: a list of a Parquet file, a JSON list, or names between commas, semicolons or
-    bars; [] of an empty cell, None of anything else."""
+    """Return the labels of a list in a cell: a Parquet list, a JSON list, or names separated by commas, semicolons or
+    bars; [] for an empty cell, None for anything else."""
     if cell is None:
         return []
     if isinstance(cell, str) and cell.startswith("["):
@@ -120,7 +120,7 @@ def listed_labels(cell: columns.Cell) -> list[str] | None:
 def _list_column(
     rows: Mapping[Path, columns.LabelRow], names: Sequence[str], labels: Sequence[str]
 ) -> tuple[str, classes.ClassMap] | None:
-    """The only column whose cells are all lists of the model's labels, and the label of each name in it.
+    """Return the only column whose cells are all lists of the model's labels, and the label of each name in it.
 
     Raises:
         DataError: several such columns.
@@ -134,9 +134,9 @@ def _list_column(
             candidates.append((name, chosen))
     if len(candidates) > 1:
         raise DataError(
-            "several columns have lists of the model's labels",
+            "several columns contain lists of the model's labels",
             found=", ".join(name for name, _ in candidates),
-            expected="one of them",
+            expected="one such column",
             fix="remove the others",
         )
     return candidates[0] if candidates else None
@@ -145,17 +145,20 @@ def _list_column(
 def _by_order(
     file: Path, rows: Mapping[Path, columns.LabelRow], names: Sequence[str], labels: Sequence[str], count: int | None
 ) -> classes.ClassMap:
-    """The columns of 0 and 1 in their order, of a model without labels, where there is one for each output."""
+    """Return the columns of 0 and 1 in order, for a model without labels, if there is one per output."""
     flags = [name for name in names if all(_is_flag(row, name) for row in rows.values())]
     if labels or len(flags) != count:
-        known = f"the labels {', '.join(labels)[:100]}" if labels else f"{count} without names"
+        known = f"the labels {', '.join(labels)[:100]}" if labels else f"{count} unnamed labels"
         raise DataError(
-            f"{file} does not say which column is which label of the model",
+            f"{file} does not show which column is which label of the model",
             found=f"columns of 0 and 1: {', '.join(flags)[:100] or 'none'}; of the model: {known}",
             expected=COLUMNS_WANTED,
-            fix="name the columns as the model's labels, or the labels as the columns (source.labels of a recipe)",
+            fix="rename the columns to the model's labels, or the labels to the columns (source.labels of a recipe)",
         )
-    text = f"columns are mapped by position: the model's labels have no names, so they are {', '.join(flags)[:100]}"
+    text = (
+        f"columns are mapped by position: the model's labels have no names, so the columns {', '.join(flags)[:100]} "
+        "are used"
+    )
     return classes.ClassMap("position", {name: place for place, name in enumerate(flags)}, text)
 
 
@@ -172,7 +175,7 @@ def _flags(row: columns.LabelRow, index: Mapping[str, int]) -> list[int]:
         raise DataError(
             f"{row.line}: the column {empty[0]!r} is empty",
             expected="0 or 1",
-            fix="fill the cell, or leave the row out",
+            fix="fill the cell, or remove the row",
         )
     return [index[name] for name, flag in flags.items() if flag]
 
@@ -180,8 +183,8 @@ def _flags(row: columns.LabelRow, index: Mapping[str, int]) -> list[int]:
 def read_categories(
     path: Path, file: Path, labels: Sequence[str], count: int | None, skipped: decoding.Skipped | None
 ) -> tuple[LabelledSet, classes.ClassMap]:
-    """The images that a COCO file lists, with the categories of their annotations; errors as `annotations.read_coco`
-    and `classes.match_categories`."""
+    """Return the images that a COCO file lists, with the categories of their annotations; errors as
+    `annotations.read_coco` and `classes.match_categories`."""
     coco = annotations.read_coco(path, file, COCO_KEYS)
     used = {entry["category_id"] for objects in coco.annotations.values() for _, entry in objects}
     chosen = classes.match_categories(coco.categories, used, labels, count)
@@ -193,7 +196,7 @@ def read_categories(
 
 
 class Folders(NamedTuple):
-    """Images in class folders, each content once: its path, and the names of all folders that it lies in."""
+    """Images in class folders, each content once: its path, and the names of all folders that contain it."""
 
     samples: tuple[folder.Sample, ...]
     names: Mapping[Path, frozenset[str]]
@@ -205,7 +208,7 @@ class Folders(NamedTuple):
 
 
 def read_folders(path: Path) -> Folders:
-    """The images of class folders; a copy of an image in another folder gives it one more label. Errors as
+    """Return the images of class folders; a copy of an image in another folder gives it another label. Errors as
     `folder.list_images`."""
     parts = [path / part for part in folder.OWN_SPLIT] if folder.has_own_split(path) else [path]
     samples, names, known = list[folder.Sample](), dict[Path, set[str]](), set[str]()
@@ -232,16 +235,16 @@ Floats = npt.NDArray[np.float64]
 
 @dataclass(frozen=True, kw_only=True)
 class MultiLabelComparison(Comparison):
-    """A model with labels of their own against the original. The metric is the mean average precision in percent: the
-    mean over the labels that some image has (see `verification.ranking`).
+    """A multi-label classifier against the original. The metric is the mean average precision in percent: the mean over
+    the labels that some image has (see `verification.ranking`).
 
-    agreement: percent of the images with exactly the labels that the original gives them.
-    label_agreement: percent of all decisions, image by image and label by label, that are the original's;
-        least_label_agreement: of the label with the fewest.
+    agreement: percent of the images with exactly the original's labels.
+    label_agreement: percent of all decisions (per image and label) equal to the original's; least_label_agreement: for
+        the worst label.
     f1, reference_f1: the mean over the same labels of F1 at the thresholds, in percent; with the drop in points.
-    labelled: how many labels some image has.
-    All intervals but Wilson's of the agreement are bootstraps over the images, and none of `value`, `f1` and their
-    drops is narrower than that of as many independent trials as there are images.
+    labelled: the number of labels that occur.
+    The interval of the agreement is Wilson's; all others are bootstraps over the images. Those of `value`, `f1` and
+    their drops are no narrower than that of as many independent trials as there are images.
     """
 
     map_ci95: tuple[float, float] | None = None
@@ -258,7 +261,8 @@ class MultiLabelComparison(Comparison):
 
 
 def mean_precision(scores: Floats, truth: Bools, weights: Floats) -> Floats:
-    """Mean average precisions [draws], 0..1, of scores [n, labels]; a label that no image of a draw has is left out."""
+    """Return mean average precisions [draws], 0..1, of scores [n, labels], without labels that no image of a draw
+    has."""
     known = np.flatnonzero(truth.any(axis=0))
     counts = np.ascontiguousarray(weights.T)
     rows = [ranking.precisions(scores[:, k], truth[:, k], counts) for k in known]
@@ -266,7 +270,7 @@ def mean_precision(scores: Floats, truth: Bools, weights: Floats) -> Floats:
 
 
 def mean_f1(above: Bools, truth: Bools, weights: Floats) -> Floats:
-    """The mean F1 [draws], 0..1, of labels bool [n, labels], over those that some image has."""
+    """Return the mean F1 [draws], 0..1, of labels bool [n, labels], over the labels that occur."""
     known = truth.any(axis=0)
     a, b = (labels[:, known].astype(np.float64) for labels in (above, truth))
     both, either = weights @ (a * b), weights @ a + weights @ b
@@ -275,28 +279,28 @@ def mean_f1(above: Bools, truth: Bools, weights: Floats) -> Floats:
 
 
 def _mean_of_known(rows: Floats) -> Floats:
-    """The mean [draws] over the rows [labels, draws] that are numbers there."""
+    """Return the mean [draws] over the finite values of rows [labels, draws]."""
     known = np.isfinite(rows)
     with np.errstate(invalid="ignore"):
         return np.asarray(np.where(known, rows, 0).sum(axis=0) / known.sum(axis=0))
 
 
 def percent_with_interval(value: float, drawn: Floats, n: int) -> tuple[float, float]:
-    """The 95 % interval in percent of a share 0..1 of n images, by the shares that are drawn."""
+    """Return the 95 % interval in percent of a share 0..1 of n images, from bootstrap replicates."""
     least = intervals.least_of_share(value, n)
     return intervals.percentile_interval(100 * value, 100 * drawn, least, (0.0, 100.0))
 
 
 def drop_with_interval(values: Sequence[float], drawn: Sequence[Floats], right: Sequence[Bools]) -> Fields:
-    """The accuracy fields of a comparison by shares 0..1, the artifact's and the original's, and those that are drawn.
-    `right`: of both, whether the answer to each image is."""
+    """Return the accuracy fields of a comparison from shares 0..1, the artifact's and the original's, and bootstrap
+    replicates. `right`: for both sides, which answers are right."""
     lost = 100 * (drawn[1] - drawn[0])
     return resampled_accuracy([100 * value for value in values], lost, right)
 
 
 def multi_label_comparison(rows: ImageRows, *, max_difference: float, seed: int = 0) -> MultiLabelComparison:
-    """The comparison that the rows of all images are of: `ours` and `theirs` [n, labels], which rank the images, and
-    `ours_above` and `theirs_above` bool, the labels that they have; with labels `truth` bool.
+    """Return the comparison for the rows of all images: `ours` and `theirs` [n, labels], the scores; `ours_above` and
+    `theirs_above` bool, the predicted labels; with labels `truth` bool.
 
     Raises:
         DataError: no image has a label.
@@ -325,9 +329,9 @@ def _measured(rows: ImageRows, above: Sequence[Bools], seed: int) -> Fields:
     n, labelled = len(rows), int(truth.any(axis=0).sum())
     if not labelled:
         raise DataError(
-            "not one image to evaluate on has a label",
+            "no evaluation image has a label",
             found=f"{n} images without labels",
-            expected="images that have the labels of the model",
+            expected="images with labels of the model",
             fix="check the labels, or verify without them (data.labels: none)",
         )
 
@@ -352,15 +356,15 @@ def _measured(rows: ImageRows, above: Sequence[Bools], seed: int) -> Fields:
     }
 
 
-# --- Thresholds: chosen by what the original says to labelled calibration images, and by nothing else -----------------
+# --- Thresholds: chosen only from the original's answers to labelled calibration images -------------------------------
 
 
 def best_threshold(scores: Floats, truth: Bools, gain: str) -> float:
-    """The threshold of scores [n], 0..1, with the largest gain; of equal ones the one in the widest gap between the
-    logits of two images, where rounding changes the fewest answers. HALF where all images are of one kind.
+    """Return the threshold of scores [n], 0..1, with the largest gain; among equals the one in the widest gap between
+    the logits of two images, where rounding changes the fewest answers. HALF if all labels are equal.
 
     gain: "f1"; or "youden", the share of positives above it minus that of negatives (Youden 1950, "Index for rating
-        diagnostic tests"), which does not depend on how many images are positive.
+        diagnostic tests"), which does not depend on the share of positive images.
     """
     if truth.all() or not truth.any():
         return HALF
@@ -383,8 +387,7 @@ def best_threshold(scores: Floats, truth: Bools, gain: str) -> float:
 
 
 class LabelsAdapter(counted.CountedAdapter):
-    """What models with labels of their own have in common, whether many or one. `gain`: what thresholds are chosen by,
-    and in words."""
+    """The base class for independent labels, several or one. `gain`: the criterion for thresholds, and its name."""
 
     listable = ("none",)
     in_words = True
@@ -394,27 +397,27 @@ class LabelsAdapter(counted.CountedAdapter):
     @property
     @abstractmethod
     def thresholds(self) -> Sequence[float] | None:
-        """One a label; None where nobody chose any."""
+        """One per label; None if not set."""
 
     @abstractmethod
     def with_thresholds(self, thresholds: tuple[float, ...]) -> OutputSpec:
-        """What the outputs mean with these."""
+        """Return the output spec with these thresholds."""
 
     @abstractmethod
     def read(
         self, choice: adapter.DataChoice, skipped: decoding.Skipped | None
     ) -> tuple[LabelledSet, classes.ClassMap]:
-        """The images with the labels that `choice` names, and how these became the model's."""
+        """Return the images with the labels that `choice` names, and the mapping to the model's labels."""
 
     @abstractmethod
     def check(self, truth: Bools) -> list[str]:
-        """What makes numbers on evaluation images with these labels, bool [n, labels], doubtful, a sentence each.
-        Raises DataError where no number can be told."""
+        """Return what makes results on evaluation images with these labels, bool [n, labels], doubtful, a sentence
+        each. Raises DataError if no result is possible."""
 
     def find(self, choice: adapter.DataChoice, skipped: decoding.Skipped | None = None) -> images.FoundData:
         if choice.labels == "none":
             unlabelled = super().find(choice, skipped)
-            note = "thresholds are 0.5: no labelled calibration image says better ones (data.labels)"
+            note = "thresholds are 0.5: fitting them needs labelled calibration images (data.labels)"
             parts = dataclasses.replace(unlabelled.parts, notes=(*unlabelled.parts.notes, note))
             return unlabelled if self.thresholds is not None else dataclasses.replace(unlabelled, parts=parts)
         labelled, mapping = self.read(choice, skipped)
@@ -424,7 +427,7 @@ class LabelsAdapter(counted.CountedAdapter):
         return images.FoundData(parts, labelled, labelled.annotations, mapping)
 
     def matrix(self, truths: Sequence[ImageLabels]) -> Bools:
-        """bool [n, labels]."""
+        """Return the labels as bool [n, labels]."""
         table = np.zeros((len(truths), self.setting.classes or 1), np.bool_)
         for row, truth in zip(table, truths, strict=True):
             row[list(truth.labels)] = True
@@ -440,7 +443,7 @@ class LabelsAdapter(counted.CountedAdapter):
         spread = f"{low:.3g}" if len(thresholds) == 1 else f"{low:.3g} to {high:.3g}"
         note = f"thresholds: {spread}, by {self.gain[1]} on {len(truth)} labelled calibration images"
         one_kind = int((truth.all(axis=0) | ~truth.any(axis=0)).sum())
-        more = f"; 0.5 for {one_kind} labels that all of these have, or none" if one_kind else ""
+        more = f"; 0.5 for {one_kind} labels that all of them have, or none" if one_kind else ""
         return self.with_thresholds(thresholds), note + more
 
     def kept(self, outputs: Mapping[str, np.ndarray], size: tuple[int, int]) -> Mapping[str, np.ndarray]:
@@ -450,18 +453,18 @@ class LabelsAdapter(counted.CountedAdapter):
         return self.kept(outputs, size)
 
     def scores(self, answers: Answers) -> Floats:
-        """Probabilities, float64 [n, labels]."""
+        """Return probabilities, float64 [n, labels]."""
         return np.concatenate(
             [probabilities({name: piece}) for name in answers.columns for piece in answers.pieces(name)]
         )
 
     def above(self, answers: Answers) -> Bools:
-        """The labels that images have, bool [n, labels]."""
+        """Return the predicted labels, bool [n, labels]."""
         return np.asarray(self.scores(answers) > np.array(HALF if self.thresholds is None else self.thresholds))
 
     def count(self, ours: Answers, reference: Answers, data: adapter.Data) -> Counts:
         sides = ours, reference
-        if {*ours.columns} != {*reference.columns}:  # one of both ends in sigmoids
+        if {*ours.columns} != {*reference.columns}:  # one of the two ends in sigmoids
             first, second = (Answers({PROBABILITIES: list(self.scores(side))}) for side in sides)
             sides = first, second
         [name] = sides[0].columns
@@ -472,7 +475,7 @@ class LabelsAdapter(counted.CountedAdapter):
         return Records(len(reference), {"images": ImageRows.each(**columns), "outputs": differences(*sides, [name])})
 
     def changes(self, ours: Answers, reference: Answers, data: adapter.Data) -> Changes:
-        """The farther the probabilities of labels that changed have moved, the worse."""
+        """Return the changed images; the more the probabilities of changed labels have moved, the worse."""
         first, second, truths = self.above(ours), self.above(reference), data.truths()
         moved = (np.abs(self.scores(ours) - self.scores(reference)) * (first != second)).max(axis=1)
         changed = (first != second).any(axis=1)
@@ -482,7 +485,7 @@ class LabelsAdapter(counted.CountedAdapter):
         return judged(changed, moved, (first == truth).all(axis=1), (second == truth).all(axis=1))
 
     def certainty(self, answers: Answers) -> np.ndarray:
-        """How far the nearest probability is from its threshold."""
+        """Return the distance of the closest probability from its threshold."""
         limits = np.array(HALF if self.thresholds is None else self.thresholds)
         return np.asarray(np.abs(self.scores(answers) - limits).min(axis=1))
 
@@ -493,8 +496,8 @@ class MultiLabelAdapter(LabelsAdapter):
     metrics = (
         Metric(
             "mean AP",
-            "Mean AP is the mean over the labels of their average precision, by which an image that has a label ranks "
-            "above those that do not.",
+            "Mean AP is the mean over the labels of the average precision, which measures how well images with a "
+            "label rank above those without.",
             words="mean average precision",
             title="Mean AP",
         ),
@@ -503,7 +506,7 @@ class MultiLabelAdapter(LabelsAdapter):
         Measure("Mean AP, %", "value", interval="map_ci95"),
         Measure("of the original, %", "reference_value", interval="reference_map_ci95"),
         Measure("F1, %", "f1", original=True),
-        Measure("Drop of F1", "f1_drop", interval="f1_drop_ci95"),
+        Measure("F1 drop", "f1_drop", interval="f1_drop_ci95"),
         Measure("Same decisions, %", "label_agreement", interval="label_agreement_ci95"),
         Measure("of the worst label, %", "least_label_agreement"),
     )
@@ -532,7 +535,7 @@ class MultiLabelAdapter(LabelsAdapter):
             for key, names in folders.names.items()
         }
         several = sum(len(names) > 1 for names in folders.names.values())
-        notes = (f"labels: {several} images lie in several class folders, and have the labels of all",) * bool(several)
+        notes = (f"labels: {several} images are in several class folders, and have the labels of all",) * bool(several)
         return annotations.AnnotatedSet(choice.path, folders.samples, labelled, (), 0, notes), mapping
 
     def check(self, truth: Bools) -> list[str]:
@@ -540,7 +543,7 @@ class MultiLabelAdapter(LabelsAdapter):
         if not missing:
             return []
         names = ", ".join(missing[:5]) + (f" and {len(missing) - 5} more" if len(missing) > 5 else "")
-        return [f"no image to evaluate on has the label {names}: mean AP and F1 are over the other labels alone"]
+        return [f"no evaluation image has the label {names}: mean AP and F1 cover only the other labels"]
 
     def comparison(self, counts: Counts) -> Comparison:
         assert isinstance(counts, Records)

@@ -1,4 +1,4 @@
-"""Panoptic segmentation: segments, their agreement and quality."""
+"""Panoptic segmentation: agreement and quality of segments."""
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -27,8 +27,8 @@ from vitdeploy.verification.records import Answers
 class Quality:
     """Panoptic, segmentation and recognition quality in percent: means over the classes that occur.
 
-    Kirillov et al., "Panoptic Segmentation", arXiv 1801.00868, equations 1 and 2: of a class, SQ is the mean IoU of its
-    matched segments, RQ = TP / (TP + FP/2 + FN/2), PQ = SQ RQ.
+    Kirillov et al., "Panoptic Segmentation", arXiv 1801.00868, equations 1 and 2: for a class, SQ is the mean IoU of
+    its matched segments, RQ = TP / (TP + FP/2 + FN/2), PQ = SQ RQ.
     """
 
     pq: float
@@ -38,7 +38,8 @@ class Quality:
 
 @dataclass(frozen=True)
 class SegmentTally:
-    """One map against another: float64 [classes, 4] (sum of IoU, TP, FP, FN); and the true segments, found or not."""
+    """One map against another: float64 [classes, 4] (sum of IoU, TP, FP, FN); and whether each true segment is
+    matched."""
 
     counts: Floats
     found: npt.NDArray[np.bool_]
@@ -46,7 +47,7 @@ class SegmentTally:
 
 @dataclass(frozen=True)
 class Segments:
-    """A map by its segments, those that have pixels, NO_SEGMENT among them.
+    """The segments of a map that have pixels, including NO_SEGMENT.
 
     area: pixels of each. classes: int64, -1 for NO_SEGMENT. crowd: bool. at: the index of each pixel's segment, flat.
     """
@@ -58,30 +59,30 @@ class Segments:
 
 
 def segments_of(cut: masks.PanopticMap, classes: int) -> Segments:
-    """The segments of a map.
+    """Return the segments of a map.
 
     Raises:
-        ValueError: a segment without a class, or with one outside of 0..classes-1.
+        ValueError: a segment without a class, or with one outside 0..classes-1.
     """
     ids, at, area = np.unique(cut.ids.ravel(), return_inverse=True, return_counts=True)
     kinds = [-1 if id == masks.NO_SEGMENT else cut.classes.get(id, classes) for id in ids.tolist()]
     if max(kinds) >= classes:
-        raise ValueError(f"segments {ids.tolist()} are of classes {kinds}; there are {classes}")
+        raise ValueError(f"segments {ids.tolist()} have classes {kinds}, but there are only {classes}")
     return Segments(area, np.array(kinds, np.int64), np.isin(ids, list(cut.crowd)), at.ravel())
 
 
 def tally(found: Segments, truth: Segments, classes: int, *, forgive: bool) -> SegmentTally:
-    """Match the segments of one image: a pair of one class with IoU above 0.5, of which there can be only one.
+    """Match the segments of one image: a pair of one class with IoU above 0.5, which is unique.
 
-    With `forgive`, as arXiv 1801.00868 (section 4.2) and COCO have it: pixels that are VOID in the truth count for no
-    union; a segment of which more than half lies on VOID, or on crowds of its class, is no false positive; crowds are
-    not to be found. Without, every segment of both maps counts.
+    With `forgive`, as in arXiv 1801.00868 (section 4.2) and COCO: pixels that are VOID in the truth do not count in
+    unions; a segment with more than half of its pixels on VOID, or on crowds of its class, is not a false positive;
+    crowds need not be matched. Without it, every segment of both maps counts.
 
     Raises:
-        ValueError: maps of other sizes.
+        ValueError: maps of different sizes.
     """
     if found.at.shape != truth.at.shape:
-        raise ValueError(f"a map of {found.at.size} pixels against one of {truth.at.size}")
+        raise ValueError(f"a map with {found.at.size} pixels, labels with {truth.at.size}")
     shape = len(truth.area), len(found.area)
     common = np.bincount(truth.at * shape[1] + found.at, minlength=shape[0] * shape[1]).reshape(shape)
     same_class = truth.classes[:, None] == found.classes
@@ -107,7 +108,7 @@ def tally(found: Segments, truth: Segments, classes: int, *, forgive: bool) -> S
 
 
 def panoptic_quality(counts: Floats, weights: Floats) -> Floats:
-    """PQ in percent, mean over the classes that occur: float64 [draws]; NaN if none does.
+    """Return PQ in percent, mean over the classes that occur: float64 [draws]; NaN if none does.
 
     Args:
         counts: float64 [images, classes, 4], as in `SegmentTally`. weights: float64 [draws, images], how often each
@@ -121,7 +122,8 @@ def panoptic_quality(counts: Floats, weights: Floats) -> Floats:
 
 
 def quality(counts: Floats, chosen: npt.NDArray[np.bool_]) -> Quality | None:
-    """Over the `chosen` classes of counts [images, classes, 4], all images together; None if none occurs."""
+    """Return the quality over the `chosen` classes of counts [images, classes, 4], all images together; None if none
+    occurs."""
     iou, right, wrong, missed = counts.sum(axis=0)[chosen].T
     tried = right + wrong / 2 + missed / 2
     iou, right, tried = iou[tried > 0], right[tried > 0], tried[tried > 0]
@@ -138,11 +140,11 @@ def quality(counts: Floats, chosen: npt.NDArray[np.bool_]) -> Quality | None:
 class PanopticComparison(Comparison):
     """A panoptic model against the original. The metric is PQ, mean over the classes, in percent.
 
-    agreement: PQ of the artifact's maps with the original's as the truth, in which VOID is no excuse; it is the same
-        the other way round; 100 where both see nothing (`segments` is 0 then).
-    segments: of the original. pixel_agreement: percent of the pixels that both give the same class (or none).
-    The qualities are over all classes, things and stuff, the artifact's and the original's; None without labels, and
-        where no such class occurs.
+    agreement: PQ of the artifact's maps with the original's as the truth, without forgiving VOID; it is symmetric, and
+        100 if both find nothing (`segments` is 0 then).
+    segments: of the original. pixel_agreement: percent of the pixels with the same class (or none) on both sides. The
+    qualities are over all classes, things and stuff, the artifact's and the original's; None without labels, or if no
+    such class occurs.
     """
 
     segments: int
@@ -167,16 +169,17 @@ def compare_panoptic(
 ) -> PanopticComparison:
     """Compare the maps of the artifact and of the original of the same images, in the same order.
 
-    Each iterable is read once, one image of each at a time.
+    Each iterable is read once, one image per step.
 
     Args:
         truth: the labelled maps with the models' class numbers, or None.
-        classes: how many classes the models have. things: those of them that have instances.
+        classes: the models' number of classes. things: those with instances.
         max_difference: of the raw outputs, passed on.
 
     Raises:
-        ValueError: iterables of other lengths, or no image; maps of other sizes, or with segments of no class.
-        DataError: not one labelled segment in all images.
+        ValueError: iterables of different lengths, or no image; maps of different sizes, or with segments without a
+            class.
+        DataError: the labels contain no segment.
     """
     agreements, ours, theirs = [], [], []
     same = pixels = 0
@@ -216,9 +219,9 @@ def _accuracy(
     found = [np.concatenate([each.found for each in side]) for side in (ours, theirs)]
     if not len(found[0]):
         raise DataError(
-            "the labels hold not one segment, so there is no PQ",
+            "the labels contain no segment, so PQ is undefined",
             found=f"{len(ours)} images without segments",
-            fix="check that images and labels belong together, or verify without labels",
+            fix="check that the labels belong to these images, or verify without labels (data.labels: none)",
         )
     qualities = {
         f"{prefix}{name}": quality(counts, chosen)
@@ -240,7 +243,7 @@ MAP, SEGMENTS = "map", "segments"
 class PanopticAdapter(adapter.ImageAdapter):
     kinds = ("panoptic", "none")
     compared = PanopticComparison
-    changed_when = "An answer has changed where more than 1 % of the pixels are of another class than the original’s."
+    changed_when = "An answer has changed if more than 1 % of the pixels have another class than in the original’s."
     metrics = (Metric("PQ", "PQ is the panoptic quality, the mean over the classes.", words="panoptic quality"),)
     measures = (
         Measure("PQ of things, %", "things.pq", original=True),
@@ -248,7 +251,7 @@ class PanopticAdapter(adapter.ImageAdapter):
         Measure("SQ, %", "all.sq", original=True),
         Measure("RQ, %", "all.rq", original=True),
         Measure("Segments of the original", "segments", 0),
-        Measure("Pixels as the original, %", "pixel_agreement"),
+        Measure("Pixels equal to the original, %", "pixel_agreement"),
     )
     counts = "segments"
     head: PostprocessSpec
@@ -263,7 +266,7 @@ class PanopticAdapter(adapter.ImageAdapter):
         return images.FoundData(found.split(**choice.numbers), found, truth, mapping)
 
     def keep(self, outputs: Mapping[str, np.ndarray], size: tuple[int, int]) -> Mapping[str, np.ndarray]:
-        """The map and its segments as rows of (id, class); the masks themselves would fill the disk."""
+        """Return the map and its segments as rows of (id, class); the masks themselves would fill the disk."""
         found = segment(outputs, size, self.setting.images, self.head, None)
         rows = np.array([(each.id, each.index) for each in found.segments], np.int64).reshape(-1, 2)
         return {"logits": outputs["logits"], "boxes": outputs["boxes"], MAP: found.map, SEGMENTS: rows}

@@ -1,4 +1,4 @@
-"""Promptable segmentation: prompts, masks, their agreement."""
+"""Promptable segmentation: prompts, masks and their agreement."""
 
 import hashlib
 import json
@@ -32,22 +32,21 @@ from vitdeploy.verification.records import SIZE, Answers
 # --- Compares the masks of prompted objects with the original's, and both with labelled masks -------------------------
 
 
-# From this IoU on an object counts as found.
+# An object counts as found from this IoU on.
 FOUND = 0.5
-# An image whose masks overlap the original's less than this, on average, is answered differently.
+# An answer has changed if the mean IoU of its masks with the original's is below this.
 MOVED_IOU = 0.9
 
 
 @dataclass(frozen=True, kw_only=True)
 class PromptComparison(Comparison):
-    """A model of promptable segmentation against the original. The metric is the mean IoU in percent of the best mask
-    of each prompt with the labelled object.
+    """A promptable segmentation model against the original. The metric is the mean IoU in percent of the best mask of
+    each prompt with the labelled object.
 
     agreement: the mean IoU in percent of the two sides' masks. All intervals are bootstraps over the images, and none
         is narrower than that of as many independent trials as there are prompts.
-    masks: how many prompts. iou_min: the least IoU with the original's mask, 0..1.
-    point_iou, box_iou: the metric of points and of boxes alone, the artifact's and the original's; None without labels,
-        or without such prompts.
+    masks: the number of prompts. iou_min: the least IoU with the original's mask, 0..1. point_iou, box_iou: the metric
+        for points and for boxes only, the artifact's and the original's; None without labels, or without such prompts.
     """
 
     masks: int
@@ -60,8 +59,8 @@ class PromptComparison(Comparison):
 
 @dataclass(frozen=True)
 class PromptErrors:
-    """Of one image: the IoU of each prompt's mask with the labelled one, the artifact's and the original's, float64
-    [prompts]; `boxes`: bool [prompts], which prompts are boxes."""
+    """Results for one image: the IoU of each prompt's mask with the labelled one, the artifact's and the original's,
+    float64 [prompts]; `boxes`: bool [prompts], which prompts are boxes."""
 
     ours: Floats
     theirs: Floats
@@ -74,8 +73,8 @@ def compare_prompted(
     """Compare the masks of the same prompts of the same images.
 
     Args:
-        overlaps: of each image the IoU of both sides' masks, float64 [prompts], 0..1.
-        errors: of each image, None without labels.
+        overlaps: for each image the IoU between both sides' masks, float64 [prompts], 0..1.
+        errors: for each image, None without labels.
         max_difference: of the raw outputs, passed on.
 
     Raises:
@@ -90,7 +89,7 @@ def compare_prompted(
         n=len(overlaps),
         metric="mask IoU" if errors is not None else None,
         **resampled_agreement(agreement, drawn, len(every)),
-        agreement_of="overlap (mean IoU) of the masks with the original's",
+        agreement_of="mean IoU of the masks with the original's",
         max_difference=max_difference,
         masks=len(every),
         iou_min=float(every.min()),
@@ -99,7 +98,7 @@ def compare_prompted(
 
 
 def _ratio(weights: Floats, sums: Sequence[float], counts: Sequence[int]) -> Floats:
-    """The mean over all prompts in each draw of images."""
+    """Return the mean over all prompts in each draw of images."""
     return np.asarray((weights @ np.array(sums, np.float64)) / (weights @ np.array(counts, np.float64)))
 
 
@@ -119,7 +118,7 @@ def _accuracy(errors: Sequence[PromptErrors], weights: Floats) -> Fields:
 
 
 def prompted_changes(overlaps: Sequence[Floats]) -> Changes:
-    """Changed images: those whose masks overlap the original's less than MOVED_IOU on average."""
+    """Return the changed images: those whose masks have a mean IoU with the original's below MOVED_IOU."""
     moved = np.array([1 - float(each.mean()) for each in overlaps])
     return judged(moved > 1 - MOVED_IOU, moved)
 
@@ -128,7 +127,7 @@ def prompted_changes(overlaps: Sequence[Floats]) -> Changes:
 # prompts.json    [{"file_name": "evaluation/000000.png", "instance": 1, "point": [x, y], "box": [x0, y0, x1, y1]}, ...]
 # masks/...png    beside it, of the images' relative names: a pixel of value k belongs to the image's instance k
 #
-# Points are columns and rows of pixels; "point" or "box" may be left out.
+# Points are pixel columns and rows; "point" or "box" is optional.
 
 
 MASKS = "masks"
@@ -137,7 +136,7 @@ EXPECTED = 'a list of {"file_name": ..., "instance": k, "point": [x, y], "box": 
 
 @dataclass(frozen=True)
 class PromptedSample(folder.Sample):
-    """An image with its prompts, each for the object of `instances` at its place."""
+    """An image with its prompts; `instances` has the object of each prompt."""
 
     prompts: tuple[Prompt, ...] = ()
     instances: tuple[int, ...] = ()
@@ -145,7 +144,7 @@ class PromptedSample(folder.Sample):
 
 @dataclass(frozen=True)
 class PromptedMap:
-    """The PNG of one image, which lies as `frame` says, and what is asked of it."""
+    """The PNG of one image with the orientation `frame`, and its prompts."""
 
     png: Path
     frame: Frame
@@ -156,21 +155,21 @@ class PromptedMap:
         return repr((self.sample.prompts, self.sample.instances)).encode() + self.png.read_bytes()
 
     def load(self) -> npt.NDArray[np.bool_]:
-        """bool [prompts, height, width]: the mask of each prompt's object.
+        """Return bool [prompts, height, width]: the mask of each prompt's object.
 
         Raises:
             ImageError: the file cannot be read.
-            DataError: it is no map of numbers, of another size than the image, or has not one pixel of an instance.
+            DataError: it is not a map of numbers, its size differs from the image's, or it has no pixel of an instance.
         """
         values = read_map(self.png, "a PNG of instances", self.frame)
         masks = np.stack([values == instance for instance in self.sample.instances])
         empty = np.flatnonzero(~masks.any(axis=(1, 2)))
         if len(empty):
             raise DataError(
-                f"{self.png} has not one pixel of an instance that is asked for",
+                f"{self.png} has no pixel of a prompted instance",
                 found=f"values {', '.join(map(str, np.unique(values)[:8].tolist()))}",
-                expected=f"pixels of value {self.sample.instances[empty[0]]}",
-                fix="write the k-th instance of the image as k",
+                expected=f"pixels with value {self.sample.instances[empty[0]]}",
+                fix="write pixels of the k-th instance of the image as k",
             )
         return masks
 
@@ -179,36 +178,36 @@ PromptedSet = annotations.AnnotatedSet[PromptedMap]
 
 
 def read_prompted(images: Path, labels: Path, skipped: decoding.Skipped | None = None) -> PromptedSet:
-    """The images below `images` that the file `labels` asks something of. Their PNGs are read by `load`.
+    """Return the images below `images` with prompts in the file `labels`. Their PNGs are read by `load`.
 
-    With `skipped` given, unreadable images are noted there and left out; without, they are an error.
+    Unreadable images are skipped and added to `skipped`; without `skipped` they are an error.
 
     Raises:
-        MissingFileError: `images` or `labels` is not there, or an image has no PNG.
-        DataError: the file is of another form, a prompt is outside of its image, or it is of other images.
+        MissingFileError: `images` or `labels` does not exist, or an image has no PNG.
+        DataError: the file has another form, a prompt is outside its image, or the file is for other images.
         ImageError: an unreadable image and `skipped` is None.
     """
     paths, repairs = annotations.folder_images(images), label_file.Repairs()
-    asked = _entries(labels, repairs)
-    places = annotations.located(images, paths, [*asked], repairs)
+    by_name = _entries(labels, repairs)
+    places = annotations.located(images, paths, [*by_name], repairs)
     found: dict[Path, PromptedMap] = {}
     for name, path in sorted(places.items()):
         frame = annotations.frame_or_skip(path, skipped)
         if frame is None:
             continue
         if path in found:
-            raise DataError(f"{labels} has two names of one image", found=name, expected=f"one name for {path}")
+            raise DataError(f"{labels} has two names for one image", found=name, expected=f"one name for {path}")
         png = (labels.parent / MASKS / path.relative_to(images)).with_suffix(".png")
         if not png.is_file():
             raise MissingFileError(f"no masks for {name}", found=f"no {png}", expected="a PNG of its instances")
-        prompts = [_prompt(labels, index, entry, frame.size) for index, entry in asked[name]]
+        prompts = [_prompt(labels, index, entry, frame.size) for index, entry in by_name[name]]
         kept = tuple(prompt for each in prompts for prompt in each)
         instances = tuple(
-            int(entry["instance"]) for (_, entry), each in zip(asked[name], prompts, strict=True) for _ in each
+            int(entry["instance"]) for (_, entry), each in zip(by_name[name], prompts, strict=True) for _ in each
         )
         found[path] = PromptedMap(png, frame, PromptedSample(path, None, prompts=kept, instances=instances))
     if not found:
-        raise annotations.other_names(images, labels, paths, [*asked])
+        raise annotations.other_names(images, labels, paths, [*by_name])
     samples = tuple(each.sample for each in found.values())
     notes = annotations.upright_notes((each.frame for each in found.values()), "map")
     return annotations.AnnotatedSet(
@@ -217,9 +216,9 @@ def read_prompted(images: Path, labels: Path, skipped: decoding.Skipped | None =
 
 
 def _entries(labels: Path, repairs: label_file.Repairs) -> dict[str, list[tuple[int, Mapping[str, Any]]]]:
-    """The entries of each image by its name, each with its place in the file."""
+    """Return the entries of each image by its name, each with its index in the file."""
     if not labels.is_file():
-        raise MissingFileError(f"no file of prompts at {labels}", fix="check the path of --annotations")
+        raise MissingFileError(f"no prompt file at {labels}", fix="check the path of --annotations")
     try:
         document = json.loads(labels.read_bytes())
     except (ValueError, RecursionError) as error:  # a UnicodeDecodeError is a ValueError
@@ -228,7 +227,7 @@ def _entries(labels: Path, repairs: label_file.Repairs) -> dict[str, list[tuple[
     for index, entry in enumerate(document if isinstance(document, list) else [document]):
         fits = isinstance(entry, dict) and isinstance(entry.get("file_name"), str)
         if not fits or type(entry.get("instance")) is not int or not ({"point", "box"} & set(entry)):
-            raise DataError(f"{labels}: [{index}] is no prompt", found=repr(entry)[:80], expected=EXPECTED)
+            raise DataError(f"{labels}: [{index}] is not a prompt", found=repr(entry)[:80], expected=EXPECTED)
         entries = found.setdefault(entry["file_name"], [])
         if any(entry == other for _, other in entries):
             repairs.add("repeated prompts, counted once", f"[{index}]")
@@ -238,7 +237,7 @@ def _entries(labels: Path, repairs: label_file.Repairs) -> dict[str, list[tuple[
 
 
 def _prompt(labels: Path, index: int, entry: Mapping[str, Any], size: tuple[int, int]) -> list[Prompt]:
-    """A prompt by its point, and one by its box, as far as both are there."""
+    """Return a prompt for the point and one for the box of an entry, if present."""
     point, box = entry.get("point"), entry.get("box")
     prompts: list[Prompt] = []
     try:
@@ -256,14 +255,14 @@ def _prompt(labels: Path, index: int, entry: Mapping[str, Any], size: tuple[int,
 # --- Promptable segmentation: labelled points and boxes or a grid of points, the IoU of masks, and their pictures -----
 
 
-# Columns of answers: the best masks as bits, the IoU promised of them, and some of the raw logits.
+# Columns of answers: the best masks as bits, their predicted IoU, and some of the raw logits.
 BITS, PROMISED, LOGITS = "bits", "promised", "logits"
 KEPT = 1 << 12
 
 
 @dataclass(frozen=True)
 class Prompting(adapter.Drive):
-    """Embeds the calibration images one at a time, and asks for the objects of each."""
+    """Embeds the calibration images one by one, and decodes the prompts of each."""
 
     samples: Sequence[folder.Sample]
     preprocess: PreprocessSpec
@@ -279,24 +278,24 @@ class Prompting(adapter.Drive):
         for sample in self.samples:
             pixels, size = load_image(sample.path, self.preprocess)
             embedded = flow.run_rows(encoder, {tensor.name: to_input([pixels], self.preprocess, tensor)})
-            asked = prompt_arrays(_calibrating(sample, size), size, self.preprocess, self.spec)
-            count = len(asked[POINTS])
+            arrays = prompt_arrays(_calibrating(sample, size), size, self.preprocess, self.spec)
+            count = len(arrays[POINTS])
             repeated = {name: np.repeat(array, count, axis=0) for name, array in embedded.items()}
-            flow.run_rows(decoder, {**repeated, **asked})
+            flow.run_rows(decoder, {**repeated, **arrays})
             progress(1)
 
     def warnings(self) -> list[str]:
-        """What may be wrong with the samples."""
+        """Return possible problems with the samples."""
         if any(isinstance(sample, PromptedSample) for sample in self.samples):
             return []
         return [
-            "The calibration images have no prompts: a grid of points and a box in the middle stand for them. "
-            "--annotations names a file of prompts."
+            "The calibration images have no prompts: a grid of points and a box in the middle are used. Pass a prompt "
+            "file with --annotations."
         ]
 
 
 def _calibrating(sample: folder.Sample, size: tuple[int, int]) -> Sequence[Prompt]:
-    """The sample's own prompts; else a grid of points, and a box."""
+    """Return the sample's own prompts, else a grid of points and a box."""
     if isinstance(sample, PromptedSample):
         return sample.prompts
     width, height = size
@@ -309,18 +308,18 @@ class PromptedAdapter(adapter.ImageAdapter):
     metrics = (
         Metric(
             "mask IoU",
-            "Mask IoU is the mean over the prompts of the intersection over union with the labelled objects.",
+            "Mask IoU is the mean intersection over union with the labelled objects over all prompts.",
             words="IoU of the masks",
             title="Mask IoU",
         ),
     )
     measures = (
-        Measure("IoU of points, %", "point_iou", original=True),
-        Measure("IoU of boxes, %", "box_iou", original=True),
+        Measure("IoU for points, %", "point_iou", original=True),
+        Measure("IoU for boxes, %", "box_iou", original=True),
         Measure("Prompts", "masks", 0),
-        Measure("IoU with the original’s, least", "iou_min", 3),
+        Measure("IoU with the original, least", "iou_min", 3),
     )
-    score = "the mean IoU that the model promises"
+    score = "the mean IoU that the model predicts"
     head: PromptSpec
     divisible = False
     calibrated_on = "prompts"
@@ -337,8 +336,8 @@ class PromptedAdapter(adapter.ImageAdapter):
 
     def load(self, choice: adapter.DataChoice, *, skip_bad: bool, progress: Progress) -> adapter.Data:
         data = super().load(choice, skip_bad=skip_bad, progress=progress)
-        asked = [sample.prompts for sample in data.calibration if isinstance(sample, PromptedSample)]
-        digest = hashlib.sha256(repr(asked).encode()).hexdigest()
+        prompts = [sample.prompts for sample in data.calibration if isinstance(sample, PromptedSample)]
+        digest = hashlib.sha256(repr(prompts).encode()).hexdigest()
         return replace(data, calibration_digest=data.calibration_digest + digest)
 
     def drive(self, calibration: adapter.Calibration) -> Prompting:
@@ -356,7 +355,7 @@ class PromptedAdapter(adapter.ImageAdapter):
                 progress(1)
         if broken:
             raise EngineError(
-                f"{runner.name} gives outputs that are not finite",
+                f"{runner.name} produces non-finite outputs",
                 found=f"NaN or infinity for {broken} of {len(data.evaluation)} images",
                 expected="finite outputs",
                 fix="choose another precision, or check the checkpoint",
@@ -366,7 +365,7 @@ class PromptedAdapter(adapter.ImageAdapter):
     def _answer(
         self, runner: Runner, sample: folder.Sample, pixels: Array, size: tuple[int, int]
     ) -> tuple[dict[str, Array], bool]:
-        """What is kept of one image, and whether all outputs are finite."""
+        """Return the values kept for one image, and whether all outputs are finite."""
         spec, prompts = self.setting.images, prompts_of(sample, size)
         image, arrays = to_input([pixels], spec, runner.inputs[0]), prompt_arrays(prompts, size, spec, self.head)
         if isinstance(runner, flow.FlowRunner):
@@ -391,7 +390,7 @@ class PromptedAdapter(adapter.ImageAdapter):
         return compare_prompted(_overlaps(ours, reference), errors, max_difference=max(raw))
 
     def moved(self, answers: Answers, order: Sequence[int], reference: Answers) -> Answers:
-        """As many masks as the image at each place is asked for."""
+        """Return as many masks as the image at each index has prompts."""
         rows: list[dict[str, Array]] = []
         for place, index in enumerate(order):
             width, height = reference.size(place)
@@ -428,8 +427,8 @@ class PromptedAdapter(adapter.ImageAdapter):
         promised = answers.columns[PROMISED][index]
         masks = _masks(answers, index)
         shares = 100 * masks.mean(axis=(1, 2))
-        said = f"{len(masks)} prompts, masks of {shares.min():.1f} to {shares.max():.1f} % of the image"
-        return Said(said, float(np.clip(promised.mean(), 0, 1)))
+        text = f"{len(masks)} prompts, masks of {shares.min():.1f} to {shares.max():.1f} % of the image"
+        return Said(text, float(np.clip(promised.mean(), 0, 1)))
 
     def truth_of(self, data: adapter.Data, index: int, labels: Sequence[str] | None) -> str | None:
         sample = data.evaluation[index]
@@ -438,14 +437,14 @@ class PromptedAdapter(adapter.ImageAdapter):
         return f"{len(set(sample.instances))} objects"
 
     def panels(self, data: adapter.Data, index: int, answers: Mapping[str, Answers]) -> adapter.Panels:
-        """The masks of every artifact, and the labelled ones, small ones on top."""
+        """Yield the masks of every artifact, and the labelled ones, small ones on top."""
         for name, each in answers.items():
             yield name, _picture(_masks(each, index))
         if data.truth is not None:
             yield "label", _picture(self._truth(data, index).load())
 
     def shared_golden(self, data: adapter.Data) -> dict[str, Array]:
-        """A point in the middle and a box around it, whatever the image shows."""
+        """Return a point in the middle and a box around it, for any image."""
         width, height = size = self.setting.images.crop[1], self.setting.images.crop[0]
         box = Prompt(box=(width / 4, height / 4, 3 * width / 4, 3 * height / 4))
         square = replace(self.setting.images, fit="stretch")
@@ -453,12 +452,12 @@ class PromptedAdapter(adapter.ImageAdapter):
 
 
 def prompts_of(sample: folder.Sample, size: tuple[int, int]) -> Sequence[Prompt]:
-    """What an image of `size` (width, height) is asked: its own prompts, or a grid of points."""
+    """Return the prompts for an image of `size` (width, height): its own, or a grid of points."""
     return sample.prompts if isinstance(sample, PromptedSample) else grid_prompts(size)
 
 
 def _masks(answers: Answers, index: int) -> np.ndarray:
-    """bool [prompts, height, width] at the image's size."""
+    """Return bool [prompts, height, width] at the image's size."""
     width, height = answers.size(index)
     bits = answers.columns[BITS][index]
     found = np.unpackbits(bits, axis=1, count=width * height)
@@ -466,7 +465,7 @@ def _masks(answers: Answers, index: int) -> np.ndarray:
 
 
 def _overlaps(ours: Answers, reference: Answers) -> list[np.ndarray]:
-    """Of each image the IoU of both sides' masks, float64 [prompts]."""
+    """Return for each image the IoU between both sides' masks, float64 [prompts]."""
     return [
         np.array([iou(a, b) for a, b in zip(_masks(ours, i), _masks(reference, i), strict=True)])
         for i in range(len(reference))
@@ -474,13 +473,13 @@ def _overlaps(ours: Answers, reference: Answers) -> list[np.ndarray]:
 
 
 def _difference(ours: Sequence[Array], reference: Sequence[Array]) -> float:
-    """max|a - b| / max|b| over all images, whose numbers of prompts differ."""
+    """Return max|a - b| / max|b| over all images, which have different numbers of prompts."""
     apart = max(float(np.abs(a.astype(np.float64) - b).max()) for a, b in zip(ours, reference, strict=True))
     return apart / max(*(float(np.abs(b).max()) for b in reference), 1e-300)
 
 
 def _picture(masks: np.ndarray) -> bytes:
-    """Each mask in a colour of its own."""
+    """Draw each mask in its own colour."""
     found = np.full(masks.shape[1:], -1, np.int64)
     for index in np.argsort(-masks.sum(axis=(1, 2)), kind="stable"):
         found[masks[index]] = index

@@ -1,4 +1,4 @@
-"""The row of each task: the class of its adapter, which says all that the workshop asks of a task."""
+"""The table of tasks: the adapter class of each task."""
 
 from vitdeploy.extensions import RowTable
 from vitdeploy.tasks.adapter import Setting, TaskAdapter
@@ -61,6 +61,6 @@ def make_adapter(setting: Setting) -> TaskAdapter:
 
 
 def counted_adapter(setting: Setting) -> CountedAdapter | None:
-    """The adapter of a task that is counted in shards; None of any other."""
+    """Return the adapter of a task that can be counted in shards, else None."""
     found = make_adapter(setting)
     return found if isinstance(found, CountedAdapter) and found.in_shards else None

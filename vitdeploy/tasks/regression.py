@@ -1,4 +1,4 @@
-"""Regression: numbers of an image, their errors against labelled columns, and whether an engine gives the same."""
+"""Regression: numbers per image, their errors against labelled columns, and agreement with the original."""
 
 import dataclasses
 from collections.abc import Mapping, Sequence
@@ -31,14 +31,14 @@ from vitdeploy.verification.records import Answers, ImageRows, Records
 # --- Compares an artifact's numbers with the original's, and both with labels -----------------------------------------
 
 
-# Without a tolerance of the recipe: this share of the standard deviation of the original's answers. An error as large
-# as that in each answer costs 6 points of R2, and answers to other images are that near in 14 % of cases.
+# Default tolerance, as a share of the standard deviation of the original's answers. Errors of this size in all answers
+# cost 6 points of R2; answers to other images are this close in 14 % of cases.
 SPREAD_SHARE = 0.25
 
 
 @dataclass(frozen=True)
 class NumberFacts:
-    """One number of the outputs over all images, in its unit; the same fields as those of `RegressionComparison`.
+    """Results for one output number over all images, in its unit; the fields are those of `RegressionComparison`.
 
     r2, reference_r2: in percent. All but the first five are None without labels.
     """
@@ -60,15 +60,15 @@ class NumberFacts:
 class RegressionComparison(Comparison):
     """Numbers of an artifact against the original's. The metric is R2 in percent, the share of the labels' variance
     that the numbers explain: 100 (1 - sum (y - label)^2 / sum (mean label - label)^2), the mean over the numbers. It is
-    below 0 where the mean label would be nearer.
+        below 0 if the mean label is a better prediction.
 
-    agreement: percent of images of which each number is within its tolerance of the original's, with its Wilson
-        interval. The interval of drop, and of mae_change, is a bootstrap over the images; that of drop is no narrower
-        than of as many independent trials as there are images.
+    agreement: percent of images with all numbers within tolerance of the original's, with its Wilson interval. The
+        interval of drop, and of mae_change, is a bootstrap over the images; the former is no narrower than that of as
+        many independent trials as there are images.
     difference_mean, difference_max: |artifact's - original's|, the mean and the largest.
     mae, reference_mae: mean |number - label|, lower is better; mae_change: the artifact's minus the original's, with
-        its paired interval. None without labels. Of several numbers these five are means over the numbers, in whatever
-        units, and the largest of all; `numbers` has those of each.
+        its paired interval. None without labels. With several numbers these five are means over the numbers (in mixed
+        units), or the overall maximum; `numbers` has those of each.
     """
 
     numbers: tuple[NumberFacts, ...]
@@ -94,7 +94,7 @@ def compare_numbers(
 
     Raises:
         ValueError: other shapes, or no image.
-        DataError: labels of one value only, of which R2 is not defined.
+        DataError: all labels are equal, so R2 is undefined.
     """
     if ours.shape != theirs.shape or not len(ours):
         raise ValueError(f"numbers {ours.shape} against {theirs.shape}")
@@ -124,14 +124,14 @@ def compare_numbers(
 
 
 def tolerances(theirs: Floats, spec: RegressionSpec) -> Floats:
-    """float64 [k], how far each number may be from the original's: as the spec says, or as the original's own answers
-    [n, k] spread."""
-    given = spec.tolerances(theirs.shape[1])
-    return np.asarray(SPREAD_SHARE * theirs.std(axis=0)) if given is None else given
+    """Return float64 [k], the tolerance of each number: from the spec, or from the spread of the original's answers [n,
+    k]."""
+    stated = spec.tolerances(theirs.shape[1])
+    return np.asarray(SPREAD_SHARE * theirs.std(axis=0)) if stated is None else stated
 
 
 def alike(ours: Floats, theirs: Floats, allowed: Floats) -> npt.NDArray[np.bool_]:
-    """bool [n], whether all numbers of an image are within their tolerances of each other."""
+    """Return bool [n], whether all numbers of an image are within their tolerances of each other."""
     return np.asarray((np.abs(ours - theirs) <= allowed).all(axis=1))
 
 
@@ -142,23 +142,23 @@ def _differences(apart: Floats) -> Fields:
 def _accuracy(
     ours: Floats, theirs: Floats, truth: Floats, allowed: Floats, names: Sequence[str], seed: int
 ) -> tuple[Fields, list[Fields]]:
-    """The fields of all numbers together, and those of each."""
+    """Return the fields of all numbers together, and those of each."""
     n, k = truth.shape
     centred = truth - truth.mean(axis=0)
     constant = [name for name, column in zip(names, centred.T, strict=True) if not np.ptp(column)]
     if constant:
         raise DataError(
-            "the labels of the evaluation images do not vary, so that R2 is not defined",
+            "the labels of the evaluation images do not vary, so R2 is undefined",
             found=f"{', '.join(constant)}: one value for {n} images",
             expected="images with different labels",
-            fix="take more images, or leave the labels out (data.labels: none)",
+            fix="use more images, or no labels (data.labels: none)",
         )
     sides = [np.square(side - truth) for side in (ours, theirs)]
     farther = np.abs(ours - truth) - np.abs(theirs - truth)
     squares = np.square(centred)
 
     def measure(weights: Floats) -> Floats:
-        """[draws, 1 + k]: the drop of R2 in points, and by how much the mean error of each number is larger."""
+        """Return [draws, 1 + k]: the drop of R2 in points, and the increase of each number's mean error."""
         spread = weights @ squares - np.square(weights @ centred) / n
         with np.errstate(divide="ignore", invalid="ignore"):
             lost = 100 * (weights @ (sides[0] - sides[1]) / spread).mean(axis=1, keepdims=True)
@@ -200,7 +200,7 @@ def _mae(ours: float, theirs: float, drawn: Floats) -> Fields:
 
 @dataclass(frozen=True)
 class LabelledNumbers:
-    """The numbers of one image, in the order of the model."""
+    """The numbers of one image, in the model's order."""
 
     values: tuple[float, ...]
 
@@ -213,12 +213,12 @@ NumberSet = annotations.AnnotatedSet[LabelledNumbers]
 
 
 def read_numbers(images: Path, file: Path, names: Sequence[str], count: int) -> NumberSet:
-    """The images below `images` with the numbers that a table has for them; images with an empty cell are left out.
+    """Return the images below `images` with their numbers from a table; images with an empty cell are skipped.
 
-    The columns are those with the `names` of the model's `count` numbers; of one number the only numeric column.
+    The columns are those with the `names` of the model's `count` numbers; for one number also the only numeric column.
 
     Raises:
-        DataError: as `columns.read_columns`; columns that are not the model's; a cell that is no finite number.
+        DataError: as `columns.read_columns`; columns that are not the model's; a cell that is not a finite number.
     """
     rows = columns.read_columns(images, file)
     chosen, notes = _columns(file, rows, names, count)
@@ -228,9 +228,9 @@ def read_numbers(images: Path, file: Path, names: Sequence[str], count: int) -> 
         if None not in values:
             known[path] = LabelledNumbers(tuple(value for value in values if value is not None))
     if not known:
-        raise annotations.nothing_annotated(images, file, f"empty cells only in {', '.join(chosen)}")
+        raise annotations.nothing_annotated(images, file, f"only empty cells in {', '.join(chosen)}")
     if empty := len(rows.annotations) - len(known):
-        notes = (*notes, f"{empty} images have an empty cell in {', '.join(chosen)}, and are left out")
+        notes = (*notes, f"{empty} images have an empty cell in {', '.join(chosen)} and are ignored")
     samples = tuple(sample for sample in rows.samples if sample.path in known)
     return annotations.AnnotatedSet(images, samples, known, (), rows.unannotated + empty, (*rows.notes, *notes))
 
@@ -238,28 +238,28 @@ def read_numbers(images: Path, file: Path, names: Sequence[str], count: int) -> 
 def _columns(
     file: Path, rows: columns.RowSet, names: Sequence[str], count: int
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """The column of each number, and notes on what was assumed."""
+    """Return the column of each number, and notes on assumptions."""
     cells = [row.cells for row in rows.annotations.values()]
     there = list(cells[0])
     if names and set(names) <= set(there):
         return tuple(names), ()
     numeric = [name for name in there if _is_numeric([row[name] for row in cells])]
     if count == 1 and len(numeric) == 1:
-        notes = (f"labels: column {numeric[0]!r} is taken for {name!r}, as the only one of numbers" for name in names)
+        notes = (f"labels: column {numeric[0]!r} is used for {name!r}: it is the only numeric column" for name in names)
         return tuple(numeric), tuple(notes)
-    if count == len(there) == 1:  # of texts: the first cell says so
+    if count == len(there) == 1:  # a text column: the error names its first cell
         return tuple(there), ()
-    of_each = f"columns {', '.join(names)}" if names else "a column for each number, by its name"
+    of_each = f"columns {', '.join(names)}" if names else "one named column per number"
     raise DataError(
-        f"the columns of {file} do not tell the labels of the model",
-        found=f"columns of numbers: {', '.join(numeric) or 'none'}; all: {', '.join(there)[:100] or 'none'}",
-        expected=of_each if names or count > 1 else "one column of numbers",
-        fix="rename the columns, or name the model's numbers in a file, one a line in their order (source.labels)",
+        f"the columns of {file} do not match the numbers of the model",
+        found=f"numeric columns: {', '.join(numeric) or 'none'}; all: {', '.join(there)[:100] or 'none'}",
+        expected=of_each if names or count > 1 else "one numeric column",
+        fix="rename the columns, or list the names of the model's numbers in a file, one per line (source.labels)",
     )
 
 
 def _is_numeric(cells: Sequence[columns.Cell]) -> bool:
-    """Whether more than half of the cells that are not empty are numbers; the others are then errors."""
+    """Whether more than half of the non-empty cells are numbers; the others are then errors."""
     known = [cell for cell in cells if cell is not None]
 
     def fits(cell: columns.Cell) -> bool:
@@ -280,18 +280,19 @@ IMAGES, TRUTH = "images", "truth"
 class RegressionAdapter(CountedAdapter):
     kinds = ("columns", "none")
     compared = RegressionComparison
-    changed_when = "An answer has changed where a number is farther from the original’s than its tolerance."
+    changed_when = "An answer has changed if a number differs from the original’s by more than its tolerance."
     metrics = (
         Metric(
             "R2",
-            "R2 is the share of the labels’ variance that the numbers explain; below 0 the mean label would be nearer.",
+            "R2 is the share of the labels’ variance that the numbers explain; below 0 the mean label is a better "
+            "prediction.",
         ),
     )
     measures = (
         Measure("MAE", "mae", None, original=True),
-        Measure("Change of MAE", "mae_change", None, interval="mae_change_ci95"),
-        Measure("Difference from the original’s, mean", "difference_mean", None),
-        Measure("Difference from the original’s, largest", "difference_max", None),
+        Measure("MAE change", "mae_change", None, interval="mae_change_ci95"),
+        Measure("Difference from the original, mean", "difference_mean", None),
+        Measure("Difference from the original, largest", "difference_max", None),
     )
     attention = True
     head: RegressionSpec
@@ -301,22 +302,22 @@ class RegressionAdapter(CountedAdapter):
         return FoundData(labelled.split(**choice.numbers), labelled, labelled.annotations)
 
     def fits(self, data: Data) -> bool:
-        """Whether a tolerance is to be chosen: the images need no labels for that."""
+        """Whether to choose a tolerance, which needs no labels."""
         return self.head.tolerance is None and len(data.calibration) > 1
 
     def fit(self, answers: Answers, data: Data) -> tuple[RegressionSpec, str]:
-        """The tolerance of each number, by how far the original's answers to calibration images spread."""
+        """Return the tolerance of each number, from the spread of the original's answers to calibration images."""
         numbers = _numbers(answers)
         allowed = tuple(float(f"{value:.3g}") for value in tolerances(numbers, self.head).tolist())
         if not all(allowed):
-            return self.head, "tolerance: the original gives one answer to all calibration images, so none is chosen"
+            return self.head, "tolerance: not chosen, as the original gives the same answer to all calibration images"
         shown = ", ".join(f"{value:g}" for value in allowed)
         why = f"{SPREAD_SHARE:g} of the standard deviation of the original's answers to {len(numbers)} images"
-        note = f"tolerance: {shown}, {why} (postprocess: {{tolerance: ...}} says otherwise)"
+        note = f"tolerance: {shown}, {why} (to change it: postprocess: {{tolerance: ...}})"
         return dataclasses.replace(self.head, tolerance=allowed), note
 
     def kept(self, outputs: Mapping[str, np.ndarray], size: tuple[int, int]) -> Mapping[str, np.ndarray]:
-        """The numbers, float32 [k]."""
+        """Return the numbers, float32 [k]."""
         return {NUMBERS: np.atleast_1d(outputs[NUMBERS])}
 
     keep = kept
@@ -347,8 +348,8 @@ class RegressionAdapter(CountedAdapter):
         return _doubt(found)
 
     def changes(self, ours: Answers, reference: Answers, data: Data) -> Changes:
-        """Changed images: those with a number farther from the original's than its tolerance; the farther, the worse.
-        A number is right within the tolerance of its label."""
+        """Return the changed images: those with a number outside its tolerance of the original's; the farther, the
+        worse. A number is right within the tolerance of its label."""
         a, b = _numbers(ours), _numbers(reference)
         allowed = tolerances(b, self.head)
         apart = (np.abs(a - b) / np.maximum(allowed, 1e-300)).max(axis=1)
@@ -359,7 +360,7 @@ class RegressionAdapter(CountedAdapter):
         return judged(~alike(a, b, allowed), 1 - 1 / (1 + apart), *right)
 
     def show(self, answers: Answers, index: int, labels: Sequence[str] | None) -> Said:
-        """The numbers as exactly as the tolerance asks for: what is beyond that is no difference to be shown."""
+        """Return the numbers with the precision of the tolerance: smaller differences are not shown."""
         values = np.atleast_1d(answers.columns[NUMBERS][index]).tolist()
         allowed = self.head.tolerances(len(values))
         if allowed is None:
@@ -377,11 +378,11 @@ def _doubt(found: Comparison) -> str | None:
     if doubt_value(found.metric, found.reference_value) is None:
         return None
     return (
-        f"the original's R2 is {found.reference_value:.2f} %, so that the mean label would be as near: are these the "
-        "labels of these images, in the units of the model, and is the preprocessing that of the training?"
+        f"the original's R2 is {found.reference_value:.2f} %, no better than predicting the mean label: check that the "
+        "labels belong to these images and have the model's units, and that the preprocessing matches the training"
     )
 
 
 def _numbers(answers: Answers) -> Floats:
-    """float64 [n, k]."""
+    """Return the numbers as float64 [n, k]."""
     return np.asarray(answers.stacked(NUMBERS).astype(np.float64))

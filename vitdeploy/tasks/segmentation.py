@@ -1,4 +1,4 @@
-"""Semantic segmentation: label maps, their agreement and IoU."""
+"""Semantic segmentation: agreement and IoU of label maps."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -30,9 +30,9 @@ from vitdeploy.verification.records import Answers, ImageRows, Records
 # --- Compares the class maps of a semantic segmentation model with the original's, and both with labelled maps --------
 
 
-# int [height, width] of classes; negative where there is none.
+# int [height, width] of classes; negative for no class.
 ClassMap = np.ndarray
-# From this IoU on a class of an image counts as found.
+# A class of an image counts as found from this IoU on.
 FOUND = 0.5
 
 
@@ -41,7 +41,7 @@ class SegmentationComparison(Comparison):
     """A segmentation model against the original. The metric is mIoU in percent: the IoU of each class over the pixels
     of all images, and the mean over the classes that occur in the labels or the answers (PASCAL VOC, 2012).
 
-    agreement: percent of all pixels that have the original's class. Both intervals are bootstraps over the images.
+    agreement: percent of all pixels with the original's class. Both intervals are bootstraps over the images.
     regions: pairs of an image and a class in the original's maps. pixel_accuracy: percent of the labelled pixels with
         the right class, the artifact's and the original's; None without labels.
     """
@@ -54,19 +54,19 @@ class SegmentationComparison(Comparison):
 def segmentation_records(
     artifact: Iterable[ClassMap], reference: Iterable[ClassMap], truth: Iterable[ClassMap] | None, *, classes: int
 ) -> Records:
-    """What `segmentation_comparison` needs of each image, of maps of the same images in the same order. Each iterable
-    is read once, one image of each at a time.
+    """Return the records for `segmentation_comparison`, from maps of the same images in the same order. Each iterable
+    is read once, one image per step.
 
-    Tables: images, with how many pixels are the `same` of all `pixels`, and the `regions` of the original's map; with
-    labels, classes: a row for each `index` of a class that an image has on any side, with its pixels in both and in the
-    answer, `ours` and `theirs` int32 [rows, 2], and those that are `labelled`.
+    Tables: images, with the number of `same` pixels out of all `pixels`, and the `regions` of the original's map; with
+        labels, classes: a row for each class `index` that occurs in an image on any side, with its pixels in both and
+        in the answer, `ours` and `theirs` int32 [rows, 2], and its `labelled` pixels.
 
     Args:
         truth: the labelled maps, negative where a pixel has no class, or None.
-        classes: how many classes the models have.
+        classes: the models' number of classes.
 
     Raises:
-        ValueError: iterables of other lengths, or no image; maps of other sizes.
+        ValueError: iterables of different lengths, or no image; maps of different sizes.
     """
     images: list[tuple[int, int, int]] = []
     rows: list[dict[str, np.ndarray]] = []
@@ -88,7 +88,8 @@ def segmentation_records(
 def segmentation_comparison(
     records: Records, *, classes: int, max_difference: float, seed: int = 0
 ) -> SegmentationComparison:
-    """The comparison that the records of all images are of. DataError: not one labelled pixel in all images."""
+    """Return the comparison for the records of all images. Raises DataError: the labels contain no pixel with a
+    class."""
     images, n = records["images"], records.n
     equal, pixels = images["same"].astype(np.float64), images["pixels"].astype(np.float64)
     regions, agreement = int(images["regions"].sum()), 100 * float(equal.sum() / pixels.sum())
@@ -106,10 +107,10 @@ def segmentation_comparison(
 
 
 def tally(found: ClassMap, truth: ClassMap, classes: int) -> npt.NDArray[np.int64]:
-    """int64 [3, classes], pixels by class where the truth is known: of the class in both, in the answer, in the truth.
+    """Return int64 [3, classes], labelled pixels by class: in both, in the answer, in the truth.
 
     Raises:
-        ValueError: maps of other sizes.
+        ValueError: maps of different sizes.
     """
     if found.shape != truth.shape:
         raise ValueError(f"a map of {found.shape} and labels of {truth.shape}")
@@ -122,7 +123,7 @@ def tally(found: ClassMap, truth: ClassMap, classes: int) -> npt.NDArray[np.int6
 
 
 def mean_iou(counts: Floats) -> Floats:
-    """mIoU in percent of tallies [..., 3, classes], over the classes that occur; NaN where none does."""
+    """Return mIoU in percent of tallies [..., 3, classes], over the classes that occur; NaN if none does."""
     both, answered, labelled = np.moveaxis(counts, -2, 0)
     union = answered + labelled - both
     present = union > 0
@@ -132,7 +133,7 @@ def mean_iou(counts: Floats) -> Floats:
 
 
 def segmentation_changes(artifact: Iterable[ClassMap], reference: Iterable[ClassMap]) -> Changes:
-    """Changed images: those with more than MOVED_PIXELS of their pixels in another class."""
+    """Return the changed images: those with more than MOVED_PIXELS of their pixels in another class."""
     moved = np.array([float((a != b).mean()) for a, b in zip(artifact, reference, strict=True)])
     return judged(moved > MOVED_PIXELS, moved)
 
@@ -140,16 +141,16 @@ def segmentation_changes(artifact: Iterable[ClassMap], reference: Iterable[Class
 def _accuracy(rows: ImageRows, n: int, classes: int, seed: int) -> Fields:
     if not rows["labelled"].sum():
         raise DataError(
-            "the labels hold not one pixel with a class, so there is no mIoU",
+            "the labels contain no pixel with a class, so mIoU is undefined",
             found=f"{n} maps without classes",
-            fix="check postprocess.ignore and postprocess.reduce_labels, or verify without labels",
+            fix="check postprocess.ignore and postprocess.reduce_labels, or verify without labels (data.labels: none)",
         )
     sides = [_by_image(rows, side, n, classes) for side in ("ours", "theirs")]
     counts = [np.asarray(each.sum(axis=0)).reshape(3, classes) for each in sides]
     values = [float(mean_iou(each)) for each in counts]
 
     def drawn_drop(weights: Floats) -> Floats:
-        # Whole numbers: their sums are exact, in whatever order they are added.
+        # Integers: their sums are exact in any order.
         drawn = (np.ascontiguousarray((each.T @ weights.T).T).reshape(-1, 3, classes) for each in sides)
         ours, theirs = (mean_iou(each) for each in drawn)
         return theirs - ours
@@ -168,7 +169,7 @@ def _accuracy(rows: ImageRows, n: int, classes: int, seed: int) -> Fields:
 
 
 def _by_image(rows: ImageRows, side: str, n: int, classes: int) -> sparse.csr_matrix:
-    """The tallies of each image, float64 [n, 3 * classes]: most images have few of the classes."""
+    """Return the tallies of each image, float64 [n, 3 * classes]: most images contain few of the classes."""
     counts = np.concatenate([rows[side].T.ravel(), rows["labelled"]]).astype(np.float64)
     columns = np.concatenate([rows["index"] + kind * classes for kind in range(3)])
     return sparse.csr_matrix((counts, (np.tile(rows.image, 3), columns)), (n, 3 * classes))
@@ -178,7 +179,7 @@ def _by_image(rows: ImageRows, side: str, n: int, classes: int) -> sparse.csr_ma
 
 
 MAP = "map"
-# Numbers of each raw output that are kept, for the largest difference.
+# Numbers kept from each raw output, for the largest difference.
 KEPT = 1 << 12
 SHOWN_CLASSES = 4
 
@@ -187,13 +188,13 @@ class SegmentationAdapter(counted.CountedAdapter):
     finer = 8
     kinds = ("masks", "none")
     compared = SegmentationComparison
-    changed_when = "An answer has changed where more than 1 % of the pixels are of another class than the original’s."
+    changed_when = "An answer has changed if more than 1 % of the pixels have another class than in the original’s."
     metrics = (
-        Metric("mIoU", "mIoU is the mean over the classes of the intersection over union of all images’ pixels."),
+        Metric("mIoU", "mIoU is the intersection over union over the pixels of all images, averaged over the classes."),
     )
     measures = (
         Measure("Right pixels, %", "pixel_accuracy", original=True),
-        Measure("Classes in images, of the original", "regions", 0),
+        Measure("Classes per image, summed, of the original", "regions", 0),
     )
     head: SegmentationSpec
 
@@ -205,7 +206,7 @@ class SegmentationAdapter(counted.CountedAdapter):
         return FoundData(found.split(**choice.numbers), found, found.annotations)
 
     def keep(self, outputs: Mapping[str, np.ndarray], size: tuple[int, int]) -> Mapping[str, np.ndarray]:
-        """The map, in the smallest type that holds it, and some of the raw numbers."""
+        """Return the map, in the smallest type that fits, and some of the raw numbers."""
         found = classes_of(outputs, size, self.setting.images, self.head)
         few = {name: drawn(output, KEPT) for name, output in outputs.items()}
         return {**few, MAP: found.astype(np.int16 if (self.setting.classes or 0) > 127 else np.int8)}
@@ -245,7 +246,7 @@ class SegmentationAdapter(counted.CountedAdapter):
         return ", ".join(postprocess.label_of(int(each), labels) for each in known[known != NONE][:8])
 
     def panels(self, data: adapter.Data, index: int, answers: Mapping[str, Answers]) -> adapter.Panels:
-        """The image, the map of every artifact and the labelled one, in the same colours."""
+        """Yield the image, the map of every artifact and the labelled one, in the same colours."""
         maps = {name: found.columns[MAP][index] for name, found in answers.items()}
         if data.truth is not None:
             maps["label"] = self._load(data.truth_at(index))

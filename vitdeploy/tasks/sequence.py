@@ -1,4 +1,4 @@
-"""Sequences of tokens: their agreement and scores."""
+"""Token sequences: agreement and accuracy."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -32,10 +32,10 @@ Tokens = npt.NDArray[np.int64]
 class SequenceComparison(Comparison):
     """The sequences of an artifact against the original's; n counts sequences. The metric is "token accuracy".
 
-    Two sequences are compared position by position as far as the longer one reaches: a token that the other one does
-    not have is a difference; positions where both hold padding are left out. agreement and token accuracy are the
-    percent of positions with equal tokens, over all sequences together (100 where there is no position at all; `tokens`
-    is 0 then); their intervals are of drawn sequences, as tokens of one sequence depend on each other.
+    Two sequences are compared position by position up to the longer one's end: a token without a counterpart is a
+    difference; positions with padding on both sides are ignored. agreement and token accuracy are the percent of
+    positions with equal tokens, over all sequences together (100 without positions; `tokens` is 0 then); their
+    intervals resample sequences, since tokens of one sequence are not independent.
 
     tokens: positions of the agreement. exact_agreement: percent of sequences equal to the original's, with its Wilson
     interval. exact_match, reference_exact_match: percent of sequences equal to the expected ones.
@@ -60,12 +60,11 @@ def compare_sequences(
     """Compare int64 [length] token arrays, of any lengths, or the rows of padded int64 [n, length].
 
     Args:
-        targets: what is to be written, or None.
-        pad: the token that fills up.
+        targets: the expected sequences, or None. pad: the padding token.
         max_difference: of the raw outputs, passed on.
 
     Raises:
-        ValueError: other numbers of sequences, or none.
+        ValueError: different numbers of sequences, or none.
         DataError: targets of padding only.
     """
     n = len(reference)
@@ -93,7 +92,8 @@ def compare_sequences(
 def token_changes(
     artifact: Sequence[Tokens], reference: Sequence[Tokens], targets: Sequence[Tokens] | None, pad: int
 ) -> Changes:
-    """Which sequences have another token somewhere; the more of them, the worse. Right is what is wholly right."""
+    """Return the sequences with a different token; the more, the worse. Only entirely right sequences count as
+    right."""
     counts = _counts(artifact, reference, pad)
     other = 1 - counts[:, 0] / np.maximum(counts[:, 1], 1)
     if targets is None:
@@ -103,7 +103,8 @@ def token_changes(
 
 
 def _counts(a: Sequence[Tokens], b: Sequence[Tokens], pad: int) -> Floats:
-    """For each pair of sequences: equal positions, and positions where at least one has a token. float64 [n, 2]."""
+    """Return for each pair of sequences: equal positions, and positions where at least one has a token. float64 [n,
+    2]."""
     rows = []
     for one, other in zip(a, b, strict=True):
         length = max(len(one), len(other))
@@ -122,7 +123,7 @@ def _exact(counts: Floats) -> int:
 
 
 def _share(weights: Floats, counts: Floats) -> Floats:
-    """Percent of positions that are equal, of weighted sequences; 100 without positions."""
+    """Return the percent of equal positions of weighted sequences; 100 without positions."""
     equal, used = weights @ counts[:, 0], weights @ counts[:, 1]
     return np.where(used > 0, 100 * equal / np.maximum(used, 1), 100.0)
 
@@ -137,7 +138,7 @@ def _accuracy(
     expected = [np.flatnonzero(np.asarray(target) != pad) for target in targets]
     if not sum(map(len, expected)):
         raise DataError(
-            "the targets hold not one token",
+            "the targets contain no tokens",
             found=f"{len(targets)} sequences of padding",
             expected=f"tokens besides {pad}",
         )
@@ -169,7 +170,7 @@ TOKENS, BEST = "tokens", "best"
 
 @dataclass(frozen=True)
 class TokenPair:
-    """A source, int64 [s], and what is to be written for it, int64 [t] or None; both padded."""
+    """A source, int64 [s], and its target, int64 [t] or None; both padded."""
 
     source: npt.NDArray[np.int64]
     target: npt.NDArray[np.int64] | None
@@ -177,7 +178,7 @@ class TokenPair:
 
 @dataclass(frozen=True)
 class Decoding(Drive):
-    """Decodes the calibration sources one at a time, each until it ends: no step that an app would not run."""
+    """Decodes the calibration sources one by one, each until it ends: only steps that an app would run."""
 
     samples: Sequence[TokenPair]
     sequence: SequenceSpec
@@ -201,12 +202,14 @@ class SequenceAdapter(TaskAdapter):
     compared = SequenceComparison
     metrics = (
         Metric(
-            "token accuracy", "Token accuracy counts the positions that hold the expected token.", title="Token accuracy"
+            "token accuracy",
+            "Token accuracy is the share of positions with the expected token.",
+            title="Token accuracy",
         ),
     )
     measures = (
-        Measure("Wholly right, %", "exact_match", original=True),
-        Measure("Wholly as the original, %", "exact_agreement", interval="exact_agreement_ci95"),
+        Measure("Entirely right, %", "exact_match", original=True),
+        Measure("Identical to the original, %", "exact_agreement", interval="exact_agreement_ci95"),
         Measure("Tokens compared", "tokens", 0),
     )
     counts = "tokens"
@@ -214,10 +217,10 @@ class SequenceAdapter(TaskAdapter):
     in_words = True
 
     def load(self, choice: DataChoice, *, skip_bad: bool, progress: Progress) -> Data:
-        self.input_files(choice)  # tokens bring nothing else
-        progress("read the tokens", 0, 1)
+        self.input_files(choice)  # token sequences have no additional inputs
+        progress("read tokens", 0, 1)
         calibration, evaluation = split(_tokens(choice.path), **choice.numbers, source=str(choice.path))
-        progress("read the tokens", 1, 1)
+        progress("read tokens", 1, 1)
         rows = [_pairs(part) for part in (calibration, evaluation)]
         return Data(choice.path.parent, rows[0], rows[1], digest(calibration), digest(evaluation))
 
@@ -235,7 +238,7 @@ class SequenceAdapter(TaskAdapter):
         return self.setting.sequence
 
     def answers(self, runner: Runner, data: Data, progress: Count) -> Answers:
-        """The tokens, and the logit of each: all logits of all steps would not fit into memory."""
+        """Return the tokens, and the logit of each: all logits of all steps would not fit into memory."""
         samples: Sequence[TokenPair] = data.evaluation
         tokens: list[np.ndarray] = []
         best: list[np.ndarray] = []
@@ -245,7 +248,7 @@ class SequenceAdapter(TaskAdapter):
                 outputs = runner.infer({runner.inputs[0].name: np.stack([pair.source for pair in group])})
                 if not np.isfinite(outputs["logits"]).all():
                     raise EngineError(
-                        f"{runner.name} gives logits that are not finite",
+                        f"{runner.name} produces non-finite logits",
                         expected="finite logits",
                         fix="choose another precision, or check the checkpoint",
                     )
@@ -272,7 +275,7 @@ class SequenceAdapter(TaskAdapter):
         return f"sequence {index}"
 
     def _difference(self, ours: Answers, reference: Answers) -> float:
-        """max|a - b| / max|b| of the chosen tokens' logits, up to the first token that differs."""
+        """Return max|a - b| / max|b| of the chosen tokens' logits, up to the first different token."""
         worst = largest = 0.0
         columns = (a.columns[name] for a in (ours, reference) for name in (TOKENS, BEST))
         for a, scores, b, expected in zip(*columns, strict=True):
@@ -303,9 +306,9 @@ class SequenceAdapter(TaskAdapter):
 def _tokens(path: Path) -> SequenceTokens:
     if path.suffix != ".npz":
         raise DataError(
-            f"{path} does not fit a model for sequences",
-            found="a folder" if path.is_dir() else f"a {path.suffix or 'nameless'} file",
-            expected="an .npz with int64 arrays source [n, s] and, where known, target [n, t]",
+            f"{path} is not data for a sequence model",
+            found="a folder" if path.is_dir() else f"a file with the suffix {path.suffix!r}",
+            expected="an .npz with int64 arrays source [n, s] and optionally target [n, t]",
             fix="change data.path",
         )
     return read_tokens(path)

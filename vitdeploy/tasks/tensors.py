@@ -1,4 +1,4 @@
-"""Outputs of no known task: their differences."""
+"""Outputs of unknown tasks: numerical differences."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -21,11 +21,11 @@ from vitdeploy.verification.changes import Changes, judged
 # By output: one array per image.
 Columns = Mapping[str, Sequence[Array]]
 
-# An image counts as answered alike from this signal-to-noise ratio on, in decibels, in every output: the error has at
-# most 2 % of the energy of the output. Then the cosine is at least 0.99; but the cosine alone would pass outputs of
-# another scale. Of a classifier's logits 17 dB is about where top-1 answers begin to change.
+# An answer counts as equal from this signal-to-noise ratio on, in decibels, in every output: the error has at most 2 %
+# of the energy of the output. The cosine is then at least 0.99; the cosine alone would accept a different scale. For a
+# classifier's logits, top-1 answers begin to change at about 17 dB.
 LEAST_SNR = 17.0
-# And this share of the elements that are no floats is equal.
+# Least share of equal elements in non-float outputs.
 LEAST_EQUAL = 0.99
 
 
@@ -33,9 +33,9 @@ LEAST_EQUAL = 0.99
 class OutputFacts:
     """One output of an artifact against the original's, over all images.
 
-    max_difference: max|a - b| / max|b|. cosine_mean, cosine_min: over the images. snr: of all images together, snr_min
-    the least of an image, in decibels; None where there is no error at all. Of an output that is no float only `equal`
-    is known, the percent of equal elements; it is None of all others.
+    max_difference: max|a - b| / max|b|. cosine_mean, cosine_min: over the images. snr: over all images together,
+    snr_min the least of an image, in decibels; None without any error. A non-float output has only `equal`, the percent
+    of equal elements, which is None for all others.
     """
 
     name: str
@@ -49,11 +49,11 @@ class OutputFacts:
 
 @dataclass(frozen=True, kw_only=True)
 class TensorComparison(comparison.Comparison):
-    """Tensors of no known task against the original's: there is no metric.
+    """Tensors of an unknown task against the original's, without a metric.
 
-    agreement: percent of images of which every output has a signal-to-noise ratio of at least LEAST_SNR decibels and,
-        if it is no float, LEAST_EQUAL of its elements equal, with its Wilson interval.
-    outputs: each one. cosine_min, snr_min, equal_min: of the output where it is worst; None where no output has one.
+    agreement: percent of images where every float output has a signal-to-noise ratio of at least LEAST_SNR decibels,
+        and every other output a share of LEAST_EQUAL equal elements; with its Wilson interval.
+    outputs: each output. cosine_min, snr_min, equal_min: of the worst output; None if no output has one.
     """
 
     outputs: tuple[OutputFacts, ...]
@@ -63,10 +63,10 @@ class TensorComparison(comparison.Comparison):
 
 
 def compare_tensors(ours: Columns, theirs: Columns, exact: Sequence[str]) -> TensorComparison:
-    """Compare an artifact's outputs with the original's for the same images; `exact` are those that are no floats.
+    """Compare an artifact's outputs with the original's for the same images; `exact`: the non-float ones.
 
     Raises:
-        ValueError: other names or shapes, or no image.
+        ValueError: different names or shapes, or no image.
     """
     n = len(next(iter(theirs.values()), ()))
     shapes = [{name: [each.shape for each in column] for name, column in side.items()} for side in (ours, theirs)]
@@ -78,7 +78,7 @@ def compare_tensors(ours: Columns, theirs: Columns, exact: Sequence[str]) -> Ten
         n=n,
         metric=None,
         **comparison.counted_agreement(alike, n),
-        agreement_of=f"images whose outputs all have {LEAST_SNR:g} dB of signal to noise",
+        agreement_of=f"images with a signal-to-noise ratio of {LEAST_SNR:g} dB or more in all outputs",
         max_difference=max((each.max_difference for each in facts if each.max_difference is not None), default=0.0),
         outputs=facts,
         cosine_min=_least([each.cosine_min for each in facts]),
@@ -88,7 +88,7 @@ def compare_tensors(ours: Columns, theirs: Columns, exact: Sequence[str]) -> Ten
 
 
 def tensor_changes(ours: Columns, theirs: Columns, exact: Sequence[str]) -> Changes:
-    """Changed images: those that are not answered alike; the larger the error of the worst output, the worse."""
+    """Return the changed images: those with different answers; the larger the error of the worst output, the worse."""
     errors = np.zeros(len(next(iter(theirs.values()))))
     for name, column in theirs.items():
         pairs = zip(ours[name], column, strict=True)
@@ -101,7 +101,7 @@ def tensor_changes(ours: Columns, theirs: Columns, exact: Sequence[str]) -> Chan
 
 
 def _differs(ours: Columns, theirs: Columns, exact: Sequence[str]) -> npt.NDArray[np.bool_]:
-    """Of each image whether some output is not alike, bool [n]."""
+    """Return whether some output of each image differs, bool [n]."""
     differs = np.zeros(len(next(iter(theirs.values()))), bool)
     for name, column in theirs.items():
         for i, (a, b) in enumerate(zip(ours[name], column, strict=True)):
@@ -132,7 +132,8 @@ def _exact(name: str, ours: Sequence[Array], theirs: Sequence[Array]) -> OutputF
 
 
 def _decibels(ratio: float) -> float | None:
-    """JSON has no infinity: None is no error at all, and an error without any signal is as large as a double says."""
+    """Return a JSON value, since JSON has no infinity: None for no error, at least -1000 for an error without
+    signal."""
     return None if ratio == math.inf else max(ratio, -1e3)
 
 
@@ -140,10 +141,10 @@ def _least(values: Sequence[float | None]) -> float | None:
     return min((value for value in values if value is not None), default=None)
 
 
-# --- The task of last resort: outputs that vitdeploy knows no meaning of are compared as numbers ----------------------
+# --- The fallback task: outputs of unknown meaning are compared as numbers --------------------------------------------
 
 
-# Numbers of one output that are kept of each image: the maps of a thousand images would not fit into memory.
+# Numbers kept from each output per image: the maps of a thousand images would not fit into memory.
 KEPT = 1 << 16
 
 
@@ -151,18 +152,18 @@ class TensorsAdapter(adapter.ImageAdapter):
     kinds = ("none", "folders")
     compared = TensorComparison
     changed_when = (
-        "An answer has changed where an output has less than 17 dB of signal to noise against the original’s."
+        "An answer has changed if the signal-to-noise ratio of an output against the original’s is below 17 dB."
     )
     measures = (
         Measure("Cosine, least", "cosine_min", 5),
-        Measure("Signal to noise, least, dB", "snr_min", 1),
+        Measure("Signal-to-noise ratio, least, dB", "snr_min", 1),
         Measure("Equal elements, %", "equal_min"),
     )
     guard = 95.0
     head: TensorsSpec
 
     def keep(self, outputs: Mapping[str, np.ndarray], size: tuple[int, int]) -> Mapping[str, np.ndarray]:
-        """Every output; of a larger one KEPT of its numbers, the same of every image and artifact."""
+        """Return every output; KEPT of the numbers of a larger one, the same for every image and artifact."""
         return {name: images.drawn(output, KEPT) for name, output in outputs.items()}
 
     def compare(self, ours: records.Answers, reference: records.Answers, data: adapter.Data) -> comparison.Comparison:
@@ -172,6 +173,6 @@ class TensorsAdapter(adapter.ImageAdapter):
         return tensor_changes(ours.columns, reference.columns, self.head.exact)
 
     def show(self, answers: records.Answers, index: int, labels: Sequence[str] | None) -> Said:
-        """The first output, in the numbers that describe it."""
+        """Return summary numbers of the first output."""
         name, column = next(iter(answers.columns.items()))
         return Said(f"{name} {line_of(column[index])}", None)

@@ -1,4 +1,5 @@
-"""Two towers: images of class folders against texts made of the folders' names, or images against texts of a file."""
+"""Zero-shot classification: images of class folders against texts made from the folders' names, or against texts of a
+file."""
 
 import hashlib
 import string
@@ -30,13 +31,13 @@ from vitdeploy.tasks.classification import ClassificationAdapter
 from vitdeploy.tasks.images import FoundData, labels_in
 from vitdeploy.verification.records import Answers
 
-# As many as an image of a golden set is compared with.
+# Number of texts that a golden image is compared with.
 GOLDEN_TEXTS = 32
 
 
 @dataclass(frozen=True)
 class EmbeddingDrive(Drive):
-    """Embeds the calibration images and texts, one at a time."""
+    """Embeds the calibration images and texts, one by one."""
 
     samples: Sequence[Sample]
     tokens: tokenizer.Tokens
@@ -63,10 +64,11 @@ class EmbeddingDrive(Drive):
             progress(1)
 
     def warnings(self) -> list[str]:
-        """Each tower sees only its own samples."""
+        """Return warnings for each encoder, which sees only its own samples."""
         counts = {"image": len(self.samples), "text": len(np.unique(self.tokens, axis=0))}
         few = [
-            f"Only {count} calibration {noun}{'s' * (count > 1)}: ranges of that tower will be too narrow for others."
+            f"Only {count} calibration {noun}{'s' * (count > 1)}: the ranges of that encoder will be too narrow for "
+            "other inputs."
             for noun, count in counts.items()
             if count < LEAST_IMAGES
         ]
@@ -74,7 +76,7 @@ class EmbeddingDrive(Drive):
 
 
 class TextAdapter(TaskAdapter):
-    """What tasks of two towers have in common: their classes are texts."""
+    """The base class of two-tower tasks, whose classes are texts."""
 
     in_shards = False
     named_by_data = True
@@ -85,15 +87,15 @@ class TextAdapter(TaskAdapter):
         self.spec: ReadsTexts = setting.postprocess
 
     def tokens(self, texts: Sequence[str]) -> tuple[tokenizer.Tokens, tuple[str, ...]]:
-        """int64 [texts, length] by the model's own tokenizer, and what is told of texts that are cut."""
+        """Return int64 [texts, length] from the model's tokenizer, and its warnings about truncated texts."""
         assert self.setting.tokenizer is not None
-        with warnings.catch_warnings(record=True) as heard:
+        with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             found = tokenizer.TextTokenizer(self.setting.tokenizer, self.spec).encode(texts)
-        return found, tuple(dict.fromkeys(str(each.message) for each in heard))
+        return found, tuple(dict.fromkeys(str(each.message) for each in caught))
 
     def with_texts(self, data: Data) -> Data:
-        """The data, whose digests say of which texts."""
+        """Return the data with digests that include the texts."""
         digest = hashlib.sha256(name_bytes("\n".join(data.classes))).hexdigest()
         return replace(
             data,
@@ -102,14 +104,14 @@ class TextAdapter(TaskAdapter):
         )
 
     def require_apart(self, texts: Sequence[str]) -> None:
-        """Raise DataError if the model reads two texts as the same tokens: no answer could be told from another."""
+        """Raise DataError if two texts have the same tokens: their answers could not be distinguished."""
         seen: dict[bytes, str] = {}
         for text, row in zip(texts, self.tokens(texts)[0], strict=True):
             if (other := seen.setdefault(row.tobytes(), text)) is not text:
                 raise DataError(
-                    "two texts are one to the model: its tokenizer gives them the same tokens",
+                    "two texts have the same tokens, so the model cannot distinguish them",
                     found=f"{other!r} and {text!r}",
-                    expected="texts that differ in words that the model knows, before they are cut",
+                    expected="texts that differ in known words, before the point of truncation",
                     fix="change the texts, the template, or the names of the class folders",
                 )
 
@@ -122,7 +124,8 @@ class TextAdapter(TaskAdapter):
 
 
 class ZeroShotAdapter(TextAdapter, ClassificationAdapter):
-    """A classifier among the texts of the data. Without class folders the answer of an image is its nearest text."""
+    """A classifier with the texts of the data as classes. Without class folders an image's answer is its nearest
+    text."""
 
     score = None
     attention = False
@@ -131,16 +134,16 @@ class ZeroShotAdapter(TextAdapter, ClassificationAdapter):
         return self.with_texts(super().load(choice, skip_bad=skip_bad, progress=progress))
 
     def find(self, choice: DataChoice, skipped: decoding.Skipped | None = None) -> FoundData:
-        """The images; their classes are the texts."""
+        """Return the images; their classes are the texts."""
         parts = split(choice.path, "folders" if choice.labels == "folders" else "none", **choice.numbers)
-        given = label_file.read_texts(choice.texts) if choice.texts is not None else None
+        listed = label_file.read_texts(choice.texts) if choice.texts is not None else None
         if not parts.classes:
-            if not given:
+            if not listed:
                 raise no_texts(choice.path)
-            self.require_apart(given)
-            return FoundData(DataSplit(parts.calibration, parts.evaluation, given, notes=parts.notes))
+            self.require_apart(listed)
+            return FoundData(DataSplit(parts.calibration, parts.evaluation, listed, notes=parts.notes))
         written = texts_of(_words(parts.classes, parts.kind), choice.template)
-        texts = written if given is None else given
+        texts = written if listed is None else listed
         index = places(parts.classes, written, texts)
         self.require_apart(texts)
         calibration, evaluation = (
@@ -148,22 +151,22 @@ class ZeroShotAdapter(TextAdapter, ClassificationAdapter):
             for part in (parts.calibration, parts.evaluation)
         )
         mapping = ClassMap(
-            "name", dict(zip(parts.classes, index, strict=True)), told_of("class folders", written, choice)
+            "name", dict(zip(parts.classes, index, strict=True)), mapping_text("class folders", written, choice)
         )
         return FoundData(DataSplit(calibration, evaluation, texts, notes=parts.notes), mapping=mapping)
 
     def calibration(self, choice: DataChoice, *, skip_bad: bool, progress: Progress) -> Calibration:
         found = super().calibration(choice, skip_bad=skip_bad, progress=progress)
-        given = label_file.read_texts(choice.texts) if choice.texts is not None else None
-        if given is None and labels_in(choice.path) == "folders":
+        listed = label_file.read_texts(choice.texts) if choice.texts is not None else None
+        if listed is None and labels_in(choice.path) == "folders":
             parts = list_split(choice.path, "folders", calibration=1, evaluation="all", seed=0)
-            given = texts_of(_words(parts.classes, parts.kind), choice.template)
-        if not given:
+            listed = texts_of(_words(parts.classes, parts.kind), choice.template)
+        if not listed:
             raise no_texts(choice.path)
-        return replace(found, texts=given)
+        return replace(found, texts=listed)
 
     def bound(self, runner: Runner, data: Data) -> Runner:
-        """The texts of the data are the same for all images."""
+        """Return the runner with the texts of the data bound, since they are the same for all images."""
         assert isinstance(self.spec, ZeroShotSpec)
         tokens = self.tokens(data.classes)[0]
         if isinstance(runner, flow.FlowRunner):
@@ -171,7 +174,7 @@ class ZeroShotAdapter(TextAdapter, ClassificationAdapter):
         return zero_shot.TextsSent(runner, tokens, self.spec)
 
     def show(self, answers: Answers, index: int, labels: Sequence[str] | None) -> Said:
-        """The best text; SigLIP's probability is of that text alone."""
+        """Return the best text; SigLIP's probability applies to that text only."""
         logits = answers.columns["logits"][index]
         best = classification.classify(logits, labels, 1)
         assert isinstance(self.spec, ZeroShotSpec)
@@ -180,7 +183,7 @@ class ZeroShotAdapter(TextAdapter, ClassificationAdapter):
 
 
 def texts_of(names: Sequence[str], template: str) -> tuple[str, ...]:
-    """The texts for classes: each name, with spaces for underscores, in the place of {} in the template.
+    """Return the texts for classes: the template with {} replaced by each name, with spaces for underscores.
 
     Raises:
         DataError: the template has no {}, or another field.
@@ -188,7 +191,7 @@ def texts_of(names: Sequence[str], template: str) -> tuple[str, ...]:
     fields = [name for _, name, _, _ in _parsed(template) if name is not None]
     if fields != [""]:
         raise DataError(
-            f"the template {template!r} has no place for a class name",
+            f"the template {template!r} has no placeholder for a class name",
             found=f"{len(fields)} fields",
             expected="one {}, as in 'a photo of a {}'",
         )
@@ -196,13 +199,13 @@ def texts_of(names: Sequence[str], template: str) -> tuple[str, ...]:
 
 
 def _words(classes: tuple[str, ...], kind: ClassKind) -> tuple[str, ...]:
-    """The names of the data's classes; DataError where they are numbers that nothing names."""
+    """Return the names of the data's classes; DataError if they are unnamed numbers."""
     if kind == "numbers":
         raise DataError(
-            "the classes of the data are numbers, of which no text can be made",
+            "the classes of the data are numbers, which cannot become texts",
             found=", ".join(classes[:5]),
-            expected="names of classes",
-            fix=f"name them in their order, one a line, in {CLASSES_FILE} beside the data",
+            expected="class names",
+            fix=f"list their names in order, one per line, in {CLASSES_FILE} next to the data",
         )
     return classes
 
@@ -217,30 +220,30 @@ def _parsed(template: str) -> list[tuple[str, str | None, str | None, str | None
 def places(
     names: Sequence[str], written: Sequence[str], texts: Sequence[str], what: str = "class folders"
 ) -> list[int]:
-    """The place of each class among the texts.
+    """Return the index of each class among the texts.
 
     Raises:
-        DataError: a class whose text is not among them, or that stands there twice.
+        DataError: a class whose text is missing, or is there twice.
     """
     lost = [name for name, text in zip(names, written, strict=True) if list(texts).count(text) != 1]
     if lost:
         raise DataError(
-            f"the texts are not those of the {what}",
-            found=f"not once among the texts: {', '.join(repr(written[names.index(name)]) for name in lost[:3])}",
-            expected="one line for each, as the template makes it of its name",
-            fix="change the file of texts, or --template (data.template)",
+            f"the texts do not match the {what}",
+            found=f"missing or repeated texts: {', '.join(repr(written[names.index(name)]) for name in lost[:3])}",
+            expected="one line for each, made from its name with the template",
+            fix="change the text file, or --template (data.template)",
         )
     return [list(texts).index(text) for text in written]
 
 
-def told_of(what: str, written: Sequence[str], choice: DataChoice) -> str:
+def mapping_text(what: str, written: Sequence[str], choice: DataChoice) -> str:
     return f"{what} as texts, such as {written[0]!r}" + (" of the file" if choice.texts is not None else "")
 
 
 def no_texts(folder: Path) -> DataError:
     return DataError(
-        f"{folder} says nothing of texts that its images could be compared with",
-        found="images without class folders, and no file of texts",
-        expected="texts, one a line, as they will be asked in use",
+        f"{folder} provides no texts to compare its images with",
+        found="images without class folders, and no text file",
+        expected="texts, one per line, as in later use",
         fix="--texts FILE (data.texts in a recipe); or class folders, whose names become texts by --template",
     )

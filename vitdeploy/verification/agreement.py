@@ -16,7 +16,7 @@ from vitdeploy.verification.comparison import Comparison, Control, counted_agree
 Logits = npt.NDArray[np.float32]
 
 TOP1_ANSWERS = "images with the same top-1 answer"
-# The counts of `paired_counts`, in their order.
+# The counts that `paired_counts` returns, in its order.
 PAIRED = ("both", "lost", "gained", "neither")
 
 
@@ -39,11 +39,11 @@ class Agreement(Comparison):
 
 @dataclass(frozen=True)
 class Tally:
-    """What is counted of n images. Sums are exact: the tallies of any pieces of a set of images, added in any order,
-    are that of the set.
+    """Counts over n images. Sums are exact: adding the tallies of any partition of a set, in any order, gives the tally
+    of the set.
 
-    same: images with one top-1 answer. right: how many images `both` answer rightly, only the original (`lost`), only
-        the artifact (`gained`), and `neither`; and how many labels are among the five best answers of each (`top5`,
+    same: images with the same top-1 answer. right: how many images `both` answer correctly, only the original (`lost`),
+        only the artifact (`gained`), and `neither`; and how many labels are among the top 5 of each (`top5`,
         `reference_top5`); None without labels. kl, cosine: summed over images; the least cosine.
     difference, largest: max|a - b| and max|b| of the logits, b the original's.
     answers, reference_answers, labels: images by class, of the top-1 answers and of the labels (() without).
@@ -85,7 +85,7 @@ class Tally:
         )
 
     def to_dict(self) -> dict[str, object]:
-        """JSON values that lose nothing: the exact sums as numerator and denominator."""
+        """Return lossless JSON values: exact sums as numerator and denominator."""
         sums = {"kl": list(self.kl.as_integer_ratio()), "cosine": list(self.cosine.as_integer_ratio())}
         return {**vars(self), **sums}
 
@@ -97,7 +97,7 @@ class Tally:
         return cls(**{**values, **rows, **sums})
 
     def agreement(self) -> Agreement:
-        """The comparison that these counts are of."""
+        """Return the comparison for these counts."""
         return Agreement(
             n=self.n,
             metric=None if self.right is None else "top-1",
@@ -112,7 +112,7 @@ class Tally:
         )
 
     def _control(self) -> Control | None:
-        """The mean over all pairs of two images: what is equal of all pairs, without those of an image with itself."""
+        """Return the mean over all pairs of two different images."""
         pairs = self.n * (self.n - 1)
         if not pairs:
             return None
@@ -137,7 +137,7 @@ def compare(logits: Logits, reference: Logits, labels: npt.NDArray[np.int64] | N
 
 
 def tally(logits: Logits, reference: Logits, labels: npt.NDArray[np.int64] | None) -> Tally:
-    """Count what `compare` is made of; arguments and errors as there."""
+    """Return the counts behind `compare`; same arguments and errors."""
     if logits.shape != reference.shape or not len(logits):
         raise ValueError(f"logits {logits.shape} against {reference.shape}")
     a, b = logits.astype(np.float64), reference.astype(np.float64)
@@ -168,7 +168,7 @@ def _products(a: tuple[int, ...], b: tuple[int, ...]) -> int:
 
 
 def _by_class(classes: npt.NDArray[np.int64], count: int) -> tuple[int, ...]:
-    """How many images are of each of the classes."""
+    """Return the number of images per class."""
     return tuple(np.bincount(classes[(classes >= 0) & (classes < count)], minlength=count).tolist())
 
 

@@ -32,25 +32,25 @@ IOUS = np.linspace(0.5, 0.95, 10)
 RECALLS = np.linspace(0.0, 1.0, 101)
 MAX_DETECTIONS = 100
 ANY_AREA = [[0.0, 1e10]]
-# Of each image what COCO's data sets say of its objects, but for the ids.
+# The COCO annotations of each image, without ids.
 Entries = Sequence[Sequence[dict[str, Any]]]
 
 
 @dataclass(frozen=True)
 class Objects:
-    """What a model found in one image: classes int64 [k], scores float [k], boxes float [k, 4] x0 y0 x1 y1, pixels."""
+    """Detections in one image: classes int64 [k], scores float [k], boxes float [k, 4] x0 y0 x1 y1, pixels."""
 
     classes: npt.NDArray[np.int64]
     scores: npt.NDArray[np.floating[Any]]
     boxes: npt.NDArray[np.floating[Any]]
 
     def above(self, threshold: float) -> Objects:
-        """Those with a score of at least `threshold`."""
+        """Return the detections with a score of at least `threshold`."""
         kept = self.scores >= threshold
         return Objects(self.classes[kept], self.scores[kept], self.boxes[kept])
 
     def overlaps(self, other: Objects) -> Floats:
-        """The IoU with each of `other`: float64 [k, others]."""
+        """Return the IoU with each of `other`: float64 [k, others]."""
         return iou(self.boxes, other.boxes)
 
 
@@ -68,9 +68,9 @@ def iou(a: npt.NDArray[np.floating[Any]], b: npt.NDArray[np.floating[Any]]) -> F
 class Matches:
     """The detections of one class in all images, best score first, at T thresholds of IoU.
 
-    image: int64 [d], the index of each detection's image. right: bool [T, d], it finds an object. counted: bool [T, d],
-    it is right or wrong; others overlap an ignored region. positives: int64 [images], objects to find.
-    found: bool [objects], which of these are found at the lowest IoU, by a detection of any score.
+    image: int64 [d], the index of each detection's image. right: bool [T, d], it matches an object. counted: bool [T,
+        d], it counts as right or wrong; others overlap an ignored region. positives: int64 [images], objects to find.
+    found: bool [objects], which of these are matched at the lowest IoU by a detection of any score.
     """
 
     image: npt.NDArray[np.int64]
@@ -93,7 +93,7 @@ class Matched:
 
 
 def match_boxes(objects: Sequence[Objects], truth: Sequence[Boxes]) -> Matched:
-    """Match detections with labelled objects image by image, of all classes that are found or labelled.
+    """Match detections with labelled objects image by image, for all classes detected or labelled.
 
     Raises:
         MissingPackageError: pycocotools is not installed.
@@ -121,11 +121,11 @@ def match_entries(
     kind: Literal["bbox", "segm", "keypoints"],
     sigmas: Sequence[float] | None = None,
 ) -> Matched:
-    """Match what is found with what is labelled, image by image, by IoU of boxes or masks, or by OKS; as rows of the
-    images, which may be joined with those of others: what an image has does not depend on the other images.
+    """Match detections with labels image by image, by IoU of boxes or masks, or by OKS. The rows of one image do not
+    depend on other images, so rows of several calls can be joined.
 
     Args:
-        images: what COCO's data set says of each, but for its id. sigmas: of the key points, None for COCO's own.
+        images: the COCO annotations of each, without ids. sigmas: of the key points, None for COCO's own.
 
     Raises:
         MissingPackageError: pycocotools is not installed.
@@ -164,7 +164,7 @@ def match_entries(
 
 
 def _rows(counts: Sequence[tuple[int, int, int]], **columns: npt.NDArray[Any]) -> ImageRows:
-    """A table with so many rows of each image and category."""
+    """Return a table with this many rows for each image and category."""
     image, category, rows = np.array(counts, np.int32).reshape(-1, 3).T
     return ImageRows(np.repeat(image, rows), {"category": np.repeat(category, rows), **columns})
 
@@ -204,7 +204,7 @@ def matches_of(matched: Matched, n: int) -> list[Matches]:
 
 
 def _numbered(entries: Entries) -> list[dict[str, Any]]:
-    """Annotations with their ids."""
+    """Return annotations with ids."""
     every = ((i, entry) for i, image in enumerate(entries, 1) for entry in image)
     return [{"id": number, "image_id": i, **entry} for number, (i, entry) in enumerate(every, 1)]
 
@@ -215,7 +215,7 @@ def _evaluated(
     kind: Literal["bbox", "segm", "keypoints"],
     sigmas: Sequence[float] | None,
 ) -> list[dict[str, Any] | None]:
-    """What COCO's program says of each category and image, image by image of each category in turn."""
+    """Return pycocotools' result for each category and image: all images of a category, then the next category."""
     try:
         coco = importlib.import_module("pycocotools.coco").COCO
         evaluation = importlib.import_module("pycocotools.cocoeval").COCOeval
@@ -265,7 +265,7 @@ def _of_draws(matches: Matches, draws: Floats) -> Floats:
     for t, (right, counted) in enumerate(zip(matches.right, matches.counted, strict=True)):
         at = np.flatnonzero(right)
         shape = (len(at) + 1, draws.shape[1])
-        # Row j: how many detections of each image count between right detection j - 1 and j, j included.
+        # Row j: number of counted detections per image after right detection j - 1, up to and including j.
         between = sparse.csr_matrix(
             (counted.astype(np.float64), (np.searchsorted(at, np.arange(len(right))), matches.image)), shape
         )

@@ -1,4 +1,4 @@
-"""Which answers changed, counted."""
+"""Changed answers: which, how many and how severe."""
 
 import functools
 import operator
@@ -23,14 +23,14 @@ from vitdeploy.verification.records import Ints, Records
 Bools = npt.NDArray[np.bool_]
 Floats = npt.NDArray[np.float64]
 
-# The share of pixels from which an image counts as segmented differently: borders of segments always move a little.
+# Share of pixels above which an image counts as segmented differently: segment borders always move a little.
 MOVED_PIXELS = 0.01
 
 
 @dataclass(frozen=True)
 class Changes:
     """changed: bool [n]. lost, gained: bool [n], right before and wrong now, and the reverse; None without labels.
-    severity: float64 [n]. kept: bool [n], another answer that is as right; None without labels."""
+    severity: float64 [n]. kept: bool [n], a different answer that is equally right; None without labels."""
 
     changed: Bools
     lost: Bools | None
@@ -64,8 +64,8 @@ def judged(changed: Bools, size: Floats, right: Bools | None = None, was_right: 
 
 
 def object_changes(artifact: Sequence[detection.Found], reference: Sequence[detection.Found]) -> Changes:
-    """Changed images: those with a visible object that has no partner on the other side (`detection.pair`); more such
-    objects, and higher scores, are worse."""
+    """Return the changed images: those with a visible object that has no match on the other side (`detection.pair`).
+    More such objects and higher scores are worse."""
     lonely = np.zeros(len(reference))
     for i, (a, b) in enumerate(zip(artifact, reference, strict=True)):
         both = detection.partners(a, b)
@@ -74,7 +74,7 @@ def object_changes(artifact: Sequence[detection.Found], reference: Sequence[dete
 
 
 def map_changes(artifact: Sequence[PanopticMap], reference: Sequence[PanopticMap]) -> Changes:
-    """Changed images: those with more than MOVED_PIXELS of their pixels in another class."""
+    """Return the changed images: those with more than MOVED_PIXELS of their pixels in another class."""
     moved = np.array([_moved(a, b) for a, b in zip(artifact, reference, strict=True)], np.float64)
     return judged(moved > MOVED_PIXELS, moved)
 
@@ -84,7 +84,7 @@ def _moved(a: PanopticMap, b: PanopticMap) -> float:
 
 
 def _classes(cut: PanopticMap) -> npt.NDArray[np.int64]:
-    """The class of every pixel; -1 where it has none."""
+    """Return the class of every pixel; -1 for no class."""
     known, at = np.unique(cut.ids, return_inverse=True)
     classes = np.array([cut.classes.get(int(each), -1) for each in known], np.int64)
     return np.asarray(classes[at.reshape(cut.ids.shape)])
@@ -97,10 +97,10 @@ Counts: TypeAlias = agreement.Tally | Records
 
 
 def joined(counts: Sequence[Counts], places: Sequence[Ints]) -> Counts:
-    """The counts of all images of some pieces: the same in whatever order the pieces are given.
+    """Return the counts of all images from several pieces, independent of the order of the pieces.
 
     Args:
-        places: int64, of each image of a piece its place among all images, or any number that orders them so.
+        places: int64, for each image of a piece its index among all images, or any number with the same order.
     """
     records = [each for each in counts if isinstance(each, Records)]
     if records:

@@ -8,10 +8,10 @@ import numpy.typing as npt
 
 from vitdeploy.verification.intervals import paired_difference, wilson
 
-# Up to this many classes the whole matrix is kept; the lists of pairs and of classes are never longer.
+# Up to this many classes the whole matrix is kept; it is also the maximum length of the lists of pairs and classes.
 MATRIX_CLASSES, LISTED_ROWS = 20, 20
 BINS = 10
-# How often the answers of a perfectly calibrated model are drawn.
+# Number of random draws of a perfectly calibrated model's answers.
 DRAWS = 200
 
 Ints = npt.NDArray[np.int64]
@@ -20,8 +20,8 @@ Floats = npt.NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Classified:
-    """The true and the predicted class of each sample: int64 [n] each; `confidence`: float64 [n] in 0..1, if there is
-    one."""
+    """The true and the predicted class of each sample: int64 [n] each; `confidence`: float64 [n] in 0..1, if the model
+    has one."""
 
     truth: Ints
     answer: Ints
@@ -58,7 +58,7 @@ class Confusion:
 
 @dataclass(frozen=True)
 class ClassDrop:
-    """The effect of one engine on one class: percent right, and points lost with their interval."""
+    """One engine's accuracy on one class in percent, and its drop in points with the interval."""
 
     value: float
     drop: float
@@ -67,7 +67,7 @@ class ClassDrop:
 
 @dataclass(frozen=True)
 class ClassRow:
-    """One class of `n` samples, of which the original gets `original` percent right."""
+    """One class with `n` samples; the original is right on `original` percent of them."""
 
     name: str = field(metadata={"alias": "class"})
     n: int
@@ -77,7 +77,7 @@ class ClassRow:
 
 @dataclass(frozen=True)
 class LostClass:
-    """A class that provably loses; the fields of its `ClassDrop`."""
+    """A class with a proven loss; the fields of its `ClassDrop`."""
 
     name: str = field(metadata={"alias": "class"})
     value: float
@@ -87,7 +87,7 @@ class LostClass:
 
 @dataclass(frozen=True)
 class LostClasses:
-    """How many classes an engine provably loses accuracy on, and the worst of them."""
+    """The number of classes on which an engine provably loses accuracy, and the worst of them."""
 
     classes: int
     worst: tuple[LostClass, ...]
@@ -95,12 +95,11 @@ class LostClasses:
 
 @dataclass(frozen=True)
 class Drops:
-    """How much of each class the original and every engine get right; the worst classes first.
+    """The accuracy of the original and of every engine on each class, worst classes first.
 
-    At most LISTED_ROWS classes in `rows`: those that lose most images, net, to any engine; `left` are not listed. The
-    intervals of an engine's drops (points) hold for all classes together at 95 % (Bonferroni), since the worst of many
-    is
-    selected: one above zero proves that its class loses. `lost`: by engine.
+    At most LISTED_ROWS classes in `rows`: those with the largest net loss of images to any engine; `left` counts the
+    others. The intervals of an engine's drops (points) hold for all classes together at 95 % (Bonferroni), since the
+    worst of many is selected: an interval above zero proves a loss on its class. `lost`: by engine.
     """
 
     classes: int
@@ -111,8 +110,7 @@ class Drops:
 
 @dataclass(frozen=True)
 class ReliabilityBin:
-    """The answers of similar confidence (mean, in percent), and the percent of them that is right, with the Wilson
-    interval."""
+    """Answers of similar confidence (mean, in percent), and the percentage of right ones with its Wilson interval."""
 
     n: int
     confidence: float
@@ -126,8 +124,8 @@ class Reliability:
 
     error: the expected calibration error over BINS bins of equal width (Naeini, Cooper and Hauskrecht 2015): the mean
     over all samples of |confidence - accuracy| of their bin. by_chance: the 95 % quantile of the error of a
-    perfectly calibrated model, on as many samples of these confidences: an error below it proves nothing.
-    bins: those with samples.
+    perfectly calibrated model, on the same number of samples with these confidences: an error below it proves nothing.
+    bins: the non-empty ones.
     """
 
     error: float
@@ -138,7 +136,7 @@ class Reliability:
 
 
 def confusion(found: Mapping[str, Classified], names: Sequence[str]) -> Confusion:
-    """The confusions between classes; `names` are those of all classes."""
+    """Return the confusions between classes; `names`: all class names."""
     k = len(names)
     counted: dict[tuple[int, int], dict[str, int]] = {}
     for artifact, each in found.items():
@@ -164,7 +162,7 @@ def _counts(found: Classified, k: int) -> tuple[tuple[int, ...], ...]:
 
 
 def by_class(reference: Classified, engines: Mapping[str, Classified], names: Sequence[str]) -> Drops:
-    """The accuracy on each class; `names` are those of all classes."""
+    """Return the accuracy on each class; `names`: all class names."""
     k = len(names)
     total = np.bincount(reference.truth, minlength=k)
     present = np.flatnonzero(total)
@@ -189,7 +187,7 @@ def by_class(reference: Classified, engines: Mapping[str, Classified], names: Se
     ]
     lost = {}
     for name, each in engines.items():
-        fewer = [c for c in order if was[c] > right[name][c]]  # of the others none is proven to lose
+        fewer = [c for c in order if was[c] > right[name][c]]  # the other classes have no proven loss
         found = [LostClass(names[c], **vars(drop(c, each))) for c in fewer]
         proven = sorted((row for row in found if row.drop_ci95[0] > 0), key=lambda row: -row.drop)
         lost[name] = LostClasses(len(proven), tuple(proven[:LISTED_ROWS]))
@@ -203,7 +201,7 @@ def _drop(was: npt.NDArray[np.bool_], right: npt.NDArray[np.bool_], level: float
 
 
 def reliability(found: Classified, seed: int = 0) -> Reliability:
-    """Confidence against accuracy; `seed`: for the draws behind `by_chance`."""
+    """Return confidence against accuracy; `seed`: for the draws that determine `by_chance`."""
     assert found.confidence is not None
     confidence = np.clip(found.confidence, 0.0, 1.0)
     at = np.minimum((confidence * BINS).astype(np.int64), BINS - 1)

@@ -1,4 +1,4 @@
-"""Comparisons of answers: what differs, and whether it can be right."""
+"""Comparisons of an artifact's answers with the original's, and the likely cause of a difference."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -12,7 +12,7 @@ from vitdeploy.extensions import lazy
 from vitdeploy.spec import PreprocessSpec
 from vitdeploy.verification import intervals, records
 
-# Measuring processes load this module, and need no order.
+# Loaded at first use: benchmark processes import this module and do not need it.
 optimize = lazy("scipy.optimize")
 
 # --- The common fields of every task's comparison of an artifact with the original, for one gate and one report -------
@@ -20,11 +20,11 @@ optimize = lazy("scipy.optimize")
 
 @dataclass(frozen=True)
 class Control:
-    """What answers score that have nothing to do with the image: the artifact's own, each against the original's answer
-    to another image. A measure under which they score as well cannot tell one model from another.
+    """The score of unrelated answers: the artifact's, each compared with the original's answer to another image. A
+    measure under which unrelated answers score equally well cannot distinguish models.
 
     agreement: as `Comparison.agreement`; value: as `Comparison.value`, None without labels; difference: as
-    `Comparison.max_difference`, by which outputs change from image to image.
+        `Comparison.max_difference`: how much outputs change from image to image.
     """
 
     agreement: float
@@ -43,10 +43,10 @@ class Comparison:
     metric: the name of what `value` (the artifact's) and `reference_value` (the original's) measure against labels.
     drop: reference_value - value (negative: the artifact gains), with its paired 95 % interval. All of these are None
         without labels.
-    agreement: percent of the original's answers that the artifact gives too, whatever the labels say, with its 95 %
-        interval; `agreement_of` says in a few words what is counted.
+    agreement: percent of the original's answers that the artifact reproduces, regardless of labels, with its 95 %
+        interval; `agreement_of` names what is counted.
     max_difference: max|a - b| / max|b| over the raw outputs, b the original's.
-    control: None where there is none: of one image alone.
+    control: None for a single image.
     """
 
     n: int
@@ -63,27 +63,27 @@ class Comparison:
 
     @property
     def by_head(self) -> Mapping[str, "Comparison"]:
-        """The comparisons that this is made of, of a model with several heads."""
+        """The comparison of each head of a multi-head model; {} for other models."""
         return {}
 
     @property
     def proves_nothing(self) -> str:
-        """Why the agreement says nothing of the artifact; "" where it does.
+        """Why the agreement proves nothing about the artifact; "" if it does.
 
-        It has to be nearer to that of the original itself, which is 100 %, than to that of unrelated answers, and its
-        interval above these.
+        The agreement must be closer to 100 % than to the agreement of unrelated answers, and its interval must lie
+        above the latter.
         """
         if self.control is None:
-            why = "there is one image" if self.n == 1 else "answers to other images are of other shapes"
-            return f"{why}, so nothing shows how unrelated answers would score"
+            why = "there is only one image" if self.n == 1 else "answers to other images have other shapes"
+            return f"{why}, so the score of unrelated answers is unknown"
         others = self.control.agreement
         if self.agreement > least_to_prove(self.control) and self.agreement_ci95[0] > others:
             return ""
         return f"answers to other images agree to {others:.2f} %"
 
     def drop_proves_nothing(self, max_drop: float) -> str:
-        """The same of a drop by labels of at most `max_drop` points: answers to other images have to lose more, and
-        more than twice of what the artifact loses."""
+        """As `proves_nothing`, for a drop by labels of at most `max_drop` points: unrelated answers must lose more than
+        that, and more than twice what the artifact loses."""
         if self.control is None:
             return self.proves_nothing
         if self.drop is None or self.drop_ci95 is None or self.reference_value is None:
@@ -95,19 +95,19 @@ class Comparison:
 
 
 def least_to_prove(control: Control) -> float:
-    """The agreement in percent half-way between unrelated answers and the original's."""
+    """Return the agreement in percent halfway between that of unrelated answers and 100 %."""
     return (100 + control.agreement) / 2
 
 
 def counted_agreement(same: int, n: int) -> Fields:
-    """The agreement fields of a `Comparison`, of n answers of which so many are the same, with Wilson's interval."""
+    """Return the agreement fields of a `Comparison` for `same` equal answers of n, with Wilson's interval."""
     low, high = intervals.wilson(same, n)
     return {"agreement": 100 * same / n, "agreement_ci95": (100 * low, 100 * high)}
 
 
 def resampled_agreement(agreement: float, drawn: intervals.Floats, trials: int) -> Fields:
-    """The same of an agreement in percent, by those that are `drawn` from the images again; its interval is no narrower
-    than that of so many independent trials."""
+    """Return the same fields for an agreement in percent, from the bootstrap replicates `drawn`. The interval is no
+    narrower than that of `trials` independent trials."""
     least = intervals.least_of_share(agreement / 100, trials)
     return {
         "agreement": agreement,
@@ -118,11 +118,11 @@ def resampled_agreement(agreement: float, drawn: intervals.Floats, trials: int) 
 def resampled_accuracy(
     values: Sequence[float], drawn: intervals.Floats, right: Sequence[npt.NDArray[np.bool_]], drop: float | None = None
 ) -> Fields:
-    """The accuracy fields of a `Comparison`, by the drops that are `drawn` from the images again.
+    """Return the accuracy fields of a `Comparison` from the bootstrap replicates `drawn` of the drop.
 
     Args:
         values: the artifact's and the original's. drop: None for their difference.
-        right: of both, whether each answer to the same questions is: no interval is narrower than that of these.
+        right: for both sides, which answers are right; the interval is no narrower than that of these paired answers.
     """
     lost = values[1] - values[0] if drop is None else drop
     interval = intervals.percentile_interval(
@@ -132,14 +132,14 @@ def resampled_accuracy(
 
 
 def paired_counts(ours: npt.NDArray[np.bool_], theirs: npt.NDArray[np.bool_]) -> tuple[int, int, int, int]:
-    """How many are right of both, only of the original, only of the artifact, of neither: from who was right, bool [n]
-    each."""
+    """Return how many answers are right on both sides, only for the original, only for the artifact, and on neither,
+    from which are right: bool [n] each."""
     both, lost, gained = (int(each.sum()) for each in (ours & theirs, theirs & ~ours, ours & ~theirs))
     return both, lost, gained, len(ours) - both - lost - gained
 
 
 def paired_accuracy(both: int, lost: int, gained: int, neither: int) -> Fields:
-    """The accuracy fields of a `Comparison`, from `paired_counts`."""
+    """Return the accuracy fields of a `Comparison` from `paired_counts`."""
     # The difference is original minus artifact, so that a loss is positive.
     low, high = intervals.paired_difference(both, lost, gained, neither)
     n = both + lost + gained + neither
@@ -152,11 +152,11 @@ def paired_accuracy(both: int, lost: int, gained: int, neither: int) -> Fields:
 
 
 # --- How far raw outputs are apart, image by image --------------------------------------------------------------------
-# the largest of all images is the largest of any pieces of them.
+# the maximum over all images is the maximum over any pieces of them.
 
 
 def differences(ours: records.Answers, reference: records.Answers, names: Sequence[str]) -> records.ImageRows:
-    """Of each image max|a - b| (`apart`) and max|b| (`largest`) of the named outputs, b the reference's: float64
+    """Return max|a - b| (`apart`) and max|b| (`largest`) per image and named output, b the reference's: float64
     [images, names] each."""
     apart, largest = (np.zeros((len(reference), len(names))) for _ in range(2))
     for k, name in enumerate(names):
@@ -167,7 +167,7 @@ def differences(ours: records.Answers, reference: records.Answers, names: Sequen
 
 
 def worst_of(table: records.ImageRows) -> float:
-    """max|a - b| / max|b| over all images, of the output where it is largest; 0.0 without any output."""
+    """Return max|a - b| / max|b| over all images, for the worst output; 0.0 without outputs."""
     apart, largest = table["apart"].max(axis=0), table["largest"].max(axis=0)
     return float((apart / np.maximum(largest, 1e-300)).max(initial=0.0))
 
@@ -179,17 +179,17 @@ def worst_of(table: records.ImageRows) -> float:
 
 Indices = npt.NDArray[np.int64]
 
-# Times chance; with few classes that is more than a good model may have, so never more than half, and a little more
-# than chance where there are two.
+# Multiples of chance. With few classes a good model may not reach that, so the limit is at most one half, and slightly
+# above chance for two classes.
 CHANCES, HALF, NEARLY = 3.0, 0.5, 1.2
-# So many points below what its own files claim for other images of the same task.
+# Points below the accuracy that the model's own files claim for other images of the same task.
 BELOW_CLAIM = 20.0
-# Percent of mAP, PQ or token accuracy below which nothing was found.
+# Percent of mAP, PQ or token accuracy below which the model effectively found nothing.
 FLOOR = 1.0
-# The assignment of classes to each other takes memory by their square, and time by their cube.
+# Assigning classes to each other takes memory quadratic and time cubic in their number.
 MOST_CLASSES = 2000
-# How often another order must be right for it to be named: by the lower end of its interval, of all images and against
-# the upper end of the order at hand.
+# Conditions for naming another class order: the lower end of its accuracy interval, and its ratio to the upper end for
+# the present order.
 ORDERED, TIMES = 0.5, 2.0
 
 
@@ -202,14 +202,14 @@ class ClaimedAccuracy:
 
 
 def least_accuracy(classes: int) -> float:
-    """The share of right answers, 0..1, that every trained classifier exceeds."""
+    """Return the share of right answers, 0..1, that every trained classifier exceeds."""
     return 0.0 if classes < 2 else min(CHANCES / classes, max(HALF, NEARLY / classes))
 
 
 def doubt_accuracy(answers: Indices, labels: Indices, classes: int, claim: ClaimedAccuracy | None) -> str | None:
-    """Evidence against the labels from a classifier's own top-1 answers, int64 [n] each; None without any.
+    """Return evidence against the labels from a classifier's own top-1 answers, int64 [n] each, or None.
 
-    An interval decides, so that a few images prove nothing.
+    An interval decides, so a few images prove nothing.
     """
     n, right = len(answers), int((answers == labels).sum())
     share, high, least = right / n, intervals.wilson(right, n)[1], least_accuracy(classes)
@@ -224,14 +224,14 @@ def doubt_accuracy(answers: Indices, labels: Indices, classes: int, claim: Claim
     low = intervals.wilson(round(ordered * n), n)[0]
     if low > max(ORDERED, TIMES * high):
         return (
-            f"{text}: the class order may be wrong; in another one, found on one half of the images, it is "
-            f"{100 * ordered:.0f} % of the other (at least {math.floor(100 * low)} %)"
+            f"{text}: the class order may be wrong. In another order, fitted on one half of the images, it is "
+            f"{100 * ordered:.0f} % on the other half (at least {math.floor(100 * low)} %)"
         )
-    return f"{text}: is the class order right, and the preprocessing that of the training?"
+    return f"{text}: check the class order, and whether the preprocessing matches the training"
 
 
 def accuracy_in_best_order(answers: Indices, labels: Indices, classes: int) -> float:
-    """The share of right answers, 0..1, under the class order that fits the answers best.
+    """Return the share of right answers, 0..1, under the class order that fits the answers best.
 
     The order is fitted on one half of the images and evaluated on the other, and vice versa: on the same images some
     order always fits. 0 if there are too many classes to search.
@@ -246,17 +246,20 @@ def accuracy_in_best_order(answers: Indices, labels: Indices, classes: int) -> f
         np.add.at(table, (labels[seen], answers[seen]), 1)
         rows, columns = optimize.linear_sum_assignment(table, maximize=True)
         called = np.full(classes, -1)
-        # Pairs that no image is of are there only because every class needs a partner.
+        # Pairs without images exist only because every class needs a partner.
         called[columns] = np.where(table[rows, columns] > 0, rows, -1)
         right += int((called[answers[~seen]] == labels[~seen]).sum())
     return right / len(answers)
 
 
 def doubt_value(metric: str | None, value: float | None) -> str | None:
-    """The same of a metric that is near zero where the labels speak of other classes, boxes or tokens."""
+    """Return the same for a metric that is near zero if the labels belong to other classes, boxes or tokens."""
     if metric is None or value is None or value >= FLOOR:
         return None
-    return f"the original's {metric} is {value:.2f} %: are these the inputs' labels, and in this model's classes?"
+    return (
+        f"the original's {metric} is {value:.2f} %: check that the labels belong to the inputs and use the model's "
+        "classes"
+    )
 
 
 # --- Where a difference comes from: the proven cause, or "unknown" ----------------------------------------------------
@@ -268,7 +271,7 @@ FLOAT_TOLERANCE = 1e-3
 # The lowest percent of equal answers that rounding alone is known to cause; below, something else may be wrong as well.
 ROUNDING = 90.0
 FIELDS = ("resize", "crop", "fit", "crop_rounding", "fill", "interpolation", "mean", "std", "channel_order")
-BISECT = "verify --bisect against the float graph that it was made of says where it enters"
+BISECT = "run verify --bisect against the float graph it was made from to locate the cause"
 
 
 def diagnose(
@@ -278,7 +281,7 @@ def diagnose(
     theirs: PreprocessSpec | None,
     precision: str,
 ) -> str:
-    """One sentence on where a difference comes from.
+    """Return a sentence on the cause of a difference.
 
     Args:
         tensor: the comparison with both models fed the artifact's preprocessed tensor; None if the original does not
@@ -291,46 +294,47 @@ def diagnose(
     named = f"preprocessing differs: {_fields(ours, theirs)}"
     if tensor is None:
         return (
-            f"unknown: {named}; on the same image {_percent(image)} agree, but the original cannot be fed the "
-            "artifact's tensor, so whether that is the cause is not shown"
+            f"unknown: {named}; on the same image {_percent(image)} agree, but the original does not accept the "
+            "artifact's tensor, so the cause is not confirmed"
         )
     both = f"on the same tensor {_percent(tensor)} agree, on the same image {_percent(image)}"
     if nothing := _proves_nothing(tensor):
         return f"unknown: {named}; on the same tensor {nothing}"
     if not _same_function(tensor, precision):
-        return f"unknown: {named}; but {both}, so that is not all of it"
+        return f"unknown: {named}; but {both}, so preprocessing is not the only cause"
     if tensor.agreement_ci95[0] > image.agreement_ci95[1]:
         return f"{named}; {both}"
     if tensor.max_difference <= FLOAT_TOLERANCE < image.max_difference:
-        return f"{named}; {both}: it moves the outputs, and is not shown to move the answers"
-    return f"{named}; {both}: it is not shown to make a difference"
+        return f"{named}; {both}: it changes the outputs; an effect on the answers is not shown"
+    return f"{named}; {both}: no effect is shown"
 
 
 def _of_graph(facts: Comparison, precision: str) -> str:
-    """What a difference on the same tensor implies."""
+    """Return what a difference on the same tensor implies."""
     difference = f"largest difference {facts.max_difference:.1e}"
     if nothing := _proves_nothing(facts):
         return f"unknown: {difference}; {nothing}"
     if facts.max_difference <= FLOAT_TOLERANCE:
         return f"the same function: {difference}"
     if precision == "fp32":
-        return f"the graph differs: {difference} on the same tensor, which float32 does not explain"
+        return f"the graph differs: {difference} on the same tensor, more than float32 rounding explains"
     if facts.agreement >= ROUNDING:
-        return f"{precision} rounding, as far as is shown: {difference} of the largest output"
+        return f"{precision} rounding (likely): {difference} of the largest output"
     return (
-        f"unknown: {_percent(facts)} agree, which {precision} rounding alone does not explain; another model, other "
-        f"weights or a broken layer are not told apart; {BISECT}"
+        f"unknown: {_percent(facts)} agree, less than {precision} rounding alone explains: another model, other "
+        f"weights or a broken layer; {BISECT}"
     )
 
 
 def same_outputs(facts: Comparison) -> bool:
-    """Whether the outputs are the original's, and change from image to image by more than what they may be off by."""
+    """Whether the outputs equal the original's within the tolerance, and change from image to image by more than
+    that."""
     return facts.max_difference <= FLOAT_TOLERANCE < _changes(facts) / 2
 
 
 def follows(facts: Comparison) -> bool:
-    """Whether outputs are nearer to the original's than a quarter of what they change by from image to image, as those
-    of no other model are, whatever the answers say."""
+    """Whether outputs differ from the original's by at most a quarter of their change from image to image, which no
+    other model achieves, regardless of the answers."""
     return facts.max_difference <= _changes(facts) / 4
 
 
@@ -339,12 +343,12 @@ def _changes(facts: Comparison) -> float:
 
 
 def _proves_nothing(facts: Comparison) -> str:
-    """Why two that are alike may be any two; "" where they are not, or where outputs or answers tell images apart."""
+    """Why similar results prove nothing; "" if the results differ, or if outputs or answers vary between images."""
     control = facts.control
     if same_outputs(facts):
         return ""
     if facts.max_difference <= FLOAT_TOLERANCE:
-        away = "" if control is None else f", where outputs for other images are {control.difference:.1e} apart"
+        away = "" if control is None else f": outputs for other images differ by only {control.difference:.1e}"
         return f"that proves nothing{away or ': ' + facts.proves_nothing}"
     alike = facts.agreement >= ROUNDING and facts.proves_nothing
     return f"the agreement proves nothing: {alike}" if alike else ""

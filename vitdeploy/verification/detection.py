@@ -21,17 +21,17 @@ Compared = TypeVar("Compared", bound="DetectionComparison")
 
 
 class _FoundObjects(Protocol):
-    """What a model found in one image: objects with their classes int64 [k] and scores float [k]."""
+    """Detections in one image: objects with their classes int64 [k] and scores float [k]."""
 
     @property
     def classes(self) -> npt.NDArray[np.int64]: ...
     @property
     def scores(self) -> npt.NDArray[np.floating[Any]]: ...
     def above(self: Found, threshold: float) -> Found:
-        """Those with a score of at least `threshold`."""
+        """Return the objects with a score of at least `threshold`."""
 
     def overlaps(self: Found, other: Found) -> Floats:
-        """The IoU with each of `other`: float64 [k, others]."""
+        """Return the IoU with each of `other`: float64 [k, others]."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,20 +51,20 @@ class DetectionComparison(Comparison):
     reference_ap50: float | None = None
     ap75: float | None = None
     reference_ap75: float | None = None
-    # The name of the metric, in documents and in words; objects and their overlap.
+    # The name of the metric, in JSON documents and in prose; the names of the objects and of their overlap.
     WORDS: ClassVar[tuple[str, str, str, str]] = ("mAP", "mAP", "objects", "IoU")
 
     @classmethod
     def of(
         cls: type[Compared], records: Records, *, threshold: float, max_difference: float, seed: int = 0
     ) -> Compared:
-        """The comparison that the records of all images (`object_records`) are of.
+        """Return the comparison for the records of all images (`object_records`).
 
         Args:
             max_difference: of the raw outputs, passed on.
 
         Raises:
-            DataError: there are labels, and not one object in all images.
+            DataError: the labels contain no object.
         """
         metric, in_words, objects, overlap = cls.WORDS
         pairs, labelled = records["pairs"], "objects" in records
@@ -91,15 +91,15 @@ def object_records(
     *,
     threshold: float,
 ) -> Records:
-    """What a comparison of the objects in the same images, in the same order, needs of each.
+    """Return the records for a comparison of objects in the same images, in the same order.
 
     Tables: images, with how many objects are `shown` by the artifact and the original, int32 [n, 2]; pairs, with their
-    `iou` and how far scores are `apart`. With labels, ours and theirs: what each side found (`Matched.detections`); and
-    objects: the labelled ones (`Matched.objects`), `found` bool [objects, 2].
+    `iou` and how far scores are `apart`. With labels, ours and theirs: the detections of each side
+    (`Matched.detections`); and objects: the labelled ones (`Matched.objects`), `found` bool [objects, 2].
 
     Args:
-        artifact, reference: all that they found, whatever its score: mAP is of the whole ranking.
-        truth: the labelled objects with the models' class numbers, or None; `match` matches them with what was found.
+        artifact, reference: all detections of any score, since mAP covers the whole ranking.
+        truth: the labelled objects with the models' class numbers, or None; `match` matches them with the detections.
         threshold: the score from which a user sees an object.
 
     Raises:
@@ -125,7 +125,7 @@ def object_records(
 
 
 def _agreement(records: Records, seed: int) -> dict[str, Any]:
-    """The agreement fields of a `Comparison`."""
+    """Return the agreement fields of a `Comparison`."""
     matched = np.bincount(records["pairs"].image, minlength=records.n).astype(np.float64)
     total = records["images"]["shown"].astype(np.float64).sum(axis=1)
     drawn = replicates(records.n, seed, lambda weights: shared(weights, matched, total))
@@ -133,23 +133,24 @@ def _agreement(records: Records, seed: int) -> dict[str, Any]:
 
 
 def shared(weights: Floats, matched: Floats, total: Floats) -> Floats:
-    """200 m / (a + b) of weighted images with m matches among the a + b objects of both sides; 100 without objects."""
+    """Return 200 m / (a + b) of weighted images with m matches among the a + b objects of both sides; 100 without
+    objects."""
     m, both = weights @ matched, weights @ total
     return np.where(both > 0, 200 * m / np.maximum(both, 1), 100.0)
 
 
 def pair(a: Found, b: Found) -> Floats:
-    """Pairs of one object of each, of one class and with IoU >= 0.5: float64 [pairs, 2], IoU and |score difference|.
+    """Return pairs of one object per side with the same class and IoU >= 0.5: float64 [pairs, 2], IoU and |score
+    difference|.
 
-    Each object is in one pair at most. The pair with the largest IoU is formed first (of equal ones, that of the
-    nearest scores): unlike COCO's order by score this is symmetric, and two scores that swap places do not break
-    well-fitting pairs.
+    Each object is in one pair at most. The pair with the largest IoU is formed first (ties: closest scores first):
+    unlike COCO's order by score this is symmetric, and two scores that swap places do not break well-fitting pairs.
     """
     return _paired(a, b)[1]
 
 
 def partners(a: Found, b: Found) -> npt.NDArray[np.int64]:
-    """Which object of each is in a pair (see `pair`): int64 [pairs, 2]."""
+    """Return the indices of the paired objects of both sides (see `pair`): int64 [pairs, 2]."""
     return _paired(a, b)[0]
 
 
@@ -170,13 +171,14 @@ def _paired(a: Found, b: Found) -> tuple[npt.NDArray[np.int64], Floats]:
 
 
 def _accuracy(records: Records, seed: int, metric: str) -> dict[str, Any]:
-    """The accuracy fields of a `Comparison`, and AP at IoU 0.50 and 0.75, of both sides' matches with the labels."""
+    """Return the accuracy fields of a `Comparison`, and AP at IoU 0.50 and 0.75, from both sides' matches with the
+    labels."""
     n, objects = records.n, records["objects"]
     if objects["ignored"].all():
         raise DataError(
-            f"the labels hold not one object, so there is no {metric}",
+            f"the labels contain no object, so {metric} is undefined",
             found=f"{n} images without objects",
-            fix="check that images and labels belong together, or verify without labels",
+            fix="check that the labels belong to these images, or verify without labels (data.labels: none)",
         )
     ours, theirs = (
         matches_of(
@@ -190,7 +192,7 @@ def _accuracy(records: Records, seed: int, metric: str) -> dict[str, Any]:
 def precision_fields(
     ours: Sequence[Matches], theirs: Sequence[Matches], n: int, seed: int, prefix: str = ""
 ) -> dict[str, Any]:
-    """The accuracy fields of a `Comparison`, and AP at 0.50 and 0.75, of both sides' matches in n images."""
+    """Return the accuracy fields of a `Comparison`, and AP at 0.50 and 0.75, from both sides' matches in n images."""
     whole = np.ones((1, n))
     a, b = (100 * average_precision(each, whole)[0] for each in (ours, theirs))
     spread = replicates(

@@ -1,4 +1,4 @@
-"""The gate: pass, fail, undecided, and how many images would decide."""
+"""The gate: pass, fail or undecided, and the number of images that would decide."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from vitdeploy.verification.agreement import TOP1_ANSWERS
 from vitdeploy.verification.comparison import Comparison, least_to_prove, paired_accuracy
 from vitdeploy.verification.intervals import paired_difference, wilson
 
-# --- What a number of images can prove at all, reported in advance; and bounding a drop by agreement alone ------------
-# Both use the gate's intervals. An engine proves most if it gives every one of the original's answers, so the original
-# is compared with itself.
+# --- What a number of images can prove, reported in advance; and a bound on the drop from agreement alone -------------
+# Both use the gate's intervals. An engine proves most if it gives all of the original's answers, so the original is
+# compared with itself.
 #
 # An answer equal to the original's is as right as the original's. So top-1 cannot drop by more than the share of
 # changed answers, 100 - agreement, and the upper end of that share's interval bounds the drop without any label. This
 # holds only for a metric of single answers, not for mAP, PQ or neighbours.
 #
-# The bound that judges is fixed before an engine has answered (`criterion_to_prove`). Picking the better one afterwards
-# would let the data choose, and would pass a bad engine more often than the nominal 2.5 %.
+# The criterion is fixed before any engine answers (`criterion_to_prove`). Choosing the better one afterwards would pass
+# a bad engine more often than the nominal 2.5 %.
 
 
 Criterion = Literal["labels", "agreement"]
@@ -32,30 +32,31 @@ MOST_IMAGES = 1 << 30
 
 
 def provable_agreement(n: int) -> float:
-    """The percent of agreement that `n` images prove if all answers are the same."""
+    """Return the agreement in percent that `n` images prove if all answers are equal."""
     return 100 * wilson(n, n)[0]
 
 
 def provable_drop(n: int, accuracy: float) -> float:
-    """The drop in points that `n` labelled images prove if all answers are the same; the original's share is
-    `accuracy`, 0..1."""
+    """Return the drop in points that `n` labelled images prove if all answers are equal; `accuracy`: the original's,
+    0..1."""
     right = round(accuracy * n)
     return 100 * paired_difference(right, 0, 0, n - right)[1]
 
 
 def images_for_agreement(bound: float, share: float = 1.0) -> int | None:
-    """How many images prove `bound` percent if a `share` of the answers are the same; None: no number does."""
+    """Return how many images prove `bound` percent if a `share` of the answers are equal; None: no number does."""
     return _least(lambda n: 100 * wilson(round(share * n), n)[0] >= bound) if 100 * share > bound else None
 
 
 def images_for_drop(bound: float, accuracy: float) -> int | None:
-    """How many labelled images prove a drop of at most `bound` points if all answers are the same; None as above."""
+    """Return how many labelled images prove a drop of at most `bound` points if all answers are equal; None as
+    above."""
     return _least(lambda n: provable_drop(n, accuracy) <= bound)
 
 
 def drop_by_agreement(found: Comparison) -> tuple[float, float] | None:
-    """The 95 % interval of the drop in points that follows from agreement, with or without labels; None for a metric
-    that agreement does not bound."""
+    """Return the 95 % interval of the drop in points that follows from agreement, with or without labels; None for a
+    metric that agreement does not bound."""
     if found.agreement_of != TOP1_ANSWERS:
         return None
     reach = 100 - found.agreement_ci95[0]
@@ -63,11 +64,11 @@ def drop_by_agreement(found: Comparison) -> tuple[float, float] | None:
 
 
 def criterion_to_prove(perfect: Comparison, max_drop: float) -> Criterion:
-    """The criterion for a drop: labels; or agreement, if there are no labels, or too few to prove `max_drop` while
-    agreement can.
+    """Return the criterion for a drop: labels, or agreement if there are no labels, or too few to prove `max_drop`
+    while agreement can.
 
     Args:
-        perfect: the original compared with itself, so that nothing of an engine decides this.
+        perfect: the original compared with itself, so that no engine affects the choice.
     """
     bounds = drop_by_agreement(perfect)
     if bounds is None or (perfect.drop_ci95 is not None and perfect.drop_ci95[1] <= max_drop):
@@ -76,11 +77,11 @@ def criterion_to_prove(perfect: Comparison, max_drop: float) -> Criterion:
 
 
 def drop_to_judge(found: Comparison, criterion: Criterion) -> tuple[float, tuple[float, float]] | None:
-    """The drop in points with the 95 % interval to compare with a budget: an interval within it passes, one entirely
-    beyond it fails, which agreement alone never shows. None if nothing bounds the drop.
+    """Return the drop in points with the 95 % interval to compare with a budget. An interval within the budget passes,
+    one entirely beyond it fails, which agreement alone never shows. None if nothing bounds the drop.
 
     Args:
-        criterion: as `criterion_to_prove` settled it. By agreement the "drop" is the share of changed answers, its
+        criterion: the result of `criterion_to_prove`. By agreement the "drop" is the share of changed answers, its
             upper bound.
     """
     if criterion == "labels":
@@ -90,7 +91,8 @@ def drop_to_judge(found: Comparison, criterion: Criterion) -> tuple[float, tuple
 
 
 def perfect_answers(n: int) -> Comparison:
-    """The comparison of `n` answers, all right and all the original's: no engine proves more on so many samples."""
+    """Return the comparison of `n` answers, all right and all equal to the original's: the most that n samples can
+    prove."""
     return Comparison(
         n=n,
         metric="top-1",
@@ -103,14 +105,14 @@ def perfect_answers(n: int) -> Comparison:
 
 
 def unprovable(perfect: Comparison, budget: Budget, noun: str = "image") -> list[str]:
-    """A sentence for each bound of the accuracy that no engine can be proven to meet on these images.
+    """Return a sentence for each accuracy bound that no engine can be proven to meet on these images.
 
     Args:
         perfect: the original compared with itself.
     """
     lines = []
     if perfect.control is not None and perfect.proves_nothing and budget.min_agreement != 0:
-        lines.append(f"nothing can be proven of answers on these {noun}s: the original's {perfect.proves_nothing}")
+        lines.append(f"these {noun}s cannot prove anything: the original's {perfect.proves_nothing}")
     if budget.max_drop is not None:
         lines += _of_drop(perfect, budget.max_drop, noun)
     if budget.min_agreement is not None and perfect.agreement_ci95[0] < budget.min_agreement:
@@ -141,7 +143,7 @@ def _images(count: int | None, noun: str) -> str:
 
 
 def _above(value: float) -> str:
-    """Two decimals, rounded up: a smaller bound is not proven."""
+    """Format with two decimals, rounded up: a smaller bound is not proven."""
     return f"{math.ceil(100 * value - 1e-9) / 100:.2f}"
 
 
@@ -150,7 +152,8 @@ def _below(value: float) -> str:
 
 
 def _least(enough: Callable[[int], bool]) -> int | None:
-    """The least n for which it is true, and from which on it stays so but for rounding to whole images."""
+    """Return the smallest n for which `enough` holds; it holds for all larger n, except for rounding to whole
+    images."""
     found = bisect.bisect_left(range(MOST_IMAGES + 1), True, 1, key=enough)
     return found if found <= MOST_IMAGES else None
 
@@ -162,12 +165,12 @@ def _least(enough: Callable[[int], bool]) -> int | None:
 Kind = Literal["answers", "latency", "size", "memory"]
 
 
-# Of a bound that unrelated answers would meet as well.
+# Marks a bound that unrelated answers would meet as well.
 PROVES_NOTHING = "proves nothing"
 
 
 class Reason(str):
-    """A sentence for a bound that is not met, or not provably; `kind` is what it bounds. In JSON it is its text."""
+    """A sentence for a bound that is not met, or not provably; `kind`: what it bounds. In JSON only the text."""
 
     kind: Kind
 
@@ -177,29 +180,29 @@ class Reason(str):
         return self
 
     def __getnewargs__(self) -> tuple[str, Kind]:  # type: ignore[override]
-        return str(self), self.kind  # copies and pickles are made of these
+        return str(self), self.kind  # used by copy and pickle
 
 
 @dataclass(frozen=True)
 class Gate:
-    """The verdict and one sentence for each bound that is not met, or not provably. The sentences of a budget's bounds
-    are `Reason`s."""
+    """The verdict and one sentence for each bound that is not met, or not provably. Sentences about a budget are
+    `Reason`s."""
 
     status: GateStatus
     reasons: tuple[str, ...] = field(default=())
 
     def named(self, name: str) -> Gate:
-        """The same, with this name before each reason."""
+        """Return this gate with `name` before each reason."""
         return Gate(self.status, tuple(_named(reason, name) for reason in self.reasons))
 
 
 def proves_nothing(gate: Gate) -> bool:
-    """Whether some bound would be met by unrelated answers as well."""
+    """Whether unrelated answers would meet some bound as well."""
     return any(f"{PROVES_NOTHING}: " in reason for reason in gate.reasons)
 
 
 def kinds_of(reasons: Iterable[str]) -> frozenset[Kind]:
-    """The kinds of budget bounds that these reasons are about."""
+    """Return the kinds of budget bounds in these reasons."""
     return frozenset(reason.kind for reason in reasons if isinstance(reason, Reason))
 
 
@@ -209,25 +212,27 @@ def _named(reason: str, name: str) -> str:
 
 
 def guards(budget: Budget) -> bool:
-    """Whether no bound of a budget limits the loss, so that the guard does."""
+    """Whether the budget bounds neither drop nor agreement, so that the guard applies."""
     return budget.max_drop is None and budget.min_agreement is None
 
 
 def with_guard(budget: Budget, guard: float) -> Budget:
-    """The budget that engines are judged by: one that bounds neither drop nor agreement gets the task's guard. Size and
-    latency say nothing of answers. `min_agreement` 0 is how a user lets any answer pass."""
+    """Return the effective budget: without a bound on drop or agreement, the task's guard applies. Size and latency say
+    nothing about answers. With `min_agreement` 0, any answer passes."""
     return dataclasses.replace(budget, min_agreement=guard) if guards(budget) else budget
 
 
 def accuracy_gate(agreement: Comparison, budget: Budget, criterion: Criterion = "labels", guard: float = 0.0) -> Gate:
-    """Judge drop and agreement. Passes when the whole 95 % interval is within the budget, fails when none of it is.
+    """Judge drop and agreement. The gate passes if the whole 95 % interval is within the budget, and fails if none of
+    it is.
 
-    In between it is undecided, with the number of images at which an interval of this centre would decide (its width
-    shrinks with the square root of n). So it is where unrelated answers would do as well (`Comparison.control`), with
-    the reason that it proves nothing; a `min_agreement` of 0 or a `max_drop` of 100 lets any answer pass.
+    Otherwise it is undecided, with the number of images at which an interval around this centre would decide (its width
+    shrinks with the square root of n). It is also undecided if unrelated answers would meet the bound
+    (`Comparison.control`), with the reason that it proves nothing. With a `min_agreement` of 0 or a `max_drop` of 100,
+    any answer passes.
 
-    `criterion`: by what the drop is judged, as `feasible.criterion_to_prove` settled it. `guard`: that of the
-    task (`TaskAdapter.guard`), below which answers fail where no labels say what is lost.
+    `criterion`: the result of `criterion_to_prove`. `guard`: the task's (`TaskAdapter.guard`), the least agreement
+    without labels that decide.
     """
     found: list[tuple[GateStatus, str]] = []
     if budget.max_drop is not None:
@@ -251,8 +256,8 @@ def accuracy_gate(agreement: Comparison, budget: Budget, criterion: Criterion = 
 
 
 def _nothing_by_agreement(found: Comparison, bound: float) -> str:
-    """Why an agreement of at least `bound` percent proves nothing; "" where it does. The guard is no bound of a user's,
-    and gives way to what `Comparison.proves_nothing` asks for."""
+    """Why an agreement of at least `bound` percent proves nothing; "" if it does. `Comparison.proves_nothing` overrides
+    the guard, which is not a bound set by the user."""
     if found.control is None or found.control.agreement < bound or found.proves_nothing or not bound:
         return found.proves_nothing
     others, least = found.control.agreement, least_to_prove(found.control)
@@ -260,7 +265,7 @@ def _nothing_by_agreement(found: Comparison, bound: float) -> str:
 
 
 def _proven(status: GateStatus, text: str, needed: str, nothing: str) -> tuple[GateStatus, Reason]:
-    """A bound's status with its sentence. One that is met, or may be, is undecided where that proves nothing."""
+    """Return a bound's status and sentence. A bound that is met, or may be, is undecided if that proves nothing."""
     if status != "fail" and nothing:
         return "undecided", Reason(f"{text}; {PROVES_NOTHING}: {nothing}", "answers")
     return status, Reason(text + needed, "answers")
@@ -271,10 +276,10 @@ def _drop_by(found: Comparison, max_drop: float, criterion: Criterion) -> tuple[
     if criterion == "labels" or drop is None or interval is None:
         nothing = "" if drop is None or max_drop >= 100 else found.drop_proves_nothing(max_drop)
         return _drop(found.n, drop, interval, max_drop, nothing)
-    text = f"drop as far as agreement bounds it {drop:.2f} points [{interval[0]:.2f}, {interval[1]:.2f}]"
+    text = f"drop bounded by agreement: {drop:.2f} points [{interval[0]:.2f}, {interval[1]:.2f}]"
     status = _status(*interval, max_drop)
-    if status == "undecided" and drop >= max_drop:  # with any number of images the bound stays above
-        needed = "; undecided: agreement alone cannot show it, labels may"
+    if status == "undecided" and drop >= max_drop:  # the upper end stays above the budget with any number of images
+        needed = "; undecided: agreement alone cannot prove it; labels may"
     else:
         needed = _needed(status, found.n, drop, 2 * drop - interval[1], interval[1], max_drop)
     nothing = _nothing_by_agreement(found, 100 - max_drop)
@@ -284,8 +289,8 @@ def _drop_by(found: Comparison, max_drop: float, criterion: Criterion) -> tuple[
 def _plainly_lost(
     found: Comparison, max_drop: float, criterion: Criterion, guard: float
 ) -> list[tuple[GateStatus, str]]:
-    """Reasons to fail a drop that agreement does not prove to be small: a loss that labels still show, or too few
-    answers equal to the original's. Neither passes anything."""
+    """Return the reasons to fail a drop that agreement does not prove to be small: a loss shown by labels, or too few
+    answers equal to the original's. These can fail a budget, never pass it."""
     if (
         criterion == "agreement"
         and found.drop is not None
@@ -297,12 +302,12 @@ def _plainly_lost(
     least = min(guard, 100 - max_drop)
     if (criterion == "agreement" or found.drop is None) and high < least:
         text = f"agreement {found.agreement:.2f} % [{low:.2f}, {high:.2f}]"
-        return [("fail", Reason(f"{text}, at least {least:g} where no labels decide", "answers"))]
+        return [("fail", Reason(f"{text}, minimum without labels: {least:g}", "answers"))]
     return []
 
 
 def drop_gate(n: int, drop: float | None, interval: tuple[float, float] | None, max_drop: float | None) -> Gate:
-    """Judge the drop alone, in points on n images, as `accuracy_gate` does; without a drop it is undecided."""
+    """Judge the drop alone, in points on n images, as `accuracy_gate` does; undecided without a drop."""
     return Gate("none") if max_drop is None else combine([_drop(n, drop, interval, max_drop)])
 
 
@@ -327,8 +332,8 @@ def bound_gate(
     *,
     kind: Kind,
 ) -> Gate:
-    """Judge one value against an upper bound: by its 95 % interval where it was measured, whose bounds are None where
-    the measurement gives none. A flagged measurement decides nothing."""
+    """Judge one value against an upper bound, by its 95 % interval if it was measured (an end is None if unknown). A
+    flagged measurement is undecided."""
     if bound is None:
         return Gate("none")
     low, high = interval or (value, value)
@@ -337,15 +342,14 @@ def bound_gate(
     if flags:
         return Gate("undecided", (Reason(f"{text}; the measurement is flagged {', '.join(flags)}", kind),))
     status = _status(-math.inf if low is None else low, math.inf if high is None else high, bound)
-    text += "; undecided: needs a longer bench" if status == "undecided" else ""
+    text += "; undecided: needs a longer benchmark" if status == "undecided" else ""
     return combine([(status, Reason(text, kind))])
 
 
 def slowdown_gate(
     what: str, ratio: float, interval: tuple[float, float], max_slowdown: float | None, flags: Sequence[str] = ()
 ) -> Gate:
-    """Judge by how much a time has grown: `ratio` is new / old, `max_slowdown` a percentage. A flagged measurement
-    passes nothing."""
+    """Judge a slowdown: `ratio` is new / old, `max_slowdown` a percentage. A flagged measurement never passes."""
     if max_slowdown is None:
         return Gate("none")
     low, high = (100 * (bound - 1) for bound in interval)
@@ -359,7 +363,7 @@ def slowdown_gate(
 
 
 def combine(found: list[tuple[GateStatus, str]]) -> Gate:
-    """One gate of several bounds: a failure outweighs an undecided one, which outweighs a pass."""
+    """Combine several bounds into one gate: fail outweighs undecided, which outweighs pass."""
     for status in ("fail", "undecided"):
         if any(each == status for each, _ in found):
             return Gate(status, tuple(text for each, text in found if each in ("fail", "undecided")))
@@ -367,7 +371,7 @@ def combine(found: list[tuple[GateStatus, str]]) -> Gate:
 
 
 def join(gates: list[Gate]) -> Gate:
-    """One gate of several gates."""
+    """Combine several gates into one."""
     found: list[tuple[GateStatus, str]] = []
     for gate in gates:
         found += [(gate.status, reason) for reason in gate.reasons] or [(gate.status, "")]
@@ -386,7 +390,7 @@ def _needed(status: GateStatus, n: int, centre: float, low: float, high: float, 
     distance = abs(centre - bound)
     if distance < 1e-9:
         return "; undecided: the estimate lies on the bound"
-    # What counts is how far the interval reaches on the side of the bound. Its shorter side grows into a longer one as
-    # n rises (Wilson's centre moves towards the estimate), so no less than half of the width is taken.
+    # The interval's reach towards the bound decides. The shorter side grows relative to the longer one as n rises
+    # (Wilson's centre moves towards the estimate), so at least half of the width is used.
     reach = max(centre - low if bound < centre else high - centre, (high - low) / 2)
     return f"; undecided: needs about {math.ceil(n * (reach / distance) ** 2 * 1.1):,} images"

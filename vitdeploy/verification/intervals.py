@@ -8,7 +8,7 @@ import numpy.typing as npt
 
 from vitdeploy.extensions import lazy
 
-stats = lazy("scipy.stats")  # loaded at first use: measuring processes load this module, and need no interval
+stats = lazy("scipy.stats")  # loaded at first use: benchmark processes import this module and do not need it
 
 # --- Confidence intervals for reported numbers: a proportion, the difference of two paired ones, a ratio of times -----
 
@@ -38,11 +38,11 @@ def paired_difference(both: int, only_a: int, only_b: int, neither: int, level: 
     Raises:
         ValueError: a negative count, or no item at all.
     """
-    # Python's own integers: the product of four margins does not fit into 64 bits.
+    # Python integers: the product of four margins does not fit into 64 bits.
     both, only_a, only_b, neither = int(both), int(only_a), int(only_b), int(neither)
     n = both + only_a + only_b + neither
     if min(both, only_a, only_b, neither) < 0 or n == 0:
-        raise ValueError(f"counts must be at least 0, and one above: {(both, only_a, only_b, neither)}")
+        raise ValueError(f"counts must be at least 0, and at least one above 0: {(both, only_a, only_b, neither)}")
     p_a, p_b = (both + only_a) / n, (both + only_b) / n
     low_a, high_a = wilson(both + only_a, n, level)
     low_b, high_b = wilson(both + only_b, n, level)
@@ -69,7 +69,7 @@ def unpaired_difference(a: int, n_a: int, b: int, n_b: int, level: float = 0.95)
 
 
 def _corrected_phi(both: int, only_a: int, only_b: int, neither: int) -> float:
-    """The correlation of the two outcomes; a positive one is lessened by the continuity correction of method 10."""
+    """Return the correlation of the two outcomes; method 10's continuity correction reduces a positive one."""
     margins = (both + only_a) * (only_b + neither) * (both + only_b) * (only_a + neither)
     if margins == 0:  # an outcome that never varies correlates with nothing
         return 0.0
@@ -85,10 +85,10 @@ def _combine(x: float, y: float, phi: float) -> float:
 
 
 def unpaired_log_ratio(a: Sequence[float], b: Sequence[float], level: float = 0.95) -> tuple[float, float, float]:
-    """The ratio a/b of positive values that were not measured in turns, with its interval: (ratio, lower, upper).
+    """Return the ratio a/b of positive values measured without alternation, with its interval: (ratio, lower, upper).
 
-    The ratio is that of geometric means; the interval that of Welch 1947, "The generalization of 'Student's' problem
-    when several different population variances are involved", Biometrika 34:28-35, taken back by exp.
+    The ratio is that of the geometric means; the interval is from Welch 1947, "The generalization of 'Student's'
+    problem when several different population variances are involved", Biometrika 34:28-35, on logarithms.
 
     Raises:
         ValueError: fewer than two values on a side, or one that is not positive and finite.
@@ -102,7 +102,7 @@ def unpaired_log_ratio(a: Sequence[float], b: Sequence[float], level: float = 0.
 def _logs(values: Sequence[float]) -> npt.NDArray[np.float64]:
     array = np.asarray(values, np.float64)
     if array.ndim != 1 or array.size < 2:
-        raise ValueError(f"at least two values are needed, found {len(values)}")
+        raise ValueError(f"at least two values are required on each side, found {len(values)}")
     if not (np.isfinite(array).all() and (array > 0).all()):
         raise ValueError("all values must be positive and finite")
     return np.log(array)
@@ -110,24 +110,25 @@ def _logs(values: Sequence[float]) -> npt.NDArray[np.float64]:
 
 # --- Bootstrap intervals for measures that are not a mean over images, such as mAP: the images are resampled ----------
 # Efron & Tibshirani 1993, "An Introduction to the Bootstrap", chapter 13: the percentile interval. It draws whole
-# images, never single objects or tokens, since the contents of one image are not independent. Two measures share each
-# draw, which makes the interval of their difference a paired one.
+# images, not single objects or tokens, since the contents of one image are not independent. Two measures share each
+# draw, so the interval of their difference is paired.
 #
-# Its limits: with few images (say, below 30) it is too narrow, and if all images agree its width is zero, so three
-# images would prove anything. Therefore no interval here is narrower than that of as many independent trials as there
-# were objects: see `least_of_share` and `least_of_difference`.
+# With few images (below about 30) it is too narrow, and if all images agree its width is zero. Therefore no interval
+# here is narrower than that of as many independent trials as there were objects: see `least_of_share` and
+# `least_of_difference`.
 
 
 # Efron & Tibshirani ask for at least 1000 for the ends of a 95 % interval (chapter 14.3).
 REPLICATES = 1000
-# Numbers of the draws that are held at a time: all of them of up to 4,194 images.
+# Numbers of the draws held in memory at once: all draws for up to 4,194 images.
 BLOCK = 1 << 22
 
 Floats = npt.NDArray[np.float64]
 
 
 def draws(n: int, seed: int) -> Floats:
-    """How often each of n images is in each draw of n with replacement, float64 [REPLICATES, n] of whole numbers.
+    """Return how often each of n images occurs in each draw of n with replacement, float64 [REPLICATES, n] of whole
+    numbers.
 
     From `numpy.random.RandomState(seed)`, whose stream is frozen (NEP 19).
     """
@@ -135,8 +136,8 @@ def draws(n: int, seed: int) -> Floats:
 
 
 def replicates(n: int, seed: int, measure: Callable[[Floats], Floats]) -> Floats:
-    """What `measure` says of each of the `draws`, joined: of some rows of them at a time it gives as many rows. The
-    draws of many images are never in memory together."""
+    """Return `measure` of all `draws`, computed for some rows at once so that the draws of many images are never in
+    memory together. `measure` returns one row per row."""
     generator, shares, rows = np.random.RandomState(seed), np.full(n, 1 / n), max(1, BLOCK // n)
     sizes = [min(rows, REPLICATES - start) for start in range(0, REPLICATES, rows)]
     return np.concatenate([measure(generator.multinomial(n, shares, size=size).astype(np.float64)) for size in sizes])
@@ -145,7 +146,7 @@ def replicates(n: int, seed: int, measure: Callable[[Floats], Floats]) -> Floats
 def percentile_interval(
     estimate: float, replicates: Floats, least: tuple[float, float], limits: tuple[float, float]
 ) -> tuple[float, float]:
-    """The 95 % percentile interval, widened to reach `least` below and above the estimate, within `limits`.
+    """Return the 95 % percentile interval, widened to reach `least` below and above the estimate, within `limits`.
 
     Replicates that are NaN (a draw without any object) are left out.
     """
@@ -158,10 +159,10 @@ def percentile_interval(
 
 
 def least_of_share(share: float, trials: int) -> tuple[float, float]:
-    """How far Wilson's interval for about `share` (0..1) of independent `trials` reaches below and above, in
+    """Return how far Wilson's interval for about `share` (0..1) of independent `trials` reaches below and above, in
     percent."""
     if not trials:
-        return 100.0, 100.0  # nothing was tried, so anything may be
+        return 100.0, 100.0  # no trials: any value is possible
     successes = round(share * trials)
     low, high = wilson(successes, trials)
     return 100 * (successes / trials - low), 100 * (high - successes / trials)
@@ -171,7 +172,7 @@ def least_of_difference(a: npt.NDArray[np.bool_], b: npt.NDArray[np.bool_]) -> t
     """As `least_of_share`, for the share right in `a` minus that in `b`, two answers to the same questions, in
     points."""
     if not len(a):
-        return 100.0, 100.0  # nothing was tried, so anything may be
+        return 100.0, 100.0  # no trials: any value is possible
     low, high = paired_difference(int((a & b).sum()), int((a & ~b).sum()), int((b & ~a).sum()), int((~a & ~b).sum()))
     difference = float(a.mean() - b.mean())
     return 100 * (difference - low), 100 * (high - difference)

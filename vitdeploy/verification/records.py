@@ -1,4 +1,4 @@
-"""Answers in pieces, collected."""
+"""Collects answers and per-image records, whole or in pieces."""
 
 from __future__ import annotations
 
@@ -24,22 +24,22 @@ from vitdeploy.spec import PreprocessSpec
 
 # --- Records of images: what a comparison needs of each, small enough to be kept of all -------------------------------
 # An image has one row in some tables, and any number of rows in others, such as one for each object. Records of pieces
-# of a set of images are joined in the order of the set, whatever the order of the pieces: whoever adds up floats along
-# the rows has the sum of the set, to the last bit.
+# of a set of images are joined in the order of the set, whatever the order of the pieces: a floating-point sum along
+# the rows equals the sum over the whole set, bit for bit.
 
 
 Array = npt.NDArray[Any]
 Ints = npt.NDArray[np.int64]
 
-# The name of the column of images in a file; names of tables and columns have no slash.
+# The name of the image column in a file; names of tables and columns contain no slash.
 IMAGE = "image"
 COUNT = "n"
 
 
 @dataclass(frozen=True, eq=False)
 class ImageRows:
-    """Rows of images. image: int32 [rows], ascending, the image of each, counted from 0. columns: by name, [rows, ...],
-    what is known of it."""
+    """Rows of images. image: int32 [rows], ascending, the index of each row's image. columns: by name, [rows, ...],
+    values for each row."""
 
     image: npt.NDArray[np.int32]
     columns: Mapping[str, Array]
@@ -52,24 +52,24 @@ class ImageRows:
 
     @classmethod
     def each(cls, **columns: Array) -> ImageRows:
-        """A table with one row for each image, in order."""
+        """Return a table with one row for each image, in order."""
         return cls(np.arange(len(next(iter(columns.values()))), dtype=np.int32), columns)
 
     @classmethod
     def of(cls, rows: Sequence[Mapping[str, Array]]) -> ImageRows:
-        """A table of the rows of each image: by the same names, [rows, ...] of one dtype and shape."""
+        """Return a table from the rows of each image: the same names for all, [rows, ...] of one dtype and shape."""
         counts = [len(next(iter(each.values()))) for each in rows]
         columns = {name: np.concatenate([each[name] for each in rows]) for name in rows[0]}
         return cls(np.repeat(np.arange(len(rows), dtype=np.int32), counts), columns)
 
     def where(self, chosen: npt.NDArray[np.bool_]) -> ImageRows:
-        """Some of the rows."""
+        """Return a subset of the rows."""
         return ImageRows(self.image[chosen], {name: column[chosen] for name, column in self.columns.items()})
 
 
 @dataclass(frozen=True, eq=False)
 class Records:
-    """What is known of n images, by name."""
+    """Tables of values for n images, by name."""
 
     n: int
     tables: Mapping[str, ImageRows]
@@ -81,33 +81,33 @@ class Records:
         return name in self.tables
 
     def with_tables(self, **tables: ImageRows) -> Records:
-        """These, and more of the same images."""
+        """Return these records with more tables for the same images."""
         return Records(self.n, {**self.tables, **tables})
 
     def beside(self, prefix: str, others: Records) -> Records:
-        """These, and others of the same images, by names with a prefix."""
+        """Return these records with those of another comparison of the same images, their names prefixed."""
         return self.with_tables(**{prefix + name: table for name, table in others.tables.items()})
 
     def part(self, prefix: str) -> Records:
-        """The tables that `beside` has put under a prefix."""
+        """Return the tables that `beside` added under a prefix."""
         found = {name.removeprefix(prefix): table for name, table in self.tables.items() if name.startswith(prefix)}
         return Records(self.n, found)
 
     @classmethod
     def joined(cls, records: Sequence[Records], places: Sequence[Ints]) -> Records:
-        """The records of all images; `places` as of `counts.joined`.
+        """Return the records of all images; `places` as for `changes.joined`.
 
         Raises:
             ValueError: they have other tables, or other numbers of images than places; two images with one place.
         """
         if [each.n for each in records] != [len(each) for each in places]:
-            raise ValueError(f"{[each.n for each in records]} images with {[len(each) for each in places]} places")
+            raise ValueError(f"{[each.n for each in records]} images, but {[len(each) for each in places]} places")
         if len({tuple(sorted(each.tables)) for each in records}) != 1:
-            raise ValueError(f"records of {sorted({tuple(sorted(each.tables)) for each in records})}")
+            raise ValueError(f"different tables: {sorted({tuple(sorted(each.tables)) for each in records})}")
         everywhere = np.concatenate(places)
         order = np.argsort(everywhere, kind="stable")
         if len(np.unique(everywhere)) != len(everywhere):
-            raise ValueError("two images at one place")
+            raise ValueError("two images with the same place")
         ranks = np.empty(len(order), np.int32)
         ranks[order] = np.arange(len(order), dtype=np.int32)
         starts = itertools.accumulate((each.n for each in records), initial=0)
@@ -145,18 +145,18 @@ def _joined(tables: Sequence[ImageRows], ranks: Sequence[npt.NDArray[np.int32]])
 
 
 CHUNK = 8
-# Where there are many answers, so many are in memory; as many are written into one file. A multiple of CHUNK.
+# The most answers held in memory, and written into one file. A multiple of CHUNK.
 PIECE = 2048
 SIZE = "size"
 
-# (outputs of one image, its original (width, height)) -> what is kept of them.
+# (outputs of one image, its original (width, height)) -> the values to keep.
 Keep = Callable[[Mapping[str, CollectArray], tuple[int, int]], Mapping[str, CollectArray]]
 Turn = Callable[[], AbstractContextManager[object]]
 
 
 @dataclass(frozen=True)
 class LazyColumn(Sequence[CollectArray]):
-    """One array per image, made when it is looked at."""
+    """One array per image, computed on access."""
 
     length: int
     make: Callable[[int], CollectArray]
@@ -178,12 +178,12 @@ class Answers:
         return max((len(column) for column in self.columns.values()), default=0)
 
     def size(self, index: int) -> tuple[int, int]:
-        """(width, height) of the original of one image, where that is kept."""
+        """Return the (width, height) of one original image, if kept."""
         width, height = self.columns[SIZE][index].tolist()
         return width, height
 
     def outputs(self, index: int) -> dict[str, CollectArray]:
-        """What is kept of one image, but for its size."""
+        """Return the values kept for one image, except its size."""
         return {name: column[index] for name, column in self.columns.items() if name != SIZE}
 
     def stacked(self, name: str) -> CollectArray:
@@ -191,14 +191,14 @@ class Answers:
         return np.stack(self.columns[name])
 
     def pieces(self, name: str) -> Iterator[CollectArray]:
-        """The same, at most `PIECE` images at a time."""
+        """Yield the same in pieces of at most `PIECE` images."""
         rows = iter(self.columns[name])
         while piece := list(itertools.islice(rows, PIECE)):
             yield np.stack(piece)
 
     def save(self, path: Path | IO[bytes]) -> None:
-        """Write an .npz: a column of one shape as one array, any other as `name.0`, `name.1` ... Whole numbers, such as
-        maps of classes, are compressed; floats hardly get smaller."""
+        """Write an .npz: a column of one shape as one array, any other as `name.0`, `name.1` ... Integers, such as
+        class maps, are compressed; floats hardly compress."""
         arrays: dict[str, CollectArray] = {}
         for name, column in self.columns.items():
             if len({array.shape for array in column}) == 1:
@@ -235,8 +235,8 @@ def collect(
     progress: Callable[[int], None] = lambda images: None,
     further: Iterable[Further] | None = None,
 ) -> Answers:
-    """The answers for preprocessed images with their original sizes, at most `CHUNK` images in memory at a time.
-    `further`: what each image brings for the further inputs of a model that has some.
+    """Return the answers for preprocessed images with their original sizes, with at most `CHUNK` images in memory.
+    `further`: the values of each image for further inputs of the model.
 
     Raises:
         EngineError: an output is NaN or infinite.
@@ -255,9 +255,8 @@ def gather(
     fill: bool = False,
     turn: Turn = contextlib.nullcontext,
 ) -> Answers:
-    """As `collect`, of an artifact that is loaded already. The last `CHUNK` is filled up with copies, as the sums of
-    another batch are rounded otherwise; where it is the only one too if `fill` is True. The artifact runs inside
-    `turn`."""
+    """As `collect`, for a loaded artifact. The last `CHUNK` is padded with copies, since another batch size rounds sums
+    differently; a single chunk is padded only if `fill` is True. The artifact runs while it holds `turn`."""
     columns: dict[str, list[CollectArray]] = {}
     broken = 0
 
@@ -286,7 +285,7 @@ def gather(
     answers = Answers({name: tuple(column) for name, column in columns.items()})
     if broken:
         raise EngineError(
-            f"{predictor.runner.name} gives outputs that are not finite",
+            f"{predictor.runner.name} produces non-finite outputs",
             found=f"NaN or infinity for {broken} of {len(answers)} images",
             expected="finite outputs",
             fix="choose another precision, or check the checkpoint",

@@ -1,4 +1,4 @@
-"""`verify --bisect`: from what the user typed to where the error of an engine enters, in numbers and in words."""
+"""`verify --bisect`: find where the error of an engine enters, and report it in numbers and words."""
 
 import math
 import shlex
@@ -24,9 +24,9 @@ from vitdeploy.tasks.images import calibration_images
 from vitdeploy.workflows.subjects import Finder
 
 IMAGES = 32
-# How many parts are shown where none stands out.
+# Number of parts shown if none stands out.
 SHOWN_PARTS = 3
-# More layers than this are counted, not named.
+# More layers than this are counted instead of named.
 MANY = 4
 TEXT = "runs"
 
@@ -42,45 +42,45 @@ def bisect_artifact(
     skip_bad: bool,
     progress: Progress,
 ) -> tuple[dict[str, object], list[str], str]:
-    """Find where the answers of an engine start to differ from those of its float graph: the document, its lines for
-    people, and the command that fixes it, "" without one.
+    """Find where the answers of an engine start to differ from those of its float graph: the document, its printed
+    lines, and the command that fixes it ("" without one).
 
     The images are those that `vitdeploy quantize --data` would calibrate on, 32 by default: evaluation images stay
     unseen. The float graph is that of `against` if this is a graph or a bundle, else the artifact's own.
 
     Raises:
-        InputError: no engine, no float graph, one of another model, or a model that takes no image. Errors of data,
-            graphs and engines propagate.
+        InputError: no engine, no float graph, the float graph of another model, or a model that takes no images. Errors
+            of data, graphs and engines propagate.
     """
     with tempfile.TemporaryDirectory(prefix="vitdeploy-") as folder:
         bundle = Finder(Path(folder), target).bundle(artifact)
         if bundle is None:
             raise InputError(
-                "only the engine of a graph can be bisected",
+                "--bisect needs an engine compiled from a graph",
                 found=f"{artifact}, an original",
                 expected="a bundle, or a graph that vitdeploy wrote",
-                fix="vitdeploy run or vitdeploy compile makes one",
+                fix="make one: vitdeploy run, or vitdeploy compile",
             )
         manifest, _ = open_bundle(bundle)
         chosen = choice.select_engines(manifest, target or "auto")
-        # Of several, one that has lost something: the recommended one may be in float.
+        # Prefer a quantized engine: the recommended one may be in float.
         engine = next((each for each in chosen if each.precision in QUANTIZED), chosen[0])
         if manifest.preprocess is None:
             raise InputError(
                 f"{artifact} takes no images",
                 found=f"the task {manifest.task}",
                 expected="a model that takes images",
-                fix="`vitdeploy quantize --float-part NAME` leaves a graph in float: `verify` shows what it had cost",
+                fix="keep single graphs in float (vitdeploy quantize --float-part NAME), and compare with `verify`",
             )
         require_image_alone(manifest.name, further_inputs(manifest.task, engine.inputs), "--bisect")
         looked_at = _of_image(engine)
         file = float_graph(against) or float_graph(str(bundle))
         if file is None:
             raise InputError(
-                "there is no float graph to compare with",
-                found=f"{artifact} holds only its INT8 form, and {against} is no graph",
+                "no float graph to compare with",
+                found=f"{artifact} contains only its INT8 form, and {against} is not a graph",
                 expected="the folder of `vitdeploy export` or `optimize` that it was quantized from",
-                fix="--against FOLDER",
+                fix="pass that folder: --against FOLDER",
             )
         graph, placement = files.load_graph(file), admit.admit_graph(bundle / looked_at.graph)
         _check_same_model(graph, placement, str(file))
@@ -111,8 +111,8 @@ def bisect_artifact(
 
 
 def _of_image(engine: EngineSpec) -> EngineSpec:
-    """The graph of an engine that takes images alone: itself, or of several the first. What the others take flows from
-    it, or is of other kinds, such as texts."""
+    """The graph of an engine that takes only images: the engine itself, or the first of several graphs. The others take
+    its outputs, or inputs of other kinds, such as texts."""
     return engine.parts[0] if engine.parts else engine
 
 
@@ -128,13 +128,13 @@ def _check_same_model(graph: ir.Model, placement: ir.Model, name: str) -> None:
             f"{name} is the float graph of another model",
             found="; ".join(map(str, (*theirs.inputs, *theirs.outputs))),
             expected="; ".join(map(str, (*ours.inputs, *ours.outputs))),
-            fix="--against the graph that the artifact was made of",
+            fix="pass the graph that the artifact was made from: --against GRAPH",
         )
 
 
 @dataclass(frozen=True)
 class _BisectionFormatter:
-    """Says what was found. `form` is how a distance is written."""
+    """Formats the findings as text. `form` is the format of a distance."""
 
     artifact: str
     graph: str
@@ -170,15 +170,15 @@ class _BisectionFormatter:
         lines += [f"fix        {self.words(fix)}"] if fix is not None else []
         if parts:
             others = _join(parts[1:])
-            lines.append(f"not looked at: {others}; `vitdeploy quantize --float-part NAME` leaves a graph in float")
+            lines.append(f"not examined: {others}; `vitdeploy quantize --float-part NAME` keeps a graph in float")
         return lines
 
     def sentence(self, found: Bisection) -> str:
         if found.same:
-            return "no error enters: the answers are those of the float graph"
+            return "no error found: the answers equal those of the float graph"
         culprit, part = found.culprit, found.parts[0]
         if found.located is None:
-            text = f"the error enters all along: nothing has {100 * STANDS_OUT:.0f} % of it"
+            text = f"the error is spread over the graph: no part has {100 * STANDS_OUT:.0f} % of it"
             return text if culprit is None else f"{text}; most at {_place(culprit, part)}, {_percent(part, culprit)}"
         assert culprit is not None
         text = f"error enters at {_place(culprit, part)}"
@@ -188,15 +188,15 @@ class _BisectionFormatter:
         if fix.kind == "compile":
             what = "compile the float graph in FP32"
         elif fix.ignore:
-            what = f"leave {_join(fix.ignore)} in float"
+            what = f"keep {_join(fix.ignore)} in float"
         else:
-            what = "quantize the float graph again, with the folds, channel scaling and rounding of this version"
+            what = "quantize the float graph again with this version (folds, channel scaling, rounding)"
         change = f"{self.distance(fix.before)} -> {self.distance(fix.after)}"
         if fix.enough:
             return f"{what}: {change}"
         if fix.kind == "compile":
-            return f"none: compiled again in FP32 it does the same ({change}), so it is the runtime; try another target"
-        return f"none that helps enough; the best that was tried: {what}: {change}"
+            return f"none: FP32 gives the same error ({change}), so the runtime causes it; try another target"
+        return f"none is sufficient; best attempt: {what}: {change}"
 
     def command(self, fix: Fix | None) -> str:
         if fix is None or not fix.enough:
@@ -216,8 +216,8 @@ def _percent(part: GraphPart, culprit: Culprit) -> str:
 
 def _place(culprit: Culprit, part: GraphPart) -> str:
     if culprit.kind == "node":
-        return culprit.tensors[0] if len(culprit.tensors) == 1 else f"some node between {part.start} and {part.end}"
-    # Layers that share one input, such as query, key and value, cannot be separated, and need not be.
+        return culprit.tensors[0] if len(culprit.tensors) == 1 else f"a node between {part.start} and {part.end}"
+    # Layers that share an input, such as query, key and value, cannot and need not be separated.
     count = len(culprit.layers)
     if count > MANY:
         return f"the {culprit.kind}s of {count} layers between {part.start} and {part.end}"
@@ -229,7 +229,7 @@ def _join(names: Sequence[str]) -> str:
 
 
 def _facts(facts: graphs.OutlierFacts) -> str:
-    lost = f"{100 * (1 - facts.finite):.2g} % of it is not finite, " if facts.finite < 1 else ""
+    lost = f"{100 * (1 - facts.finite):.2g} % of the values are not finite, " if facts.finite < 1 else ""
     outliers = ", ".join(f"channel {channel} reaches {reach:.3g}" for channel, reach in facts.outliers.items())
     return (
         f"{lost}max {facts.high:.3g}, 99.9th percentile {facts.percentile:.3g} (min {facts.low:.3g}, "

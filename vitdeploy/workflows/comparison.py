@@ -1,4 +1,4 @@
-"""`verify` and `bench` on subjects: two artifacts on the same samples, many artifacts in one benchmark run."""
+"""`verify` and `bench` for subjects: two artifacts on the same samples, several artifacts in one benchmark run."""
 
 import dataclasses
 import functools
@@ -34,9 +34,9 @@ def verify_subjects(
     note: Callable[[str], None] = lambda text: None,
     executor: Executor | None = None,
 ) -> report.VerifyDocument:
-    """Compare `ours` with `theirs`, one runtime after the other; returns the result and its gate. Errors as in `Trial`.
-    `note` is called with bounds of the budget that the data cannot prove, before `ours` runs. Many images for a
-    classifier are evaluated in shards; with an `executor` any number of them, by its processes."""
+    """Compare `ours` with `theirs`, one runtime after the other; return the result and its gate. Errors as in `Trial`.
+    `note` is called with bounds of the budget that the data cannot prove, before `ours` runs. Large image sets are
+    evaluated in shards; with an `executor`, any number of images in its processes."""
     found = verify_in_shards(
         ours, theirs, choice, skip_bad=skip_bad, budget=budget, progress=progress, note=note, executor=executor
     )
@@ -49,10 +49,10 @@ def verify_subjects(
 
 
 class Trial:
-    """Artifacts of one setting against an original, on the same samples; the original answers once, when first asked.
+    """Artifacts of one setting compared with an original on the same samples; the original runs once, on first use.
 
     Raises:
-        InputError: no side says how images are prepared, or the two are for other tasks or classes. Errors of data and
+        InputError: neither side has preprocessing, or the two have different tasks or classes. Errors of data and
             engines propagate.
     """
 
@@ -68,7 +68,7 @@ class Trial:
         return foresee(self._adapter, self._reference, self.data, budget) if bounds_answers(budget) else []
 
     def answers(self, ours: Subject) -> Answers:
-        """An artifact's answers to the samples."""
+        """Return an artifact's answers to the samples."""
         return self._run(self._adapter, ours.runner(), ours.name)
 
     def _run(self, by: TaskAdapter, runner: Runner, name: str) -> Answers:
@@ -80,9 +80,8 @@ class Trial:
 
     @functools.cached_property
     def _same_tensor(self) -> Answers | None:
-        """The original's answers to our tensors: resized, cropped and normalised our way. None if both have the
-        same preprocessing, and where the original cannot be fed them: it takes another shape, or normalises by itself,
-        and otherwise."""
+        """The original's answers to our tensors: resized, cropped and normalised our way. None if both have the same
+        preprocessing, or if the original cannot take them: it has another input shape or normalises differently."""
         own, other = self._own, self._other
         if own.preprocess == other.preprocess:
             return None
@@ -95,7 +94,7 @@ class Trial:
         return None if by_itself and not own.images.same_scale(other.images) else answers
 
     def judge(self, ours: Subject, answers: Answers, budget: Budget) -> report.VerifyDocument:
-        """Judge the answers of `ours`; returns the result and its gate."""
+        """Compare the answers of `ours`; return the result and its gate."""
         preprocess = (self._own.preprocess, self._other.preprocess)
         found = judge(self._adapter, answers, self._reference, self.data, ours.precision, preprocess, self._same_tensor)
         criterion = criterion_of(self._adapter, self._reference, self.data, budget)
@@ -107,12 +106,12 @@ class Trial:
 def bench_subjects(
     subjects: Sequence[Subject], protocol: Protocol, progress: Progress, percents: Sequence[float] = results.DEFAULT
 ) -> bench.BenchDocument:
-    """All subjects in one benchmark run; each compared with the last. An artifact given twice is measured twice."""
+    """Measure all subjects in one benchmark run, each compared with the last. A repeated artifact is measured twice."""
     names = unique([subject.name for subject in subjects])
     bench_candidates = [subject.bench_candidate(name) for subject, name in zip(subjects, names, strict=True)]
     try:
         found = measure(bench_candidates, protocol, run.against_last(names), progress, percents, context=True)
-    except AnswersError as error:  # a measuring process says it in words
+    except AnswersError as error:  # raised in a measuring process
         for name, subject in zip(names, subjects, strict=True):
             if subject.artifact and error.message.startswith(f"{name}: "):
                 error.engine, error.bundle = subject.artifact, subject.name.removesuffix(f":{subject.artifact}")

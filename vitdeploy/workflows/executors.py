@@ -1,4 +1,4 @@
-"""Executors: processes of this machine, or a Ray cluster."""
+"""Executors: local processes, or a Ray cluster."""
 
 import contextlib
 import importlib
@@ -24,7 +24,7 @@ from vitdeploy.stages.workers import STARTS, Executor, Piece, Pool
 from vitdeploy.store.key import code_version
 from vitdeploy.store.store import SHARED_VARIABLE
 
-# --- Run independent pieces of work in several processes of this machine; `ray_cluster` does it on more machines ------
+# --- Run independent pieces of work in several local processes --------------------------------------------------------
 
 
 T = TypeVar("T")
@@ -32,14 +32,14 @@ R = TypeVar("R")
 
 
 class Processes(Executor):
-    """So many at a time, each in a process of this machine."""
+    """Runs several pieces in parallel, each in a local process."""
 
     def __init__(self, count: int) -> None:
         self.count = count
 
     @contextlib.contextmanager
     def pool(self) -> Iterator[Pool]:
-        """As `Executor.pool`; leaving it waits for what runs."""
+        """As `Executor.pool`; leaving it waits for running pieces."""
         pool = _ProcessPool(self.count)
         try:
             yield pool
@@ -48,7 +48,7 @@ class Processes(Executor):
 
 
 class _ProcessPool(Pool):
-    """Each process is a pool of one, so that the death of one says which piece it did, and ends no other."""
+    """Each process is a pool of its own, so that a dead process identifies its piece and ends no other."""
 
     def __init__(self, count: int) -> None:
         super().__init__()
@@ -69,17 +69,17 @@ class _ProcessPool(Pool):
                 return piece.ticket, error_of(future.result())
             process.shutdown()
             if piece.starts >= STARTS:
-                return piece.ticket, died(piece, "its process was killed, or crashed in a library")
+                return piece.ticket, died(piece, "its process was killed or crashed in a library")
             self._waiting.append(piece)
 
     def _start(self, piece: Piece) -> None:
         piece.starts += 1
         while self._idle:
             process = self._idle.pop()
-            with contextlib.suppress(BrokenProcessPool):  # it was killed while it had nothing to do
+            with contextlib.suppress(BrokenProcessPool):  # killed while idle
                 self._running[process.submit(guarded, piece.function, piece.item)] = piece, process
                 return
-        # Started again, not forked: a fork of a process whose runtimes have threads may hang.
+        # Spawned, not forked: a fork of a process whose runtimes have threads may hang.
         context = multiprocessing.get_context("spawn")
         process = ProcessPoolExecutor(1, context, initializer=_end_at_interrupt)
         self._running[process.submit(guarded, piece.function, piece.item)] = piece, process
@@ -90,12 +90,12 @@ class _ProcessPool(Pool):
 
 
 def _end_at_interrupt() -> None:
-    """Ctrl-C reaches all processes: the first one says so, these go without a word."""
+    """Ctrl-C reaches all processes: only the main one reports it."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 def guarded(function: Callable[[T], R], item: T) -> R | ErrorFacts:
-    """Errors of ours as plain data: not all of their classes can be pickled."""
+    """Call a function; return vitdeploy errors as plain data, as not all of their classes can be pickled."""
     try:
         return function(item)
     except VitdeployError as error:
@@ -103,44 +103,42 @@ def guarded(function: Callable[[T], R], item: T) -> R | ErrorFacts:
 
 
 def error_of(value: R | ErrorFacts) -> R | VitdeployError:
-    """What `guarded` gave, with an error in its class again."""
+    """The result of `guarded`, with plain data turned back into an error."""
     if isinstance(value, ErrorFacts):
         return error_with_code(value.code, value.message, found=value.found, expected=value.expected, fix=value.fix)
     return value
 
 
 def died(piece: Piece, found: str) -> WorkerError:
-    """The error of a piece that is not started again."""
+    """The error of a piece that is not restarted."""
     return WorkerError(
         f"{piece.named} died {piece.starts} times",
         found=found,
-        fix="often too little memory: do fewer at a time (--jobs 1), or take larger nodes",
+        fix="often too little memory: run fewer workers (--jobs 1), or use larger nodes",
     )
 
 
-# --- Pieces of work as tasks of a Ray cluster that this process is connected to (docs.ray.io --------------------------
-# "Ray Core", "Tasks").
-#
-# Work that measures has a node for itself: one that was started with the resource `DEVICE` (docs.ray.io, "Resources"),
-# of which such a task claims all, together with all of the node's CPUs. So it waits until other tasks there have ended,
-# and none begins before it ends.
+# --- Pieces of work as tasks of a connected Ray cluster (docs.ray.io, "Ray Core", "Tasks") ----------------------------
+# Work that measures runs alone on a node that was started with the resource `DEVICE` (docs.ray.io, "Resources"): the
+# task claims all of this resource, and all of the node's CPUs. So it waits until other tasks there have ended, and none
+# starts before it ends.
 
 
 # The custom resource of a node that measures: ray start --resources='{"vitdeploy_device": 1}'.
 DEVICE = "vitdeploy_device"
-# Ray gives a task as many threads as CPUs, but what is measured has those of its runtime's own choice.
+# Ray sets a task's threads to its number of CPUs, but measured engines use their runtime's default.
 THREADS = "OMP_NUM_THREADS"
-# Tasks that wait for a CPU, so that a cluster that grows by demand sees some.
+# Tasks queued for a CPU, so that an autoscaling cluster sees demand.
 SPARE_TASKS = 4
 
 
 class _RayPool(Pool):
-    """`at_a_time`: how many pieces run at once; None: as many as the cluster has CPUs for."""
+    """`at_a_time`: the number of parallel pieces; None: as many as the cluster has CPUs for."""
 
     def __init__(self, ray: ModuleType, at_a_time: int | None) -> None:
         super().__init__()
         self._ray, self._at_a_time = ray, at_a_time
-        # By Ray's reference: the piece, and the node that it has for itself.
+        # By Ray's reference: the piece, and the node reserved for it.
         self._running: dict[object, tuple[Piece, str | None]] = {}
 
     @property
@@ -150,7 +148,7 @@ class _RayPool(Pool):
     def next(self) -> tuple[object, object] | None:
         while True:
             self._start_waiting()
-            if not self._running:  # what waits is for a node of its own, and none is there
+            if not self._running:  # the waiting pieces need an exclusive node, and none exists
                 return (self._waiting.pop(0).ticket, _no_device()) if self._waiting else None
             (done, *_), _ = self._ray.wait(list(self._running), num_returns=1)
             piece, _ = self._running.pop(done)
@@ -160,7 +158,7 @@ class _RayPool(Pool):
             self._waiting.insert(0, piece)
 
     def close(self) -> None:
-        """End what runs."""
+        """Cancel running pieces."""
         for reference in self._running:
             with contextlib.suppress(self._ray.exceptions.RayError):
                 self._ray.cancel(reference, force=True)
@@ -193,7 +191,7 @@ class _RayPool(Pool):
         self._running[reference] = piece, node
 
     def _devices(self) -> dict[str, float]:
-        """The CPUs of each node that measures, by the node's number."""
+        """The CPUs of each node that measures, by node ID."""
         return {
             node["NodeID"]: node["Resources"].get("CPU", 0)
             for node in self._ray.nodes()
@@ -201,11 +199,11 @@ class _RayPool(Pool):
         }
 
     def _result(self, piece: Piece, reference: object) -> tuple[object] | None:
-        """What a piece came to; None if it is to be started again on some node for itself."""
+        """The result of a piece; None if it must be restarted on an exclusive node."""
         try:
             return (error_of(self._ray.get(reference)),)
         except self._ray.exceptions.RayTaskError:
-            raise  # an error of ours that nobody expected, as in this process
+            raise  # an unexpected error, as in this process
         except self._ray.exceptions.RayError as error:
             if piece.alone and piece.starts < STARTS:
                 return None
@@ -214,16 +212,16 @@ class _RayPool(Pool):
 
 def _no_device() -> WorkerError:
     return WorkerError(
-        "no node is left that measures",
-        found=f"those with the resource {DEVICE} are gone",
-        expected="one at least",
-        fix=f"ray start --address HEAD:6379 --resources='{{\"{DEVICE}\": 1}}' there; then the same command goes on",
+        "the cluster has no measuring node left",
+        found=f"no node with the resource {DEVICE}",
+        expected="at least one",
+        fix=f"on a node: ray start --address HEAD:6379 --resources='{{\"{DEVICE}\": 1}}'; then run the same command",
     )
 
 
 def _environment(*, alone: bool) -> dict[str, str | None]:
-    """Of this command, what its tasks are to be run with; None for what they are to be run without. Credentials are
-    those of each node."""
+    """The environment variables of this command for its tasks; None removes a variable. Each node uses its own
+    credentials."""
     own: dict[str, str | None] = {name: value for name, value in os.environ.items() if name.startswith("VITDEPLOY_")}
     return {**own, THREADS: os.environ.get(THREADS)} if alone else own
 
@@ -231,11 +229,11 @@ def _environment(*, alone: bool) -> dict[str, str | None]:
 def run_task(
     function: Callable[[T], R], item: T, code: str, environment: Mapping[str, str | None], folder: str
 ) -> R | ErrorFacts:
-    """Runs on a node, with the environment and in the folder of the command."""
+    """Run a task on a node, with the environment and in the folder of the command."""
     if (found := code_version(everything=True)) != code:
         return ErrorFacts.of(
             WorkerError(
-                f"the node {socket.gethostname()} has another vitdeploy",
+                f"the node {socket.gethostname()} has another version of vitdeploy",
                 found=f"source code {found[:12]}",
                 expected=code[:12],
                 fix="install the same version on all nodes",
@@ -251,9 +249,9 @@ def run_task(
     return guarded(function, item)
 
 
-# --- Run independent pieces of work as tasks of a Ray cluster (docs.ray.io, "Ray Core", "Tasks") ----------------------
-# Ray runs what its clients send, so a cluster trusts all of them: one that is not on this machine alone is asked with
-# its token, and never without.
+# --- Connect to a Ray cluster -----------------------------------------------------------------------------------------
+# Ray runs any code that its clients send, so a cluster trusts all of them: a cluster on the network is only used with
+# its token.
 
 
 CONNECT_SECONDS = 10.0
@@ -262,8 +260,8 @@ MODE, TOKEN = "RAY_AUTH_MODE", "token"
 
 @dataclass(frozen=True)
 class RayCluster(Executor):
-    """The cluster at `address` (host:port, or ray://host:port for Ray's client), or one that is started on this machine
-    for each pool where it is "". `at_a_time`: how many tasks run at once; None: as many as the cluster has CPUs for."""
+    """The cluster at `address` (host:port, or ray://host:port for Ray's client); "" starts one on this machine for each
+    pool. `at_a_time`: the number of parallel tasks; None: as many as the cluster has CPUs for."""
 
     address: str = ""
     at_a_time: int | None = None
@@ -273,7 +271,7 @@ class RayCluster(Executor):
         """As `Executor.pool`.
 
         Raises:
-            InputError: an address on the network, and no token; or several machines, and no store that they share.
+            InputError: an address on the network without a token; or several machines without a shared store.
             MissingPackageError: Ray is not installed.
             WorkerError: the cluster does not answer, or runs another release of Python or Ray.
         """
@@ -289,13 +287,13 @@ class RayCluster(Executor):
 
 def _ray(address: str) -> ModuleType:
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    if not address:  # a cluster that is started here listens on the network too
-        # Before the import, which reads it: Ray makes a token where there is none only if it knows by then.
+    if not address:  # a cluster started here listens on the network too
+        # Before the import, which reads it: only then does Ray create a missing token.
         os.environ.setdefault(MODE, TOKEN)
     try:
         return importlib.import_module("ray")
     except ImportError:
-        raise MissingPackageError("ray", "ray", "work on a Ray cluster") from None
+        raise MissingPackageError("ray", "ray", "the executor ray") from None
 
 
 @contextlib.contextmanager
@@ -303,16 +301,16 @@ def _connected(ray: ModuleType, address: str) -> Iterator[None]:
     if address:
         _require_token(address)
         _require_answer(address)
-    # Ray tells on standard output that a worker has died, and that is where the result goes.
+    # Ray reports dead workers on standard output, which is reserved for the result.
     with contextlib.redirect_stdout(sys.stderr):
         try:
             ray.init(address or "local", log_to_driver=False, logging_level=logging.ERROR, **_local(address))
-        except Exception as error:  # of many classes, by what went wrong
+        except Exception as error:  # many classes
             raise WorkerError(
                 f"the Ray cluster {address or 'of this machine'} cannot be used",
                 found=" ".join(str(error).split())[:300] or type(error).__name__,
-                expected=f"a cluster of Ray {ray.__version__} that this command may use",
-                fix="start it with the Ray and the Python of this environment, and the same token",
+                expected=f"a cluster with Ray {ray.__version__} that accepts this command",
+                fix="start it with the same versions of Ray and Python, and the same token",
             ) from None
         try:
             yield
@@ -335,15 +333,13 @@ def _host_and_port(address: str) -> tuple[str, int | None]:
 def _require_token(address: str) -> None:
     host, port = _host_and_port(address)
     if not host or port is None:
-        raise InputError(
-            "that is not the address of a Ray cluster", found=address, expected="HOST:PORT, such as 10.0.0.5:6379"
-        )
+        raise InputError("invalid address of a Ray cluster", found=address, expected="HOST:PORT, such as 10.0.0.5:6379")
     if _loopback(host) or os.environ.get(MODE) == TOKEN:
         return
     raise InputError(
-        f"the Ray cluster {address} is on the network, and would be asked without a token",
+        f"the Ray cluster {address} is on the network and needs a token",
         found=f"{MODE}={os.environ.get(MODE, '')}",
-        expected=f"{MODE}={TOKEN} for both: without it, whoever reaches the port runs code there",
+        expected=f"{MODE}={TOKEN} on both sides: otherwise anyone who reaches the port can run code",
         fix=f"export {MODE}={TOKEN}, with the cluster's token in RAY_AUTH_TOKEN_PATH or ~/.ray/auth_token",
     )
 
@@ -356,7 +352,7 @@ def _loopback(host: str) -> bool:
 
 
 def _require_answer(address: str) -> None:
-    """Ray itself waits for minutes."""
+    """Raise WorkerError soon if nothing answers at `address`: Ray itself waits for minutes."""
     host, port = _host_and_port(address)
     try:
         socket.create_connection((host, port or 0), CONNECT_SECONDS).close()
@@ -364,8 +360,8 @@ def _require_answer(address: str) -> None:
         raise WorkerError(
             f"the Ray cluster {address} does not answer",
             found=error.strerror or str(error),
-            expected="a head node that runs",
-            fix="ray start --head there; look at the address, the port and the firewall",
+            expected="a running head node",
+            fix="run `ray start --head` on it; check the address, the port and the firewall",
         ) from None
 
 
@@ -373,27 +369,26 @@ def _require_shared_store(ray: ModuleType) -> None:
     machines = sorted({node["NodeManagerAddress"] for node in ray.nodes() if node["Alive"]})
     if len(machines) > 1 and not os.environ.get(SHARED_VARIABLE):
         raise InputError(
-            f"the cluster has {len(machines)} machines, which would not find each other's results",
+            f"the cluster has {len(machines)} machines but no shared store",
             found=f"{SHARED_VARIABLE} is not set",
-            expected="the URL of a store that all of them reach",
+            expected="the URL of a store that all machines can reach",
             fix=f"export {SHARED_VARIABLE}=s3://BUCKET/vitdeploy, or file:///MOUNTED/FOLDER",
         )
 
 
-# --- The executor that a user names -----------------------------------------------------------------------------------
+# --- Executors by name ------------------------------------------------------------------------------------------------
 
 
 def executor_of(text: str | None, at_a_time: int) -> Executor | None:
-    """What `text` names: "processes", "ray" or "ray:ADDRESS"; without it processes, or None for one at a time.
+    """Return the executor named "processes", "ray" or "ray:ADDRESS"; without a name, processes, or None for one piece
+    at once.
 
     Raises:
-        InputError: it names none.
+        InputError: an unknown name.
     """
     name, _, address = (text or "").partition(":")
     if name == "ray":
         return RayCluster(address, at_a_time if at_a_time > 1 else None)
     if text not in (None, "processes"):
-        raise InputError(
-            "nothing runs work under this name", found=f"{text!r}", expected="processes, ray or ray:HOST:PORT"
-        )
+        raise InputError("unknown executor", found=f"{text!r}", expected="processes, ray or ray:HOST:PORT")
     return Processes(at_a_time) if text or at_a_time > 1 else None

@@ -1,4 +1,4 @@
-"""`explain`: where a model of a bundle looks in one image, from the weights of its attention."""
+"""`explain`: attention maps of a bundle's model for one image."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -22,35 +22,35 @@ from vitdeploy.runtime.tasks import classification, detection, registry
 from vitdeploy.runtime.tasks.detection import PostprocessSpec
 from vitdeploy.spec import Manifest, PreprocessSpec
 
-# How many detected objects are shown.
+# Number of detected objects shown.
 OBJECTS = 3
 
 
 def explain(bundle: Path, image: Path, output: Path) -> Explanation:
     """Draw the attention maps of a bundle's float graph for one image, on ONNX Runtime.
 
-    A model of tokens, or the graph of several that takes the image, such as CLIP's image tower: every head of the last
-    attention, their mean, and the rollout over all blocks. A DETR: the decoder's last look at the image, for the best
-    objects that it detects.
+    For a ViT, or the image graph of a model of several such as CLIP's image encoder: every head of the last attention,
+    their mean, and the rollout over all blocks. For a DETR: the decoder's last cross-attention, for the best detected
+    objects.
 
-    Returns: what was drawn, and from what.
+    Returns: the facts of the picture.
 
     Raises:
-        GraphError: the bundle has no float graph, or one whose attention is not over the patches of the whole image.
+        GraphError: the bundle has no float graph, or its attention is not over the patches of the whole image.
         InputError: a bundle for sequences, or an image in which a detector detects nothing.
-        OutputError: `output` is no file to write a PNG into. Errors of bundle, image and runtime propagate.
+        OutputError: `output` is not a valid path for a PNG. Errors of bundle, image and runtime propagate.
     """
     _check_output(output, image)
     manifest = read_bundle(bundle)
-    require_graphs(bundle, manifest, "a map of attention")
+    require_graphs(bundle, manifest, "an attention map")
     if manifest.preprocess is None:
         raise InputError(
-            f"{bundle} takes no images, so there is nothing to draw over",
+            f"{bundle} takes no images: explain draws attention maps over an image",
             found=f"a bundle for the task {manifest.task}",
             expected="a bundle of a model that takes images",
         )
     graph = manifest.graphs[_image_graph(manifest)]
-    require_image_alone(manifest.name, further_inputs(manifest.task, graph.inputs), "a picture of attention")
+    require_image_alone(manifest.name, further_inputs(manifest.task, graph.inputs), "an attention map")
     pixels = preprocess.load_image(image, manifest.preprocess)[0]
     model = _float_graph(bundle, manifest)
     head = manifest.postprocess
@@ -65,7 +65,7 @@ def explain(bundle: Path, image: Path, output: Path) -> Explanation:
     rows, columns = views.grid
     read = f"{_image_graph(manifest)}, {views.reader}" if registry.flow_of(manifest.task) else views.reader
     subheading = f"{image.name}: {read}; {rows} × {columns} patches, {len(instrumented.heads)} heads"
-    _write(output, attention_picture(pixels, panels, f"{manifest.name}: where it looks", subheading))
+    _write(output, attention_picture(pixels, panels, f"{manifest.name}: attention maps", subheading))
     return Explanation(
         path=str(output),
         image=str(image),
@@ -83,7 +83,7 @@ def explain(bundle: Path, image: Path, output: Path) -> Explanation:
 def _check_output(output: Path, image: Path) -> None:
     wrong = None
     if output.suffix.lower() != ".png":
-        wrong = f"a name that ends in {output.suffix}" if output.suffix else "a name without an ending"
+        wrong = f"the suffix {output.suffix}" if output.suffix else "a name without a suffix"
     elif output.is_dir():
         wrong = "a folder"
     elif output.exists() and image.exists() and output.samefile(image):
@@ -94,13 +94,13 @@ def _check_output(output: Path, image: Path) -> None:
 
 
 def _image_graph(manifest: Manifest) -> str:
-    """Its name; of several graphs the first takes the image."""
+    """The name of the graph that takes the image: the first one."""
     flow = registry.flow_of(manifest.task)
     return "model" if flow is None else flow.parts[0]
 
 
 def _float_graph(bundle: Path, manifest: Manifest) -> ir.Model:
-    """The graph of a bundle that takes the image, in the canonical form, with the shapes of its tensors."""
+    """The graph of a bundle that takes the image, in canonical form, with the shapes of its tensors."""
     file = manifest.graphs[_image_graph(manifest)].file
     listed = {entry.path for entry in manifest.files}
     verify_files(bundle, manifest, [name for name in (file, f"{file}.data") if name in listed])
@@ -108,7 +108,7 @@ def _float_graph(bundle: Path, manifest: Manifest) -> ir.Model:
     metadata = get_metadata(model, str(bundle / file))
     if metadata.precision not in (None, "fp32"):
         raise GraphError(
-            f"{bundle} holds no float graph",
+            f"{bundle} contains no float graph",
             found=f"{file} placed in {metadata.precision} for {metadata.target}",
             expected="a bundle made by `vitdeploy run`, or compiled from a float graph",
             fix="vitdeploy compile FLOAT_DIR --target onnxruntime-cpu -o DIR",
@@ -128,7 +128,7 @@ def _token_panels(
     }
     logits = instrumented.outputs.get("logits")
     note = _certain(classification.classify(logits, labels, 1).top[0]) if logits is not None else ""
-    panels = [MapPanel("What the model sees", note)]
+    panels = [MapPanel("Model input", note)]
     return panels + [
         _panel(title, to_grid(read_by(weights, views.rows), views.grid)) for title, weights in maps.items()
     ]
@@ -146,11 +146,11 @@ def _object_panels(
     found = _best_objects(instrumented.outputs, views.last.queries, head, pixels, labels)
     if not found:
         raise InputError(
-            f"nothing is detected in {image}",
+            f"the model detects nothing in {image}",
             found=f"no object with a score above {head.threshold:g}",
-            expected="an image with objects that the model knows",
+            expected="an image with objects of the model's classes",
         )
-    panels = [MapPanel("What the model sees", f"{len(found)} best of the detected objects")]
+    panels = [MapPanel("Model input", f"the {len(found)} best detected objects")]
     return panels + [replace(_panel(_certain(each), maps[query]), box=each.box) for query, each in found.items()]
 
 
@@ -161,7 +161,7 @@ def _best_objects(
     pixels: preprocess.Pixels,
     labels: Sequence[str] | None,
 ) -> dict[int, detection.Detection]:
-    """The best objects by their query. Boxes are in pixels of what the model sees."""
+    """The best objects by their query. Boxes are in pixels of the model's input."""
     height, width, channels = pixels.shape
     seen = PreprocessSpec((height, width), (height, width), mean=(0.0,) * channels, std=(1.0,) * channels)
     found: dict[int, detection.Detection] = {}
@@ -179,13 +179,13 @@ def _certain(answer: classification.ClassScore | detection.Detection) -> str:
 def _panel(title: str, grid: Floats) -> MapPanel:
     share, most = 100 * grid.sum(), 100 * grid.max()
     note = f"at most {most:.1f} % on one patch"
-    if share < 99.95:  # the rest goes to the class token and its kind
+    if share < 99.95:  # the rest goes to the class token and other prefix tokens
         note = f"{share:.0f} % on patches, at most {most:.1f} % on one"
     return MapPanel(title, note, grid)
 
 
 def _write(output: Path, picture: bytes) -> None:
-    """All of the file or nothing of it."""
+    """Write the file atomically."""
     with temporary_folder(output.parent) as work, storage_errors(output):
         (work / output.name).write_bytes(picture)
         sync_folder(work)

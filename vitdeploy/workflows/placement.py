@@ -1,5 +1,5 @@
-"""A graph as one target takes it, ready to be compiled here or on a device, its engine made here, and the bundle of
-that."""
+"""Place a graph for one target, ready to be compiled here or on a device; compile it here, and write the bundle of its
+engine."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ from vitdeploy.stages.compile import CompileOptions, check_task, compile_graphs
 
 @dataclass(frozen=True)
 class PlacedGraphs:
-    """`graphs` are the user's files by part with what they take and give; `folder` has them as `<part>.onnx`, placed
-    for `target` in `precision`, with that in their metadata. `batch` is what they are compiled at by default.
-    `row_parts`: those in which the graph computes its rows, see `EngineSpec`."""
+    """`graphs` are the user's files by part, with their inputs and outputs; `folder` has them as `<part>.onnx`, placed
+    for `target` in `precision`, as their metadata says. `batch` is the default batch of compilation. `row_parts`: the
+    parts of the token rows, see `EngineSpec`."""
 
     metadata: files.GraphMetadata
     target: str
@@ -40,7 +40,7 @@ class PlacedGraphs:
     row_parts: tuple[int, ...] | None = None
 
     def in_parts(self, parts: Sequence[int], folder: Path) -> PlacedGraphs:
-        """The same with its rows in parts, in a new folder; raises GraphError if they cannot be split so."""
+        """Return the graphs with split rows, in a new folder; raises GraphError if the rows cannot be split so."""
         in_parts(self.folder / step.MODEL_FILE, parts, folder / step.MODEL_FILE)
         return dataclasses.replace(self, folder=folder, row_parts=tuple(parts))
 
@@ -53,11 +53,11 @@ class PlacedGraphs:
         return self._fixed or 1
 
     def check_build(self, build: BuildOptions | None) -> None:
-        """Raise TargetError if the graph has a fixed batch and is to have profiles of others."""
+        """Raise TargetError if the graph has a fixed batch and the options have profiles."""
         if self._fixed is not None and build is not None and build.batches:
             raise TargetError(
-                f"{next(file for file, _ in self.graphs.values())} has the fixed batch {self._fixed}",
-                found="profiles of several batches",
+                f"{next(file for file, _ in self.graphs.values())} has a fixed batch of {self._fixed}",
+                found="profiles for several batches",
                 expected="no profile",
                 fix="leave the profiles out, or export with a dynamic batch",
             )
@@ -68,20 +68,20 @@ def place_graphs(file: Path, target: str, precision: str | None, folder: Path) -
 
     Raises:
         TargetError: the graph was placed for another target or precision.
-        CapabilityError: the target cannot do the precision, or the task.
+        CapabilityError: the target does not support the precision or the task.
     """
     metadata = files.admitted_metadata(file)
     if precision is not None and metadata.precision not in (None, precision):
         raise TargetError(
-            f"{file} is placed in {metadata.precision}",
+            f"{file} already has the precision {metadata.precision}",
             found=f"--precision {precision}",
             expected=str(metadata.precision),
-            fix="give the float graph, or leave --precision out",
+            fix="pass the float graph, or leave --precision out",
         )
     chosen: Precision = metadata.precision or precision or "fp32"  # type: ignore[assignment]
     if metadata.target not in (None, target):
         raise TargetError(
-            f"{file} was placed for another target",
+            f"{file} was prepared for another target",
             found=str(metadata.target),
             expected=target,
             fix=f"quantize the float graph for {target}, or compile with --target {metadata.target}",
@@ -91,7 +91,7 @@ def place_graphs(file: Path, target: str, precision: str | None, folder: Path) -
     typed = TARGETS[target].typed
     if typed and metadata.precision is None and chosen != "fp32":
         raise TargetError(
-            f"{file} is a float graph, and {target} computes in the types that a graph has",
+            f"{target} takes the precision from the types in the graph, and {file} is a float graph",
             found=f"--precision {chosen}",
             expected=f"a graph typed in {chosen}",
             fix=f"vitdeploy quantize {quoted(file)} --data IMAGES --target {target} --precision {chosen} -o DIR",
@@ -122,14 +122,14 @@ def compile_bundle(
     """Compile a graph (with its sibling, for an encoder-decoder) for `target` into the empty folder `out`.
 
     Args:
-        split_rows: the parts in which an INT8 engine computes the rows of its tokens, or one larger number of them;
-            "auto": as costs of layers on this CPU say.
+        split_rows: the parts of the token rows of an INT8 engine, or a padded number of rows; "auto": chosen by layer
+            costs on this CPU.
 
     Raises:
         GraphError: the rows cannot be split so.
         KnownBadError: the runtime is known to compute such a graph wrongly, by an entry that is not `accepted`.
-        TargetError: the graph was placed for another target or precision, or has a fixed batch and is to have profiles.
-        CapabilityError: the target cannot do the precision, or the task.
+        TargetError: the graph was placed for another target or precision, or has a fixed batch but profiles are given.
+        CapabilityError: the target does not support the precision or the task.
     """
     with tempfile.TemporaryDirectory(prefix="vitdeploy-") as folder:
         placed, made = Path(folder) / "placed", Path(folder) / "engine"
@@ -147,20 +147,20 @@ def compile_bundle(
 def chosen_row_parts(
     placed: PlacedGraphs, expected: Literal["auto", "none"] | Sequence[int], choose: Callable[[], RowParts]
 ) -> Sequence[int] | None:
-    """The parts in which the rows of a placement are computed; None for all at once. `choose` is asked for "auto".
+    """The parts of the token rows of a placement; None for all at once. `choose` is called for "auto".
 
     Raises:
-        CapabilityError: parts for a target, precision or task that has none. Errors of `choose` propagate.
+        CapabilityError: the target, precision or task does not support parts. Errors of `choose` propagate.
     """
     able = rows.splits_rows(placed.target, placed.precision, placed.metadata.task)
     if expected == "none" or (expected == "auto" and not (able and has_costs(placed.target))):
         return None
     if not able:
         raise CapabilityError(
-            f"{placed.target} does not compute the rows of this graph in parts",
+            f"{placed.target} cannot split the token rows of this graph",
             found=f"precision {placed.precision}, for the task {placed.metadata.task}",
-            expected="a graph in INT8 for openvino-cpu, of one graph",
-            fix="leave the parts out",
+            expected="a model of one graph, in INT8 for openvino-cpu",
+            fix="leave --split-rows out",
         )
     if expected != "auto":
         return tuple(expected)
@@ -168,7 +168,7 @@ def chosen_row_parts(
 
 
 def bundle_of(placed: PlacedGraphs, engine: EngineSpec, folder: Path, out: Path) -> Manifest:
-    """The bundle of one engine, whose files lie in `folder`, in the empty folder `out`."""
+    """Write the bundle of one engine, whose files are in `folder`, into the empty folder `out`."""
     metadata, home = placed.metadata, next(graph for graph, _ in placed.graphs.values()).parent
     images = metadata.preprocess
     return write_bundle(

@@ -1,4 +1,4 @@
-"""What changed between a baseline and a candidate: bundles, which are run here, or reports, which are read."""
+"""Compare a baseline and a candidate: bundles (run here) or reports (read)."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -24,7 +24,7 @@ from vitdeploy.verification.intervals import unpaired_difference, unpaired_log_r
 from vitdeploy.workflows.comparison import verify_subjects
 from vitdeploy.workflows.subjects import Finder, Subject, opened
 
-# --- The findings of a comparison of one pair of engines, and its gates; all JSON-ready -------------------------------
+# --- The result of a comparison of one pair of engines, and its gates; all JSON-ready ---------------------------------
 
 
 def unjudged(
@@ -35,7 +35,7 @@ def unjudged(
     *,
     same_engine: bool = False,
 ) -> comparison.PairFacts:
-    """What was found of a pair; `accuracy` is None if it was not compared."""
+    """The result of a pair; `accuracy` is None if it was not compared."""
     return comparison.PairFacts(name, accuracy, tuple(ratios), tuple(flags), same_engine, ())
 
 
@@ -45,7 +45,7 @@ def judge(pair: comparison.PairFacts, limits: comparison.ComparisonLimits) -> tu
     if limits.max_slowdown is not None and pair.same_engine:
         gates["latency"] = Gate("pass")
     elif limits.max_slowdown is not None and not pair.ratios:
-        gates["latency"] = Gate("undecided", ("max_slowdown needs times, and there are none",))
+        gates["latency"] = Gate("undecided", ("max_slowdown needs times, but no times were measured",))
     for ratio in pair.ratios:
         gates[ratio.metric] = _time_gate(ratio, pair.flags, limits)
     judged = replace(
@@ -69,7 +69,7 @@ def _accuracy_gate(facts: comparison.AccuracyChange | None, limits: comparison.C
         unknown = Gate("undecided", ("max_drop needs images with labels (--data)",))
         return Gate("none") if limits.max_drop is None else unknown
     if limits.max_drop is not None and facts.drop is not None and facts.drop_ci95 is None:
-        return Gate("undecided", (f"two recorded values of {facts.metric} have no interval: give bundles and --data",))
+        return Gate("undecided", (f"recorded values of {facts.metric} have no interval: use bundles and --data",))
     if facts.how == "measured" and facts.agreement is not None and facts.agreement_ci95 is not None:
         measured = Comparison(
             n=facts.n,
@@ -89,7 +89,7 @@ def _accuracy_gate(facts: comparison.AccuracyChange | None, limits: comparison.C
 
 
 def _time_gate(ratio: comparison.TimeRatio, flags: Sequence[str], limits: comparison.ComparisonLimits) -> Gate:
-    """Throughput is judged as the time of an image."""
+    """The gate of a ratio; throughput is compared as time per image."""
     if limits.max_slowdown is not None and not ratio.decided:
         return _bound_gate(ratio, limits.max_slowdown)
     value, (low, high) = ratio.ratio, ratio.ci95
@@ -100,7 +100,7 @@ def _time_gate(ratio: comparison.TimeRatio, flags: Sequence[str], limits: compar
 
 
 def _bound_gate(ratio: comparison.TimeRatio, max_slowdown: float) -> Gate:
-    """What the bounds of a ratio decide, which has no interval to rely on."""
+    """The gate of a ratio that has only bounds, not a reliable interval."""
     low, high = ratio.bounds if ratio.metric == "latency" else ratio.bounds[::-1]
     most = 1 + max_slowdown / 100 if ratio.metric == "latency" else 1 / (1 + max_slowdown / 100)
     sign = 1 if ratio.metric == "latency" else -1
@@ -112,12 +112,12 @@ def _bound_gate(ratio: comparison.TimeRatio, max_slowdown: float) -> Gate:
     return Gate("undecided", (f"{text}: {ratio.reason}",))
 
 
-# --- Choose which engine of the candidate is compared with which of the baseline --------------------------------------
+# --- Pair the engines of the candidate with those of the baseline -----------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Pair:
-    """The names of two engines, most often the same one."""
+    """The names of two engines, usually the same."""
 
     baseline: str
     candidate: str
@@ -128,15 +128,15 @@ class Pair:
 
 
 def pair_up(baseline: Sequence[str], candidate: Sequence[str]) -> tuple[list[Pair], list[str], list[str]]:
-    """The pairs, in the candidate's order, a remark for each engine without a partner, and the targets for which only
-    the baseline has engines.
+    """Return the pairs in the candidate's order, a remark for each engine without a partner, and the targets for which
+    only the baseline has engines.
 
-    Engines with the same name are partners. An app gets a target's first engine: if the candidate no longer has that of
-    the baseline, because it may have failed its budget, its own first one for the target is the partner. If no name is
-    in both, and each side has one engine, these are partners.
+    Engines with the same name are partners. An app gets a target's first engine: if the candidate lacks the baseline's
+    (it may have failed its budget), the candidate's first engine for the target is the partner. If no name is in both
+    and each side has one engine, these are partners.
 
     Raises:
-        TargetError: there is no pair.
+        TargetError: no pair.
     """
     pairs = [Pair(name, name) for name in candidate if name in baseline]
     first, instead = _first_of_targets(baseline), _first_of_targets(candidate)
@@ -145,13 +145,13 @@ def pair_up(baseline: Sequence[str], candidate: Sequence[str]) -> tuple[list[Pai
         return [Pair(baseline[0], candidate[0])], [], []
     if not pairs:
         raise TargetError(
-            "the two have no engine in common",
+            "baseline and candidate have no engine in common",
             found=f"{', '.join(baseline) or 'none'} against {', '.join(candidate) or 'none'}",
-            expected="engines of one target on both sides, or one engine on each",
-            fix="name the target that is to be compared with --target",
+            expected="engines for the same target on both sides, or one engine on each side",
+            fix="choose the target with --target",
         )
-    left = [f"{name} is in the baseline only" for name in baseline if name not in [p.baseline for p in pairs]]
-    left += [f"{name} is in the candidate only" for name in candidate if name not in [p.candidate for p in pairs]]
+    left = [f"{name} is only in the baseline" for name in baseline if name not in [p.baseline for p in pairs]]
+    left += [f"{name} is only in the candidate" for name in candidate if name not in [p.candidate for p in pairs]]
     return pairs, left, [target for target in first if target not in instead]
 
 
@@ -168,12 +168,12 @@ def of_bundle(manifest: Manifest) -> dict[str, str]:
     files = {entry.path: entry.sha256 for entry in manifest.files}
     try:
         return {**_inputs(decode(Provenance, manifest.provenance)), **files}
-    except DecodeError:  # a bundle of something else than `run`
+    except DecodeError:  # a bundle not made by `run`
         return files
 
 
 def of_report(report: Report) -> dict[str, str]:
-    """The same of what a report lists: what it was made from, the exported graph, and what engines were compiled to."""
+    """The digests in a report: its sources, the exported graph, and the compiled engines."""
     return {**_inputs(report.provenance), **{each.path: each.sha256 for each in report.provenance.files}}
 
 
@@ -188,25 +188,26 @@ def side_by_side(baseline: Mapping[str, str], candidate: Mapping[str, str]) -> t
     return tuple(comparison.DigestPair(name, baseline.get(name), candidate.get(name)) for name in names)
 
 
-# --- Two reports compared by what they say; nothing is run ------------------------------------------------------------
+# --- Compare two reports by their numbers; nothing is run -------------------------------------------------------------
 
 
-# The accuracy of these tasks is a share of the samples that were answered rightly.
+# Tasks whose accuracy is the share of samples with a right answer.
 SHARES = ("classification", "sequence", "zero-shot")
 MACHINE = ("board", "cpu", "cores", "quota", "machine", "emulated")
 RUNTIMES = ("vitdeploy", "onnxruntime", "openvino", "tensorrt")
 # Half width of a ratio's interval due to differences between three processes of each side, which are unknown here.
 BETWEEN_PROCESSES = quantile(PROCESS_FREEDOM + 2) * PROCESS_SPREAD / math.sqrt(3)
-NOT_IN_TURNS = "The two were measured in two runs: drift between them is not part of the intervals."
+NOT_IN_TURNS = "Baseline and candidate were measured in separate runs: the intervals do not include drift between them."
 
 
 def compare_reports(
     baseline: Report, candidate: Report, target: str | None
 ) -> tuple[list[comparison.PairFacts], list[str], list[str]]:
-    """Compare each pair of engines by the reports; returns also remarks, and the targets that the candidate lacks.
+    """Compare each pair of engines by the reports; return the results, remarks, and the targets that the candidate
+    lacks.
 
     Raises:
-        TargetError: they have no engine in common.
+        TargetError: the reports have no engine in common.
     """
     names = [[e.artifact for e in report.engines if _is_of(e.artifact, target)] for report in (baseline, candidate)]
     pairs, remarks, missing = pair_up(*names)
@@ -215,14 +216,14 @@ def compare_reports(
     if any(each.ratios for each in facts):
         remarks.append(hindered or NOT_IN_TURNS)
     if baseline.provenance.data.evaluation != candidate.provenance.data.evaluation:
-        remarks.append("The two were evaluated on different images: their accuracy is not compared.")
+        remarks.append("Accuracy is not compared: baseline and candidate were evaluated on different images.")
     return facts, remarks, missing
 
 
 def _recorded(baseline: Report, candidate: Report, pair: Pair, hindered: str) -> comparison.PairFacts:
     accuracy = _accuracy(baseline, candidate, pair)
     if not hindered and _same_engine(baseline, candidate, pair):
-        # As of two bundles: one engine has one latency. What two runs of it differ by is the machine.
+        # As with two bundles: one engine has one latency. Two runs of it differ only by the machine.
         return unjudged(pair.name, accuracy, same_engine=True)
     flags = _flags(baseline, candidate, pair)
     reason = hindered or _undecided(baseline, candidate, pair) or _flagged(flags)
@@ -241,7 +242,7 @@ def _recorded_same_files(baseline: Report, candidate: Report, pair: Pair) -> boo
 
 
 def _undecided(baseline: Report, candidate: Report, pair: Pair) -> str:
-    """The reason, as recorded then, why one of the two runs decides nothing about the engine's latency."""
+    """The recorded reason why one of the two runs decides nothing about the engine's latency."""
     for side, report, name in (("baseline", baseline, pair.baseline), ("candidate", candidate, pair.candidate)):
         if report.bench is not None and name in report.bench.undecided:
             return f"in the {side}, {report.bench.undecided[name]}"
@@ -249,8 +250,8 @@ def _undecided(baseline: Report, candidate: Report, pair: Pair) -> str:
 
 
 def _flagged(flags: Sequence[str]) -> str:
-    """The two latencies were measured apart: where one cannot be relied on, neither more nor less can be said."""
-    return f"the measurement is flagged {', '.join(flags)}: measure again" if flags else ""
+    """The reason for no decision if a latency is flagged as unreliable: the two were measured separately."""
+    return f"the measurement has flags ({', '.join(flags)}): measure again" if flags else ""
 
 
 def _is_of(artifact: str, target: str | None) -> bool:
@@ -258,8 +259,8 @@ def _is_of(artifact: str, target: str | None) -> bool:
 
 
 def _accuracy(baseline: Report, candidate: Report, pair: Pair) -> comparison.AccuracyChange | None:
-    """Compared as if on different images, since a report has no single answers: the interval is wider than it could
-    be."""
+    """The change of accuracy, computed as if on different images: a report has no individual answers, so the interval
+    is wider than with bundles."""
     old, new = baseline.engine(pair.baseline), candidate.engine(pair.candidate)
     assert old is not None and new is not None
     a, b = _worst(old.verify, new.verify)
@@ -273,7 +274,7 @@ def _accuracy(baseline: Report, candidate: Report, pair: Pair) -> comparison.Acc
         low, high = unpaired_difference(right[0], a.n, right[1], b.n)
         interval = (100 * low, 100 * high)
     same = _recorded_same_files(baseline, candidate, pair)
-    if same:  # nothing can be lost
+    if same:  # no loss possible
         interval = (0.0, 0.0)
     return comparison.AccuracyChange(
         how="same files" if same else "recorded",
@@ -289,8 +290,8 @@ def _accuracy(baseline: Report, candidate: Report, pair: Pair) -> comparison.Acc
 
 
 def _worst(old: Comparison, new: Comparison) -> tuple[Comparison, Comparison]:
-    """Both; of models with several heads the comparisons of the head that loses most from the old one to the new, and
-    of a head that is not in both, or has another metric there, where there is one: these are not compared."""
+    """Both comparisons; for models with several heads, those of the head that loses most from old to new, or of a head
+    that is missing or has another metric on one side: such heads are not compared."""
     pairs = [(each, new.by_head.get(name, old)) for name, each in old.by_head.items()]
     pairs += [(old, each) for name, each in new.by_head.items() if name not in old.by_head]
 
@@ -303,7 +304,7 @@ def _worst(old: Comparison, new: Comparison) -> tuple[Comparison, Comparison]:
 
 
 def _latency(baseline: Report, candidate: Report, pair: Pair, hindered: str) -> list[comparison.TimeRatio]:
-    """The ratio by the rounds of both, where there are some; it is not decided where something hinders that."""
+    """The ratio by the rounds of both, if recorded; undecided if `hindered` has a reason."""
     if baseline.bench is None or candidate.bench is None:
         return []
     old = baseline.bench.block_medians_ms.get(pair.baseline, ())
@@ -311,13 +312,13 @@ def _latency(baseline: Report, candidate: Report, pair: Pair, hindered: str) -> 
     if min(len(old), len(new)) < 2:
         return []
     ratio, low, high = unpaired_log_ratio(new, old)
-    # The blocks of a report do not say what its processes have in common.
+    # The blocks of a report do not show the common effects of its processes.
     wider = math.exp(math.hypot(math.log(high / low) / 2, BETWEEN_PROCESSES))
     return [comparison.TimeRatio("latency", ratio, (ratio / wider, ratio * wider), not hindered, hindered)]
 
 
 def _flags(baseline: Report, candidate: Report, pair: Pair) -> list[str]:
-    """Without "short": few queries say little of a high percentile, and what is compared is the median."""
+    """The flags of both, without "short": few queries affect high percentiles, and the median is compared here."""
     benches = (baseline.bench, pair.baseline), (candidate.bench, pair.candidate)
     rows = [bench.row(name) for bench, name in benches if bench is not None]
     found = dict.fromkeys(flag for row in rows if row is not None for flag in row.flags)
@@ -325,27 +326,26 @@ def _flags(baseline: Report, candidate: Report, pair: Pair) -> list[str]:
 
 
 def _machine(report: Report) -> dict[str, str]:
-    """What the report says of it: only those of Arm machines name the board, and only newer ones."""
+    """The machine of a report; only newer reports of Arm machines name the board."""
     return {key: report.environment[key] for key in MACHINE if key in report.environment}
 
 
 def _other_machine(baseline: Report, candidate: Report) -> str:
     texts = (", ".join(f"{value}" for value in _machine(report).values()) for report in (baseline, candidate))
-    return f"The two were measured on different machines: {' against '.join(texts)}."
+    return f"Baseline and candidate were measured on different machines: {' and '.join(texts)}."
 
 
-# --- Two bundles compared on this machine -----------------------------------------------------------------------------
-# both answer the same images, and both are measured in one benchmark run.
+# --- Compare two bundles on this machine ------------------------------------------------------------------------------
+# Both answer the same images, and both are measured in one benchmark run.
 #
-# Engines that are the same files need neither: they are one engine. To measure it against itself could only raise a
-# false alarm.
+# Engines with identical files need neither: measuring an engine against itself could only raise a false alarm.
 
 
-# Nothing has to be asked of engines that are the same.
+# The result for identical engines, without a run.
 SAME_FILES = comparison.AccuracyChange("same files", 1, None, None, None, 0.0, (0.0, 0.0), 100.0, (100.0, 100.0))
-# What is judged is the median.
+# The gate uses the median.
 PERCENTILES = (50.0,)
-# Flags of a latency that say nothing of a ratio in the same rounds.
+# Flags of a latency that do not affect a ratio in the same rounds.
 OF_ONE_SIDE = ("unstable", "contended")
 
 
@@ -359,15 +359,15 @@ def compare_bundles(
     skip_bad: bool,
     progress: Progress,
 ) -> tuple[list[comparison.PairFacts], Bench | None, list[str], list[str]]:
-    """Compare each pair of engines; also returns the `bench` of pairs with different files, remarks, and the targets
+    """Compare each pair of engines; also return the `bench` of pairs with different files, remarks, and the targets
     that the candidate has no engine for.
 
     Args:
-        choice: which images both sides answer; without them accuracy is not compared.
-        protocol: of the bench; without it times are not compared.
+        choice: the images for both sides; None: accuracy is not compared.
+        protocol: the protocol of the bench; None: times are not compared.
 
     Raises:
-        TargetError: there is no pair of engines. Errors of bundles, data, engines and measuring propagate.
+        TargetError: no pair of engines. Errors of bundles, data, engines and measuring propagate.
     """
     sides = {subject.artifact: subject for subject in finder.find(str(baseline))}
     others = {subject.artifact: subject for subject in finder.find(str(candidate))}
@@ -414,7 +414,7 @@ def _verified(
 
 
 def _same_files(pair: Pair, baseline: Manifest, candidate: Manifest) -> bool:
-    """Whether both engines are the same bytes, with the same settings."""
+    """Whether both engines have identical files and settings."""
     of_model = [(m.task, m.preprocess, m.postprocess) for m in (baseline, candidate)]
     engines = _of_engine(baseline, pair.baseline), _of_engine(candidate, pair.candidate)
     return of_model[0] == of_model[1] and engines[0] == engines[1]
@@ -452,7 +452,7 @@ def _timed(facts: comparison.PairFacts, pair: Pair, bench: Bench) -> comparison.
     names = _names(pair)
     ratios = [comparison.TimeRatio(**vars(ratio)) for ratio in bench.ratios if (ratio.b, ratio.a) == names]
     flags = _once([flag for row in bench.results if row.artifact in names for flag in row.flags])
-    # What is judged is not how well each side is known but how well their ratio is, which says so itself.
+    # Only the precision of the ratio matters, not that of each side, and the ratio reports it.
     flags = [flag for flag in flags if flag not in OF_ONE_SIDE]
     return replace(facts, ratios=tuple(ratios), flags=tuple(flags))
 
@@ -461,13 +461,13 @@ def _once(texts: list[str]) -> list[str]:
     return list(dict.fromkeys(texts))
 
 
-# --- A baseline and a candidate become one document and one gate ------------------------------------------------------
+# --- One document and one gate for a baseline and a candidate ---------------------------------------------------------
 
 
 SENTENCES = {
-    "pass": "The candidate keeps within the limits.",
-    "fail": "The candidate does not keep within the limits.",
-    "undecided": "Whether the candidate keeps within the limits is not decided.",
+    "pass": "The candidate is within the limits.",
+    "fail": "The candidate exceeds a limit.",
+    "undecided": "Not decided: the data cannot show whether the candidate is within the limits.",
     "none": "No limit was set.",
 }
 
@@ -484,12 +484,12 @@ def compare(
     trust: Path | None,
     progress: Progress,
 ) -> comparison.ComparisonDocument:
-    """The comparison of two bundles, which are run here, or of two reports, which are read. `protocol`: of the bench;
-    None compares answers alone.
+    """Compare two bundles (run here) or two reports (read). `protocol`: the protocol of the bench; None compares only
+    answers.
 
     Raises:
-        MissingFileError: an argument is neither.
-        InputError: images for reports, which no image can be shown to.
+        MissingFileError: an argument is neither a bundle nor a report.
+        InputError: images given for reports.
         TargetError: the two have no engine in common. Errors of reading, data, engines and measuring propagate.
     """
     paths = baseline, candidate
@@ -502,8 +502,8 @@ def compare(
     else:
         if choice is not None:
             raise InputError(
-                "reports answer no images",
-                found=f"--data beside {', '.join(map(str, filter(early.is_report, paths)))}",
+                "reports cannot be compared on images",
+                found=f"--data with the report {', '.join(map(str, filter(early.is_report, paths)))}",
                 expected="two bundles, or no --data",
             )
         reports = [read_report(path if path.is_file() else path / early.REPORT_FILE) for path in paths]
@@ -529,7 +529,7 @@ def compare(
 
 
 def _missing_gate(missing: list[str], limits: comparison.ComparisonLimits) -> Gate:
-    """A target that has lost its engines keeps within no limit."""
+    """The gate of targets that the candidate has no engine for: failed if there is any limit."""
     if not missing or (limits.max_drop, limits.max_slowdown) == (None, None):
         return Gate("none")
     return Gate("fail", tuple(f"the candidate has no engine for {target}" for target in missing))

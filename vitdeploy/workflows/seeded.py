@@ -1,8 +1,8 @@
-"""Golden answers for the engine of a graph alone, which has no original beside it: seeded images, and what the graph
-itself gives for them, evaluated apart from the runtime that it is compiled for.
+"""Golden answers for an engine compiled from a graph without its original: seeded images, and the graph's outputs for
+them, evaluated independently of the target's runtime.
 
-ONNX Runtime without any optimisation computes one node after the other, as they are written: no fused kernel, no
-INT8 product. What it shares with an engine of ONNX Runtime are the kernels of single operators.
+ONNX Runtime without optimisation computes the nodes one by one as written: no fused kernels, no INT8 products. It
+shares only the kernels of single operators with an ONNX Runtime engine.
 """
 
 import contextlib
@@ -39,23 +39,23 @@ from vitdeploy.search.bisect import SECONDS, first_layer
 from vitdeploy.spec import EngineSpec, GraphSpec, Manifest, PreprocessSpec
 
 IMAGES, SEED = 4, 0
-# The largest max|a - b| / max|b| of an engine from its graph's own answers. Half precision and INT8 round where the
-# evaluation does not, more than one engine on two machines does (`pipeline.assemble.TOLERANCE`). A wrong engine is off
-# by about 1.
+# Maximum max|a - b| / max|b| between an engine and its graph. Half precision and INT8 round where the evaluation does
+# not, which differs more than one engine on two machines (`pipeline.assemble.TOLERANCE`). A wrong engine is off by
+# about 1.
 TOLERANCE = {"fp32": 1e-3, "fp16": 5e-2}
 ROUNDED = 0.2
-# Where two scores are nearly equal, as most are in noise, rounding decides which comes first, and the answers change by
-# their size: D-FINE with seeded weights is 0.5 apart on OpenVINO and ONNX Runtime.
+# Operators that rank scores. In noise most scores are nearly equal, so rounding decides their order, and outputs change
+# by their full size: D-FINE with seeded weights differs by 0.5 between OpenVINO and ONNX Runtime.
 RANKS = frozenset({"ArgMax", "ArgMin", "NonMaxSuppression", "TopK"})
-# Of the tolerance: the noise on an input that must not change the answers by more than the tolerance, or they say
-# nothing of an engine.
+# Noise on the input as a share of the tolerance; if it changes the answers by more than the tolerance, they cannot
+# test an engine.
 NOISE = 0.01
 
 
 @dataclass(frozen=True)
 class Seeded:
-    """Images, uint8 [n, height, width, channels], the graph's outputs for them, [n, ...] by name, and how far those of
-    an engine may be. `why`: why nothing can be compared; "" where it can."""
+    """Images, uint8 [n, height, width, channels], the graph's outputs for them, [n, ...] by name, and the tolerance for
+    an engine. `why`: the reason why nothing can be compared; "" if it can."""
 
     metadata: GraphMetadata
     spec: GraphSpec
@@ -66,32 +66,32 @@ class Seeded:
 
 
 def seeded_answers(file: Path, target: str) -> Seeded:
-    """What the graph in a file, placed for `target`, gives for seeded images; errors as `load_graph`."""
+    """The outputs of the graph in a file, placed for `target`, for seeded images; errors as in `load_graph`."""
     model = load_graph(file)
     metadata, spec = get_metadata(model, str(file)), graph_spec(model, file.name)
     tolerance = TOLERANCE.get(metadata.precision or "fp32", ROUNDED)
     nothing = Seeded(metadata, spec, np.zeros((0, 1, 1, 1), np.uint8), {}, tolerance)
     if metadata.preprocess is None or flow_of(metadata.task) or len(spec.inputs) != 1:
-        return dataclasses.replace(nothing, why="the graph takes something else than images")
+        return dataclasses.replace(nothing, why="the graph does not take only images")
     if ranks := sorted({node.op_type for node in model.graph} & RANKS):
-        why = f"the graph ranks what it finds ({', '.join(ranks)}), and of nearly equal scores rounding decides"
+        why = f"the graph ranks scores ({', '.join(ranks)}), and rounding decides the order of nearly equal ones"
         return dataclasses.replace(nothing, why=why)
     try:
         graph = serialised(emulate(model)) if TARGETS[target].typed else file
         with OnnxRuntimeRunner(graph, name="evaluation", batch=fixed_batch(spec) or 1, plain=True) as runner:
             pixels, outputs = _evaluate(runner, metadata, tolerance)
-    except MissingPackageError:  # not a fault of the graph, and no reason to refuse it
-        return dataclasses.replace(nothing, why="onnxruntime, which would evaluate the graph, is not installed")
+    except MissingPackageError:  # not the graph's fault, so it is not refused
+        return dataclasses.replace(nothing, why="onnxruntime, which evaluates the graph, is not installed")
     except VitdeployError as error:
         return dataclasses.replace(nothing, why=f"{error.message}: {error.found}")
     if not len(pixels):
-        why = "the graph's own answers change with the rounding of its input, or are not finite"
+        why = "the graph's own outputs depend on the rounding of its input, or are not finite"
         return dataclasses.replace(nothing, why=why)
     return dataclasses.replace(nothing, pixels=pixels, outputs=outputs)
 
 
 def _evaluate(runner: Runner, metadata: GraphMetadata, tolerance: float) -> tuple[Array, dict[str, Array]]:
-    """The images whose answers are steady, and these."""
+    """The images with stable answers, and these answers."""
     images, kept, answers = seeded_images(metadata), list[int](), list[dict[str, Array]]()
     for index, image in enumerate(images):
         found = engine_outputs(runner, metadata.preprocess, image[None])
@@ -105,7 +105,7 @@ def _evaluate(runner: Runner, metadata: GraphMetadata, tolerance: float) -> tupl
 
 
 def seeded_images(metadata: GraphMetadata) -> Array:
-    """uint8 [4, height, width, channels]: two of noise, two of large spots, of which a network sees more."""
+    """uint8 [4, height, width, channels]: two images of noise, and two of large spots, to which networks react more."""
     spec = metadata.images
     random = np.random.default_rng(SEED)
     height, width = spec.crop
@@ -123,7 +123,7 @@ def _is_steady(
     if not all(np.isfinite(found[name]).all() for name in names):
         return False
     (tensor,) = runner.inputs
-    if tensor.dtype != "float32":  # pixels have no smaller change than one step
+    if tensor.dtype != "float32":  # the smallest change of a pixel is one step
         return True
     feed = normalise(image[None], metadata.images)
     noise = np.random.default_rng(SEED).standard_normal(feed.shape, np.float32) * feed.std()
@@ -133,8 +133,8 @@ def _is_steady(
 
 
 def golden_folder(seeded: Seeded, target: str, out: Path) -> dict[str, Path]:
-    """Fill the empty folder `out` with a manifest and the golden answers, as a bundle has them, for one target; gives
-    the files by their paths in it."""
+    """Fill the empty folder `out` with a manifest and the golden answers for one target, as in a bundle; return the
+    files by their paths in it."""
     out.mkdir(exist_ok=True)
     manifest = _manifest(seeded, target, out)
     assert manifest.golden is not None
@@ -157,7 +157,7 @@ def _manifest(seeded: Seeded, target: str, out: Path) -> Manifest:
 
 
 def compare(seeded: Seeded, engine: EngineSpec, home: Path) -> GoldenCheck:
-    """How far the answers of an engine, whose files lie in `home`, are from the graph's own; errors of engines."""
+    """Compare the answers of an engine with files in `home` with the graph's own; errors of engines propagate."""
     with tempfile.TemporaryDirectory(prefix="vitdeploy-") as folder:
         manifest = _manifest(seeded, engine.target, Path(folder))
         with make_runner(home, engine) as runner:
@@ -165,10 +165,10 @@ def compare(seeded: Seeded, engine: EngineSpec, home: Path) -> GoldenCheck:
 
 
 def require_seeded(seeded: Seeded, engine: EngineSpec, home: Path) -> GoldenCheck | None:
-    """The comparison of a new engine; None where nothing can be compared.
+    """The comparison of a new engine; None if nothing can be compared.
 
     Raises:
-        AnswersError: it answers otherwise, and no entry of the table of runtimes known to be wrong was accepted for it.
+        AnswersError: the answers differ, and no entry of the known-bad runtime table was accepted for the engine.
     """
     if seeded.why:
         return None
@@ -179,7 +179,7 @@ def require_seeded(seeded: Seeded, engine: EngineSpec, home: Path) -> GoldenChec
 
 
 def _located(error: AnswersError, seeded: Seeded, engine: EngineSpec, home: Path) -> AnswersError:
-    """The error, with the first layer that differs where it can be found in time."""
+    """The error, with the first differing layer if it can be found in time."""
     with contextlib.suppress(VitdeployError):
         graph = load_graph(home / engine.graph)
         _locate(error, graph, engine, seeded.pixels, seeded.metadata.images, seeded.tolerance)
@@ -187,8 +187,8 @@ def _located(error: AnswersError, seeded: Seeded, engine: EngineSpec, home: Path
 
 
 def locate(error: AnswersError, seconds: float = SECONDS) -> None:
-    """Add to what was found of a bundle's engine where it leaves its own graph, on the golden inputs of the bundle.
-    Nothing is added where that cannot be said: of several graphs, of other inputs than images, of engines of GPUs.
+    """Add the first layer at which a bundle's engine differs from its graph to the error, on the bundle's golden
+    inputs. Nothing is added for models of several graphs, for inputs other than images, and for GPU engines.
 
     Raises:
         VitdeployError: the bundle, or a part of the graph, cannot be read or run.
@@ -220,32 +220,32 @@ def _locate(
 
 @dataclass(frozen=True)
 class AnswersTold:
-    """What is said of a comparison, in a line and in a document."""
+    """The result of a comparison, as a line and as a document."""
 
     line: str
     facts: dict[str, object]
 
 
 def answers_told(seeded: Seeded, found: GoldenCheck | None, accepted: bool = False) -> AnswersTold:
-    """`accepted`: an entry of the table of runtimes known to be wrong was, so that wrong answers are no error."""
+    """The report of a comparison. `accepted`: a known-bad entry was accepted, so wrong answers are not an error."""
     if found is None:
-        return AnswersTold(f"answers: not compared: {seeded.why}", {"compared": 0, "why": seeded.why})
-    wrong = "" if found.ok else "WRONG, as was accepted: " if accepted else "WRONG: "
+        return AnswersTold(f"output check: skipped: {seeded.why}", {"compared": 0, "why": seeded.why})
+    wrong = "" if found.ok else "WRONG (accepted): " if accepted else "WRONG: "
     line = (
-        f"answers: {wrong}{found.difference:.1e} of the largest from the graph's own, evaluated by ONNX Runtime "
-        f"without optimisation on {found.inputs} seeded images (allowed {found.tolerance:.0e})"
+        f"output check: {wrong}max error {found.difference:.1e} (relative) vs. unoptimised ONNX Runtime on "
+        f"{found.inputs} random images; limit {found.tolerance:g}"
     )
     return AnswersTold(line, {"compared": found.inputs, "difference": found.difference, "tolerance": found.tolerance})
 
 
 def compared_there(seeded: Seeded, device: str, sent: bool) -> AnswersTold:
-    """The same of an engine that a device made and compared with golden answers that were `sent` along."""
+    """The report for an engine that a device built and compared with golden answers, if these were `sent`."""
     if not sent:
-        why = seeded.why or "a runtime that is known to be wrong was accepted"
-        return AnswersTold(f"answers: not compared: {why}", {"compared": 0, "why": why})
+        why = seeded.why or "a known-bad runtime was accepted"
+        return AnswersTold(f"output check: skipped: {why}", {"compared": 0, "why": why})
     count = len(seeded.pixels)
     line = (
-        f"answers: compared on {device} with the graph's own, evaluated by ONNX Runtime without optimisation on "
-        f"{count} seeded images (allowed {seeded.tolerance:.0e})"
+        f"output check: compared on {device} with unoptimised ONNX Runtime on {count} random images; limit "
+        f"{seeded.tolerance:g}"
     )
     return AnswersTold(line, {"compared": count, "on": device, "tolerance": seeded.tolerance})

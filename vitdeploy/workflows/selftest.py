@@ -36,7 +36,7 @@ from vitdeploy.store.store import Artifact, Store
 from vitdeploy.verification.comparison import follows
 from vitdeploy.verification.gate import accuracy_gate, proves_nothing
 
-# --- The models that a self-test deploys: a small trained one, and a ViT-B/16 whose weights are seeded noise ----------
+# --- The models of a self-test: a small trained one, and a ViT-B/16 with seeded random weights ------------------------
 
 
 DIGITS = "recipes/digits.yaml"
@@ -44,9 +44,9 @@ DIGITS = "recipes/digits.yaml"
 
 @dataclass(frozen=True)
 class Case:
-    """A model by its name; `recipe` says for a target how it is deployed, in FP32.
+    """A model by its name; `recipe` returns the FP32 recipe for a target.
 
-    `trained`: its accuracy means something, in INT8 too.
+    `trained`: its accuracy is meaningful, in INT8 too.
     """
 
     name: str
@@ -62,13 +62,13 @@ def _digits(target: str) -> Recipe:
     """The recipe of `make demo`, for this target.
 
     Raises:
-        MissingFileError: this is not a checkout, which has the recipe, the checkpoint and the images.
+        MissingFileError: not run in a checkout, which has the recipe, the checkpoint and the images.
     """
     return load_recipe(_root() / DIGITS, (f"targets=[{target}]", "precision=fp32"))
 
 
 def _vit_base(target: str) -> Recipe:
-    """ViT-B/16 at 224 pixels on the images of the digits: what it answers is noise, what it costs is not."""
+    """ViT-B/16 at 224 pixels on the images of the digits: its answers are noise, but its times are real."""
     data: dict[str, object] = {
         "path": str(_root() / "calibration" / "digits"),
         "labels": "none",
@@ -89,19 +89,19 @@ def _vit_base(target: str) -> Recipe:
 
 
 def _root() -> Path:
-    """The checkout that this package lies in, or the one that the command is run in."""
+    """The checkout of this package, or the one in the working folder."""
     for folder in (Path(vitdeploy.__file__).parents[1], Path.cwd()):
         if (folder / DIGITS).is_file():
             return folder
     raise MissingFileError(
-        f"no {DIGITS} here",
-        found=f"neither beside the package nor in {Path.cwd()}",
-        expected="a checkout of vitdeploy: the self-test's weights and images are not part of the package",
+        f"the self-test needs {DIGITS}",
+        found=f"neither next to the package nor in {Path.cwd()}",
+        expected="a checkout of vitdeploy: the package does not contain the weights and images",
         fix="run the command in a checkout of vitdeploy",
     )
 
 
-# --- The steps of a self-test: each is attempted, and what fails is kept while the rest goes on -----------------------
+# --- The steps of a self-test: each is attempted; failures are recorded, and the rest continues -----------------------
 
 
 DONE: StepStatus = "done"
@@ -120,7 +120,7 @@ class Steps:
     rows: list[StepFacts] = field(default_factory=list)
 
     def attempt(self, model: str, step: str, work: Callable[[], T]) -> T | None:
-        """The result of `work`, or None if it fails: only an interruption ends the self-test."""
+        """Return the result of `work`, or None if it fails: only an interruption ends the self-test."""
         start = time.perf_counter()
         try:
             result = work()
@@ -155,12 +155,12 @@ def _file_name(text: str) -> str:
 
 
 # --- The self-test of a target ----------------------------------------------------------------------------------------
-# every precision of every case built, verified against PyTorch, and benched interleaved.
+# Every precision of every case is built, verified against PyTorch, and benched in alternating rounds.
 
 
-# What a self-test tries of a target's precisions, in this order.
+# The precisions that a self-test tries, in this order.
 PRECISIONS: tuple[Precision, ...] = ("fp32", "fp16", "int8", "fp8")
-# Every name in a report's folder; a folder with any other is never replaced.
+# Every name in a report's folder; a folder with other names is never replaced.
 REPORT_NAMES = ("selftest.json", "report.html", "doctor.txt", "logs")
 GPU_TOOLS = ("onnxruntime-gpu", "tensorrt", "tensorrt-cu13", "tensorrt-cu12", "cuda-python", "triton")
 COMPILED = "torch.compile-fp16"
@@ -169,10 +169,10 @@ COMPILED = "torch.compile-fp16"
 def run_selftest(
     target: str, cases: Sequence[Case], out: Path, store: Store, *, protocol: Protocol, progress: Progress
 ) -> SelftestDocument:
-    """Fill the empty folder `out` with selftest.json, report.html, doctor.txt and the logs of what failed.
+    """Fill the empty folder `out` with selftest.json, report.html, doctor.txt and the logs of failed steps.
 
-    If the target does not work, nothing is attempted: the report then says that no step was run, and what is missing.
-    `store` gets the engines: it should be a new one, because nothing found in it is made again.
+    If the target does not work, nothing is attempted: the report then lists the missing requirements. `store` gets the
+    engines; it should be new, because artifacts found in it are not made again.
 
     Returns: selftest.json.
     """
@@ -233,13 +233,13 @@ def _deploy(
     name = case.name
     job = steps.attempt(name, "prepare", lambda: prepare(case.recipe(target), skip_bad=False, progress=progress)[0])
     if job is None:
-        _skip_all(steps, name, target, "the model or its images are not there", begun=True)
+        _skip_all(steps, name, target, "the model or its images are missing", begun=True)
         return SelftestModel(name, case.trained)
     usable, fresh, engines = probe_target(target).precisions, set[str](), {}
     for candidate in _candidates(target):
         if candidate.precision not in usable:
             for step in (candidate.artifact, f"{candidate.artifact} answers"):
-                steps.skip(name, step, f"this device has no {candidate.precision}")
+                steps.skip(name, step, f"this device does not support {candidate.precision}")
             continue
         plan = [*engine_plan(job, [candidate]), *judge_plan(job, [candidate])]
         made = steps.attempt(
@@ -255,19 +255,19 @@ def _deploy(
 
 
 def _judge(steps: Steps, case: Case, job: Job, candidate: Candidate, made: dict[str, Artifact]) -> None:
-    """The engine's answers, as a step of its own: they are the original's, or the self-test fails."""
+    """Compare the engine's answers with the original's, as a separate step."""
     step = f"{candidate.artifact} answers"
     if candidate.precision in QUANTIZED and not case.trained:
-        steps.skip(case.name, step, "of seeded weights rounding decides the answers")
+        steps.skip(case.name, step, "rounding decides the answers of a model with random weights")
         return
 
     def judge() -> None:
         found = outcome.verified(made, candidate)
         gate = accuracy_gate(found, job.budget, guard=job.adapter.guard)
-        # A seeded model may call all images the same, and its outputs still tell them apart.
+        # A seeded model may give all images the same class while its outputs still differ.
         if gate.status != "pass" and not (proves_nothing(gate) and follows(found)):
             raise GateError(
-                f"{candidate.artifact} does not provably give the original's answers",
+                f"the answers of {candidate.artifact} do not provably match the original's",
                 found="; ".join(gate.reasons),
                 expected=str(job.budget),
             )
@@ -298,9 +298,9 @@ def _bench(
     protocol: Protocol,
     progress: Progress,
 ) -> Bench | None:
-    """All engines and PyTorch in one benchmark run; where PyTorch itself fails, the engines alone."""
+    """Measure all engines and PyTorch in one benchmark run; only the engines if PyTorch itself fails."""
     if not engines:
-        steps.skip(name, "bench", "no engine was made")
+        steps.skip(name, "bench", "no engine was built")
         return None
     bench_candidates = []
     for candidate, artifacts in engines.items():
@@ -319,7 +319,7 @@ def _bench(
 
 
 def _reference(job: Job, target: str) -> BenchCandidate:
-    """PyTorch at its best on a GPU; on a CPU the original as everywhere else."""
+    """The reference: PyTorch at its best on a GPU; on a CPU, the original as usual."""
     source = job.reference_model.source
     if TARGETS[target].device != "GPU":
         return original_candidate(source)

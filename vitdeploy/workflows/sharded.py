@@ -38,21 +38,21 @@ from vitdeploy.workflows.subjects import Portable, Subject, settings_of, verific
 if TYPE_CHECKING:
     import fcntl
 else:
-    fcntl = lazy("fcntl")  # there is none on Windows
+    fcntl = lazy("fcntl")  # missing on Windows
 
-# --- Some shards of an evaluation as a piece of work for an executor. What it finds is in the store -------------------
+# --- Some shards of an evaluation as a piece of work for an executor; results go to the store -------------------------
 
 
-# What sets the number of threads of PyTorch before it is loaded. Ray sets it for its tasks, and rounding may depend on
-# it.
+# The variables that set the threads of PyTorch before it is loaded. Ray sets them for its tasks, and rounding may
+# depend on them.
 THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
 
 
 @dataclass(frozen=True)
 class _ShardTask:
-    """Shards that one artifact has to answer: `parts` of `samples`, of which `truth` is known. `identity`: the
-    artifact's own. `setting`: of the task that counts; `answering`: of the side that answers. `threads`: of
-    `THREADS`, what the command has."""
+    """Shards to evaluate with one artifact: `parts` of `samples`, with labels `truth`. `identity`: the artifact's.
+    `setting`: the setting of the task; `answering`: the setting of the artifact's side. `threads`: the command's values
+    of `THREADS`."""
 
     portable: Portable
     identity: Identity
@@ -71,9 +71,9 @@ def threads_here() -> tuple[str | None, ...]:
 
 
 def do(work: _ShardTask) -> None:
-    """Evaluate the shards that are not in the store of this process yet, such as by a process that died in the middle.
+    """Evaluate the shards that are not in the store yet, for example from a process that died.
 
-    Errors as of `evaluate` and `Portable.runner`.
+    Errors as in `evaluate` and `Portable.runner`.
     """
     store = run.default_store()
     parts = [part for part in work.parts if not shards.holds(store, part, work.skip_bad)]
@@ -90,7 +90,7 @@ def do(work: _ShardTask) -> None:
 
 
 class _Held:
-    """The artifact that this process ran last, which the next piece of work asks for too."""
+    """The artifact that this process ran last, which the next piece of work probably needs."""
 
     def __init__(self) -> None:
         self._what: tuple[Portable, Identity, Setting] | None = None
@@ -116,18 +116,16 @@ _held = _Held()
 
 
 # --- `verify` on any number of images, in the memory of a few thousand ------------------------------------------------
-# The images in sorted order are cut into shards (`folder.cut`). First the original answers those shards that it has
-# not answered before, then the engine those that it has not been compared on; what each leaves is stored. It is what
-# the task's comparison is made of (`tasks.counted`), so that of all shards is the comparison on all images, the same to
-# the last bit. A command that was killed goes on with the shard where it was; another engine needs none of the
-# original's answers again; a folder that grows has few new shards.
+# The images in sorted order are cut into shards (`folder.cut`). First the original runs on the shards without its
+# answers, then the engine on the shards without a comparison; the counts of each shard are stored. The comparison is
+# computed from these counts (`tasks.counted`), so all shards together give the comparison on all images, bit for bit. A
+# killed command resumes at its shard; another engine reuses the original's answers; a growing folder adds few shards.
 
 
 F = TypeVar("F")
-# A piece of work has so many shards at most, and there are so many pieces at least: a process that dies, or is slower
-# than others, holds up little.
+# Maximum shards per piece of work, and minimum number of pieces: a dead or slow process then delays little.
 MOST_AT_ONCE, LEAST_PIECES = 4, 16
-# So many pieces that failed are named.
+# Maximum number of failed pieces named.
 NAMED = 3
 Note = Callable[[str], None]
 
@@ -143,21 +141,21 @@ def verify_in_shards(
     note: Note,
     executor: workers.Executor | None = None,
 ) -> VerifyDocument | None:
-    """As `comparison.verify_subjects`, whose arguments and errors these are; unreadable images are found as they come.
+    """Like `comparison.verify_subjects`, with the same arguments and errors; unreadable images are found on reading.
 
-    None where shards are not for: without an executor images that one shard could hold, which are better decoded once
-    and kept; tasks that are not counted; two ways to prepare an image; an artifact of no known identity; no store
-    that can be written. With one, the reason is noted.
+    None if shards are not used: without an executor, for images that fit one shard (decoded once and kept); for tasks
+    without counts; for different preprocessing on both sides; for an artifact without identity; without a writable
+    store. With an executor, the reason is noted.
 
     Raises:
-        VitdeployError: of some shards, whose images it names; what is finished is stored.
+        VitdeployError: some shards failed; it names their images. Finished shards are stored.
     """
     own, other = settings_of(ours, theirs)
     adapter, counterpart = counted_adapter(own), counted_adapter(other)
     reason = _reason(ours, theirs, own, other)
     if reason or adapter is None or counterpart is None:
         if executor is not None:
-            note(f"all images are evaluated at once, in this process: {reason}")
+            note(f"--executor is not used; images are evaluated in this process: {reason}")
         return None
     most = MOST // adapter.finer
     if executor is None and choice.evaluation != "all" and choice.evaluation <= most:
@@ -185,21 +183,21 @@ def verify_in_shards(
 
 
 def _reason(ours: Subject, theirs: Subject, own: Setting, other: Setting) -> str:
-    """Why shards are not for these two; "" if they are."""
+    """The reason why these two cannot be evaluated in shards; "" if they can."""
     if counted_adapter(own) is None:
-        return f"the task {own.task} is not evaluated in shards"
+        return f"the task {own.task} does not support shards"
     if own.inputs:
-        return "each image brings more than its pixels"
+        return "each image brings further inputs"
     if own.preprocess != other.preprocess:
-        return "the two sides prepare images differently"
+        return "the two sides have different preprocessing"
     unknown = next((each.name for each in (ours, theirs) if each.identity is None), None)
     if unknown is not None:
-        return f"no key could be made of {unknown}"
-    return "" if scratch_folder() == store_folder() else f"the store at {store_folder()} cannot be written"
+        return f"{unknown} has no identity for a key"
+    return "" if scratch_folder() == store_folder() else f"the store at {store_folder()} is not writable"
 
 
 def _without_copies(listed: Data) -> Data:
-    """One image of each content, the first in sorted order."""
+    """The data without duplicate images: the first of each content, in sorted order."""
     images = listed.evaluation
     assert isinstance(images, Samples)
     order = np.argsort(images.places)
@@ -217,7 +215,7 @@ def _without_copies(listed: Data) -> Data:
 
 
 class _Evaluation:
-    """The shards of some images, and what artifacts leave of them. `answered`: the original's answers, by shard."""
+    """The shards of some images, and the results of artifacts on them. `answered`: the original's answers by shard."""
 
     def __init__(
         self,
@@ -230,14 +228,14 @@ class _Evaluation:
     ) -> None:
         self._adapter, self._skip_bad, self._progress, self._note = adapter, skip_bad, progress, note
         self._executor, self._listed = executor, listed
-        # Of each image in sorted order its place in the evaluation.
+        # The place in the evaluation of each image in sorted order.
         assert isinstance(listed.evaluation, Samples)
         self._order = np.argsort(listed.evaluation.places)
         self._samples = listed.evaluation.pick(self._order)
         cuts = cut(self._samples.names, WINDOW // adapter.finer, MOST // adapter.finer)
         self._shards = [np.arange(shard.start, shard.stop) for shard in cuts]
         self._store = run.default_store()
-        # Of each shard: the digest in its keys, and what its images are known again by.
+        # For each shard: the digest in its keys, and the identity of its images.
         self._digests: list[tuple[str, str]] = self._read_digests()
         self.answered: list[shards.Answered] = []
 
@@ -253,8 +251,7 @@ class _Evaluation:
         return found
 
     def answer(self, original: Subject, answering: CountedAdapter) -> None:
-        """Find the original's answers to all shards, kept as its own adapter does; it runs for those that are
-        missing."""
+        """Find the original's answers to all shards, in the form of its own adapter; run it for missing ones."""
         none = np.zeros(0, np.int64)
         parts = [
             shards.Part(shard, none, content, self._identity("shard-answers", original, answering, samples=digest))
@@ -265,17 +262,16 @@ class _Evaluation:
     def _usable(self, by: Identity) -> shards.Answered | None:
         found = shards.find_answers(self._store, by)
         if found is not None and len(found.unreadable) and not self._skip_bad:
-            self._store.remove(by.key)  # an unreadable image is an error, which reading it again gives
+            self._store.remove(by.key)  # an unreadable image is an error, raised when it is read again
             return None
         return found
 
     def itself(self) -> comparison.Comparison:
-        """The original compared with itself. DataError: not one image could be read."""
+        """The original compared with itself. DataError: no image could be read."""
         return self._total([each.itself() for each in self.answered if each.count])
 
     def compare(self, ours: Subject) -> comparison.Comparison:
-        """An artifact compared with the original; it runs for the shards whose counts are missing. Errors as
-        `itself`."""
+        """An artifact compared with the original; it runs for shards without counts. Errors as in `itself`."""
         parts = [
             shards.Part(
                 shard,
@@ -302,7 +298,7 @@ class _Evaluation:
         parts: list[shards.Part],
         find: Callable[[Identity], F | None],
     ) -> list[F]:
-        """What an artifact left of some shards; it runs for those of which nothing is stored."""
+        """The results of an artifact on some shards; it runs for those without a stored result."""
         found = self._store.side_by_side(find, [part.by for part in parts])
         missing = [i for i, each in enumerate(found) if each is None]
         if missing:
@@ -312,10 +308,10 @@ class _Evaluation:
         here = [each for each in found if each is not None]
         if len(here) < len(parts):
             raise StorageError(
-                f"what {subject.name} answered is not in the store",
-                found=f"{len(parts) - len(here)} of {len(parts)} shards are missing, though each was evaluated",
+                f"answers of {subject.name} are missing in the store",
+                found=f"{len(parts) - len(here)} of {len(parts)} shards missing, although all were evaluated",
                 expected="one store for the whole evaluation",
-                fix="with several machines, set VITDEPLOY_SHARED_STORE on all of them; then give the command again",
+                fix="with several machines, set VITDEPLOY_SHARED_STORE on all of them; then run the command again",
             )
         return here
 
@@ -334,12 +330,12 @@ class _Evaluation:
             )
             timings, seconds = predictor.timings, time.perf_counter() - begun
         share = timings.images * timings.infer / 10 / seconds
-        self._note(f"{subject.name} computed for {share:.0f} % of {seconds:.0f} s; the rest waited for its images")
+        self._note(f"{subject.name}: {share:.0f} % of {seconds:.0f} s was inference, the rest waited for images")
 
     def _share_out(
         self, executor: workers.Executor, subject: Subject, answering: Setting, parts: list[shards.Part], count: Counter
     ) -> None:
-        """Evaluate some shards by an executor, and say which were not."""
+        """Evaluate some shards by an executor; raise an error that names failed ones."""
         assert subject.identity is not None and subject.portable is not None
         identity = subject.identity()
         portable = subject.portable.sent(identity, self._store)
@@ -367,14 +363,18 @@ class _Evaluation:
             raise _unfinished(subject.name, failed)
 
     def _places(self) -> list[Ints]:
-        """Of each shard the places in the evaluation of the images that could be read."""
+        """For each shard, the places in the evaluation of its readable images."""
         both = zip(self._shards, self.answered, strict=True)
         return [self._order[np.delete(shard, each.unreadable)] for shard, each in both]
 
     def _total(self, counts: list[changes.Counts]) -> comparison.Comparison:
-        """The comparison that the counts of all shards with answers are of."""
+        """The comparison from the counts of all shards with answers."""
         if not counts:
-            raise DataError("not one image could be read", found=f"{len(self._samples)} unreadable files")
+            raise DataError(
+                "no image could be read",
+                found=f"{len(self._samples)} unreadable files",
+                expected="at least one readable image",
+            )
         return self._adapter.verified(changes.joined(counts, [places for places in self._places() if len(places)]))
 
     def skipped(self) -> tuple[str, ...]:
@@ -391,39 +391,40 @@ class _Evaluation:
 
 
 def _unfinished(name: str, failed: Sequence[tuple[_ShardTask, VitdeployError]]) -> VitdeployError:
-    """The error of an evaluation of which some pieces failed, with what is wrong with an input before all others."""
+    """The error of an evaluation with failed pieces; errors of inputs come before others."""
     error = min((error for _, error in failed), key=lambda error: isinstance(error, HostError))
     texts = []
     for work, _ in sorted(failed, key=lambda each: next(each[0].samples.names))[:NAMED]:
         names = list(work.samples.names)
         texts.append(f"{names[0]} to {names[-1]}")
-    more = f", and {len(failed) - NAMED} more pieces" if len(failed) > NAMED else ""
+    rest = len(failed) - NAMED
+    more = f", and {rest} more piece{'' if rest == 1 else 's'}" if rest > 0 else ""
     count = sum(len(work.samples) for work, _ in failed)
     return error_with_code(
         error.code,
         f"{name} was not evaluated on {count} images: {error.message}",
         found=f"{error.found}; in {', '.join(texts)}{more}" if error.found else f"in {', '.join(texts)}{more}",
         expected=error.expected,
-        fix="; ".join(filter(None, (error.fix, "the same command goes on: all others are finished and stored"))),
+        fix="; ".join(filter(None, (error.fix, "run the same command again: all other shards are stored"))),
     )
 
 
-# --- Processes of one machine that evaluate side by side: they decode at the same time, and their engines run in turns
-# An engine uses all cores. With fewer threads for each process its sums may be rounded otherwise, and the answers would
-# depend on how many processes there are.
+# --- Parallel evaluation processes of one machine: they decode in parallel, and run their engines in turns ------------
+# An engine uses all cores. With fewer threads per process its sums may be rounded differently, and the answers would
+# depend on the number of processes.
 
 
 @contextlib.contextmanager
 def machine_turn() -> Iterator[None]:
-    """Wait until no other process of this user has its turn on this machine. The lock is the kernel's (flock), so it is
-    released when its process ends, for whatever reason; without such a lock (Windows) nothing waits."""
+    """Wait for the turn of this process among the user's processes on this machine. The lock is the kernel's (flock),
+    released when its process ends for any reason; without such a lock (Windows) nothing waits."""
     if os.name != "posix":
         yield
         return
     descriptor = open_lock(Path(tempfile.gettempdir()) / f"vitdeploy-evaluation-{os.getuid()}.lock")
     try:
         if descriptor is not None:
-            with contextlib.suppress(OSError):  # not every file system has locks
+            with contextlib.suppress(OSError):  # not every file system supports locks
                 fcntl.flock(descriptor, fcntl.LOCK_EX)
         yield
     finally:

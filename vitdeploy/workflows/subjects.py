@@ -1,4 +1,4 @@
-"""What commands compare: bundles, originals and engines, compiled for where they run."""
+"""The subjects of commands: bundles, originals and engines, compiled for the machine that runs them."""
 
 from __future__ import annotations
 
@@ -50,12 +50,12 @@ from vitdeploy.tasks.adapter import Data, Setting
 from vitdeploy.verification.gate import Gate
 from vitdeploy.workflows import placement, seeded
 
-# --- What the answers of an artifact depend on beside its images: the part of a key that is the artifact's ------------
+# --- The identity of an artifact: the part of a key that covers everything its answers depend on, except images -------
 
 
 def engine_identity(manifest: Manifest, engine: EngineSpec, *, compiled: bool) -> Identity:
-    """The identity of a bundle's engine: all files beside those that it loads. If it was `compiled` for this command,
-    its graph and the code that compiles in place of what was made of it: OpenVINO writes another model.xml each time.
+    """The identity of a bundle's engine: the files that it loads. If it was `compiled` for this command, its graph and
+    the compiling code instead, because OpenVINO writes a different model.xml each time.
 
     Raises:
         MissingPackageError, EngineError, CapabilityError: this machine lacks what the engine needs.
@@ -79,18 +79,18 @@ def original_identity(reference_model: ReferenceModel) -> Identity:
     return Identity("evaluated-original", reference_model.identity(), dict(reference_model.digests), tools)
 
 
-# --- What another process, here or elsewhere, makes the runner of a subject of: plain data that can be pickled --------
+# --- Picklable subjects: plain data from which another process, here or elsewhere, makes a runner ---------------------
 
 
-# `sent` gives the same, of files that are found where the store is; `runner` its runner (not loaded yet), here.
+# `sent` returns the subject with its files in the store; `runner` makes its runner (not loaded yet) in this process.
 # Raises:
-#     WorkerError: here it is not what it is in the process that asks, whose `identity` is given.
+#     WorkerError: the subject differs here from the one in the requesting process, which passes its `identity`.
 #     StorageError: its files are not in the store. Errors of reading it propagate.
 
 
 @dataclass(frozen=True)
 class _PortableOriginal:
-    """An original: its source, whose paths lead to the same files everywhere."""
+    """An original: its source, whose paths must lead to the same files on all machines."""
 
     source: Source
 
@@ -104,8 +104,8 @@ class _PortableOriginal:
 
 @dataclass(frozen=True)
 class _PortableEngine:
-    """An engine of a bundle. `compiled` for this command, into a folder that goes with it: it is sent by the store,
-    under `key`."""
+    """An engine of a bundle. If `compiled` for this command, into a temporary folder, it is sent by the store under
+    `key`."""
 
     folder: Path
     engine: EngineSpec
@@ -127,7 +127,7 @@ class _PortableEngine:
             if found is None:
                 raise StorageError(
                     f"{engine.artifact} is not in the store of {socket.gethostname()}",
-                    found="nothing under its key",
+                    found="no artifact with its key",
                     expected="one store for the whole evaluation",
                     fix="set VITDEPLOY_SHARED_STORE on all machines",
                 )
@@ -141,14 +141,14 @@ Portable = _PortableOriginal | _PortableEngine
 
 
 def _require_same(here: Identity, asked: Identity) -> None:
-    """Raise WorkerError if an artifact is made of other files here, or is computed by other tools."""
+    """Raise WorkerError if an artifact has other files or tools on this machine."""
     for found, expected in ((here.inputs, asked.inputs), (here.tools, asked.tools)):
         if (name := _differing(found, expected)) is not None:
             raise WorkerError(
-                f"{socket.gethostname()} would give other answers than the machine that asks",
+                f"{socket.gethostname()} differs from the requesting machine and could give other answers",
                 found=f"{name}: {found.get(name, 'nothing')}"[:300],
                 expected=f"{name}: {expected.get(name, 'nothing')}"[:300],
-                fix="have the same files and packages on all nodes, and nodes of one kind",
+                fix="use the same files and packages on all nodes, and nodes of one kind",
             )
 
 
@@ -156,20 +156,20 @@ def _differing(found: Mapping[str, str], expected: Mapping[str, str]) -> str | N
     return next((name for name in sorted({*found, *expected}) if found.get(name) != expected.get(name)), None)
 
 
-# --- Find what a name on the command line stands for: a bundle, a graph or a built-in model; all can be benched -------
+# --- Resolve a name on the command line: a bundle, a graph or a built-in model ----------------------------------------
 
 
-REBUILT = "{} was built again, of the bundle's graph: its plan is not of this user and this machine."
-EMULATED = "Emulated on this CPU: storage in the types of the graph, sums in float32. No GPU was asked."
+REBUILT = "{} was rebuilt from the bundle's graph: its engine file was not built by this user on this machine."
+EMULATED = "Emulated on this CPU: storage in the types of the graph, sums in float32. No GPU was used."
 
 
 @dataclass(frozen=True)
 class Subject:
-    """One artifact to verify or bench, and how its inputs and outputs are read.
+    """One artifact to verify or bench, with the setting of its inputs and outputs.
 
     `own` is False if the setting is only the architecture's default: the other side's preprocessing is used then.
-    `remarks`: remarks about it on this machine. `artifact`: an engine's name in its bundle. `identity`: what its
-    answers depend on beside the images, where that can be told; then `portable` is what another process runs it by.
+    `remarks`: remarks about it on this machine. `artifact`: an engine's name in its bundle. `identity`: everything that
+    its answers depend on except the images, if known; then `portable` is the form for another process.
     """
 
     name: str
@@ -186,12 +186,12 @@ class Subject:
 
 @dataclass(frozen=True)
 class Finder:
-    """Finds subjects by what the user typed. Graphs are compiled into new folders of `work`.
+    """Finds subjects by the user's argument. Graphs are compiled into new folders of `work`.
 
-    `target`: of several engines the one for it, and what graphs are compiled for; `emulated`: graphs that are typed for
-    a GPU are evaluated on this CPU, with the storage of their types; `trust`: bundles must be signed by this identity
-    (`bundle.sign.signed_by`); `accepted`: entries of the table of runtimes known to be wrong that are no reason to
-    refuse a graph; `proven`: engines of graphs must give the graph's own answers (`seeded`).
+    `target`: selects one of several engines, and the target of graphs; `emulated`: graphs typed for a GPU are evaluated
+    on this CPU, with the storage of their types; `trust`: bundles must be signed by this identity
+    (`bundle.sign.signed_by`); `accepted`: accepted entries of the known-bad runtime table; `proven`: engines of graphs
+    must give the graph's own answers (`seeded`).
     """
 
     work: Path
@@ -202,9 +202,9 @@ class Finder:
     proven: bool = False
 
     def find(self, text: str, source: Source | None = None) -> list[Subject]:
-        """The subjects of an argument: every engine of a bundle, a graph, or an original.
+        """Return the subjects of an argument: every engine of a bundle, a graph, or an original.
 
-        `source` has the command line's options for a model besides its name. A graph that vitdeploy did not write
+        `source` has the command-line options for a model besides its name. A graph that vitdeploy did not write
         counts as an original.
 
         Raises:
@@ -218,18 +218,18 @@ class Finder:
             return self._engines(path, self.trust, compiled=False)
         if bundle is not None:
             return [dataclasses.replace(each, name=str(path)) for each in self._engines(bundle, None, compiled=True)]
-        # Which know recipes and PyTorch too: a bundle's bench needs neither.
+        # Imported here: these need recipes and PyTorch, which a bundle's bench does not.
         from vitdeploy.stages.export import settle_batch
 
         reference_model, batch = settle_batch(find_reference_model(fitted(_named(text, source or Source()))))
         return [original_subject(text, reference_model, own=is_hub_name(text), noted=batch is not None)]
 
     def bundle(self, text: str) -> Path | None:
-        """The bundle that an argument names, or that its graph is compiled to; None for an original. Errors of reading
-        and compiling propagate.
+        """Return the bundle that an argument names, or that its graph is compiled to; None for an original. Errors of
+        reading and compiling propagate.
 
         Raises:
-            AnswersError: the graph is to be `proven`, and its engine does not give the graph's own answers.
+            AnswersError: with `proven`, the engine does not give the graph's own answers.
         """
         path, kind = Path(text), kind_of(text)
         if kind == "bundle":
@@ -257,8 +257,8 @@ class Finder:
         return subjects
 
     def _rebuilt(self, subject: Subject, folder: Path, engine: EngineSpec, labels: tuple[str, ...]) -> Subject:
-        """The subject of an engine that is built here, of the graph in the bundle."""
-        require_graphs(folder, read_bundle(folder), "an engine that is built here")
+        """The subject of an engine that is rebuilt here from the graph in the bundle."""
+        require_graphs(folder, read_bundle(folder), "rebuilding an engine")
         out, accepted = new_folder(self.work, "engine"), engine.accepted or ()
         manifest = placement.compile_bundle(
             folder / engine.graph, engine.target, engine.batch, engine.precision, out, accepted=accepted
@@ -276,10 +276,10 @@ def opened(
     accepted: Sequence[str] = (),
     proven: bool = False,
 ) -> Iterator[Finder]:
-    """A finder whose folder goes at the end; arguments as of `Finder`.
+    """A finder with a temporary folder; arguments as in `Finder`.
 
     Raises:
-        InputError: one of `accepted` is no entry.
+        InputError: one of `accepted` is not an entry of the table.
     """
     if accepted:
         check_ids(accepted)
@@ -289,18 +289,18 @@ def opened(
 
 @contextlib.contextmanager
 def emulation_offered(text: str, target: str | None) -> Iterator[None]:
-    """Errors of a machine that lacks what a typed graph needs say that its types can be evaluated all the same."""
+    """Offer --emulate in errors of a machine that cannot run a typed graph."""
     try:
         yield
     except (MissingPackageError, CapabilityError, EngineError) as error:
         if _typed_graph(text, target) is not None:
-            offer = "evaluate its types on this CPU: the same command with --emulate"
+            offer = "emulate its types on this CPU: add --emulate"
             error.fix = f"{error.fix}; or {offer}" if error.fix else offer
         raise
 
 
 def _typed_graph(text: str, target: str | None) -> Path | None:
-    """The graph that an argument names, where precision is typed in it; of a bundle, that of the engine to verify."""
+    """The graph that an argument names if it is typed; for a bundle, the graph of the engine to verify."""
     path = Path(text)
     if form_of(text) == "bundle":
         file = path / choice.select_engines(read_bundle(path), target or "auto")[0].graph
@@ -330,8 +330,8 @@ def _emulated_subject(text: str, file: Path, trust: Path | None) -> Subject:
 
 
 def original_subject(name: str, reference_model: ReferenceModel, *, own: bool, noted: bool = False) -> Subject:
-    """An original as a subject. `own`: it has its own preprocessing; `noted`: its last note is shown with its
-    results. What is assumed of its outputs always is."""
+    """An original as a subject. `own`: it has its own preprocessing; `noted`: its last note is shown with its results.
+    Assumptions about its outputs are always shown."""
     assumed = tuple(note for note in reference_model.notes if note.startswith(OUTPUTS))
     return Subject(
         name,
@@ -347,17 +347,17 @@ def original_subject(name: str, reference_model: ReferenceModel, *, own: bool, n
 
 
 def _named(text: str, source: Source) -> Source:
-    """The source of a model's name; package.module:function names the user's own, as --model does.
+    """The source of a model's name; package.module:function names the user's own model, like --model.
 
     Raises:
-        InputError: --model says another one.
+        InputError: --model names another one.
     """
     own = FUNCTION.fullmatch(text) is not None and not is_hub_name(text)
     if source.function not in (None, text):
         raise InputError(
-            f"two models are named: {text}, and --model {source.function}",
+            f"expected one model, found two: {text}, and --model {source.function}",
             expected="one",
-            fix=f"give {source.function} in the place of {text}, or leave --model out",
+            fix=f"replace {text} by {source.function}, or leave --model out",
         )
     return dataclasses.replace(source, model=None if own else text, function=text if own else None)
 
@@ -372,7 +372,7 @@ def _engine_subject(
     *,
     compiled: bool,
 ) -> Subject:
-    """`golden`: the bundle whose golden answers it must give. `compiled`: for this command."""
+    """A bundle's engine as a subject. `golden`: the bundle with its golden answers. `compiled`: for this command."""
     setting = engine_setting(folder, manifest, engine, labels)
     return Subject(
         f"{folder}:{engine.artifact}",
@@ -389,48 +389,48 @@ def _engine_subject(
 
 
 def image_request(setting: Setting) -> dict[str, object] | None:
-    """The request that measures the way from an image to its answer; None if the input is not an image alone."""
+    """The request that measures the path from an image to its answer; None if the input is not only an image."""
     if setting.preprocess is None or flow_of(setting.task):
         return None
     facts = {"task": setting.task, "preprocess": setting.preprocess, "postprocess": setting.postprocess}
     return {**encode(facts), "labels": list(setting.labels) or None}
 
 
-# --- The two sides of a comparison: how each is read, and the document of both ----------------------------------------
+# --- The two sides of a comparison: their settings, and the document of both ------------------------------------------
 
 
 def settings_of(ours: Subject, theirs: Subject) -> tuple[Setting, Setting]:
-    """The setting of each side; a side without preprocessing of its own takes the other's."""
+    """The setting of each side; a side without its own preprocessing uses the other's."""
     own, other = ours.setting, theirs.setting
     if not ours.own and not theirs.own and own.preprocess is not None:
         raise InputError(
-            "neither side says how images are prepared",
+            "neither side has preprocessing of its own",
             found="two built-in models",
             expected="at least one exported graph or bundle",
         )
     if own.task != other.task or own.classes != other.classes:
-        # The outputs of a model may be those of several tasks, of which a user chooses; a bundle has chosen.
+        # A model's outputs may fit several tasks, and the user chooses one; a bundle has a fixed task.
         free = own.task != other.task and not theirs.artifact
         raise InputError(
             "the tasks or classes of the two models differ",
-            found=f"{own.task} with {own.classes} classes against {other.task} with {other.classes}",
+            found=f"{own.task} with {own.classes} classes, and {other.task} with {other.classes}",
             expected="the same task, and the same number of classes",
-            fix=f"--task {own.task} (task= in Python), if {theirs.name} is a model for that" if free else "",
+            fix=f"if {theirs.name} is a model for it: --task {own.task} (task= in Python)" if free else "",
         )
     brought = [[(each.name, each.dtype, each.shape[1:]) for each in side.inputs] for side in (own, other)]
     if brought[0] != brought[1]:
         raise InputError(
-            "the two models take other inputs beside the image",
+            "the two models take different further inputs",
             found=" against ".join(", ".join(map(str, side.inputs)) or "none" for side in (own, other)),
-            expected="the same inputs: each image brings them for both",
-            fix="give the original the same --bind",
+            expected="the same inputs: each image brings them for both models",
+            fix="pass the same --bind for the original",
         )
     if (differs := differing(own.labels, other.labels)) is not None:
         raise InputError(
-            "the two models count their classes in another order",
+            "the two models have their classes in different orders",
             found=differs,
-            expected="the same classes in the same order: answers are compared by their numbers",
-            fix="take the original that the artifact was made of, or correct the labels.txt that is wrong",
+            expected="the same classes in the same order: answers are compared by class index",
+            fix="use the original that the artifact was made from, or correct the wrong labels.txt",
         )
     own = dataclasses.replace(own, labels=own.labels or other.labels, claim=other.claim)
     if not ours.own:
@@ -441,7 +441,7 @@ def settings_of(ours: Subject, theirs: Subject) -> tuple[Setting, Setting]:
 
 
 def _taken(name: str, setting: Setting, other: Setting) -> Setting:
-    """The setting of an original that does not say how its images are prepared, with the other side's preprocessing.
+    """The setting of an original without preprocessing, with the other side's preprocessing.
 
     Raises:
         InputError: it takes images of another size.
@@ -449,10 +449,10 @@ def _taken(name: str, setting: Setting, other: Setting) -> Setting:
     ours, theirs = setting.preprocess, other.preprocess
     if ours is not None and theirs is not None and ours.crop != theirs.crop:
         raise InputError(
-            f"{name} takes images of another size than the other side",
+            f"{name} takes a different image size than the other side",
             found=f"{ours.crop[0]}x{ours.crop[1]}",
             expected=f"{theirs.crop[0]}x{theirs.crop[1]}",
-            fix=f"--image-size {theirs.crop[0]}x{theirs.crop[1]}, where the model takes that size",
+            fix=f"if the model takes that size: --image-size {theirs.crop[0]}x{theirs.crop[1]}",
         )
     return dataclasses.replace(setting, preprocess=theirs)
 
@@ -460,7 +460,7 @@ def _taken(name: str, setting: Setting, other: Setting) -> Setting:
 def verification(
     ours: Subject, theirs: Subject, found: verified.Verified, data: Data, gate: Gate, doubt: str | None
 ) -> report.VerifyDocument:
-    """The document of what was found."""
+    """The document of a comparison."""
     return report.VerifyDocument(
         artifact=ours.name,
         against=theirs.name,

@@ -1,5 +1,5 @@
-"""Sweeps: a recipe or a grid of them. What recipes share is made once, what is measured has a machine for itself, and
-there is one table of all."""
+"""Sweeps: many recipes or grids. Shared stages are made once, measurements run alone on a machine, and one table shows
+all results."""
 
 import contextlib
 import hashlib
@@ -40,12 +40,12 @@ from vitdeploy.store.store import (
     shared_store,
 )
 
-# --- The recipes of a sweep, and what each would make -----------------------------------------------------------------
+# --- The recipes of a sweep, and the stages of each -------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Entry(schedule.LoadedRecipe):
-    """One recipe of a sweep; `file` and `choices` as of `ListedRecipe`."""
+    """One recipe of a sweep; `file` and `choices` as in `ListedRecipe`."""
 
     file: Path = Path()
     choices: tuple[tuple[str, str], ...] = ()
@@ -57,8 +57,8 @@ class Entry(schedule.LoadedRecipe):
 
 @dataclass(frozen=True)
 class _Outlined:
-    """A recipe that was looked at: its steps for each of its image sizes, and `key`: what its result is a function of,
-    but for the machine that measures. `jobs` are kept where it is made and measured at once."""
+    """An examined recipe: its steps for each image size, and `key`, the digest of everything that its result depends
+    on, except the machine that measures. `jobs` are kept if it is made and measured at once."""
 
     entry: Entry
     plans: tuple[tuple[Step, ...], ...]
@@ -71,7 +71,7 @@ class _Outlined:
 
 
 def outline(entry: Entry, jobs: Sequence[Job]) -> _Outlined:
-    """What the `jobs` of an entry, which `prepare` gives, would make."""
+    """The outline of an entry from its `jobs`, which `prepare` returns."""
     plans = tuple(tuple(step.outline() for step in make_plan(job)) for job in jobs)
     steps = [planned_keys(plan) for plan in plans]
     tools = {"code": code_version(everything=True), **package_versions(outcome.TOOLS)}
@@ -80,8 +80,8 @@ def outline(entry: Entry, jobs: Sequence[Job]) -> _Outlined:
 
 
 def planned_keys(plan: Sequence[Step]) -> dict[str, str]:
-    """A key for each step, as if none were made: that of an input stands in the place of its digest. Two recipes that
-    have one of these keys make the same there."""
+    """A key for each step, as if none were made: the key of an input replaces its digest. Two recipes with the same key
+    have the same result in that step."""
     keys: dict[str, str] = {}
     for step in plan:
         keys[step.name] = step.key({name: f"planned:{keys[name]}" for name in step.inputs})
@@ -89,7 +89,7 @@ def planned_keys(plan: Sequence[Step]) -> dict[str, str]:
 
 
 def unmeasured(plan: Sequence[Step]) -> list[Step]:
-    """The steps that measure nothing, and neither need what does."""
+    """The steps that neither measure nor depend on a measurement."""
     left_out: set[str] = set()
     kept = []
     for step in plan:
@@ -100,11 +100,11 @@ def unmeasured(plan: Sequence[Step]) -> list[Step]:
     return kept
 
 
-# --- What stages and measurements cost, as far as it is known: a stage by what such stages took before ----------------
+# --- The cost of stages and measurements, estimated from similar earlier stages ---------------------------------------
 
 
 def added(estimates: Sequence[sweep.Estimate]) -> sweep.Estimate | None:
-    """Of several stages one after the other; None of none."""
+    """The estimate for several stages run one by one; None for no stages."""
     if not estimates:
         return None
     return sweep.Estimate(
@@ -120,9 +120,9 @@ def measuring(outlined: _Outlined) -> ExpectedTime:
     return ExpectedTime(sum(each.seconds for each in found), sum(each.most for each in found))
 
 
-# --- Which recipes of a sweep are done: a file beside their bundles, by which the same command goes on ----------------
-# `finished.jsonl` has a line for each bundle, appended when that has its name. A line counts while what the recipe
-# would make is the same, and while the bundle is the one that it was written for.
+# --- Finished recipes of a sweep: a file next to their bundles, from which the same command resumes -------------------
+# `finished.jsonl` has a line for each bundle, appended once the bundle has its name. A line is valid while the recipe
+# would give the same result and the bundle is unchanged.
 
 
 FINISHED_FILE = "finished.jsonl"
@@ -131,8 +131,8 @@ _FILES = ("manifest.json", "report.json")
 
 @dataclass(frozen=True)
 class _Finished:
-    """A bundle that is done: the name of its recipe, `key` of `_Outlined`, `files`: SHA-256 of its manifest.json and
-    report.json, which has all other digests; `host`: the name of the machine that measured, if that was another one."""
+    """A finished bundle: the name of its recipe, `key` of `_Outlined`, `files`: SHA-256 of its manifest.json and
+    report.json, which has all other digests; `host`: the name of the machine that measured, if another one."""
 
     name: str
     key: str
@@ -141,7 +141,7 @@ class _Finished:
 
 
 class _FinishedRecipes:
-    """Those of the folder `home`."""
+    """The finished recipes in the folder `home`."""
 
     def __init__(self, home: Path) -> None:
         self._home, self._path = home, home / FINISHED_FILE
@@ -150,14 +150,14 @@ class _FinishedRecipes:
             self._known = {line.name: line for line in decoded_lines(_Finished, self._path.read_bytes())}
 
     def find(self, outlined: _Outlined) -> tuple[Report, str | None] | None:
-        """The report of a recipe whose bundle is done, with the host that measured it."""
+        """The report of a recipe with a finished bundle, and the host that measured it; None if not finished."""
         bundle, found = self._home / outlined.name, self._known.get(outlined.name)
         if found is None or found.key != outlined.key or _digests(bundle) != found.files:
             return None
         return read_report(bundle / "report.json"), found.host
 
     def add(self, outlined: _Outlined, host: str | None) -> None:
-        """A recipe whose bundle is at its place.
+        """Add a recipe whose bundle is complete.
 
         Raises:
             StorageError: the disk is full, or not writable.
@@ -170,7 +170,7 @@ class _FinishedRecipes:
         self._known[name] = line
 
     def _torn(self) -> bool:
-        """Whether a crash has cut off the last line."""
+        """Whether a crash has truncated the last line."""
         with contextlib.suppress(FileNotFoundError, OSError), self._path.open("rb") as file:
             file.seek(-1, os.SEEK_END)
             return file.read(1) != b"\n"
@@ -184,7 +184,7 @@ def _digests(bundle: Path) -> dict[str, str] | None:
         return None
 
 
-# --- The plan of a sweep with its cost. Models are read and data is listed; nothing is made ---------------------------
+# --- The plan of a sweep with its cost. Models are loaded and data is listed; nothing is made -------------------------
 
 
 @dataclass
@@ -197,10 +197,10 @@ class _Stage:
 def plan_sweep(
     entries: Sequence[Entry], out: Path, store: Store, progress: Progress, *, resume: bool, anywhere: bool
 ) -> sweep.SweepPlanDocument:
-    """What `sweep` would do with these arguments. A recipe that would fail is in the plan with its error.
+    """The plan of `sweep` with these arguments. A recipe that would fail is in the plan with its error.
 
     Args:
-        anywhere: estimate stages also by what other kinds of machines took, as those of a cluster.
+        anywhere: estimate stages also from other kinds of machines, such as those of a cluster.
 
     Errors of a shared store propagate.
     """
@@ -232,8 +232,8 @@ def plan_sweep(
 
 
 def _look(outlined: _Outlined, plan: Sequence[Step], stages: dict[str, _Stage], store: Store) -> None:
-    """Add the stages of a plan, by their keys. For the digest of what is not there stands a word that has its key: two
-    stages have one key then where they would make the same of the same."""
+    """Add the stages of a plan, by their keys. The digest of a missing input is replaced by a word with its key, so two
+    stages have the same key if they would have the same result."""
     digests: dict[str, str] = {}
     for step in plan:
         key = step.key(digests)
@@ -268,17 +268,17 @@ def _total(asked: int, stages: Sequence[sweep.PlannedStage], recipes: Sequence[s
 # --- The run of one recipe of a sweep, here or on a node that measures ------------------------------------------------
 
 
-# The kind of artifact by which a bundle travels, and its folder in there.
+# The kind of artifact that transports a bundle, and the bundle's folder in it.
 TRAVELS, BUNDLE = "swept", "bundle"
 
 
 def measure(entry: Entry, jobs: tuple[Job, ...], out: Path, told: Callable[[str], None]) -> Report:
-    """Run a recipe, whose `jobs` are those of `Entry.prepare`, with the bundle at `out`. What the store has is taken
-    from there. `told`: called with a line on what a user should know. Errors of stages and of the bench propagate."""
+    """Run a recipe with the `jobs` of `Entry.prepare`, and write the bundle to `out`. Stored stages are reused. `told`:
+    called with notes for the user. Errors of stages and of the bench propagate."""
 
     def finished(job: Job, step: Step, reused: bool) -> None:
         if step.measured and reused:
-            told(f"{entry.name}: {step.name} was chosen by times that were measured earlier on this device")
+            told(f"{entry.name}: {step.name} reused times measured earlier on this device")
 
     for note in dict.fromkeys(note for job in jobs for note in (*job.data.notes, *job.data.warnings)):
         told(f"{entry.name}: {note}")
@@ -297,8 +297,8 @@ def measure(entry: Entry, jobs: tuple[Job, ...], out: Path, told: Callable[[str]
 
 @dataclass(frozen=True)
 class _MeasuredThere:
-    """What a node has measured: its bundle is in the store under `key`. `told`: lines for the user; `host`: its
-    name."""
+    """The result of a node that measured: its bundle is in the store under `key`. `told`: notes for the user; `host`:
+    the node's name."""
 
     key: str
     told: tuple[str, ...]
@@ -306,8 +306,8 @@ class _MeasuredThere:
 
 
 def measure_there(entry: Entry) -> _MeasuredThere:
-    """Run a recipe on this node; its bundle goes to the store, where the command that asked takes it from. Errors as
-    those of `measure`."""
+    """Run a recipe on this node; its bundle goes to the store, from which the requesting command fetches it. Errors as
+    in `measure`."""
     told: list[str] = []
     by = Identity(TRAVELS, {"recipe": entry.name, "of": uuid.uuid4().hex}, {}, {})
     store = Store(entry.store, shared_store())
@@ -316,13 +316,13 @@ def measure_there(entry: Entry) -> _MeasuredThere:
         measure(entry, entry.prepare(), work / BUNDLE, told.append)
 
     store.make(by, write)
-    if store.shared is not None:  # from there it is taken
+    if store.shared is not None:  # fetched from there
         store.remove(by.key)
     return _MeasuredThere(by.key, tuple(told), socket.gethostname())
 
 
 def bring(found: _MeasuredThere, store: Store, out: Path) -> Report:
-    """Give the bundle that a node has measured its place, and take it out of the store of this machine.
+    """Move the bundle that a node has measured from the store of this machine to `out`.
 
     Raises:
         WorkerError: it is not in the store. OutputError: `out` holds something that is not a bundle.
@@ -330,10 +330,10 @@ def bring(found: _MeasuredThere, store: Store, out: Path) -> Report:
     artifact = store.find(found.key)
     if artifact is None:
         raise WorkerError(
-            f"the bundle that {found.host} has measured is not in the store",
-            found=f"no artifact {found.key[:12]} that is whole",
+            f"the bundle measured by {found.host} is not in the store",
+            found=f"no complete artifact {found.key[:12]}",
             expected="a store that the node and this machine share",
-            fix="the same command measures it again",
+            fix="run the same command to measure it again",
         )
     with replacing(out, OUTPUT_NAMES) as work:
         shutil.copytree(artifact.path / BUNDLE, work, dirs_exist_ok=True)
@@ -342,25 +342,25 @@ def bring(found: _MeasuredThere, store: Store, out: Path) -> Report:
 
 
 # --- Many recipes -----------------------------------------------------------------------------------------------------
-# what can be made side by side is, what is measured has a machine for itself, and one table of all.
+# Stages are made in parallel where possible, measurements run alone on a machine, and one table shows all results.
 
 
-# Of a sweep that is to end at a time, so many recipes are made and then measured, before any of the next: what is done
-# when it ends was measured too.
+# With a time limit, recipes are made and measured in groups of this size, so that finished stages are measured too when
+# the limit is reached.
 AT_ONCE = 8
-# How often a page is written while stages are made.
+# Seconds between two updates of the page while stages are made.
 PAGE_SECONDS = 10.0
-OVER = "the time of the sweep was over"
+OVER = "the time limit of the sweep was reached"
 
 
 @dataclass
 class RecipeSweep:
-    """Recipes that are run, with the bundle of each at `out`/<its name>.
+    """Runs recipes, with the bundle of each at `out`/<its name>.
 
-    `told` is called with a line on each recipe that is finished, or failed. `executor` makes the steps that measure
-    nothing ahead of time, those that recipes share once; without one, a recipe is made when it is measured. `seconds`:
-    no recipe is begun that would end later, as far as is known. `resume`: keep the bundles that an earlier sweep has
-    finished. `page` is given the document as it grows.
+    `told` is called with a line on each finished or failed recipe. `executor` runs the steps without measurements in
+    advance, shared ones once; without it, a recipe is made when it is measured. `seconds`: no recipe starts that would
+    be expected to end later. `resume`: keep the bundles that an earlier sweep has finished. `page` is called with the
+    growing document.
     """
 
     entries: Sequence[Entry]
@@ -383,10 +383,10 @@ class RecipeSweep:
         self._phase = ("begin", 0, len(self.entries))
 
     def run(self) -> sweep.SweepDocument:
-        """Run all recipes, and return sweep.json; errors of the executor propagate.
+        """Run all recipes and return sweep.json; errors of the executor propagate.
 
-        A recipe that fails does not end the others. What measures runs alone: on the nodes of the executor that are for
-        it, or, where there are none, one recipe after the other in this process and its children.
+        A failed recipe does not stop the others. Measurements run alone: on the measuring nodes of the executor, or
+        else one recipe at once in this process and its children.
         """
         self._show(at_once=True)
         with schedule.pooled(Workers(self.executor)) as (_, pool):
@@ -403,7 +403,7 @@ class RecipeSweep:
     # --- one after the other, or in parts -----------------------------------------------------------------------------
 
     def _parts(self, pool: Pool | None) -> Iterator[Sequence[Entry]]:
-        """Which recipes are made and measured before the next are looked at."""
+        """The groups of recipes that are made and measured together."""
         count = len(self.entries)
         size = 1 if pool is None else count if self.seconds is None else max(AT_ONCE, pool.lonely)
         for first in range(0, count, size):
@@ -417,9 +417,9 @@ class RecipeSweep:
         return self._left() <= 0
 
     def _look(self, entry: Entry, *, keep: bool) -> _Outlined | None:
-        """A recipe that is to be measured; None if it is finished, or fails by now."""
+        """Outline a recipe; None if it is already finished, or fails."""
         names = [each.name for each in self.entries]
-        self._set_phase("look at the recipes", names.index(entry.name), len(names))
+        self._set_phase("prepare recipes", names.index(entry.name), len(names))
         try:
             jobs = entry.prepare()
             outlined = outline(entry, jobs)
@@ -429,12 +429,12 @@ class RecipeSweep:
         finished = self._finished.find(outlined) if self.resume else None
         if finished is None:
             return replace(outlined, jobs=jobs if keep else None)
-        self.told(f"{entry.name}: finished already, measured {finished[0].created}")
+        self.told(f"{entry.name}: already finished, measured {finished[0].created}")
         self._row(entry, *finished)
         return None
 
     def _make(self, pool: Pool, looked: Sequence[_Outlined]) -> list[_Outlined]:
-        """Make what these need; returns those that have not failed."""
+        """Run the stages of these recipes; return the recipes that have not failed."""
         if self._scheduler is None:
             self._scheduler = schedule.Scheduler(pool, self._store, self._made, "make", self.told)
         plans = [
@@ -469,7 +469,7 @@ class RecipeSweep:
                 self._failed(entry, error)
 
     def _measure_there(self, pool: Pool, looked: Iterable[_Outlined]) -> None:
-        """As many at a time as there are nodes that measure."""
+        """Measure recipes on all measuring nodes in parallel."""
         waiting, running = deque(looked), 0
         while waiting or running:
             while waiting and running < max(1, pool.lonely):
@@ -484,7 +484,7 @@ class RecipeSweep:
             self._take(*cast("tuple[_Outlined, _MeasuredThere | VitdeployError]", done))
 
     def _take(self, outlined: _Outlined, result: _MeasuredThere | VitdeployError) -> None:
-        """What a node has measured, or the error that it had."""
+        """Take the result or the error of a node."""
         if isinstance(result, VitdeployError):
             self._failed(outlined.entry, result)
             return
@@ -496,7 +496,7 @@ class RecipeSweep:
             self._failed(outlined.entry, error)
 
     def _fits(self, outlined: _Outlined) -> bool:
-        """Whether a recipe may be begun: measuring is never cut off."""
+        """Whether a recipe may start within the time limit: measuring is never cut off."""
         return self.seconds is None or self._left() >= measuring(outlined).seconds
 
     def _done(self, outlined: _Outlined, report: Report, host: str | None) -> None:
@@ -522,13 +522,13 @@ class RecipeSweep:
         self._show(at_once=at_once)
 
     def _show(self, *, at_once: bool) -> None:
-        """Write the page, where one is asked for; to draw it takes a second, so not at every step."""
+        """Write the page, if requested; drawing takes a second, so not at every step."""
         if self.page is not None and (at_once or time.monotonic() > self._page_at + PAGE_SECONDS):
             self.page(self._document(sweep.Running(*self._phase, outcome.now(), self._seconds_left())))
             self._page_at = time.monotonic()
 
     def _seconds_left(self) -> float | None:
-        """As the recipes took that were measured; None before any was."""
+        """The remaining seconds, estimated from the measured recipes; None before the first one."""
         if not self._measured:
             return None
         return (len(self.entries) - len(self._rows)) * (time.monotonic() - self._begun) / self._measured

@@ -1,7 +1,7 @@
-"""The search: variants are made and scored, compared in speed, and the best of them judged on the evaluation images.
+"""The search: variants are made, scored and timed, and the best of them are tested on the evaluation images.
 
-Nothing is chosen by the evaluation images but what `choice` says. Every step is stored, so that an interrupted search
-goes on where it stopped.
+Only `choose` uses the evaluation images for a choice. Every step is stored, so that an interrupted search resumes where
+it stopped.
 """
 
 import contextlib
@@ -61,22 +61,21 @@ from vitdeploy.workflows.variants import (
     why_not,
 )
 
-# The share of a time budget after which no new variant is begun; the rest is for measuring the finalists.
+# The share of a time budget after which no new variant starts; the rest is for measuring the finalists.
 SEARCH_SHARE = 0.5
-# Of a search that is to end at a time, so many variants are made side by side before the next are thought of: what is
-# worth most comes first.
+# With a time budget, variants are made in parallel in groups of this size, the most valuable first.
 AT_ONCE = 4
-# Nearer than this, answers differ by the rounding of float32 alone.
+# Below this distance, answers differ only by the rounding of float32.
 SAME_DISTANCE = 1e-8
 
 
 @dataclass
 class Tuner:
-    """One search. `finished` gets each step that is not of this search already, and whether it was reused; `seconds`:
-    the time budget, or None; `note` is called with a line on what a user should know.
+    """One search. `finished` is called with each new step of this search, and whether it was reused; `seconds`: the
+    time budget, or None; `note` is called with notes for the user.
 
-    `workers` do what can be shared out of a step. Where `search` is given too, what they begin with, they make variants
-    side by side up to what measures.
+    `workers` run the parallel parts of a step. With `search`, their starting point, they also make variants in
+    parallel, except measurements.
     """
 
     job: Job
@@ -102,26 +101,29 @@ class Tuner:
         return self.job.recipe.to_budget()
 
     def foresee(self) -> list[str]:
-        """Bounds of the budget that the data cannot prove, whatever is found. Runs the original."""
+        """The bounds of the budget that the data cannot prove with any result. Runs the original."""
         answers = read_answers(self._run([original_step(self.job)])[REFERENCE].path)
         return verdict.foresee(self.job.adapter, answers, self.job.data, self.job.budget)
 
     def run(self) -> SearchResult:
-        """All of it. Errors of any stage propagate."""
-        with self._pooled():  # a cluster that does not answer is told before any work
+        """Run the whole search. Errors of any stage propagate."""
+        with self._pooled():  # reports a cluster that does not answer before any work
             for text in self.foresee():
                 self.note(text)
             if self.seconds is not None:
                 self.note(
-                    f"nothing new is begun after {SEARCH_SHARE * self.seconds:.0f} s of work; waiting for other "
-                    "measurements on this machine does not count (--max-wait bounds it)"
+                    f"no new variant starts after {SEARCH_SHARE * self.seconds:.0f} s of work; waiting for other "
+                    "benchmarks on this machine is not counted (--max-wait limits it)"
                 )
             targets = self.job.recipe.targets
             plain = [variant for target in targets for variant in float_variants(target)]
             self._try([*plain, *(Variant(target, "int8") for target in targets)], None)
             if not self.made:
                 raise CapabilityError(
-                    "no variant can be made", found="; ".join(": ".join(each) for each in self.left_out)
+                    "no variant can be built on this machine",
+                    found="; ".join(": ".join(each) for each in self.left_out),
+                    expected="at least one variant of the recipe's targets",
+                    fix="vitdeploy doctor shows what each target needs",
                 )
             found = self._further(targets)
             while some := list(itertools.islice(found, self._at_once)):
@@ -132,7 +134,7 @@ class Tuner:
 
     @contextlib.contextmanager
     def _pooled(self) -> Iterator[None]:
-        """With the workers that make variants side by side, if there are any."""
+        """Start the workers that make variants in parallel, if any."""
         with pooled(self.workers if self.search is not None else HERE) as (workers, pool):
             if pool is not None:
                 self.workers = workers
@@ -151,13 +153,13 @@ class Tuner:
 
     @property
     def _at_once(self) -> int | None:
-        """How many variants are thought of before they are made; None: all."""
+        """The number of variants planned before they are made; None: all."""
         if self._scheduler is None:
             return 1
         return None if self.seconds is None else AT_ONCE
 
     def _try(self, some: Sequence[Variant | LeftOut], late: Callable[[], bool] | None) -> None:
-        """Make these variants, unless it is too late for them; note what is left out."""
+        """Make these variants unless the time is over; record those left out."""
         there = self._make_ahead([each for each in some if isinstance(each, Variant)], late)
         for each in some:
             if not isinstance(each, Variant):
@@ -168,16 +170,16 @@ class Tuner:
                 self._make(each)
 
     def _make_ahead(self, variants: Sequence[Variant], late: Callable[[], bool] | None) -> set[Hashable]:
-        """Make what can be made side by side; returns the variants that are there, or have failed."""
+        """Make variants in parallel; return those that are made or have failed."""
         if self._scheduler is None or self.search is None:
             return set()
         plans = []
         for variant in variants:
-            with contextlib.suppress(VitdeployError):  # which it has when its turn comes, too
+            with contextlib.suppress(VitdeployError):  # raised again when its turn comes
                 steps = scored_plan(self.job, variant, self.workers)
                 source = steps_of(self.search, variant)
                 plans.append(PlanProgress(variant, source, variant.name, steps, self._given(variant)))
-        if late is None and self.seconds is None:  # it is going to be asked for, and measures nothing
+        if late is None and self.seconds is None:  # needed later, and without measurements
             plans.append(PlanProgress(PRUNING, steps_of(self.search, None), PRUNING, pruning_plan(self.job)))
         there = self._scheduler.run(plans, late)
         for plan in plans:
@@ -187,11 +189,11 @@ class Tuner:
         return there
 
     def _given(self, variant: Variant) -> dict[str, Artifact]:
-        """What is there before the plan of a variant."""
+        """The artifacts available before the plan of a variant."""
         return {UNCHANGED: self.made[0].artifacts[OPTIMIZE]} if variant.changes_answers else {}
 
     def _small_enough(self) -> list[MadeVariant]:
-        """What is within the bound of size; everything where nothing is, or there is none."""
+        """The variants within the size bound; all if none is, or without a bound."""
         bound = self.budget.max_size
         if bound is None:
             return self.made
@@ -204,9 +206,8 @@ class Tuner:
         return small or self.made
 
     def _further(self, targets: Sequence[str]) -> Iterator[Variant | LeftOut]:
-        """Trials beyond plain float and INT8: first fixes for INT8 if it needs them, because nothing else helps
-        without them; then what makes it faster; last INT4 weights, which are smaller, and faster where few rows are
-        multiplied."""
+        """Trials beyond plain float and INT8: first fixes for INT8 if it needs them, because no other trial helps
+        without them; then faster variants; last INT4 weights, which are smaller, and faster for few rows."""
         plain = {each.variant.target: each for each in self.made if each.variant.precision == "int8"}
         for target in plain:
             yield from self._raised(target)
@@ -218,13 +219,13 @@ class Tuner:
             yield from self._pruned(target, plain[target].score)
         for target in plain:
             if target not in needy and self._bounded(plain[target].score.expected):
-                yield f"{target}-mixed", "INT8 is expected to meet the budget as it is"
+                yield f"{target}-mixed", "plain INT8 is expected to meet the budget"
             elif target not in needy:
                 yield Variant(target, "mixed")
         yield from (Variant(target, "int4") for target in plain if "int4" in TARGETS[target].precisions)
 
     def _raised(self, target: str) -> Iterator[Variant | LeftOut]:
-        what, variant = f"layers out of plain INT8 on {target}", Variant(target, "int8", raised=True)
+        what, variant = f"layers in higher precision on {target}", Variant(target, "int8", raised=True)
         if not raises_precision(target, "int8", self.job.reference_model.task, self.job.recipe.high_precision):
             return
         step = variant.candidate.step(HIGH_PRECISION)
@@ -246,7 +247,7 @@ class Tuner:
         found = self.merging[target] = SCHEDULES_SEARCH.read(answer.path)
         chosen = select(found.schedules, lambda schedule: self._acceptable(schedule, plain))
         if not found.schedules:
-            yield what, "by the times of its layers it saves nothing"
+            yield what, "by the times of its layers it saves no time"
         elif not chosen:
             yield what, "every schedule changes too many answers"
         for schedule in chosen:
@@ -261,12 +262,12 @@ class Tuner:
         self.prunings = PRUNING_SEARCH.read(answer.path).prunings
         chosen = select_prunings(self.prunings, lambda each: self._acceptable(each, plain), plain.distance)
         if not chosen:
-            yield what, "whatever goes changes too many answers"
+            yield what, "every pruning changes too many answers"
         for each in chosen:
             yield Variant(target, "int8", prune=each.asked)
 
     def _asked(self, what: str, plan: list[Step]) -> Artifact | LeftOut:
-        """What the last step of a plan says of variants to try, or why nothing does."""
+        """The artifact of the last step of a plan, which selects variants, or the reason for its absence."""
         if self._late():
             return what, NO_TIME
         name = plan[-1].name
@@ -279,11 +280,12 @@ class Tuner:
         return what, said(error)
 
     def _known(self, owner: Hashable) -> VitdeployError | None:
-        """The error that a worker had, if one had."""
+        """The error of a worker, if any."""
         return None if self._scheduler is None else self._scheduler.errors.get(owner)
 
     def _acceptable(self, trial: Schedule | pruning.Pruning, plain: Score) -> bool:
-        """Acceptable by the budget if it bounds answers; else a trial may change as much as INT8 does."""
+        """Whether a trial meets the budget's bounds on answers; without such bounds, whether it changes at most as much
+        as INT8."""
         if self._bounded(trial.expected):
             return self._meets(trial.expected)
         return trial.distance <= plain.distance
@@ -292,7 +294,7 @@ class Tuner:
         return expected is not None and (self.budget.min_agreement, self.budget.max_drop) != (None, None)
 
     def _meets(self, expected: frame.Expected | None) -> bool:
-        """Whether answers are expected to be within the budget; True if there is no evidence."""
+        """Whether answers are expected to be within the budget; True without evidence."""
         return expected is None or expected.meets(self.budget)
 
     def _late(self) -> bool:
@@ -302,7 +304,7 @@ class Tuner:
         return worked > SEARCH_SHARE * self.seconds
 
     def _make(self, variant: Variant) -> None:
-        """Make and score a variant, unless this machine or its runtime cannot, or the graph has nothing for it."""
+        """Make and score a variant, unless this machine or its runtime cannot, or it does not apply to the graph."""
         error = self._known(variant)
         if error is None:
             try:
@@ -329,14 +331,14 @@ class Tuner:
         )
 
     def _screen(self) -> tuple[dict[str, list[float]], str, dict[str, list[str]]]:
-        """The medians of each round by name, why they are not to be relied on, and what is still proven to be faster
-        than what."""
+        """The medians of each round by name, the reason why they are unreliable, and by name the variants that are
+        still provably faster."""
         step = screen_step(self.job.recipe.engine_batch, {each.variant.name: each.engine for each in self.made})
         found = read_json(self._run([step])[SCREEN].path / SCREEN_FILE)
         return dict(found["block_medians_ms"]), str(found["disturbed"]), dict(found["faster"])
 
     def _answered(self, front: Sequence[MadeVariant]) -> list[MadeVariant]:
-        """These with their answers to the evaluation samples."""
+        """The variants with their answers to the evaluation samples."""
         plans = [judged_plan(self.job, made.variant) for made in front]
         if self._scheduler is not None and self.search is not None:
             self._scheduler.run(
@@ -390,8 +392,8 @@ class Tuner:
 def _front(
     made: Sequence[MadeVariant], medians: Mapping[str, Sequence[float]], faster: Mapping[str, Sequence[str]] | None
 ) -> list[MadeVariant]:
-    """The variants that may be the one to ship: no other is as near to the original and faster. `faster`: of
-    measurements that were disturbed what they still prove; nothing else is left out for its times then."""
+    """The candidates for the best variant: no other is as close to the original and faster. `faster`: for disturbed
+    measurements, what they still prove; no other variant is then left out for its times."""
 
     def distance(item: MadeVariant) -> float:
         return max(item.score.distance, SAME_DISTANCE)

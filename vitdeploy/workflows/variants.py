@@ -1,4 +1,4 @@
-"""Variants of a model that a tuning tries: their steps, which of them is chosen, and what is said of the others."""
+"""Variants of a model in a search: their steps, the choice among them, and the remarks on the others."""
 
 from __future__ import annotations
 
@@ -43,9 +43,8 @@ FLOATS: tuple[Precision, ...] = ("fp32", "bf16", "fp16")
 
 @dataclass(frozen=True)
 class Variant:
-    """One way to run a model. `merges`: of tokens, (block, tokens that remain) each. `prune`: the least share of
-    MACs that goes, None for none. `raised`: with the layers out of plain INT8 that the recipe's `high_precision`
-    allows."""
+    """One way to run a model. `merges`: token merging, each (block, tokens to keep). `prune`: the minimum share of MACs
+    to remove, None for none. `raised`: some layers in higher precision, as the recipe's `high_precision` allows."""
 
     target: str
     precision: Precision
@@ -64,12 +63,12 @@ class Variant:
 
     @property
     def plain(self) -> Variant:
-        """The same without what changes the graph, and all in plain INT8."""
+        """The variant without changes of the graph, in plain INT8."""
         return Variant(self.target, self.precision)
 
     @property
     def changes_answers(self) -> bool:
-        """Whether its float graph is another one, with other answers."""
+        """Whether its float graph differs, and gives other answers."""
         return bool(self.merges) or self.prune is not None
 
     @property
@@ -77,7 +76,7 @@ class Variant:
         return Candidate(self.target, self.precision, True)
 
     def recipe(self, base: Recipe) -> Recipe:
-        """The recipe that makes this variant, for the target alone."""
+        """The recipe of this variant, only for its target."""
         changes = {"token_merging": dict(self.merges) or "none", "prune": self.prune or "none"}
         further = {
             "precision": self.precision,
@@ -89,14 +88,13 @@ class Variant:
 
 
 def float_variants(target: str) -> list[Variant]:
-    """A variant for every float precision of the target; the runtime tells whether this machine supports it."""
+    """A variant for every float precision of the target; the runtime decides whether this machine supports it."""
     return [Variant(target, precision) for precision in FLOATS if precision in TARGETS[target].precisions]
 
 
-# --- What is made of a variant: its steps, and where a worker process has them from -----------------------------------
+# --- The steps of a variant, also for a worker process ----------------------------------------------------------------
 
-# The float graph that nothing is merged in and nothing is pruned of, for a variant that has another one itself. Its
-# first word is the kind.
+# The float graph without merging and pruning, for a variant with a changed graph. Its first word is the kind.
 UNCHANGED = f"{OPTIMIZE} unchanged"
 
 
@@ -105,25 +103,25 @@ def job_of(job: Job, variant: Variant) -> Job:
 
 
 def scored_plan(job: Job, variant: Variant, workers: Workers = HERE) -> list[Step]:
-    """From the original to the distance of a variant's answers from those of the float graph: its own, or `UNCHANGED`
-    where its answers are others even in float. `job`: of the search."""
+    """The steps from the original to the distance between a variant's answers and those of the float graph: its own, or
+    `UNCHANGED` if its answers differ even in float. `job`: the job of the search."""
     own, candidate = job_of(job, variant), variant.candidate
     reference = UNCHANGED if variant.changes_answers else OPTIMIZE
     return [*plan.engine_plan(own, [candidate], workers), score_step(candidate, reference, job.data)]
 
 
 def judged_plan(job: Job, variant: Variant) -> list[Step]:
-    """The answers of the original, and of a variant's engine, to the evaluation samples. `job`: of the search."""
+    """The steps to the answers of the original and of a variant's engine to the evaluation samples."""
     return plan.judge_plan(job_of(job, variant), [variant.candidate])
 
 
 def pruning_plan(job: Job) -> list[Step]:
-    """What can be pruned of the graph of a search."""
+    """The steps to the possible prunings of the graph of a search."""
     return [*plan.engine_plan(job, ()), pruning_step(job.data)]
 
 
 def steps_of(search: schedule.LoadedRecipe, variant: Variant | None) -> schedule.StepSource:
-    """The steps of a variant of a search; None: what can be pruned of its graph."""
+    """The steps of a variant of a search; None: those of its prunings."""
     return schedule.StepSource(search, functools.partial(_plan_of, variant))
 
 
@@ -144,18 +142,18 @@ def begin_search(
     function: str | None = None,
     module: Path | None = None,
 ) -> schedule.LoadedRecipe:
-    """What is searched: the recipe in FP32 for all targets, without anything that the search is to choose; its
-    `high_precision` bounds what may be raised.
+    """The base of a search: the recipe in FP32 for all targets, without the fields that the search chooses; its
+    `high_precision` limits layers in higher precision.
 
     Args:
-        targets: in the place of the recipe's, where there are any.
-        bounds: fields of the budget; None keeps what the recipe says.
+        targets: replace the recipe's targets, if any.
+        bounds: fields of the budget; None keeps the recipe's bound.
 
     Raises:
-        RecipeError: more than one image size, or targets and bounds that do not fit.
+        RecipeError: more than one image size, or invalid targets or bounds.
     """
     if recipe.source.image_sizes is not None:
-        raise RecipeError("the recipe", ["$.source.image_sizes: one size is tuned at a time; give image_size"])
+        raise RecipeError("the recipe", ["$.source.image_sizes: tune takes one size; use image_size"])
     budget = recipe.budget.model_copy(update={key: bound for key, bound in bounds.items() if bound is not None})
     chosen = tuple(targets) or recipe.targets
     kept = {"budget": budget, "targets": chosen, "high_precision": recipe.high_precision}
@@ -169,7 +167,7 @@ def prepare_search(search: schedule.LoadedRecipe, progress: Progress) -> Job:
     """The job of a search.
 
     Raises:
-        InputError: a bound on the accuracy, no labels, and a metric that agreement does not bound.
+        InputError: a bound on the accuracy without labels, for a metric that agreement does not bound.
         CapabilityError: an encoder-decoder, or a model that takes no images. Errors of `prepare` propagate.
     """
     [job] = search.prepare(progress)
@@ -179,32 +177,32 @@ def prepare_search(search: schedule.LoadedRecipe, progress: Progress) -> Job:
             "max_drop cannot be proven without labels",
             found=f"data: {{labels: none}}, for {task}",
             expected="labels, or a bound on the agreement with the original",
-            fix="--min-agreement in its place",
+            fix="use --min-agreement instead",
         )
     if flow_of(task) or job.reference_model.preprocess is None:
         raise CapabilityError(
-            "only models of images are tuned by this version, and only such of one graph",
+            "tune supports only models of one graph that take images",
             found=f"the task {task}",
             expected="a model of one graph that takes images",
-            fix="vitdeploy run RECIPE makes its engines; `float_parts` and `ignore` say what of them stays in float",
+            fix="use vitdeploy run RECIPE; `float_parts` and `ignore` keep graphs or layers in float",
         )
     require_image_alone(job.reference_model.name, job.reference_model.inputs, "a search")
     return job
 
 
-# --- Choose the finalist to ship --------------------------------------------------------------------------------------
-# a test in a fixed order, so that trying many of them makes no wrong answer likelier.
+# --- Choose the best finalist -----------------------------------------------------------------------------------------
+# A test in a fixed order, so that testing many finalists does not raise the error rate.
 #
-# The finalists are tested in the order of their distance on the calibration images, the nearest to the original first.
+# The finalists are tested in the order of their distance on the calibration images, the closest to the original first.
 # The first one that the evaluation images do not confirm ends the test: those further away are not considered. Each
 # step is a test at the usual level, and so is the whole (fixed-sequence testing: Maurer, Hothorn and Lehmacher 1995, in
-# Biometrie in der chemisch-pharmazeutischen Industrie 6; Wiens 2003, Pharmaceutical Statistics 2:211-215). To take
-# whichever of many passes would be a choice by the evaluation images, which could not judge it any more.
+# Biometrie in der chemisch-pharmazeutischen Industrie 6; Wiens 2003, Pharmaceutical Statistics 2:211-215). Taking any
+# finalist that passes would be a selection by the evaluation images, which then could no longer test it.
 
 
 @dataclass(frozen=True)
 class MadeVariant:
-    """A variant with its artifacts, and how far its answers are from the original's on the calibration images."""
+    """A variant with its artifacts, and the distance of its answers from the original's on the calibration images."""
 
     variant: Variant
     artifacts: dict[str, Artifact]
@@ -216,14 +214,14 @@ class MadeVariant:
 
     @property
     def bytes(self) -> int:
-        """Of what the runtime loads."""
+        """Total size of the files that the runtime loads."""
         return outcome.engine_bytes(self.artifacts, self.variant.candidate)
 
 
 @dataclass(frozen=True)
 class Finalist:
-    """`verified`: the result of `verify`. `accuracy`: the gate of its answers, `gate`: that of the whole budget.
-    `guarded`: no budget bounds the loss."""
+    """A tested variant. `verified`: the result of `verify`. `accuracy`: the gate of its answers, `gate`: the gate of
+    the whole budget. `guarded`: the budget does not bound the loss."""
 
     made: MadeVariant
     verified: Comparison
@@ -250,9 +248,9 @@ class Finalist:
 
 @dataclass(frozen=True)
 class TuneChoice:
-    """`best`: what to ship, or the best found where `gate` is not met; `grade`: how surely by the times; `rivals`: the
-    other finalists to ship that may be as fast. `confirmed`: by name, the nearest first; `stopped`: the finalist that
-    was not."""
+    """`best`: the finalist to ship, or the best one if `gate` is not met; `grade`: the certainty by the times;
+    `rivals`: other finalists that may be as fast. `confirmed`: names, the closest to the original first; `stopped`: the
+    finalist that was not confirmed."""
 
     best: Finalist
     gate: Gate
@@ -265,24 +263,24 @@ class TuneChoice:
 
 
 def choose(finalists: Sequence[Finalist], bench: Bench) -> TuneChoice:
-    """The fastest finalist that is confirmed and meets the budget; among those not provably slower, prefer one whose
-    graph is not changed, then the nearest to the original.
+    """Choose the fastest finalist that is confirmed and meets the budget; among those not provably slower, prefer an
+    unchanged graph, then the closest to the original.
 
-    `bench` is the result of `pipeline.measure` for the original and all finalists. What its times leave open is said:
-    nothing is ruled out by a time that is not decided.
+    `bench` is the result of `pipeline.measure` for the original and all finalists. Undecided times are reported, and
+    rule out no finalist.
     """
     order = sorted(finalists, key=lambda each: each.distance)
     kept_count = next((i for i, each in enumerate(order) if not each.keeps), len(order))
     confirmed, stopped = order[:kept_count], order[kept_count] if kept_count < len(order) else None
     allowed = [each for each in confirmed if each.gate.status in ("pass", "none")]
-    # Where nothing is allowed, the best found is what comes nearest to it: confirmed but too slow or large, or else the
-    # nearest to the original.
+    # If no finalist is allowed, the best is a confirmed one that is too slow or large, or else the closest to the
+    # original.
     best = _fastest(allowed or confirmed or order[:1], bench)
     rivals = tuple(each for each in allowed if each is not best and _is_open(each, best, bench))
     remarks = [kept(best.name, best.verified)]
     if rivals:
         names = " or ".join(each.name for each in (best, *rivals))
-        remarks.insert(0, f"Undecided: whether {names} is fastest; the recipe keeps the targets of all.")
+        remarks.insert(0, f"Not decided: {names} may be fastest; the recipe keeps the targets of all.")
     if stopped is not None:
         remarks.append(_stopped(stopped, order[kept_count + 1 :]))
     return TuneChoice(
@@ -299,7 +297,7 @@ def choose(finalists: Sequence[Finalist], bench: Bench) -> TuneChoice:
 
 def _sentence(best: Finalist, allowed: Sequence[Finalist], bench: Bench) -> str:
     if not allowed:
-        return f"Nothing is proven to meet the budget; the best is {best.name}."
+        return f"No variant provably meets the budget; the best is {best.name}."
     return sentence(best.name, bench.ratios)
 
 
@@ -311,7 +309,7 @@ def _grade(best: Finalist, allowed: Sequence[Finalist], bench: Bench) -> Grade:
 
 
 def _is_open(one: Finalist, best: Finalist, bench: Bench) -> bool:
-    """Whether another finalist may be as fast, for all that its times say."""
+    """Whether another finalist may be as fast, by its times."""
     ratio = between(bench, one.name, best.name)
     return (ratio is None or not ratio.decided) and not beats(bench, best.name, one.name)
 
@@ -324,7 +322,7 @@ def _fastest(among: Sequence[Finalist], bench: Bench) -> Finalist:
 
 
 def _slower(a: str, b: str, ratios: Sequence[summary.Ratio]) -> bool:
-    """Whether `a` is provably slower than `b`; if undecided, whether it seems so."""
+    """Whether `a` is provably slower than `b`; if undecided, whether it seems slower."""
     ratio = find_ratio(ratios, a, b)
     if ratio is None:
         return True
@@ -336,26 +334,26 @@ def _stopped(stopped: Finalist, further: Sequence[Finalist]) -> str:
     text = f"{stopped.name} is not confirmed: {reasons}."
     if further:
         names = ", ".join(each.name for each in further)
-        text += f" What is further from the original is not considered: {names}."
+        text += f" Not considered, as further from the original: {names}."
     return text
 
 
 def _loss(verified: Comparison) -> str:
     low, high = verified.drop_ci95 or (math.nan, math.nan)
-    return f"it loses {verified.drop:.2f} points of {verified.metric} [{low:.2f}, {high:.2f}]"
+    return f"{verified.metric} drops by {verified.drop:.2f} points [{low:.2f}, {high:.2f}]"
 
 
-# --- What a search has made, and what it found ------------------------------------------------------------------------
+# --- The results of a search ------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class SearchResult:
     """The results of a search.
 
-    made: every variant; `front`: those that were judged.
-    medians_ms: medians of each round of the screening, by name. disturbed: why these are unreliable; empty if they are
-        reliable.
-    merging: the trials of token merging, by target. prunings: those of pruning, () where nothing was tried.
+    made: every variant; `front`: the tested ones.
+    medians_ms: medians of each round of the screening, by name. disturbed: the reason why these are unreliable; "" if
+        they are reliable.
+    merging: the trials of token merging, by target. prunings: the trials of pruning, () without any.
     left_out: (what, why).
     """
 
@@ -371,25 +369,25 @@ class SearchResult:
     left_out: tuple[tuple[str, str], ...]
 
 
-# --- Summarize the screening in words: which of the usual measures pay on this machine, and which do not --------------
+# --- Summarize the screening in words: the methods that pay off on this machine, and those that do not ----------------
 
 
 Medians = Mapping[str, Sequence[float]]
 
 
 def remarks(variants: Sequence[Variant], medians: Medians, disturbed: str = "") -> list[str]:
-    """A sentence for each pair of variants that a person would ask about.
+    """A sentence for each interesting pair of variants.
 
     Args:
-        variants: what was measured.
-        medians: milliseconds of each round by name, all measured in the same rounds, in one process of each.
-        disturbed: why these are not to be relied on; then nothing is said but that.
+        variants: the measured variants.
+        medians: milliseconds of each round by name, all measured in the same rounds, in one process each.
+        disturbed: the reason why these are unreliable, which is then the only remark; "" if they are reliable.
     """
     if disturbed:
-        return [f"Which variants are faster than others was not decided: {disturbed}."]
+        return [f"The speed ranking of the variants is not decided: {disturbed}."]
     found = []
     for variant in variants:
-        if variant.raised:  # it is there for the answers, which the table shows
+        if variant.raised:  # made for better answers, which the table shows
             continue
         if variant.plain != variant and variant.plain.name in medians:
             found.append(_changed(variant, medians))
@@ -399,7 +397,7 @@ def remarks(variants: Sequence[Variant], medians: Medians, disturbed: str = "") 
 
 
 def _int8(variant: Variant, variants: Sequence[Variant], medians: Medians) -> list[str]:
-    """INT8 against the fastest float of the same target."""
+    """INT8 compared with the fastest float precision of the same target."""
     floats = [each for each in variants if each.target == variant.target and each.precision in FLOATS]
     if not floats:
         return []
@@ -407,24 +405,26 @@ def _int8(variant: Variant, variants: Sequence[Variant], medians: Medians) -> li
     ratio, low, high = evidence.ratio_of_medians(medians[variant.name], medians[best.name]).interval
     name, shown = best.precision.upper(), f"latency ratio {ratio:.2f} [{low:.2f}, {high:.2f}]"
     if low > 1:
-        return [f"{name} is faster than INT8 on {variant.target} ({shown}): ship {name} there."]
+        return [f"{name} is faster than INT8 on {variant.target} ({shown}): use {name} there."]
     if high >= 1:
         return [f"INT8 is not provably faster than {name} on {variant.target} ({shown})."]
     return []
 
 
 def _changed(variant: Variant, medians: Medians) -> str:
-    """Say whether a change of the graph pays, compared with the same variant without it."""
+    """A sentence on whether a change of the graph pays off, compared with the variant without it."""
     ratio, low, high = evidence.ratio_of_medians(medians[variant.name], medians[variant.plain.name]).interval
-    word = "pays" if high < 1 else "does not pay" if low > 1 else "is not provably faster"
+    word = "is faster" if high < 1 else "is slower" if low > 1 else "is not provably faster"
     merges = ", then ".join(f"to {count} tokens in block {block}" for block, count in variant.merges)
-    what = f"Merging {merges}" if variant.prune is None else f"Pruning {100 * variant.prune:g} % of the products"
-    return f"{what} {word} on {variant.target}: latency ratio {ratio:.2f} [{low:.2f}, {high:.2f}] to without."
+    what = f"Merging {merges}" if variant.prune is None else f"Pruning {100 * variant.prune:g} % of the MACs"
+    return (
+        f"{what} {word} on {variant.target}: latency ratio {ratio:.2f} [{low:.2f}, {high:.2f}] to the unchanged graph."
+    )
 
 
 def four_bits_remarks(variants: Sequence[sweep.VariantFacts], unit: str, disturbed: str = "") -> list[str]:
-    """A sentence on INT4 weights for each target: what they save and cost against plain INT8. `unit`: of distances;
-    `disturbed`: as in `remarks`."""
+    """A sentence on INT4 weights for each target: savings and costs compared with plain INT8. `unit`: the unit of
+    distances; `disturbed`: as in `remarks`."""
     plain = {each.target: each for each in variants if each.name == Variant(each.target, "int8").name}
     sentences = []
     for four in variants:
@@ -435,22 +435,22 @@ def four_bits_remarks(variants: Sequence[sweep.VariantFacts], unit: str, disturb
         if not disturbed:
             ratio, low, high = evidence.ratio_of_medians(four.rounds_ms, int8.rounds_ms).interval
             times = f"latency ratio {ratio:.2f} [{low:.2f}, {high:.2f}]"
-        end = "a finalist" if four.finalist else "no finalist, as another one is nearer to the original and as fast"
+        end = "a finalist" if four.finalist else "not a finalist: another variant is closer to the original and as fast"
         sentences.append(
-            f"INT4 weights on {four.target} against INT8: {four.bytes / 1e6:.1f} MB for {int8.bytes / 1e6:.1f}, "
-            f"{times}, {unit} {four.distance:.3g} for {int8.distance:.3g}: {end}."
+            f"INT4 weights on {four.target} vs. INT8: {four.bytes / 1e6:.1f} MB vs. {int8.bytes / 1e6:.1f} MB, "
+            f"{times}, {unit} {four.distance:.3g} vs. {int8.distance:.3g}: {end}."
         )
     return sentences
 
 
-# --- Write the results of a search: tune.json, tune.html, and the recipe of what to ship ------------------------------
+# --- Write the results of a search: tune.json, tune.html, and the recipe of the best variant --------------------------
 
 
 UNITS = {"classification": "KL, nats"}
 
 
 def write_tuned(tuned: SearchResult, out: Path) -> sweep.TuneDocument:
-    """Publish a search at `out`. Returns tune.json.
+    """Publish a search at `out`; return tune.json.
 
     Raises:
         OutputError: `out` holds something that is not such a folder.
@@ -466,18 +466,18 @@ def write_tuned(tuned: SearchResult, out: Path) -> sweep.TuneDocument:
 
 
 def _recipe(tuned: SearchResult) -> Recipe:
-    """The recipe of what is chosen, with the targets of all that may be as fast: `run` measures them again."""
+    """The recipe of the chosen variant, with the targets of all that may be as fast: `run` measures them again."""
     targets = dict.fromkeys(each.variant.target for each in (tuned.choice.best, *tuned.choice.rivals))
     return tuned.choice.best.variant.recipe(tuned.job.recipe).model_copy(update={"targets": tuple(targets)})
 
 
 def _comment(tuned: SearchResult) -> str:
     open_names = ", ".join(each.name for each in tuned.choice.rivals)
-    return "Chosen by vitdeploy tune." + (f" Not decided: whether {open_names} is as fast." if open_names else "")
+    return "Chosen by vitdeploy tune." + (f" Not decided: {open_names} may be as fast." if open_names else "")
 
 
 def _document(tuned: SearchResult) -> sweep.TuneDocument:
-    """The parts that report.json has too have its names there, for the same tables and plots show them."""
+    """Parts that are also in report.json have the same names, because the same tables and plots show them."""
     job, choice = tuned.job, tuned.choice
     finalists = {each.variant for each in tuned.front}
     variants = tuple(_variant(each, tuned, each.variant in finalists) for each in tuned.made)
@@ -536,24 +536,24 @@ def _variant(made: MadeVariant, tuned: SearchResult, finalist: bool) -> sweep.Va
     )
 
 
-# --- Why something is not tried, or not shipped -----------------------------------------------------------------------
+# --- The reasons why variants are not tried or not shipped ------------------------------------------------------------
 
 
 # (what, why)
 LeftOut: TypeAlias = tuple[str, str]
-NO_TIME = "no time was left for it"
+NO_TIME = "no time left"
 
 
 def why_not(owner: Hashable, error: VitdeployError) -> str | None:
-    """Why a variant, or what says which ones to try, is left out for an error; None where that ends the search."""
+    """The reason why an error leaves out a variant or a selection of variants; None if the error ends the search."""
     if isinstance(error, CapabilityError):
         return error.message
-    optional = not isinstance(owner, Variant) or owner.precision == "int4"  # anything else takes every graph so far
+    optional = not isinstance(owner, Variant) or owner.precision == "int4"  # all others apply to every graph
     if isinstance(error, WorkerError) or (isinstance(error, GraphError) and optional):
         return said(error)
     return None
 
 
 def said(error: VitdeployError) -> str:
-    """What has gone wrong, in one line."""
+    """One line on an error."""
     return error.message + (f": {error.found}" if error.found else "")

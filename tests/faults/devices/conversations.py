@@ -55,11 +55,11 @@ SHORT = (
 )
 # What a device says as its result before a stream without end, and as what it is refused.
 ABSURD: dict[str, tuple[dict[str, Any], str]] = {
-    "a size of -1": ({"files": [{"path": "model.bin", "bytes": -1, "sha256": "0" * 64}]}, "absurd sizes"),
-    "a size of 10^30": ({"files": [{"path": "model.bin", "bytes": 10**30, "sha256": "0" * 64}]}, "absurd sizes"),
-    "a list of a million": ({"left_out": [1] * 1_000_000}, "absurd sizes"),
-    "a text of two million": ({"host": {"cpu": "x" * 2_000_000}}, "absurd sizes"),
-    "a job of another": ({}, "the result of another job"),
+    "a size of -1": ({"files": [{"path": "model.bin", "bytes": -1, "sha256": "0" * 64}]}, "exceeds the limits"),
+    "a size of 10^30": ({"files": [{"path": "model.bin", "bytes": 10**30, "sha256": "0" * 64}]}, "exceeds the limits"),
+    "a list of a million": ({"left_out": [1] * 1_000_000}, "exceeds the limits"),
+    "a text of two million": ({"host": {"cpu": "x" * 2_000_000}}, "exceeds the limits"),
+    "a job of another": ({}, "a result of another job"),
 }
 
 
@@ -120,7 +120,7 @@ def _converse(each: Conversation, folder: Path, small: Small) -> tuple[Any, ...]
     board, out = Board(folder, each.case), folder / "out"
     done = board.command(*words_of(each.command, small, out), limit=LIMIT)
     told = each.command in TOLD
-    outcome, note = judged(done, (0,) if told else (3, 4), "could not be asked: board" if told else each.expected)
+    outcome, note = judged(done, (0,) if told else (3, 4), "not reachable: board" if told else each.expected)
     outcome = "clean" if told and outcome == "accepted" else outcome
     if outcome == "clean" and (left := board.left()):
         outcome, note = "wrong", f"left running: {left}"
@@ -137,12 +137,16 @@ def _interrupted(mute: bool, folder: Path, small: Small) -> tuple[Any, ...]:
     behaved = {"verb": "stop", "act": "greets and hangs"} if mute else waits
 
     def interrupt(process: int, log: Path) -> None:
-        wait_for("waits for bench of somebody")(process, log)
+        wait_for("waiting for bench of somebody")(process, log)
         board.behave(behaved)
         os.kill(process, signal.SIGINT)
 
     done = board.command(*words_of("compile", small, out), limit=LIMIT, meanwhile=interrupt)
-    said = "so its job goes on; the same command fetches the result later" if mute else "the job was stopped"
+    said = (
+        "the job continues on the device; run the same command later to fetch the result"
+        if mute
+        else "the job was stopped"
+    )
     outcome, note = judged(done, (130,), said)
     if board.left() or out.exists():
         outcome, note = "wrong", "left a process or an output"

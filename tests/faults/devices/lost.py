@@ -184,7 +184,7 @@ def _kill(delay: float) -> Callable[[Board, int, Path], None]:
 
 def _waits(board: Board, process: int, log: Path) -> Path:
     """The status of the job, once it waits for the device."""
-    wait_for("board: waits for")(process, log)
+    wait_for("board: waiting for")(process, log)
     return board.jobs[0] / "status.json"
 
 

@@ -87,7 +87,7 @@ def test_no_target_has_places_in_int8(backend):
     grid = b.op("Reshape", b.linear(hidden, 256, 128, "offsets"), b.ints(-1, 64, 100, 2))
     model = b.model({"x": ["batch", 100, 256], "y": ["batch", 4, 9, 9]}, b.op("GridSample", "y", grid))
     found = backend.BACKEND.reasons_for_float(model, find_linears(model))
-    assert found["offsets"] == "its outputs say where features are sampled"
+    assert found["offsets"] == "its outputs are sampling positions"
     assert found.get("hidden") is None
 
 
@@ -102,7 +102,7 @@ def test_each_reason_for_float():
     model = b.model({"image": [1, 4, 80, 80]}, few, ranked(b, scores))
     assert reasons_for_float(model, find_linears(model)) == {
         "depthwise": "a depthwise convolution loses too much in INT8",
-        "small": "so small a layer is as fast in float",
+        "small": "the layer is small and as fast in float",
         "scores": "its outputs are ranked",
     }
 
@@ -112,6 +112,9 @@ def test_openvino_has_convolutions_in_float_where_the_machine_is_arm(monkeypatch
     x = convolved(b, "image", 4, 64, "large")
     x = b.op("Transpose", b.op("Flatten", x, axis=2), perm=[1, 0])
     model = b.model({"image": [1, 4, 80, 80]}, b.linear(x, 64, 256, "heavy"))
-    for machine, expected in (("x86_64", {}), ("aarch64", {"large": "OpenVINO has no such convolution in INT8 on Arm"})):
+    for machine, expected in (
+        ("x86_64", {}),
+        ("aarch64", {"large": "OpenVINO has no INT8 kernel for this convolution on Arm"}),
+    ):
         monkeypatch.setattr("platform.machine", lambda machine=machine: machine)
         assert reasons_for_float(model, find_linears(model)) == expected

@@ -115,7 +115,7 @@ def test_a_convolution_whose_bias_is_computed_is_left_alone():
     bias = b.add("ReduceMean", sizes, np.array([0]), keepdims=0)
     model = ir.from_proto(b.model(b.add("Conv", x, weighted(0)[:, :, None, None], bias)))
     assert find_linears(model) == []
-    assert list(unplaced_weights(model).values()) == ["its bias is computed"]
+    assert list(unplaced_weights(model).values()) == ["its bias is not constant"]
 
 
 def test_two_linears_of_one_module_have_two_names():
@@ -165,7 +165,7 @@ def test_weights_that_are_of_no_linear_are_listed_with_the_reason():
     assert len(find_linears(model)) == 1
     assert list(unplaced_weights(model).values()) == [
         "its weights have 3 axes",
-        "its weights are multiplied from the left",
+        "its weights are the left operand",
         "Einsum is not quantized",
         "its weights are float16, not float32",
         "Gemm is not quantized",

@@ -187,7 +187,7 @@ def test_outputs_of_no_task_are_numbers_by_their_own_names(tmp_path, outputs, ex
     found = import_graph(saved(tmp_path / "a.onnx", outputs))
     assert (found.task, found.postprocess) == ("tensors", TensorsSpec(exact))
     assert [value.name for value in found.model.graph.outputs] == list(outputs)
-    assert found.notes[0].startswith("the outputs are of no task that vitdeploy knows")
+    assert found.notes[0].startswith("the outputs fit no known task")
     asked = import_graph(saved(tmp_path / "b.onnx", {"logits": "flat"}), task="tensors")
     assert asked.task == "tensors" and len(asked.notes) == 1
 
@@ -239,7 +239,7 @@ def test_queries_with_masks_are_instances_where_that_is_asked_for(tmp_path, outp
 
 def test_masks_of_scores_that_compete_are_no_instances_and_semantic_queries_say_that_they_may_be(tmp_path):
     panoptic = {"logits": "logits", "pred_boxes": "boxes", "pred_masks": "masks"}
-    with pytest.raises(GraphError, match="no answers of the task that is asked for") as caught:
+    with pytest.raises(GraphError, match="cannot be used for the task") as caught:
         import_graph(saved(tmp_path / "a.onnx", panoptic), task="instance-segmentation")
     assert (caught.value.found, caught.value.expected) == ("panoptic", "instance-segmentation")
     path = saved(tmp_path / "b.onnx", QUERIES)
@@ -253,7 +253,7 @@ def test_outputs_without_a_batch_or_of_text_are_refused_with_what_they_are(tmp_p
     proto.graph.node.append(helper.make_node("ReduceSum", ["boxes"], ["total"], keepdims=0))
     proto.graph.output.append(helper.make_tensor_value_info("total", FLOAT, ()))
     onnx.save(proto, str(path))
-    with pytest.raises(GraphError, match="are of no task that vitdeploy has") as caught:
+    with pytest.raises(GraphError, match="do not fit any task of vitdeploy") as caught:
         import_graph(path)
     assert "total: FLOAT[]" in caught.value.found and "any numbers [batch, ...]" in caught.value.expected
 

@@ -88,7 +88,7 @@ def test_a_graph_that_breaks_a_rule_of_onnx_is_refused_when_read(tmp_path, file)
 
 def test_a_graph_that_breaks_a_rule_of_onnx_is_not_written(tmp_path, model):
     next(node for node in model.graph if node.op_type == "Softmax").op_type = "Hardmox"
-    with pytest.raises(GraphError, match="breaks a rule of ONNX") as caught:
+    with pytest.raises(GraphError, match="fails the ONNX checker") as caught:
         save_graph(model, tmp_path / "model.onnx")
     assert "Hardmox" in caught.value.found
     assert not (tmp_path / "model.onnx").exists()
@@ -185,9 +185,9 @@ def test_bytes_without_their_weights_run_where_the_folder_is_named(external_grap
 
 def test_a_graph_that_is_too_large_has_no_bytes(model, monkeypatch):
     monkeypatch.setattr(files, "MAX_WEIGHT_BYTES", 50_000)
-    with pytest.raises(GraphError, match="does not fit into memory") as caught:
+    with pytest.raises(GraphError, match="too large to serialise") as caught:
         serialised(model)
-    assert caught.value.found == f"{weight_bytes(model):,} bytes of weights"
+    assert caught.value.found == f"{weight_bytes(model):,} bytes"
 
 
 @pytest.mark.parametrize("kept", [None, 0, 1000, -1])
@@ -204,7 +204,7 @@ def test_a_graph_whose_weights_are_gone_or_cut_is_refused(tmp_path, external_gra
 def test_a_graph_that_breaks_a_rule_of_onnx_is_not_written_in_two_files_either(tmp_path, model, monkeypatch):
     monkeypatch.setattr(files, "MAX_WEIGHT_BYTES", 50_000)
     next(node for node in model.graph if node.op_type == "Softmax").op_type = "Hardmox"
-    with pytest.raises(GraphError, match="breaks a rule of ONNX"):
+    with pytest.raises(GraphError, match="fails the ONNX checker"):
         save_graph(model, tmp_path / "model.onnx")
 
 
@@ -230,7 +230,7 @@ def test_metadata_comes_back_as_it_was_written(tmp_path, model):
 
 
 def test_a_graph_that_takes_no_images_says_so():
-    with pytest.raises(GraphError, match="reverse takes no images") as caught:
+    with pytest.raises(GraphError, match="reverse does not take images") as caught:
         GraphMetadata("reverse", "sequence", None).images  # noqa: B018
     assert caught.value.found == "a graph for the task sequence"
 
@@ -244,7 +244,7 @@ def test_an_export_carries_its_preprocessing(model):
 
 def test_a_graph_without_metadata_is_refused(model):
     model.metadata_props.clear()
-    with pytest.raises(GraphError, match="does not say how its input is made") as caught:
+    with pytest.raises(GraphError, match=r"the preprocessing of model\.onnx is unknown") as caught:
         get_metadata(model, "model.onnx")
     assert "vitdeploy export" in caught.value.fix
 
@@ -252,7 +252,7 @@ def test_a_graph_without_metadata_is_refused(model):
 @pytest.mark.parametrize("text", ["{", "[]", "{}", '{"name": 3}', "null"])
 def test_metadata_of_another_form_is_refused(model, text):
     model.metadata_props[METADATA_KEY] = text
-    with pytest.raises(GraphError, match="metadata that cannot be read") as caught:
+    with pytest.raises(GraphError, match=r"metadata of .* cannot be read") as caught:
         get_metadata(model, "model.onnx")
     assert caught.value.found
 

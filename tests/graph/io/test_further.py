@@ -91,17 +91,17 @@ def test_a_graph_that_leaves_the_mask_out_is_not_the_same_function(tmp_path):
         ({}, [], GraphError, "does not take one image", "one input, float32"),
         ({}, ["maks=input"], GraphError, "has no input 'maks'", "the name of an input"),
         ({}, ["mask=input", "pixel_values=input"], GraphError, "does not take one image", "one input besides"),
-        ({"mask": (1, 1, SIDE, SIDE)}, ["mask=input"], GraphError, "cannot be brought by each image", "[the batch of"),
-        ({"mask": ("n", 1, "h", SIDE)}, ["mask=input"], GraphError, "cannot be brought by each image", "[the batch of"),
+        ({"mask": (1, 1, SIDE, SIDE)}, ["mask=input"], GraphError, "cannot have a value per image", "[batch of"),
+        ({"mask": ("n", 1, "h", SIDE)}, ["mask=input"], GraphError, "cannot have a value per image", "[batch of"),
         (
             {"kind": TensorProto.DOUBLE},
             ["mask=input"],
             GraphError,
-            "cannot be brought by each image",
+            "cannot have a value per image",
             "float32 or uint8",
         ),
-        ({}, ["mask=input:float32:1x4x4"], GraphError, "is of another type or shape", "float32['batch', 1, 4, 4]"),
-        ({}, ["mask=input:text"], InputError, "the type and shape of the input mask cannot be read", "input:TYPE"),
+        ({}, ["mask=input:float32:1x4x4"], GraphError, "does not match --bind", "float32['batch', 1, 4, 4]"),
+        ({}, ["mask=input:text"], InputError, "invalid type or shape of the input mask", "input:TYPE"),
     ],
 )
 def test_what_cannot_be_brought_by_an_image_is_refused(tmp_path, file, bind, error, message, expected):

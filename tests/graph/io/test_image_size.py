@@ -52,8 +52,8 @@ def test_an_input_that_is_no_image_stays():
     ("shape", "node", "size", "message", "fix"),
     [
         (OPEN, "Conv", None, "takes images of any size", "--image-size"),
-        (["n", 3, 32, "w"], "Conv", (48, 48), "takes images of another size", "export it again"),
-        (OPEN, "Relu", (48, 48), "any number of channels", "export it again"),
+        (["n", 3, 32, "w"], "Conv", (48, 48), "takes images of another size", "export the model again"),
+        (OPEN, "Relu", (48, 48), "number of image channels is unknown", "export the model again"),
     ],
 )
 def test_sizes_that_nothing_tells_or_that_contradict_the_graph_are_refused(shape, node, size, message, fix):

@@ -159,7 +159,7 @@ REFUSED = {
     "an output in the midst": (
         lambda: vit(outputs=["blocks.1.mlp.fc1/Add"]),
         16,
-        "blocks.1.mlp.fc1/Add (Add), which is not known to work on each row alone, in front of blocks.2.attn/Softmax",
+        "blocks.1.mlp.fc1/Add (Add), which is not known to be row-wise, before blocks.2.attn/Softmax",
     ),
 }
 
@@ -172,7 +172,7 @@ def test_graphs_of_which_it_is_not_known_are_refused_with_the_reason_and_left_al
     with pytest.raises(GraphError, match="the rows of this graph cannot be aligned") as caught:
         align_rows(model, rows)
     assert reason in caught.value.found
-    assert caught.value.fix == "leave split_rows out"
+    assert caught.value.fix == "omit split_rows"
     assert ir.to_proto(model) == before
 
 

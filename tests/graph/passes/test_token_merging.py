@@ -284,7 +284,7 @@ REFUSED = {
     "a class token that is none": (lambda: vit(prefix=0), "(Gather), which depends on every token"),
     "position biases": (
         lambda: vit(mask=np.ones((1, 1 + PATCHES, 1 + PATCHES), np.float32)),
-        "holds a number for each token",
+        "has a value for every token",
     ),
     "no attention": (lambda: vit(blocks=0), "no attention"),
     "tokens merged already": (lambda: _once(vit()), "attention to 14 and 9 tokens"),
@@ -310,11 +310,11 @@ def test_graphs_whose_tokens_cannot_be_merged_are_refused_with_the_reason_and_le
 @pytest.mark.parametrize(
     ("schedule", "message", "found"),
     [
-        ({4: 9}, "no tokens can be merged in block 4", "14 tokens, merged behind the attention of 0, 1, 2, 3"),
-        ({0: 14}, "14 tokens cannot remain in block 0", "14 tokens there, 1 of them before the patches"),
-        ({0: 7}, "7 tokens cannot remain in block 0", "14 tokens there"),
-        ({0: 9, 2: 9}, "9 tokens cannot remain in block 2", "9 tokens there"),
-        ({0: 9, 1: 4}, "4 tokens cannot remain in block 1", "9 tokens there"),
+        ({4: 9}, "tokens cannot be merged in block 4", "14 tokens, which can be merged in the blocks 0, 1, 2, 3"),
+        ({0: 14}, "14 tokens cannot remain in block 0", "14 tokens before the merge, 1 of them not patches"),
+        ({0: 7}, "7 tokens cannot remain in block 0", "14 tokens before the merge"),
+        ({0: 9, 2: 9}, "9 tokens cannot remain in block 2", "9 tokens before the merge"),
+        ({0: 9, 1: 4}, "4 tokens cannot remain in block 1", "9 tokens before the merge"),
     ],
 )
 def test_schedules_that_do_not_fit_are_refused_with_the_number_of_tokens(schedule, message, found):

@@ -98,7 +98,7 @@ def test_a_history_is_sent_once(server, runs, tmp_path):
     uri = f"mlflow:{server}"
     assert str(report_to(uri, tmp_path, progress=False)).endswith(": 2 results sent")
     append(open_place(tmp_path), bench_rows(3.0, 2), bench_document(3.0))
-    assert str(report_to(uri, tmp_path, progress=False)).endswith(": 1 result sent, 2 there already")
+    assert str(report_to(uri, tmp_path, progress=False)).endswith(": 1 result sent, 2 already there")
     found = sorted(runs(), key=lambda run: run.info.start_time)
     assert [run.data.metrics[f"{ENGINE}/p50_ms"] for run in found] == [1.0, 2.0, 3.0]
     assert [run.info.start_time - 1000 * START.timestamp() for run in found] == [0, 3_600_000, 7_200_000]
@@ -169,7 +169,7 @@ def test_from_the_command_line_and_around_a_measurement(server, runs, tmp_path):
     with recorded(tmp_path / "h", [f"mlflow:{server}"]) as write:
         write(Benchmark(bench_document(2.0)))
     assert str(report_to(f"mlflow:{server}", tmp_path / "h", progress=False)).endswith(
-        "0 results sent, 2 there already"
+        "0 results sent, 2 already there"
     )
     assert len(runs()) == 2 and (tmp_path / "b.json").exists()
 

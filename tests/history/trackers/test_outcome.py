@@ -207,6 +207,6 @@ def test_a_file_of_something_else_is_not_replaced_and_told_before(tmp_path):
     ("text", "found"), [("tensorboard", "tensorboard"), ("bencher", "bencher without a file"), ("", "")]
 )
 def test_a_tracker_that_nobody_knows_is_refused(text, found):
-    with pytest.raises(InputError, match="no tracker of this name") as told:
+    with pytest.raises(InputError, match="unknown tracker") as told:
         open_tracker(text)
     assert told.value.found == found and "bencher:FILE" in told.value.expected

@@ -87,7 +87,7 @@ def test_a_history_is_sent_once(offline):
     assert told == "wandb:team/vision, offline: 2 results sent"
     append(open_place(offline / "h"), bench_rows(3.0, 2), bench_document(3.0))
     told = str(report_to("wandb:team/vision", offline / "h", progress=False))
-    assert told == "wandb:team/vision, offline: 1 result sent, 2 there already"
+    assert told == "wandb:team/vision, offline: 1 result sent, 2 already there"
     found = sorted(runs(offline), key=lambda run: run["config"]["time"])
     assert [run["summary"][f"{ENGINE}/p50_ms"] for run in found] == [1.0, 2.0, 3.0]
     assert {run["project"] for run in found} == {"vision"} and {run["exit"] for run in found} == {0}
@@ -174,7 +174,7 @@ def online(folder, **environment):
 def test_a_missing_key_is_named_by_its_variable(tmp_path):
     done = online(tmp_path, WANDB_BASE_URL="http://127.0.0.1:9")
     assert done.returncode == 4 and "WANDB_API_KEY" in done.stderr, done.stderr
-    assert "found:  none" in done.stderr
+    assert "found:    none" in done.stderr
 
 
 def test_a_key_that_the_server_refuses_is_never_printed(tmp_path):

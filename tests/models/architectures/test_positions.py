@@ -82,7 +82,8 @@ def test_dinov2_samples_at_a_scale_that_is_a_tenth_of_a_patch_too_large(new):
 
 
 @pytest.mark.parametrize(
-    ("make", "reason"), [(lambda: sinusoidal(3, 5), "even width"), (lambda: sincos_2d((2, 2), 6), "4 divides, not 6")]
+    ("make", "reason"),
+    [(lambda: sinusoidal(3, 5), "even width"), (lambda: sincos_2d((2, 2), 6), "divisible by 4, not 6")],
 )
 def test_a_width_without_room_for_the_formula_is_refused(make, reason):
     with pytest.raises(ValueError, match=reason):

@@ -297,7 +297,7 @@ def test_our_own_state_dict_is_recognised(config):
     told = {"heads": config.heads, "max_length": config.max_length, "pre_norm": config.pre_norm, "pad": config.pad}
     found = recognise(model.state_dict(), Hints(config=told | {"layer_norm_eps": config.layer_norm_eps, "other": "x"}))
     assert (found.style, found.config) == ("original", config)
-    assert found.notes == ("not in the checkpoint, taken as usual: start 1, end 2",)
+    assert found.notes == ("not in the checkpoint, using defaults: start 1, end 2",)
     load_state(build(found.config), found.state, "its own")
 
 
@@ -305,14 +305,14 @@ def test_pytorchs_state_dict_is_recognised():
     config = TORCH["post-norm"]
     found = recognise(tutorial(config).state_dict(), hints(config))
     assert (found.family, found.style, found.config) == ("transformer", "torch", config)
-    assert found.notes[0] == "positional_encoding.pos_embedding: the fixed sinusoidal positions, left out"
+    assert found.notes[0] == "left out, fixed sinusoidal positions: positional_encoding.pos_embedding"
 
 
 def test_equal_embeddings_are_kept_once():
     config = TORCH["pre-norm"]
     found = recognise(tutorial(config).state_dict(), hints(config))
     assert found.config.shared_embeddings
-    assert "embeddings and generator have equal weights: kept once" in found.notes
+    assert "embeddings and generator have equal weights: stored once" in found.notes
     assert [name for name in found.state if "embedding" in name or "generator" in name] == [
         "generator.bias",
         "embedding.weight",
@@ -335,13 +335,13 @@ def test_heads_have_to_be_told():
     ("value", "found"), [({"heads": "4"}, "'4'"), ({"heads": True}, "True"), ({"heads": 4, "pad": 1.5}, "1.5")]
 )
 def test_a_config_value_of_another_type_is_refused(value, found):
-    with pytest.raises(CheckpointError, match="cannot be used") as caught:
+    with pytest.raises(CheckpointError, match="has the wrong type") as caught:
         recognise(seeded(SHARED).state_dict(), Hints(config=value))
     assert (caught.value.found, caught.value.expected) == (found, "int")
 
 
 def test_heads_that_do_not_divide_the_width_are_refused():
-    with pytest.raises(CheckpointError, match="makes no Transformer") as caught:
+    with pytest.raises(CheckpointError, match="is not a valid Transformer") as caught:
         recognise(seeded(SHARED).state_dict(), Hints(heads=5))
     assert caught.value.found == "width 16 is not divisible by 5 heads"
 
@@ -349,13 +349,13 @@ def test_heads_that_do_not_divide_the_width_are_refused():
 def test_learned_positions_are_refused():
     state = tutorial(TORCH["post-norm"]).state_dict()
     state["positional_encoding.pos_embedding"] = torch.randn(12, 1, 16)
-    with pytest.raises(CheckpointError, match="positions of its own"):
+    with pytest.raises(CheckpointError, match="does not support this Transformer's positions"):
         recognise(state, Hints(heads=4))
 
 
 def test_tensors_without_a_place_are_named():
     state = tutorial(TORCH["post-norm"]).state_dict() | {"transformer.adapter.weight": torch.zeros(2)}
-    with pytest.raises(CheckpointError, match="no place") as caught:
+    with pytest.raises(CheckpointError, match="has unknown tensors") as caught:
         recognise(state, Hints(heads=4))
     assert caught.value.found == "transformer.adapter.weight"
 
@@ -364,6 +364,6 @@ def test_tensors_without_a_place_are_named():
 def test_a_part_that_is_missing_is_named(missing):
     state = tutorial(TORCH["post-norm"]).state_dict()
     del state[missing]
-    with pytest.raises(CheckpointError, match="not a whole one") as caught:
+    with pytest.raises(CheckpointError, match="is an incomplete Transformer") as caught:
         recognise(state, Hints(heads=4))
     assert caught.value.found in ("no tensor target_embedding.weight", "no tensor encoder.0.mlp.fc1.weight")

@@ -88,7 +88,7 @@ def test_a_truncated_safetensors_file_is_refused(tmp_path, state, kept):
     save_file(state, path)
     whole = path.read_bytes()
     path.write_bytes(whole[: int(kept * len(whole)) if isinstance(kept, float) else kept])
-    with pytest.raises(CheckpointError, match="not a whole safetensors file"):
+    with pytest.raises(CheckpointError, match="not a complete safetensors file"):
         read_checkpoint(path)
 
 
@@ -100,7 +100,7 @@ def test_an_empty_file_is_called_that(tmp_path):
 
 def test_a_file_of_another_kind_is_shown_by_its_beginning(tmp_path):
     (tmp_path / "weights.safetensors").write_text("<!DOCTYPE html><html>Not found</html>")
-    with pytest.raises(CheckpointError, match="no checkpoint that vitdeploy can read") as caught:
+    with pytest.raises(CheckpointError, match="not a checkpoint that vitdeploy can read") as caught:
         read_checkpoint(tmp_path / "weights.safetensors")
     assert caught.value.found == "a file that begins with b'<!DOCTYPE html><html>Not'"
     assert "web page" in caught.value.fix
@@ -109,7 +109,7 @@ def test_a_file_of_another_kind_is_shown_by_its_beginning(tmp_path):
 @pytest.mark.parametrize(
     ("files", "fix"),
     [
-        (["config.json", "model.safetensors"], "give it as the model: hf:{}"),
+        (["config.json", "model.safetensors"], "use it as the model: hf:{}"),
         (["notes.txt", "epoch3.pth"], "name one of its files, such as {}/epoch3.pth"),
         ([], "check --checkpoint"),
     ],
@@ -137,7 +137,7 @@ def test_a_truncated_pt_is_refused(tmp_path, state, options, kept):
     torch.save(state, path, **options)
     whole = path.read_bytes()
     path.write_bytes(whole[: int(kept * len(whole)) if isinstance(kept, float) else kept])
-    with pytest.raises(CheckpointError, match="not a whole PyTorch checkpoint") as caught:
+    with pytest.raises(CheckpointError, match="not a complete PyTorch checkpoint") as caught:
         read_checkpoint(path)
     assert caught.value.found
 
@@ -193,7 +193,7 @@ def test_weights_are_taken_out_of_a_training_state_and_that_is_said(tmp_path, st
     read, notes = read_checkpoint(tmp_path / "weights.pt")
     assert same(read, {name: tensor.half().float() for name, tensor in state.items()})
     assert notes == (
-        "weights taken from 'model', ignored beside it: epoch, args",
+        "weights taken from 'model'; ignored: epoch, args",
         "prefix 'module.' dropped from all keys",
         "32 of 32 tensors converted from float16 to float32",
     )
@@ -214,7 +214,7 @@ def test_numpys_numbers_and_paths_beside_the_weights_are_values(tmp_path):
     torch.save({"model": {"w": torch.ones(2)}, **beside, "out": tmp_path}, tmp_path / "weights.pt")
     state, notes = read_checkpoint(tmp_path / "weights.pt")
     assert torch.equal(state["w"], torch.ones(2))
-    assert notes == ("weights taken from 'model', ignored beside it: best, epoch, history, names, out",)
+    assert notes == ("weights taken from 'model'; ignored: best, epoch, history, names, out",)
 
 
 def test_an_array_of_objects_cannot_smuggle_code_in(tmp_path):
@@ -259,7 +259,7 @@ def test_tensors_too_many_are_told_to_be_left_out(state):
 
 def test_misshapen_tensors_are_listed_with_both_shapes(state):
     found = refusal({**state, "pos_embed": torch.zeros(1, 10, 16)})
-    assert found == "1 of another shape: pos_embed [1, 10, 16] (the model: [1, 5, 16])"
+    assert found == "1 with another shape: pos_embed [1, 10, 16] (model: [1, 5, 16])"
 
 
 def test_everything_that_does_not_fit_is_told_at_once(state):
@@ -270,8 +270,8 @@ def test_everything_that_does_not_fit_is_told_at_once(state):
     assert parts == [
         "1 missing: norm.bias",
         "1 unexpected: extra",
-        "1 of another shape: head.weight [3, 16] (the model: [1000, 16])",
-        "1 of another type: norm.weight int8 (the model: float32)",
+        "1 with another shape: head.weight [3, 16] (model: [1000, 16])",
+        "1 with another type: norm.weight int8 (model: float32)",
     ]
 
 
@@ -298,7 +298,7 @@ def test_what_the_training_alone_needs_may_stand_beside_the_model(state):
     computed = {"net.embeddings.position_ids": torch.arange(3)}
     notes = loaded_notes({**{f"net.{name}": tensor for name, tensor in state.items()}, **beside, **computed})
     assert notes == (
-        "the model is what is below 'net.'",
+        "using the tensors below 'net.'",
         "left out, computed by the model itself: embeddings.position_ids",
         "left out, used in training only: n_averaged, total_ops, criterion.weight",
     )
@@ -306,7 +306,7 @@ def test_what_the_training_alone_needs_may_stand_beside_the_model(state):
 
 def test_two_parts_that_fit_are_refused_with_the_way_to_choose(state):
     twice = {f"{who}.{name}": tensor for who in ("student", "teacher") for name, tensor in state.items()}
-    with pytest.raises(CheckpointError, match="holds several models that fit") as caught:
+    with pytest.raises(CheckpointError, match="holds several matching models") as caught:
         load_state(VisionTransformer(find_or_raise(MODEL)[1]), twice, "weights.pt")
     assert caught.value.found == "'student.' (32 tensors), 'teacher.' (32 tensors)"
     assert "save_part('weights.pt', 'student.', 'student.safetensors')" in caught.value.fix
@@ -323,7 +323,7 @@ def test_one_name_of_a_shared_tensor_is_enough_and_two_must_agree():
     tied = Tied()
     assert load_state(tied, weights, "w.pt") == ("shared with a.weight: b.weight",)
     assert torch.equal(tied.b.weight, torch.ones(2, 2))
-    with pytest.raises(CheckpointError, match="different numbers") as caught:
+    with pytest.raises(CheckpointError, match="different values") as caught:
         load_state(Tied(), {**weights, "b.weight": torch.zeros(2, 2)}, "w.pt")
     assert caught.value.found == "a.weight and b.weight"
 
@@ -398,7 +398,7 @@ def test_weights_that_are_not_finite_are_refused_by_name_and_count(state, value)
     with pytest.raises(NonFiniteWeightsError) as caught:
         load_state(VisionTransformer(find_or_raise(MODEL)[1]), state, "weights.pt")
     assert "blocks.1.mlp.fc2.weight" in caught.value.message
-    assert caught.value.found == "3 of 1024 are NaN or infinite"
+    assert caught.value.found == "3 of 1024 values are NaN or infinite"
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)

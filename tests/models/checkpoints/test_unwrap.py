@@ -37,15 +37,15 @@ CONTAINERS = {
     "DeiT": (
         {"model": PLAIN, "optimizer": OPTIMIZER, "epoch": 3},
         PLAIN,
-        "'model', ignored beside it: optimizer, epoch",
+        "'model'; ignored: optimizer, epoch",
     ),
-    "DeiT with EMA": ({"model": PLAIN, "model_ema": AVERAGE}, AVERAGE, "'model_ema', ignored beside it: model"),
-    "timm": ({"state_dict": PLAIN, "arch": "vit"}, PLAIN, "'state_dict', ignored beside it: arch"),
+    "DeiT with EMA": ({"model": PLAIN, "model_ema": AVERAGE}, AVERAGE, "'model_ema'; ignored: model"),
+    "timm": ({"state_dict": PLAIN, "arch": "vit"}, PLAIN, "'state_dict'; ignored: arch"),
     "timm with EMA": ({"state_dict": PLAIN, "state_dict_ema": AVERAGE}, AVERAGE, "'state_dict_ema'"),
-    "an EMA that was not kept": ({"model": PLAIN, "model_ema": None}, PLAIN, "'model', ignored beside it: model_ema"),
+    "an EMA that was not kept": ({"model": PLAIN, "model_ema": None}, PLAIN, "'model'; ignored: model_ema"),
     "DINO": ({"student": PLAIN, "teacher": AVERAGE, "dino_loss": {"center": torch.zeros(1)}}, AVERAGE, "'teacher'"),
     "DeepSpeed": ({"module": PLAIN, "epoch": 1}, PLAIN, "'module'"),
-    "a name of one's own": ({"net": PLAIN, "acc": 0.9}, PLAIN, "'net', ignored beside it: acc"),
+    "a name of one's own": ({"net": PLAIN, "acc": 0.9}, PLAIN, "'net'; ignored: acc"),
 }
 
 
@@ -62,8 +62,8 @@ def test_containers_inside_each_other():
     state, notes = unwrap({"ema": {"module": prefixed("module."), "updates": 7}, "epoch": 1})
     assert_same(state, PLAIN)
     assert notes == (
-        "weights taken from 'ema', ignored beside it: epoch",
-        "weights taken from 'module', ignored beside it: updates",
+        "weights taken from 'ema'; ignored: epoch",
+        "weights taken from 'module'; ignored: updates",
         "prefix 'module.' dropped from all keys",
     )
 

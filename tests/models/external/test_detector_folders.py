@@ -47,7 +47,7 @@ def test_without_a_processor_the_size_is_the_backbones_and_the_rest_its_classs(l
 def test_a_size_that_windows_do_not_divide_is_answered_with_the_nearest_that_they_do(light):
     with pytest.raises(CheckpointError, match="does not run on an image of 64x88") as caught:
         load_model(Source(f"hf:{light}", image_size=(64, 88)))
-    assert caught.value.fix == "--image-size 64x80 or 80x96: it runs on these"
+    assert caught.value.fix == "--image-size 64x80 or 80x96: the model runs at these sizes"
 
 
 def test_fewer_tokens_than_queries_are_told_with_the_smallest_size(light, tmp_path):
@@ -68,7 +68,7 @@ def test_the_processors_size_counts_before_the_backbones(light, tmp_path):
     # Letterboxes are not made; nothing of it is left out silently.
     processor["size"] = {"max_height": 80, "max_width": 80}
     (tmp_path / "preprocessor_config.json").write_text(json.dumps(processor))
-    with pytest.raises(CheckpointError, match="preprocessing is not one that vitdeploy has") as caught:
+    with pytest.raises(CheckpointError, match="does not support the checkpoint's preprocessing") as caught:
         load_model(Source(f"hf:{tmp_path}"))
     assert caught.value.found == "size {'max_height': 80, 'max_width': 80}"
     assert caught.value.expected == "a number, height and width, or shortest_edge"
@@ -83,7 +83,7 @@ def test_a_default_size_that_windows_do_not_divide_is_the_next_that_they_do(tmp_
     for _ in range(2):
         original = load_model(Source(f"hf:{folder}"))
         assert original.signature.image_size == original.preprocess.crop == (80, 80)
-        assert "image size 80x80: the config's 74x74, up to whole windows of 16 pixels" in original.notes
+        assert "image size 80x80: the config's 74x74, rounded up to whole windows of 16 pixels" in original.notes
         (folder / "preprocessor_config.json").write_text(json.dumps(processor))
     image = torch.randn(2, 3, 80, 80, generator=torch.Generator().manual_seed(0))
     with torch.no_grad():
@@ -106,13 +106,13 @@ def test_a_size_that_only_a_backbone_says_is_taken(tmp_path):
     small = reference("timm").create_model("vit_tiny_patch16_224", img_size=32, depth=1, num_classes=5)
     wrapped = described(nn.Sequential(small), "in memory", None)
     assert wrapped.signature.image_size == (32, 32)
-    assert wrapped.notes[0].startswith("the module does not say its image size: 32x32 is that of its parts")
+    assert wrapped.notes[0].startswith("the module does not declare its image size: using that of its parts 32x32")
     assert described(model, "in memory", None).signature.image_size == (64, 48)
 
 
 def test_a_softmax_that_transformers_has_no_rule_for_is_asked_for(tmp_path):
     source = Source(f"hf:{saved('RT-DETR', tmp_path, use_focal_loss=False)}", image_size=(64, 96))
-    with pytest.raises(CheckpointError, match="does not say how its objects are scored") as caught:
+    with pytest.raises(CheckpointError, match=r"it is unknown how .* scores its objects") as caught:
         find_reference_model(source)
     assert caught.value.fix == "postprocess: {scores: softmax} or {scores: sigmoid} in a recipe"
     given = PostprocessSpec("softmax")
@@ -126,7 +126,7 @@ def test_masks_of_instances_are_not_taken_for_a_panoptic_map(light, tmp_path):
     found = load_model(Source(f"hf:{tmp_path}")).signature
     assert (found.task, found.postprocess) == ("instance-segmentation", InstanceSpec("sigmoid", enlarge="bilinear"))
     assert [(each.name, len(each.shape)) for each in found.outputs] == [("class_logits", 3), ("masks", 4)]
-    with pytest.raises(CheckpointError, match="returns masks that vitdeploy has no task for") as caught:
+    with pytest.raises(CheckpointError, match="does not support the masks of") as caught:
         load_model(Source(f"hf:{tmp_path}", task="panoptic"))
     assert "ForObjectDetection" in caught.value.fix
 
@@ -136,9 +136,9 @@ def test_depth_of_zoedepth_is_refused_by_name(tmp_path):
     config = transformers.ZoeDepthConfig().to_dict() | {"architectures": ["ZoeDepthForDepthEstimation"]}
     (tmp_path / "config.json").write_text(json.dumps(config, default=str))
     torch.save({"weight": torch.zeros(1)}, tmp_path / "pytorch_model.bin")
-    with pytest.raises(CheckpointError, match="does not take transformers' ZoeDepthForDepthEstimation") as caught:
+    with pytest.raises(CheckpointError, match="transformers' ZoeDepthForDepthEstimation is not supported") as caught:
         load_model(Source(f"hf:{tmp_path}"))
-    assert "mirrors the borders" in caught.value.found and "DPTForDepthEstimation" in caught.value.fix
+    assert "pads images by mirroring" in caught.value.found and "DPTForDepthEstimation" in caught.value.fix
 
 
 @pytest.mark.parametrize(

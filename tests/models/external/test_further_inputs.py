@@ -89,9 +89,9 @@ def test_the_engine_answers_as_the_module_for_what_each_image_brings(case, targe
             predictor.predict_with(each, more) for each, more in zip(pixels, brought[1:] + brought[:1], strict=True)
         ]
         assert [each.to_dict() for each in ours] != [each.to_dict() for each in others]
-        with pytest.raises(InputError, match="the model takes an image, ") as refused:
+        with pytest.raises(InputError, match="which takes an image, ") as refused:
             predictor.predict(pixels[0])
-        with pytest.raises(InputError, match="each image brings its own inputs"):
+        with pytest.raises(InputError, match="extra inputs must be given for each image"):
             predictor.outputs(list(pixels), brought[:1])
         assert f"predict_with(image, {{'{inputs[0]}': ...}})" in refused.value.fix
 
@@ -106,7 +106,7 @@ def test_the_graph_itself_says_what_images_bring():
 
 
 def test_an_input_that_changes_nothing_is_refused():
-    with pytest.raises(ExportError, match="the answers do not depend on the input mask") as refused:
+    with pytest.raises(ExportError, match="the outputs do not depend on the per-image input mask") as refused:
         vd.export(vd.model(Deaf(), bind={"mask": "input:float32:1x16x24"}, preprocess=SPEC), progress=False)
     assert "--bind mask=VALUE" in refused.value.fix
 
@@ -133,5 +133,5 @@ def test_other_tasks_take_inputs_too():
         with torch.no_grad():
             right = module(image, torch.from_numpy(text[None]))[0].numpy()
         np.testing.assert_allclose(found.vector, right / np.linalg.norm(right), rtol=1e-4, atol=1e-5)
-        with pytest.raises(InputError, match="the model takes an image, text"):
+        with pytest.raises(InputError, match="which takes an image, text"):
             predictor.predict(pixels)

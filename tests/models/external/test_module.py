@@ -102,8 +102,8 @@ def test_what_is_not_given_is_assumed_and_told():
     original = from_module(plain())
     assert (original.name, original.signature.image_size) == ("Plain", (224, 224))
     assert [note.partition(":")[0] for note in original.notes] == [
-        "the module does not say its image size",
-        "the module does not say how images are prepared",
+        "the module does not declare its image size",
+        "the module does not declare its preprocessing",
     ]
 
 
@@ -121,7 +121,7 @@ def test_a_module_of_timm_says_size_and_preprocessing():
 
 def test_of_two_heads_all_are_kept_unless_one_is_asked_for():
     kept = from_module(TwoHeads(), preprocess=spec(channels=1))
-    assert kept.signature.task == "tensors" and "beside logits there is age" in kept.signature.notes[0]
+    assert kept.signature.task == "tensors" and "in addition to logits the model has age" in kept.signature.notes[0]
     assert [output.name for output in kept.signature.outputs] == ["logits", "age"]
     original = from_module(TwoHeads(), preprocess=spec(channels=1), labels=list("abcde"), task="classification")
     assert [(output.name, output.shape) for output in original.signature.outputs] == [("logits", ("batch", 5))]
@@ -139,7 +139,7 @@ def test_one_output_is_features_where_the_task_says_so():
 
 
 def test_what_does_not_fit_is_refused():
-    with pytest.raises(UserCodeError, match="is no model") as raised:
+    with pytest.raises(UserCodeError, match="is not a model") as raised:
         from_module(Plain)
     assert raised.value.found == "the class Plain itself"
     with pytest.raises(CheckpointError, match="the labels do not fit Plain") as raised:
@@ -147,8 +147,8 @@ def test_what_does_not_fit_is_refused():
     assert (raised.value.found, raised.value.expected) == ("1 labels", "one per class: 6")
     with pytest.raises(CheckpointError, match="the labels do not fit") as raised:
         from_module(TwoHeads("features"), preprocess=spec(channels=1), task="features", labels=["one"])
-    assert raised.value.expected == "none: it has no classes"
-    with pytest.raises(CheckpointError, match="gives no answers of the task") as raised:
+    assert raised.value.expected == "no labels: the model has no classes"
+    with pytest.raises(CheckpointError, match="cannot be used for the task") as raised:
         from_module(plain(), preprocess=spec(), task="detection")
     assert raised.value.found == "classification: logits ['batch', 6]"
     with pytest.raises(CheckpointError, match="the preprocessing does not fit Plain") as raised:
@@ -191,5 +191,5 @@ def test_answers_for_every_pixel_are_taken_where_they_are_asked_for():
     assert (found.postprocess, found.outputs[0].shape) == (SegmentationSpec(), ("batch", 6, 4, 6))
     depth = from_module(plane, preprocess=spec(), task="depth").signature
     assert (depth.postprocess, depth.outputs[0].name) == (DepthSpec(), "depth") and "inverse" in depth.notes[0]
-    with pytest.raises(CheckpointError, match="gives no answers of the task that is asked for"):
+    with pytest.raises(CheckpointError, match="cannot be used for the task"):
         from_module(plane, preprocess=spec(), task="segmentation")

@@ -112,7 +112,7 @@ def test_code_of_an_environment_in_the_folder_is_not_the_users(work, tmp_path):
 
 def test_a_name_that_is_taken_is_refused(work, tmp_path):
     (tmp_path / "work" / "json.py").write_text("def build(): pass\n")
-    with pytest.raises(UserCodeError, match="has the name of another module") as caught:
+    with pytest.raises(UserCodeError, match="has the name of another, already loaded module") as caught:
         from_function("json:build", None)
     assert (caught.value.found, caught.value.fix) == (json.__file__, "rename the file")
 
@@ -141,7 +141,7 @@ def test_code_weights_and_answers_are_parts_of_the_key(work, tmp_path):
 
 def test_another_model_at_each_call_is_refused(work):
     reference_model = find_reference_model(Source(function=f"{work}:other"))
-    with pytest.raises(UserCodeError, match="returned another model than before") as caught:
+    with pytest.raises(UserCodeError, match="returned different weights than before") as caught:
         load_model(reference_model.source)
     assert "--checkpoint" in caught.value.fix
 

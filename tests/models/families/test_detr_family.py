@@ -100,7 +100,7 @@ def test_without_a_config_notes_say_what_was_assumed():
     state = original_state(saved_state(small(False)))
     found = recognise(state, Hints(heads=4, image_size=(96, 64)))
     assert (found.config.heads, found.config.image_size, found.style) == (4, (96, 64), "original")
-    assert found.notes == ("backbone taken as not dilated: tensors cannot show whether it is (DC5)",)
+    assert found.notes == ("assuming a backbone without dilation (DC5), which tensors do not show",)
 
 
 @pytest.mark.parametrize("config", [{"dilation": True}, {"backbone_config": {"output_stride": 16}}])
@@ -114,9 +114,9 @@ def test_heads_are_seen_in_the_mask_head_or_assumed_at_the_published_width():
     state = small(False).state_dict()
     assert recognise(small(True).state_dict(), Hints()).config.heads == 8
     text = refused(state, Hints())
-    assert "number of attention heads cannot be known" in text and "--heads N, a divisor of 64" in text
+    assert "tensors do not determine the number of attention heads" in text and "--heads N, a divisor of 64" in text
     assert "width 64 is not divisible by 5 heads" in refused(state, Hints(heads=5))
-    assert "expected: 8, as mask_head's" in refused(small(True).state_dict(), Hints(heads=4))
+    assert "expected: 8, from mask_head's" in refused(small(True).state_dict(), Hints(heads=4))
 
 
 def test_the_published_model_is_recognised_by_its_state_dict_alone():
@@ -126,7 +126,7 @@ def test_the_published_model_is_recognised_by_its_state_dict_alone():
         state = transformers.DetrForObjectDetection(transformers.DetrConfig(num_labels=91)).state_dict()
     found = recognise(state, Hints())
     assert found.config == FAMILY.names["detr_resnet50"]
-    assert found.notes[-1].startswith("8 heads, as the published models of width 256 have")
+    assert found.notes[-1].startswith("assuming 8 heads, as in published models of width 256")
 
 
 def test_other_models_are_not_ours():

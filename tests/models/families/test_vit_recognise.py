@@ -103,8 +103,8 @@ def test_naming_the_model_tells_heads_activation_epsilon_and_preprocessing(name)
 def test_what_keys_do_not_show_is_taken_from_the_likeliest_model_and_said(change, preset, epsilon):
     found = recognise_vit(state_of(replace(WIDE, **change)), Hints())
     assert (found.config.preset, found.config.layer_norm_eps, found.config.activation) == (preset, epsilon, "gelu")
-    assert any("keys do not show the activation and the epsilon" in note for note in found.notes)
-    assert any("3 heads, as published models of width 192 have" in note for note in found.notes)
+    assert any("keys do not show activation and LayerNorm epsilon" in note for note in found.notes)
+    assert any("assuming 3 heads, as in published models of width 192" in note for note in found.notes)
 
 
 def test_the_last_note_sums_the_model_up():
@@ -118,7 +118,7 @@ def test_of_the_two_published_models_of_width_1536_only_dinov2_has_a_swiglu(mlp,
     config = replace(WIDE, width=1536, heads=heads, mlp=mlp, mlp_ratio=1 / 16)
     found = recognise_vit(VisionTransformer(config).state_dict(), Hints())
     assert found.config.heads == heads
-    assert sum("--heads says otherwise" in note for note in found.notes) == 1
+    assert sum("override: --heads" in note for note in found.notes) == 1
 
 
 def test_norms_of_query_and_key_tell_the_heads():
@@ -138,7 +138,7 @@ def test_clips_head_without_bias_is_a_projection(bias):
     config = replace(WIDE, stem_norm=True)
     found = recognise_vit(state_of(config, head__bias=bias), Hints())
     assert found.config.head == "projection"
-    assert "the head has no bias: a projection to 5 dimensions, not classes" in found.notes
+    assert "the head has no bias: treated as a projection to 5 dimensions, not classes" in found.notes
     VisionTransformer(found.config).load_state_dict(found.state, strict=True)
 
 
@@ -151,7 +151,7 @@ def test_a_fine_tuned_mae_is_pooled_by_the_average_and_that_is_said():
     config = replace(WIDE, pooling="average", final_norm="after_pooling")
     found = recognise_vit(state_of(config), Hints())
     assert (found.config.pooling, found.config.final_norm) == ("average", "after_pooling")
-    assert "pooled by the average of the patches, as models with fc_norm are" in found.notes
+    assert "assuming average pooling of the patches, as in models with fc_norm" in found.notes
 
 
 def test_tensors_of_training_are_left_out_and_that_is_said():
@@ -234,7 +234,7 @@ def test_a_square_image_is_told_by_the_number_of_positions():
 def test_an_image_that_the_patches_do_not_cover_is_told_by_the_hint():
     found = recognise_vit(state_of(WIDE), Hints(image_size=(35, 40)))
     assert (found.config.image_size, found.config.drop_remainder) == ((35, 40), True)
-    assert any("leave its last rows or columns out" in note for note in found.notes)
+    assert any("leave out its last rows or columns" in note for note in found.notes)
 
 
 def test_an_image_size_of_the_config_file_is_used_where_it_fits():
@@ -246,7 +246,7 @@ def test_an_image_size_of_the_config_file_is_used_where_it_fits():
 def test_positions_that_make_no_square_need_the_image_size():
     with pytest.raises(CheckpointError) as caught:
         recognise_vit(state_of(replace(SMALL, image_size=(16, 24))), Hints(heads=4))
-    assert "6 positions are not those of a square image" in caught.value.message
+    assert "6 positions do not match a square image" in caught.value.message
     assert "--image-size" in caught.value.fix
 
 
@@ -262,12 +262,12 @@ def test_an_unpublished_width_needs_the_heads():
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"pos_embed": None}, "no position table"),
+        ({"pos_embed": None}, "position table is missing"),
         ({"norm__weight": None, "norm__bias": None}, "the final norm is missing"),
         ({"patch_embed__proj__weight": torch.zeros(192, 3, 16, 8)}, "the patches are not square"),
         ({"pos_embed": torch.zeros(5)}, "not its shapes"),
         ({"head__weight": torch.zeros(5)}, "not its shapes"),
-        ({"cls_token": None}, "5 positions are not those of a square"),
+        ({"cls_token": None}, "5 positions do not match a square"),
         ({"blocks__0__mlp__fc1__weight": None}, "not its shapes"),
         ({"blocks__999999999__norm1__weight": torch.zeros(192)}, "blocks are missing"),
         ({"blocks__0__attn__q_norm__weight": torch.zeros(65)}, "norms of 65, width 192"),

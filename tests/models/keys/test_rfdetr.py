@@ -72,7 +72,7 @@ def test_answers_are_those_of_the_original_repository(names, deep, parity, tmp_p
     torch.save(saved, tmp_path / "checkpoint.pth")
     original = load_model(Source(checkpoint=tmp_path / "checkpoint.pth", image_size=(SIDE, SIDE)))
     assert (original.family, original.signature.task) == ("rfdetr", "detection")
-    assert "2x2 windows, layers 3, 6, 9, 12 taken: as published with patches of 16 pixels" in original.notes
+    assert "assuming 2x2 windows and layers 3, 6, 9, 12, as published for patches of 16 pixels" in original.notes
     assert "resized from 384x384 to 320x320 pixels" in original.notes
     recorded = recorded_answers()
     expected = [torch.from_numpy(recorded[f"rfdetr_nano.{part}"]) for part in ("logits", "boxes")]
@@ -139,7 +139,7 @@ def test_a_folder_of_transformers_stays_its_own(names):
 def test_a_size_that_windows_do_not_divide_is_refused():
     with pytest.raises(CheckpointError) as caught:
         FAMILY.resize(NAMES["rfdetr_base"], {}, (560, 600))
-    assert caught.value.found == "an image of 560x600, of which 56 does not divide both sides"
+    assert caught.value.found == "image size 560x600, not a multiple of 56 on both sides"
     assert caught.value.fix == "--image-size 560x616"
 
 
@@ -155,8 +155,8 @@ def test_a_size_of_fewer_tokens_than_queries_is_refused_with_the_next_that_has_e
     ("trained", "labels", "told"),
     [
         (["car", "bus\n"], ("car", "bus", "__background__"), "column 2, __background__, is unused"),
-        (["car", "bus", "van"], ("car", "bus", "van"), "car is column 0 (--labels FILE"),
-        (["car"], (), "1 class names in the checkpoint's arguments, for 3 columns"),
+        (["car", "bus", "van"], ("car", "bus", "van"), "car is column 0 (use --labels FILE"),
+        (["car"], (), "class names ignored: the checkpoint's arguments have 1 for 3 output columns"),
     ],
 )
 def test_class_names_are_those_of_the_arguments_of_training(names, trained, labels, told, tmp_path):

@@ -188,7 +188,7 @@ def test_a_variant_that_transformers_has_no_module_for_is_refused_with_its_keys(
 
 def test_two_numbers_for_one_are_refused(names):
     state = checkpoint(names["dfine_n"], weights=False) | {"decoder.decoder.up": torch.tensor([0.25])}
-    assert refused(state).found == "other numbers than its twin has: decoder.decoder.up"
+    assert refused(state).found == "values that differ from those of the duplicate: decoder.decoder.up"
 
 
 def test_missing_tensors_are_refused_with_their_names(names, tmp_path):
@@ -205,7 +205,7 @@ def test_missing_tensors_are_refused_with_their_names(names, tmp_path):
 
 def test_how_an_unnamed_model_samples_is_assumed_and_said(names):
     found = FAMILY.recognise(checkpoint(names["rtdetrv2_r18vd"], weights=False), Hints())
-    assert (found.config.sampling, "sampling between cells is assumed" in found.notes[0]) == ("default", True)
+    assert (found.config.sampling, "assuming interpolated sampling" in found.notes[0]) == ("default", True)
     found = FAMILY.recognise(checkpoint(names["rtdetrv2_r18vd"], weights=False), told("rtdetrv2_r18vd_dsp"))
     assert (found.config.sampling, "sampling" in found.notes[0]) == ("discrete", False)
 
@@ -214,13 +214,13 @@ def test_what_transformers_cannot_build_is_refused():
     reference("transformers")
     with pytest.raises(CapabilityError, match="cannot build this RTDetrV2") as caught:
         FAMILY.build(replace(NAMES["rtdetrv2_r18vd"], decoder_layers=1))
-    assert "bring the ONNX file" in caught.value.fix
+    assert "use the ONNX file" in caught.value.fix
 
 
 def test_a_decoder_that_may_stop_early_must_be_named(names):
     state = checkpoint(names["rtdetrv2_r50vd_m"], weights=False)
     error = refused(state)
-    assert "6 layers, of which r50vd_m, as published, answers after the third" in error.found
+    assert "6 layers; the published r50vd_m stops after the third" in error.found
     assert error.fix == "vitdeploy export rtdetrv2_r50vd_m --checkpoint FILE"
     found = FAMILY.recognise(state, told("rtdetrv2_r50vd_m"))
     assert "left out, used in training only: decoder layers 4 to 6" in found.notes
@@ -240,13 +240,13 @@ def test_anchors_tell_the_size_of_a_square_image(names):
     state["decoder.anchors"] = torch.zeros(1, 20 * 30 + 10 * 15, 4)
     found = FAMILY.recognise(state, told("dfine_n"))
     assert found.config.image_size == (640, 640)
-    assert "750 anchors, which no square image has: 640x640 is assumed" in found.notes
+    assert "750 anchors do not match a square image: assuming 640x640" in found.notes
 
 
 def test_a_size_that_strides_do_not_divide_is_refused():
     with pytest.raises(CheckpointError) as caught:
         FAMILY.resize(NAMES["dfine_n"], {}, (650, 400))
-    assert caught.value.found == "an image of 650x400, of which 32 does not divide both sides"
+    assert caught.value.found == "image size 650x400, not a multiple of 32 on both sides"
     assert caught.value.fix == "--image-size 640x384"
     with pytest.raises(CheckpointError, match="fewer tokens than queries at 96x96") as caught:
         FAMILY.resize(NAMES["rtdetr_r18vd"], {}, (96, 96))

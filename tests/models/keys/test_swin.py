@@ -142,8 +142,8 @@ def test_an_mlp_of_no_whole_ratio_has_its_sizes(width, ratio):
 
 def test_the_image_size_is_assumed_and_said_so():
     _, found = read(of_timm(SMALL).state_dict())
-    assumed = "image size is not in the checkpoint: 32x32, at which the last stage is one window"
-    assert found.notes == (f"{assumed}; --image-size says otherwise",)
+    assumed = "image size is not in the checkpoint: assuming 32x32, at which the last stage is one window"
+    assert found.notes == (f"{assumed} (override: --image-size)",)
 
 
 def test_the_original_release_merges_patches_at_the_end_of_a_stage(parity):
@@ -168,7 +168,7 @@ def test_a_headless_checkpoint_is_a_feature_extractor():
     state = {key: value for key, value in before_timm_0_9(of_timm(SMALL)).items() if not key.startswith("head.")}
     _, found = read(state)
     assert (found.style, found.config.num_classes) == ("original", 0)
-    assert "no classification head: a feature extractor" in found.notes
+    assert "no classification head: used as a feature extractor" in found.notes
 
 
 # --- torchvision and transformers -------------------------------------------------------------------------------------
@@ -318,9 +318,9 @@ def test_tables_of_a_larger_image_are_resized_to_the_size_that_was_asked_for():
 
 def test_a_table_of_no_square_window_needs_the_image_size():
     state = of_timm(replace(SMALL, windows=(7, 7), image_size=(20, 56))).state_dict()
-    with pytest.raises(CheckpointError, match="the window of a Swin Transformer cannot be known") as caught:
+    with pytest.raises(CheckpointError, match="tensors do not determine the window of this Swin Transformer") as caught:
         recognise(state, Hints())
-    assert caught.value.found == "a bias table of 65 rows, which no square window has"
+    assert caught.value.found == "a bias table of 65 rows, which does not match a square window"
     assert caught.value.fix == "--image-size HEIGHTxWIDTH"
 
 
@@ -354,7 +354,7 @@ def test_a_vit_is_left_to_its_family():
 )
 def test_variants_that_we_do_not_have_are_refused(extra, config, found):
     state = SwinTransformer(SMALL).state_dict()
-    with pytest.raises(CheckpointError, match="a variant of the Swin Transformer") as caught:
+    with pytest.raises(CheckpointError, match="does not support this variant of the Swin Transformer") as caught:
         recognise({**state, **extra}, Hints(config=config))
     assert caught.value.found == found
 
@@ -374,7 +374,7 @@ def test_patches_that_are_not_square_are_refused():
 
 
 def test_sizes_that_contradict_each_other_are_refused():
-    with pytest.raises(CheckpointError, match="makes no Swin Transformer") as caught:
+    with pytest.raises(CheckpointError, match="is not a valid Swin Transformer") as caught:
         recognise(SwinTransformer(SMALL).state_dict(), Hints(image_size=(30, 32)))
     assert caught.value.found.startswith("image size 30x32 is not divisible by the patch size 4")
 

@@ -65,8 +65,8 @@ def test_notes_name_the_gelu_and_what_is_left_out():
     arrays = arrays_of("big_vision, SigLIP") | {"params/t": np.zeros(1), "params/txt/head/kernel": np.zeros((2, 2))}
     found = recognise(tensors(arrays), Hints())
     assert found.notes == (
-        "GELU in its tanh form, as the JAX code computes it; ports of its weights to PyTorch use the exact form",
-        "left out, no part of the image encoder: params/t, params/txt/head/kernel (2 tensors)",
+        "using the tanh form of GELU, as in the JAX code; PyTorch ports of its weights use the exact form",
+        "left out, not part of the image encoder: params/t, params/txt/head/kernel (2 tensors)",
     )
 
 
@@ -92,14 +92,14 @@ def test_old_files_of_big_vision_have_the_class_token_in_the_table():
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda a: a | {"conv_root/kernel": np.zeros((7, 7, 3, 64))}, "hybrid of ResNet and ViT"),
+        (lambda a: a | {"conv_root/kernel": np.zeros((7, 7, 3, 64))}, "hybrids of ResNet and ViT"),
         (lambda a: {k: v for k, v in a.items() if "posembed" not in k}, "no pos_embedding"),
         (lambda a: a | {"Transformer/encoderblock_0/gate": np.zeros(1)}, "1 unknown: Transformer/encoderblock_0/gate"),
         (lambda a: {k: v for k, v in a.items() if "query/kernel" not in k}, "3 missing: blocks.0.attn.q.weight"),
-        (lambda a: a | {"embedding/kernel": np.zeros((8, 8))}, "patch_embed.proj.weight of [8, 8]"),
+        (lambda a: a | {"embedding/kernel": np.zeros((8, 8))}, "patch_embed.proj.weight [8, 8]"),
         (
             lambda a: a | {"Transformer/encoderblock_0/MultiHeadDotProductAttention_1/query/kernel": np.zeros(3)},
-            "blocks.0.attn.q.weight of [3]",
+            "blocks.0.attn.q.weight [3]",
         ),
         (
             lambda a: (

@@ -197,8 +197,8 @@ def test_without_a_config_defaults_are_named_in_notes(vit):
     found = recognise(vit[0], Hints())
     assert (found.config.heads, found.config.layer_norm_eps, found.config.activation) == (3, 1e-12, "gelu")
     assert found.notes == (
-        "no transformers config.json: activation gelu and epsilon 1e-12, as its vit has by default",
-        "3 heads, as published models of width 192 have; --heads says otherwise",
+        "no transformers config.json: assuming activation gelu and epsilon 1e-12, vit's defaults",
+        "assuming 3 heads, as in published models of width 192 (override: --heads)",
     )
 
 
@@ -212,8 +212,8 @@ def test_notes_name_what_is_left_out():
         case: recognise(model.state_dict(), Hints(config=model.config.to_dict())).notes
         for case, model in ((case, build(case)[0]) for case in ("ViTModel", "ViTMAEForPreTraining", "CLIPModel"))
     }
-    assert notes["ViTModel"] == ("left out, no part of the image encoder: pooler.dense (2 tensors)",)
-    assert notes["ViTMAEForPreTraining"][0].startswith("left out, no part of the image encoder: decoder.")
+    assert notes["ViTModel"] == ("left out, not part of the image encoder: pooler.dense (2 tensors)",)
+    assert notes["ViTMAEForPreTraining"][0].startswith("left out, not part of the image encoder: decoder.")
     assert "text_model.*" in notes["CLIPModel"][0]
 
 
@@ -223,7 +223,7 @@ def test_a_bias_that_only_the_query_has_is_zero_for_key_and_value(vit):
     found = recognise(state, Hints(config=config))
     bias = found.state["blocks.0.attn.qkv.bias"]
     assert bias[:192].eq(1).all() and bias[192:].eq(0).all()
-    assert found.notes == ("2 biases of query, key or value are not in the file: zero",)
+    assert found.notes == ("2 biases of query, key or value are not in the file: using zero",)
 
 
 def test_an_image_that_the_patches_do_not_divide_keeps_its_size():
@@ -232,7 +232,7 @@ def test_an_image_that_the_patches_do_not_divide_keeps_its_size():
     found = recognise(model.state_dict(), Hints(config=model.config.to_dict()))
     image = torch.randn(1, 3, 36, 36, dtype=torch.float64)
     assert found.config.image_size == (36, 36)
-    assert found.notes == ("image size 36x36: patches of 8 leave its last rows or columns out",)
+    assert found.notes == ("image size 36x36: patches of 8 leave out its last rows or columns",)
     with torch.no_grad():
         assert difference(answer(loaded(found), image)[0], model(image).pooler_output) <= 1e-10
 
@@ -265,8 +265,8 @@ FAULTS = {
         "1 unknown: vit.encoder.layer.0.layernorm_before.bias",
     ),
     "a truncated file": (lambda s: without(s, "fc1.weight"), {}, "1 missing: blocks.0.mlp.fc1.weight"),
-    "other axes": (lambda s: replaced(s, "q_proj.weight", torch.zeros(9)), {}, "blocks.0.attn.q.weight of [9]"),
-    "other rows": (lambda s: replaced(s, "cls_token", torch.zeros(1, 1, 5)), {}, "cls_token of [1, 1, 5]"),
+    "other axes": (lambda s: replaced(s, "q_proj.weight", torch.zeros(9)), {}, "blocks.0.attn.q.weight [9]"),
+    "other rows": (lambda s: replaced(s, "cls_token", torch.zeros(1, 1, 5)), {}, "cls_token [1, 1, 5]"),
     "query unlike key": (
         lambda s: replaced(s, "q_proj.weight", torch.zeros(96, 192)),
         {},
@@ -276,7 +276,7 @@ FAULTS = {
     "patches of nothing": (
         lambda s: replaced(s, "projection.weight", torch.zeros(192, 3, 0, 0)),
         {},
-        "patch_embed.proj.weight of [192, 3, 0, 0]",
+        "patch_embed.proj.weight [192, 3, 0, 0]",
     ),
     "positions of no square": (
         lambda s: replaced(s, "position_embeddings", torch.zeros(1, 7, 192)),

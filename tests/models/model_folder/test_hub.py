@@ -78,7 +78,7 @@ def test_weights_in_several_files_are_taken_in_order(tmp_path):
 
 def test_a_missing_part_is_named(tmp_path):
     folder = sharded(tmp_path, ["model-1.safetensors", "model-2.safetensors"], "model-1.safetensors")
-    with pytest.raises(MissingFileError, match="1 of 2 weight files are not in") as caught:
+    with pytest.raises(MissingFileError, match="1 of 2 weight files are missing from") as caught:
         _ = folder.weights
     assert caught.value.found == "no model-2.safetensors"
 
@@ -259,7 +259,7 @@ def test_whatever_a_download_dies_of_is_a_hub_error(monkeypatch):
 
 @pytest.mark.parametrize("name", ["owner/na me", "owner/-name", "owner/na--me"])
 def test_a_name_that_no_repository_can_have(offline, name):
-    with pytest.raises(HubError, match="is not the name of a repository"):
+    with pytest.raises(HubError, match="is not a valid repository name"):
         locate(f"hf:{name}")
 
 
@@ -282,4 +282,4 @@ def test_a_name_of_timm_without_tag_and_without_timm_is_told_of_tags(offline, mo
     monkeypatch.setitem(sys.modules, "timm.models", None)
     with pytest.raises(HubError, match="timm/vit_tiny_patch16_224 cannot be downloaded") as caught:
         locate("timm:vit_tiny_patch16_224")
-    assert caught.value.expected.endswith("timm's are called NAME.TAG")
+    assert caught.value.expected.endswith("timm's are named NAME.TAG")

@@ -31,7 +31,7 @@ SQUARE = (224, 224)
 
 
 def refused(config, size=SQUARE, channels=3, read=transformers_preprocess):
-    with pytest.raises(CheckpointError, match="preprocessing is not one that vitdeploy has") as caught:
+    with pytest.raises(CheckpointError, match="does not support the checkpoint's preprocessing") as caught:
         read(config, channels, size)
     assert caught.value.fix
     return caught.value
@@ -202,7 +202,7 @@ def test_a_processor_of_boxes_cuts_them_out():
     whole = json.loads(json.dumps(reference("transformers").VitPoseImageProcessor().to_dict()))
     spec, notes = transformers_preprocess(whole, 3, (256, 192))
     assert spec == PreprocessSpec((256, 192), (256, 192), "bilinear", IMAGENET_MEAN, IMAGENET_STD, "topdown")
-    assert notes == ("the processor cuts out a box: without one that is the whole image",)
+    assert notes == ("the processor crops a box; without a box, the whole image is used",)
     assert transformers_preprocess(whole, 3, (128, 96))[0].resize == (128, 96)
     for changed in ({"do_affine_transform": False}, {"normalize_factor": 100.0}):
         assert next(iter(changed)) in refused({**whole, **changed}).found
@@ -216,7 +216,7 @@ def test_a_processor_that_only_pads_leaves_the_padding_to_the_model():
     for config in (whole, {**whole, "pad_size": 8}):  # as it was called
         spec, notes = transformers_preprocess(config, 3, (48, 64))
         assert spec == PreprocessSpec((48, 64), (48, 64), "bilinear", (0.0,) * 3, (1.0,) * 3)
-        assert ["pads images" in notes[0], "as they are; here images of another size" in notes[1]] == [True, True]
+        assert ["pads images" in notes[0], "does not resize images; vitdeploy resizes them" in notes[1]] == [True, True]
     assert len(transformers_preprocess({**whole, "do_pad": False}, 3, (48, 64))[1]) == 1
 
 
@@ -343,7 +343,9 @@ def test_files_of_the_hub(name):
     assert transformers_preprocess(config, 3, SQUARE) == (spec, ())
 
 
-DETR_NOTE = "the processor keeps the aspect (short side 800) and pads; here both sides are resized to the engine's"
+DETR_NOTE = (
+    "the processor keeps the aspect ratio (short side 800) and pads; vitdeploy resizes both sides to the engine's size"
+)
 
 
 @pytest.mark.parametrize(
@@ -358,7 +360,7 @@ def test_detr_is_resized_to_the_size_of_the_engine_and_says_so(size):
 def test_a_file_without_a_class_is_read_as_vits_and_says_so():
     spec, notes = transformers_preprocess({"size": 224, "do_normalize": True}, 3, SQUARE)
     assert spec == PreprocessSpec(SQUARE, SQUARE, "bilinear", HALF, HALF)
-    assert notes == ("the preprocessor's file names no class: what it leaves out is as in ViTImageProcessor",)
+    assert notes == ("the preprocessor's file names no class: assuming the defaults of ViTImageProcessor",)
 
 
 @pytest.mark.parametrize(
@@ -375,7 +377,7 @@ def test_at_another_image_size_the_processors_sizes_are_scaled(name, size, resiz
     config, own = HUB[name]
     spec, notes = transformers_preprocess(config, 3, size)
     assert spec == replace(own, resize=resize, crop=size, fit=fit)
-    assert notes == ("the processor gives 224x224 pixels; its sizes are scaled to the model's",)
+    assert notes == ("the processor's output of 224x224 pixels is scaled to the model's size",)
 
 
 def vit(**settings):
@@ -403,9 +405,7 @@ def test_normalisation(settings, mean, std):
 def test_images_that_are_not_resized_are_noted():
     spec, notes = transformers_preprocess(vit(do_resize=False), 3, (32, 48))
     assert (spec.resize, spec.crop) == ((32, 48), (32, 48))
-    assert notes == (
-        "the processor takes images as they are; here images of another size than the engine's are resized",
-    )
+    assert notes == ("the processor does not resize images; vitdeploy resizes them to the engine's size",)
 
 
 def test_padding_of_images_of_one_size_changes_nothing():
@@ -423,7 +423,7 @@ def test_padding_of_images_of_one_size_changes_nothing():
         ({"size": 224, "do_flip_channel_order": True}, "do_flip_channel_order"),
         (vit(do_thumbnail=True, do_align_long_axis=True), "do_align_long_axis, do_thumbnail"),
         (vit(do_pad=True, pad_size={"height": 256, "width": 256}), "do_pad to (256, 256)"),
-        (vit(do_resize=False, do_center_crop=True, crop_size=224), "a crop of images that are not resized"),
+        (vit(do_resize=False, do_center_crop=True, crop_size=224), "do_center_crop without do_resize"),
         (vit(size={"longest_edge": 1024}), "size {'longest_edge': 1024}"),
         (vit(size={"min_pixels": 1, "max_pixels": 9}), "size {'min_pixels'"),
         (vit(size=[224]), "size [224]"),
@@ -489,7 +489,7 @@ def test_a_processor_that_keeps_the_aspect_in_steps_is_stretched_and_said():
     config |= {"keep_aspect_ratio": True, "ensure_multiple_of": 14, "do_pad": False, "size_divisor": None}
     spec, [note] = transformers_preprocess(config, 3, (518, 518))
     assert (spec.resize, spec.crop, spec.fit, spec.interpolation) == ((518, 518), (518, 518), "stretch", "bicubic")
-    assert "near 518x518, sides in steps of 14" in note and "--image-size" in note
+    assert "about 518x518, sides in steps of 14" in note and "--image-size" in note
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from tests.references import reference
 from vitdeploy.errors import CheckpointError
 from vitdeploy.models.model_folder.folder import labels_for
 
-UNNAMED = "numbers are not those of classes"
+UNNAMED = "numbers are not class numbers"
 
 
 def names(count):
@@ -58,7 +58,7 @@ def test_wordnet_ids_keep_their_descriptions():
 def test_a_class_without_a_name_keeps_its_place(key):
     labels, notes = labels_for({key: {"0": "cat", "3": "owl"}}, 4)
     assert labels == ("cat", "LABEL_1", "LABEL_2", "owl")
-    assert notes == (f"{key} has no name for 2 of 4 classes: called LABEL_1, LABEL_2",)
+    assert notes == (f"{key} has no name for 2 of 4 classes: using LABEL_1, LABEL_2",)
 
 
 @pytest.mark.parametrize(
@@ -71,7 +71,7 @@ def test_a_class_without_a_name_keeps_its_place(key):
     ],
 )
 def test_names_of_other_classes_than_the_models_are_refused(config, found):
-    with pytest.raises(CheckpointError, match="does not name the classes") as caught:
+    with pytest.raises(CheckpointError, match="does not match the classes of the weights") as caught:
         labels_for(config, 2)
     assert (caught.value.found, caught.value.expected) == (found, "2 names, for classes 0 to 1")
     [key] = config

@@ -59,7 +59,7 @@ def test_the_processors_file_says_how_many_are_kept():
 
 
 def test_a_processor_that_scores_in_another_way_than_the_model_is_refused():
-    with pytest.raises(CheckpointError, match="score objects in different ways") as caught:
+    with pytest.raises(CheckpointError, match="score objects differently") as caught:
         reading_rule({"model_type": "rt_detr"}, {"image_processor_type": "DetrImageProcessor"})
     assert caught.value.found == "DetrImageProcessor: softmax; RTDetrImageProcessor, the model's: sigmoid"
 

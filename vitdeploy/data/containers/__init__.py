@@ -1,1 +1,1 @@
-"""Images that lie in tars, tables and behind URIs, read where they are."""
+"""Images in tars, tables and at URIs, read in place."""

@@ -1,4 +1,4 @@
-"""Which kind of data lies at a path: tars, tables, a list of URIs, or image files in folders."""
+"""Detects the kind of data at a path: tars, tables, a list of URIs, or image files in folders."""
 
 import json
 import os
@@ -14,13 +14,13 @@ from vitdeploy.paths import is_dir, is_file
 
 KNOWN = (tars.SUFFIX, PARQUET, ARROW, *uris.SUFFIXES)
 EXPECTED = (
-    "a folder of images, of WebDataset tars or of Parquet files, one of these files, a data set that datasets saved to "
-    "disk, or a list of URIs (.txt, .csv, .tsv, .jsonl)"
+    "a folder of images, of WebDataset tars or of Parquet files, one of these files, a data set saved with "
+    "save_to_disk of Hugging Face's datasets, or a list of URIs (.txt, .csv, .tsv, .jsonl)"
 )
-# What Hugging Face's datasets reads beside a folder of image files.
+# Files that Hugging Face's datasets reads next to image files.
 METADATA = "metadata.parquet"
 PATTERN = re.compile(r"[*?\[]")
-# `datasets` numbers the files of one part so.
+# How `datasets` numbers the files of one part.
 NUMBERED = re.compile(r"(.*)-(\d{5})-of-(\d{5})")
 PART_WORDS = frozenset(
     {"train", "training", "val", "valid", "validation", "dev", "test", "testing", "eval", "calibration", "evaluation"}
@@ -29,15 +29,15 @@ PART_WORDS = frozenset(
 
 @dataclass(frozen=True)
 class DataFiles:
-    """Files of one kind that hold images, sorted. `root`: the folder that the names of images are below. `beside`: the
-    images are files there, and a list beside them has their labels."""
+    """Files of one kind that contain images, sorted. `root`: the folder that image names are relative to. `beside`: the
+    images are files there, labelled by a list next to them."""
 
     files: tuple[Path, ...]
     root: Path
     beside: bool = False
 
     def listed(self, labelled: bool) -> Listing:
-        """Their images; `labelled`: with the label of each. Errors as `list_tars`, `list_tables` and `list_uris`."""
+        """Return their images; `labelled`: with labels. Errors as `list_tars`, `list_tables` and `list_uris`."""
         kind = self.files[0].suffix.lower()
         if kind in uris.SUFFIXES:
             return uris.list_uris(self.files[0], self.root, labelled)
@@ -46,7 +46,7 @@ class DataFiles:
 
     @property
     def has_labels(self) -> bool:
-        """Whether their first image has a label; errors as `listed`."""
+        """Whether the first image has a label; errors as `listed`."""
         first, kind = self.files[0], self.files[0].suffix.lower()
         if kind in uris.SUFFIXES:
             return uris.has_labels(first)
@@ -54,7 +54,8 @@ class DataFiles:
 
 
 def find_containers(path: Path, images: frozenset[str] | set[str]) -> DataFiles | None:
-    """The files at a path that hold images, or the list beside them; None of a folder of image files, and of nothing.
+    """Return the files at a path that contain images, or the list next to them; None for a folder of image files, or if
+    nothing is there.
 
     Args:
         path: a file, a folder, or a pattern for files such as val-*.tar.
@@ -62,7 +63,7 @@ def find_containers(path: Path, images: frozenset[str] | set[str]) -> DataFiles 
 
     Raises:
         MissingFileError: nothing matches a pattern.
-        DataError: a compressed tar; files of several kinds, or of several parts of a data set; one of them is missing.
+        DataError: a compressed tar; files of several kinds, or of several parts of a data set; a missing file.
     """
     if is_file(path):
         _check_kind(path)
@@ -85,7 +86,7 @@ def find_containers(path: Path, images: frozenset[str] | set[str]) -> DataFiles 
 
 
 def root_of(path: Path) -> Path:
-    """The folder that the names of images at a path are below."""
+    """Return the folder that the image names at a path are relative to."""
     return path if is_dir(path) else path.parent
 
 
@@ -94,7 +95,7 @@ def _check_kind(path: Path) -> None:
         raise tars.compressed(path)
     if path.suffix.lower() not in KNOWN:
         raise DataError(
-            f"{path} is no data set", found=f"a file that ends in {path.suffix or 'nothing'}", expected=EXPECTED
+            f"{path} is not a data set", found=f"a file that ends in {path.suffix or 'nothing'}", expected=EXPECTED
         )
 
 
@@ -102,17 +103,17 @@ def _refuse_uri(path: Path) -> None:
     scheme = re.match(r"([a-z][a-z0-9+]+):/", str(path))
     if scheme is not None:
         raise DataError(
-            f"images are not read from a folder behind {scheme[1]}://",
-            found="a URI in the place of a path",
-            expected="a local file that lists the URIs of images, one a line",
-            fix="write the list with the service's own tool (aws s3 ls, gcloud storage ls), and give that",
+            f"cannot read images from a folder at {scheme[1]}://",
+            found="a URI instead of a path",
+            expected="a local file that lists image URIs, one per line",
+            fix="write the list with the service's tool (aws s3 ls, gcloud storage ls), and pass that file",
         )
 
 
 def _by_pattern(path: Path) -> DataFiles:
     files = sorted(each for each in path.parent.glob(path.name) if is_file(each))
     if not files:
-        raise MissingFileError(f"nothing matches {path}", expected="files", fix="check the pattern: ls with it shows it")
+        raise MissingFileError(f"no file matches {path}", expected="files", fix="check the pattern with ls")
     for each in files:
         _check_kind(each)
     _check_one_kind(path, files)
@@ -120,11 +121,11 @@ def _by_pattern(path: Path) -> DataFiles:
 
 
 def _below(folder: Path, images: frozenset[str] | set[str]) -> list[Path]:
-    """The tars or tables below a folder, in the order of their names. None where the first file that says what the
-    folder is, in the order of names, is an image.
+    """Return the tars or tables below a folder, in the order of their names. None if the first recognised file, in the
+    order of names, is an image.
 
     Raises:
-        DataError: of both kinds, or beside images.
+        DataError: both kinds, or mixed with images.
     """
     found: list[Path] = []
     packed: Path | None = None
@@ -145,7 +146,7 @@ def _below(folder: Path, images: frozenset[str] | set[str]) -> list[Path]:
 
 
 def _files(folder: Path) -> Iterator[Path]:
-    """All files below a folder that are not hidden: of each folder its own first."""
+    """Yield all files below a folder that are not hidden, each folder's own files first."""
     for place, folders, files in os.walk(folder):
         folders[:] = sorted(name for name in folders if not name.startswith("."))
         yield from (Path(place, name) for name in sorted(files) if not name.startswith("."))
@@ -159,15 +160,15 @@ def _check_one_kind(path: Path, files: Sequence[Path]) -> None:
 
 def _mixed(path: Path, one: Path, other: Path) -> DataError:
     return DataError(
-        f"{path} holds several data sets",
+        f"{path} contains several data sets",
         found=f"{one.name} and {other.name}",
-        expected="images, tars or Parquet files alone",
-        fix="give the file that is meant, a pattern such as val-*.tar, or a folder of its own",
+        expected="only images, only tars or only Parquet files",
+        fix="pass one file, a pattern such as val-*.tar, or a separate folder",
     )
 
 
 def _check_parts(path: Path, files: Sequence[Path]) -> None:
-    """Raise DataError if the files are named as several parts of a data set."""
+    """Raise DataError if the file names belong to several parts of a data set."""
     by_part: dict[frozenset[str], Path] = {}
     for each in files:
         words = re.split(r"[^a-z]+", str(each.relative_to(path)).lower())
@@ -181,15 +182,15 @@ def _check_parts(path: Path, files: Sequence[Path]) -> None:
 
 def _parts(path: Path, names: Sequence[str], example: Path) -> DataError:
     return DataError(
-        f"{path} holds several parts of a data set",
+        f"{path} contains several parts of a data set",
         found=", ".join(names)[:200],
-        expected="one of them; or two folders `calibration` and `evaluation`",
-        fix=f"give one: {example}",
+        expected="one part; or two folders `calibration` and `evaluation`",
+        fix=f"pass one: {example}",
     )
 
 
 def _check_all_there(files: Sequence[Path]) -> None:
-    """Raise DataError if files are numbered as so many, and one of them is missing."""
+    """Raise DataError if files are numbered "of N" and one of the N is missing."""
     there: dict[tuple[Path, str, int], set[int]] = {}
     for each in files:
         if match := NUMBERED.fullmatch(each.stem):
@@ -198,15 +199,15 @@ def _check_all_there(files: Sequence[Path]) -> None:
         missing = sorted(set(range(count)) - numbers)
         if missing:
             raise DataError(
-                f"{folder} does not hold the whole data set",
-                found=f"{len(numbers)} of {count} files; not {name}-{missing[0]:05}-of-{count:05}",
-                expected="all of them",
-                fix="fetch the others; or give the files that are meant, by a pattern",
+                f"{folder} is missing files of the data set",
+                found=f"{len(numbers)} of {count} files; missing: {name}-{missing[0]:05}-of-{count:05}",
+                expected="all files",
+                fix="fetch the missing files; or pass a pattern for the files to use",
             )
 
 
 def _saved(folder: Path) -> tuple[Path, ...]:
-    """The files of a data set that `datasets` saved to disk, in its order."""
+    """Return the files of a data set that `datasets` saved to disk, in its order."""
     state = folder / tables.STATE
     try:
         listed = [each["filename"] for each in json.loads(state.read_bytes())["_data_files"]]
@@ -216,9 +217,9 @@ def _saved(folder: Path) -> tuple[Path, ...]:
     missing = [name for name in plain if not is_file(folder / name)]
     if not plain or len(plain) != len(listed) or missing:
         raise DataError(
-            f"{folder} is not a whole data set of Hugging Face's datasets",
-            found=f"{missing[0]} is not there" if missing else f"{state.name} names no data files",
-            expected="what save_to_disk writes",
+            f"{folder} is not a complete data set of Hugging Face's datasets",
+            found=f"{missing[0]} is missing" if missing else f"{state.name} names no data files",
+            expected="a folder written by save_to_disk",
             fix="save it again",
         )
     return tuple(folder / name for name in plain)

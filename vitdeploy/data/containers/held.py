@@ -1,4 +1,4 @@
-"""Where the bytes of an image lie that has no file of its own, and what reads them there."""
+"""Locates and reads the bytes of images inside other files."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from vitdeploy.runtime.preprocess import MAX_FILE_BYTES
 
 @dataclass(frozen=True)
 class Container:
-    """A local file that holds images, as it was when it was listed: its size in bytes, and its time in nanoseconds."""
+    """A local file that contains images, with its size in bytes and its time in nanoseconds when it was listed."""
 
     path: str
     size: int
@@ -26,10 +26,10 @@ class Container:
         return cls(os.path.abspath(path), found.st_size, found.st_mtime_ns)  # noqa: PTH100 - links stay
 
     def open(self) -> IO[bytes]:
-        """The file, which is still the one that was listed.
+        """Open the file, unchanged since it was listed.
 
         Raises:
-            DataError: it has gone, or changed: what was listed may now lie elsewhere in it.
+            DataError: it is missing or changed, so listed positions may be wrong.
         """
         try:
             file = open(self.path, "rb")  # noqa: PTH123, SIM115 - not a Path for each of a million images
@@ -38,53 +38,53 @@ class Container:
         found = os.fstat(file.fileno())
         if (found.st_size, found.st_mtime_ns) != (self.size, self.mtime_ns):
             file.close()
-            raise self._other("another size or time than when its images were listed")
+            raise self._other("a different size or time than when its images were listed")
         return file
 
     def _other(self, found: str) -> DataError:
         return DataError(
             f"{self.path} changed while its images were being read",
             found=found,
-            expected="a file that stays as it is",
-            fix="give the command again when nobody writes to it any more",
+            expected="an unchanged file",
+            fix="run the command again when no process writes to the file",
         )
 
 
 class HeldImage(ABC):
-    """The place of one image's bytes."""
+    """The location of one image's bytes."""
 
     @abstractmethod
     def read(self, name: str) -> bytes:
-        """The bytes; `name` is the image's in messages.
+        """Return the bytes; `name`: the image's name for messages.
 
         Raises:
-            ImageError: this image cannot be read. DataError: the file that holds it changed, or is damaged.
+            ImageError: this image cannot be read. DataError: the containing file changed, or is damaged.
             StorageError: a service does not answer.
         """
 
     def written(self) -> list[Any]:
-        """What `decode_worker` is told of it, as JSON, and `uris.read_written` reads."""
+        """Return the location as JSON for `decode_worker`; `uris.read_written` reads it."""
         return [type(self).__name__, *astuple(self)]  # type: ignore[call-overload]
 
     @property
     def within(self) -> tuple[Container, str] | None:
-        """The local file that holds it, and where there; None of what is not on this machine."""
+        """The local file that contains it, and the position there; None if not on this machine."""
         return None
 
     @property
     def beside(self) -> tuple[str, int]:
-        """The same for all that is read at once with it, and in no other respect; ("", 0) of what is read alone."""
+        """A key shared by images that are read together; ("", 0) for an image read on its own."""
         return "", 0
 
     @property
     def uri(self) -> str | None:
-        """Where it is, of what is not on this machine; it may hold a secret."""
+        """The address of an image not on this machine; it may contain a secret."""
         return None
 
 
 @dataclass(frozen=True)
 class FilePart(HeldImage):
-    """Bytes of a local file, from `offset` on."""
+    """Bytes of a local file, starting at `offset`."""
 
     container: Container
     offset: int
@@ -97,7 +97,7 @@ class FilePart(HeldImage):
             file.seek(self.offset)
             found = file.read(self.size)
         if len(found) != self.size:
-            raise ImageError(f"{name} is cut off", found=f"{len(found):,} bytes", expected=f"{self.size:,} bytes")
+            raise ImageError(f"{name} is truncated", found=f"{len(found):,} bytes", expected=f"{self.size:,} bytes")
         return found
 
     @property
@@ -107,8 +107,8 @@ class FilePart(HeldImage):
 
 def too_large(name: str, size: int) -> ImageError:
     return ImageError(
-        f"{name} is not an image file of a sane size",
+        f"{name} is too large for an image file",
         found=f"{size:,} bytes",
         expected=f"at most {MAX_FILE_BYTES:,} bytes",
-        fix="shrink it, or take it out of the data",
+        fix="shrink it, or remove it from the data",
     )

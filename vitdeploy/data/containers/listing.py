@@ -1,4 +1,4 @@
-"""Samples of a folder or an archive, listed."""
+"""Lists of samples in containers: names, labels and classes."""
 
 from __future__ import annotations
 
@@ -30,25 +30,25 @@ if TYPE_CHECKING:
 else:
     pa, pq = lazy("pyarrow"), lazy("pyarrow.parquet")
 
-# --- The images of a data set as columns, in little memory, and the classes that their labels are of ------------------
+# --- The images of a data set as columns, in little memory, and the classes of their labels ---------------------------
 
 
 CLASSES_FILE = "classes.txt"
-NO_LABELS = "leave labels out (data.labels: none, --labels none)"
-# Headers as tools write them, without what is no letter; of several the first counts, and names before numbers.
+NO_LABELS = "use no labels (data.labels: none, --labels none)"
+# Usual column headers, letters only. The first match counts; names come before numbers.
 LABEL_COLUMNS = (
     *("classname", "labelname", "categoryname", "label", "cls", "class", "category", "target", "labels", "targets"),
     *("classes", "categories", "tag", "groundtruth", "classid", "labelid", "categoryid", "targetid", "classidx"),
     *("labelidx", "classindex", "labelindex"),
 )
-# "folders": sorted names of folders; "words": sorted names, as labels have them; "list": names in the order of their
-# numbers; "numbers": numbers that nothing names, in ascending order.
+# "folders": sorted names of folders; "words": sorted names from the labels; "list": names in the order of their
+# numbers; "numbers": unnamed numbers, in ascending order.
 ClassKind = Literal["folders", "words", "list", "numbers"]
 
 
 @dataclass(frozen=True)
 class DataClasses:
-    """The classes that labels are of; a label is an index of `names`. `notes`: what was repaired in reading them."""
+    """The classes of labels; a label is an index into `names`. `notes`: repairs made while reading them."""
 
     names: tuple[str, ...] = ()
     kind: ClassKind = "folders"
@@ -56,18 +56,18 @@ class DataClasses:
 
 
 class Holder(Protocol):
-    """Knows where the bytes of all images of a listing lie."""
+    """The locations of the bytes of all images of a listing."""
 
     def at(self, index: int, name: str) -> HeldImage | None:
-        """Of one image; None if it is the file of its name."""
+        """Return the location of one image; None if it is a file with its name."""
 
     def picked(self, places: npt.NDArray[np.int64]) -> Holder:
-        """The same of these images alone, in that order."""
+        """Return the locations of these images only, in that order."""
 
 
 @dataclass(frozen=True, eq=False)
 class Places:
-    """Of each image its container, and two numbers that say where there: `held` makes its place of these."""
+    """The container of each image, and two numbers for its position, from which `held` creates the location."""
 
     containers: Sequence[Container]
     which: npt.NDArray[np.int32]
@@ -104,7 +104,7 @@ class NameColumn:
 
 @dataclass(frozen=True)
 class Listing:
-    """All images of a data set, in its order. `root`: the folder that names are below. `labels`: int32 [n]."""
+    """All images of a data set, in its order. `root`: the folder that names are relative to. `labels`: int32 [n]."""
 
     root: Path
     names: NameColumn
@@ -114,8 +114,7 @@ class Listing:
 
 
 class LabelColumn:
-    """Labels as they are read, numbers or names. `source`: what messages call the data; `repairs`: what readers do to
-    them."""
+    """Labels as read, numbers or names. `source`: the name of the data for messages; `repairs`: made by readers."""
 
     def __init__(self, source: Path) -> None:
         self._source, self.repairs = source, Repairs()
@@ -123,33 +122,32 @@ class LabelColumn:
         self._known: dict[int | str, int] = {}
 
     def add(self, label: int | str, name: str) -> None:
-        """The label of the image `name`.
+        """Add the label of the image `name`.
 
         Raises:
-            DataError: it is below zero, which says that it is unknown.
+            DataError: it is negative, which means unknown.
         """
         number = number_of(label)
         if number is not None and not 0 <= number < 1 << 31:
             raise DataError(
-                f"the label of {name} is no number of a class",
+                f"the label of {name} is not a class number",
                 found=str(label)[:40],
-                expected="a number from 0 on, or a name; below zero it says that nobody knows the class",
-                fix=f"take images with labels; or {NO_LABELS}",
+                expected="a number >= 0, or a name (negative numbers mean an unknown class)",
+                fix=f"use labelled images; or {NO_LABELS}",
             )
         self._codes.append(self._known.setdefault(label, len(self._known)))
 
     def finish(
         self, listed: Callable[[], tuple[str, ...] | None], numbered: bool = False
     ) -> tuple[npt.NDArray[np.int32] | None, DataClasses]:
-        """The label of each image, int32 [n], and the classes; None, and no class, where no label was added.
+        """Return the label of each image, int32 [n], and the classes; None and no classes if no label was added.
 
         Args:
-            listed: gives the names that the data lists, in their order; a label may be one of them, or the number of
-                one.
-            numbered: labels are numbers of them in any case.
+            listed: returns the names that the data lists, in order; a label may be one of them, or its number.
+                numbered: labels are always numbers.
 
         Raises:
-            DataError: a label that is not in the list, or may be the name of one class and the number of another.
+            DataError: a label that is not in the list, or that is the name of one class and the number of another.
         """
         if not self._codes:
             return None, DataClasses(notes=self.repairs.notes)
@@ -184,21 +182,21 @@ class LabelColumn:
             return chosen
         wrong = [*values][likely.index(None)]
         raise DataError(
-            f"a label of {self._source} is none of its classes",
+            f"a label of {self._source} is not one of its classes",
             found=repr(wrong)[:80],
             expected=f"one of {len(names)} classes: {', '.join(names[:5])}" + (" ..." if len(names) > 5 else ""),
-            fix=f"mend the label, or the list of names ({CLASSES_FILE}, or the features of the data set)",
+            fix=f"correct the label, or the list of names ({CLASSES_FILE}, or the features of the data set)",
         )
 
 
 def column_of(row: Sequence[str], names: Sequence[str]) -> int | None:
-    """The column with the first of some names."""
+    """Return the column with the first matching name."""
     low = [re.sub(r"[^a-z]", "", cell.lower()) for cell in row]
     return next((low.index(name) for name in names if name in low), None)
 
 
 def number_of(label: int | str) -> int | None:
-    """The number that a label is, or that its digits say; None of a name."""
+    """Return the number of a label, also if written as text; None for a name."""
     if isinstance(label, int):
         return label
     match = re.fullmatch(r"([+-]?[0-9]{1,18})(\.0*)?", label)
@@ -206,41 +204,43 @@ def number_of(label: int | str) -> int | None:
 
 
 def same_label(one: int | str, other: int | str) -> bool:
-    """Whether two labels are one, in whatever way their numbers are written."""
+    """Whether two labels are equal, however their numbers are written."""
     return one == other or (number_of(one) is not None and number_of(one) == number_of(other))
 
 
 def read_label(text: str) -> int | str:
-    """A label as a text says it: a number where it is written as such; else a name, which may be of digits too (03)."""
+    """Return the label in a text: a number if written canonically, else a name, which may consist of digits (03)."""
     text = text.strip()
     number = number_of(text)
     return text if number is None or str(number) != text else number
 
 
 def two_readings(found: str) -> DataError:
-    """The error of numbers that may be names of classes, or their places."""
+    """Return the error for numbers that may be class names or class numbers."""
     return DataError(
-        "labels that are numbers can be read in two ways",
+        "numeric labels are ambiguous",
         found=found,
-        expected="labels that mean the same class as its name and as its number",
-        fix=f"where labels are names: write {CLASSES_FILE} beside the data with the lines 0, 1, 2 and so on, up to the "
-        "largest; where they are numbers of the model's classes: give these names that are no numbers, in their order "
-        "(source.labels of a recipe, labels.txt beside a graph)",
+        expected="labels that mean the same class as a name and as a number",
+        fix=f"if labels are names: write {CLASSES_FILE} next to the data with the lines 0, 1, 2 and so on, up to the "
+        "largest; if they are class numbers of the model: give the classes non-numeric names, in order (source.labels "
+        "of a recipe, labels.txt next to a graph)",
     )
 
 
 def label_in_json(content: bytes, name: str) -> int | str | None:
-    """The label in the JSON object of a sample; None if it has none.
+    """Return the label in the JSON object of a sample; None without a label.
 
     Raises:
-        DataError: no JSON object; labels that differ, or are neither numbers nor names.
+        DataError: not a JSON object; contradictory labels, or labels that are neither numbers nor names.
     """
     try:
         document = json.loads(content)
     except (ValueError, RecursionError):
         document = None
     if not isinstance(document, dict):
-        raise DataError(f"{name} is no JSON object", found=repr(content[:60]), expected='an object such as {"label": 3}')
+        raise DataError(
+            f"{name} is not a JSON object", found=repr(content[:60]), expected='an object such as {"label": 3}'
+        )
     keys = [key for key in document if document[key] is not None]
     other = column_of(keys, LABEL_COLUMNS)
     usual = [key for key in ("cls", "label", "class") if key in keys]
@@ -252,17 +252,17 @@ def label_in_json(content: bytes, name: str) -> int | str | None:
             raise DataError(
                 f"the label in {name} is neither a number nor a name",
                 found=f"{key}: {str(value)[:60]}",
-                expected="one class of one image",
+                expected="one class per image",
                 fix=NO_LABELS,
             )
     labels = [read_label(value) if isinstance(value, str) else value for value in found.values()]
     if not all(same_label(label, labels[0]) for label in labels):
-        raise DataError(f"{name} has labels that differ", found=str(found)[:120], expected="one of them")
+        raise DataError(f"{name} has contradictory labels", found=str(found)[:120], expected="one label")
     return labels[0] if labels else None
 
 
 def listed_names(folder: Path) -> tuple[str, ...] | None:
-    """The names in classes.txt of the folder that the data lies in, in their order; None without such a file.
+    """Return the names in classes.txt of the data's folder, in order; None without such a file.
 
     Raises:
         DataError: it is not UTF-8, has an empty line, or a name twice.
@@ -272,32 +272,32 @@ def listed_names(folder: Path) -> tuple[str, ...] | None:
 
 
 def check_names(names: Iterable[str], source: str) -> tuple[str, ...]:
-    """The names of a list, each of them once; DataError if they are not."""
+    """Return the names of a list; DataError unless they are unique and not empty."""
     found = tuple(str(name).strip() for name in names)
     twice = [name for name, count in Counter(found).items() if count > 1]
     if not found or "" in found or twice:
         raise DataError(
-            f"the class names of {source} are no such list",
+            f"invalid list of class names in {source}",
             found=f"{twice[0]!r} twice" if twice and twice[0] else "an empty name",
-            expected="one name for each class, and another one for another",
+            expected="unique names, one per class",
         )
     return found
 
 
 def joined(parts: Sequence[DataClasses], source: Path) -> DataClasses:
-    """The classes of several parts of one data set.
+    """Return the classes of several parts of one data set.
 
     Raises:
-        DataError: they name their classes in different ways.
+        DataError: their class names differ.
     """
     kinds = {classes.kind for classes in parts}
     lists = {classes.names for classes in parts if classes.kind == "list"}
     if len(kinds) > 1 or len(lists) > 1:
         raise DataError(
-            f"the parts of {source} do not have the same classes",
+            f"the parts of {source} have different classes",
             found="; ".join(f"{len(c.names)} as {c.kind}: {', '.join(c.names[:3])}" for c in parts),
-            expected="one list of classes for all",
-            fix=f"put one {CLASSES_FILE} beside each",
+            expected="the same list of classes for all",
+            fix=f"put the same {CLASSES_FILE} next to each",
         )
     first = parts[0]
     if first.kind == "list":
@@ -311,12 +311,12 @@ def joined(parts: Sequence[DataClasses], source: Path) -> DataClasses:
 
 
 PARQUET, ARROW = ".parquet", ".arrow"
-# Row groups that a process keeps, at least one.
+# Row groups kept in memory per process, at least one.
 KEPT_BYTES = 256 << 20
 
 
 def require_pyarrow() -> None:
-    """Raise MissingPackageError unless Parquet files can be read here."""
+    """Raise MissingPackageError unless pyarrow is installed."""
     try:
         import pyarrow.parquet  # noqa: F401
     except ModuleNotFoundError:
@@ -325,24 +325,23 @@ def require_pyarrow() -> None:
 
 @contextlib.contextmanager
 def whole(path: Path | str) -> Iterator[None]:
-    """Errors of pyarrow as those of a damaged file."""
+    """Convert errors of pyarrow to those of a damaged file."""
     try:
         yield
     except (pa.ArrowException, ValueError, OverflowError, EOFError, OSError) as error:
-        if isinstance(error, OSError) and error.errno is not None:  # of the disk
+        if isinstance(error, OSError) and error.errno is not None:  # a disk error
             raise
         raise DataError(
-            f"{path} is not a whole {'Arrow' if str(path).endswith(ARROW) else 'Parquet'} file",
+            f"{path} is not a complete {'Arrow' if str(path).endswith(ARROW) else 'Parquet'} file",
             found=(str(error).splitlines() or [type(error).__name__])[0][:200],
-            expected="a file as it was written",
-            fix="fetch or write it again",
+            expected="an intact file",
+            fix="download or write it again",
         ) from None
 
 
 @dataclass(frozen=True)
 class Group:
-    """What is known of some rows of a file before they are read: how many, how many have no bytes of an image, and the
-    bytes of all."""
+    """Facts about a group of rows before reading: number of rows, rows without image bytes, and total bytes."""
 
     rows: int
     missing: int
@@ -357,7 +356,7 @@ class ParquetTable:
         self.schema: pa.Schema = self._file.schema_arrow
 
     def groups(self, image: str) -> list[Group]:
-        """Its groups of rows, with the column of images."""
+        """Return its row groups, with the image column."""
         return [self._group(self._file.metadata.row_group(i), image) for i in range(self._file.num_row_groups)]
 
     def _group(self, group: Any, image: str) -> Group:
@@ -367,18 +366,18 @@ class ParquetTable:
         return Group(group.num_rows, found.statistics.null_count if known else 0, found.total_uncompressed_size)
 
     def column(self, group: int, name: str) -> pa.ChunkedArray:
-        """A column of one group."""
+        """Return a column of one group."""
         return self._file.read_row_group(group, columns=[name]).column(name)
 
 
 class ArrowTable:
-    """The same of an Arrow file of `datasets`: one group, whose bytes stay on the disk until they are needed."""
+    """An Arrow file of `datasets` with the same interface: one group, whose bytes stay on disk until needed."""
 
     def __init__(self, container: Container) -> None:
         with pa.memory_map(container.path) as source:
             self._table = pa.ipc.open_stream(source).read_all()
         for column in self._table.columns:
-            column.validate(full=True)  # offsets of a damaged file lead anywhere
+            column.validate(full=True)  # offsets of a damaged file may be invalid
         self.schema: pa.Schema = self._table.schema
 
     def groups(self, image: str) -> list[Group]:
@@ -393,20 +392,20 @@ class ArrowTable:
 
 
 def open_table(container: Container) -> ParquetTable | ArrowTable:
-    """The open file. Errors of pyarrow propagate, and those of `Container.open`."""
+    """Return the open file. Errors of pyarrow and of `Container.open` propagate."""
     container.open().close()
     return ArrowTable(container) if container.path.endswith(ARROW) else ParquetTable(container)
 
 
 class _Kept:
-    """Row groups, the last used ones."""
+    """A cache of the last used row groups."""
 
     def __init__(self) -> None:
         self._groups: OrderedDict[tuple[Container, str, int], Any] = OrderedDict()
         self._lock = threading.Lock()
 
     def group(self, container: Container, column: str, index: int) -> Any:
-        """The column of images of one row group."""
+        """Return the image column of one row group."""
         key = (container, column, index)
         with self._lock:
             if key in self._groups:
@@ -418,7 +417,7 @@ class _Kept:
             return self._groups[key]
 
     def _bytes(self) -> int:
-        """In memory: what an Arrow file holds stays on the disk."""
+        """Bytes in memory: the contents of an Arrow file stay on disk."""
         return sum(
             found.nbytes for (container, _, _), found in self._groups.items() if not container.path.endswith(ARROW)
         )
@@ -429,7 +428,7 @@ _kept = _Kept()
 
 @dataclass(frozen=True)
 class TableRow(HeldImage):
-    """A row of a table: of a Parquet file inside one of its groups."""
+    """A row of a table; in a Parquet file, within one of its row groups."""
 
     container: Container
     group: int
@@ -438,7 +437,7 @@ class TableRow(HeldImage):
 
     def read(self, name: str) -> bytes:
         require_pyarrow()
-        self.container.open().close()  # still the one that was listed
+        self.container.open().close()  # still the listed file
         with whole(self.container.path):
             value = _kept.group(self.container, self.column, self.group)[self.row]
             if pa.types.is_struct(value.type) and value.is_valid:
@@ -446,10 +445,10 @@ class TableRow(HeldImage):
             content = value.as_buffer() if value.is_valid else None
         if content is None:
             raise ImageError(
-                f"{name} has no bytes",
-                found="nothing, or the path of a file elsewhere",
-                expected="the bytes of each image in the data set",
-                fix="write them in: save_to_disk and push_to_hub of datasets do",
+                f"{name} has no image bytes",
+                found="an empty cell, or the path of another file",
+                expected="image bytes in the data set",
+                fix="embed the images: save_to_disk and push_to_hub of datasets do so",
             )
         if content.size > MAX_FILE_BYTES:
             raise too_large(name, content.size)
@@ -468,7 +467,7 @@ class TableRow(HeldImage):
 
 
 def first_repeated(names: Iterable[bytes]) -> int | None:
-    """The index of a name that stood there before; None if each is another one. Compared by 128 bits of BLAKE2b."""
+    """Return the index of the first repeated name; None if all are unique. Compared by 128 bits of BLAKE2b."""
     packed = b"".join(hashlib.blake2b(name, digest_size=16).digest() for name in names)
     found, counts = np.unique(np.frombuffer(packed, "V16"), return_counts=True)
     if not (counts > 1).any():

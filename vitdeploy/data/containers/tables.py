@@ -1,7 +1,7 @@
 """Images in Parquet files, and in the Arrow files of a data set that Hugging Face's `datasets` saved to disk.
 
-A column holds the bytes of each image, alone or as {bytes, path}, the layout of `datasets`' Image feature; another one
-its label. Names of classes stand in the schema, where `datasets` has written them (ClassLabel). pyarrow reads it all.
+One column contains the bytes of each image, alone or as {bytes, path}, the layout of `datasets`' Image feature; another
+one its label. Class names are in the schema if `datasets` wrote them (ClassLabel). Files are read by pyarrow.
 """
 
 from __future__ import annotations
@@ -46,17 +46,17 @@ if TYPE_CHECKING:
     import pyarrow as pa
 else:
     pa = lazy("pyarrow")
-# What `datasets` writes beside the files of one data set, and of several parts of one.
+# Files that `datasets` writes next to one data set, and next to several parts of one.
 STATE, PARTS_FILE = "state.json", "dataset_dict.json"
 IMAGE_NAMES = ("image", "img")
-# Of the images of one row group, which are read at once.
+# Bytes of images in one row group, which is read as a whole.
 MAX_GROUP = 1 << 30
 MAX_FEATURES = 16 << 20
 
 
 @dataclass(frozen=True)
 class _Columns:
-    """The columns of one file, and the names of its classes, where the schema has them."""
+    """The columns of one file, and its class names if the schema has them."""
 
     image: str
     label: str | None
@@ -64,17 +64,17 @@ class _Columns:
 
 
 def list_tables(paths: Sequence[Path], root: Path, labelled: bool) -> Listing:
-    """The images of some files, in the order of their rows.
+    """Return the images of some files, in the order of their rows.
 
     Args:
-        root: the folder that names are below: "val-00000-of-00001.parquet/17".
+        root: the folder that names are relative to: "val-00000-of-00001.parquet/17".
         labelled: read the label of each.
 
     Raises:
         MissingPackageError: no pyarrow.
-        DataError: a damaged file; no column of images, or of labels, or several; images without bytes; files that do
-            not fit together.
-        LimitError: reading takes more than it may.
+        DataError: a damaged file; no image or label column, or several; images without bytes; files with different
+            columns or classes.
+        LimitError: reading exceeds a limit.
     """
     require_pyarrow()
     names, labels = NameColumn(), LabelColumn(root if len(paths) > 1 else paths[0])
@@ -98,7 +98,7 @@ def list_tables(paths: Sequence[Path], root: Path, labelled: bool) -> Listing:
                 groups.extend([index] * group.rows)
                 rows.extend(range(group.rows))
                 if columns.label is not None:
-                    for label in _labels(file, index, columns.label, f"{path}, from row {row} on"):
+                    for label in _labels(file, index, columns.label, f"{path}, starting at row {row}"):
                         labels.add(label, str(path))
                 row += group.rows
     assert first is not None
@@ -110,26 +110,26 @@ def list_tables(paths: Sequence[Path], root: Path, labelled: bool) -> Listing:
 
 
 def has_labels(path: Path) -> bool:
-    """Whether a file has a column of labels; errors as `list_tables`, also where other columns may have them."""
+    """Whether a file has a label column; errors as `list_tables`, also if it is ambiguous which column it is."""
     require_pyarrow()
     with storage_errors(path), whole(path):
         schema = open_table(Container.of(path)).schema
         if _label_candidates(schema, _features(schema, path)):
             return True
         if any(map(_holds_labels, schema)):
-            _columns(schema, path, labelled=True)  # an error: which of them has the labels is not known
+            _columns(schema, path, labelled=True)  # an error: the label column is ambiguous
         return False
 
 
 def _class_names(columns: _Columns, root: Path) -> tuple[str, ...] | None:
-    """The names in the schema, or in classes.txt beside the files."""
+    """Return the names in the schema, or in classes.txt next to the files."""
     listed = listed_names(root)
     if None not in (listed, columns.names) and listed != columns.names:
         raise DataError(
-            f"{root / CLASSES_FILE} and the data set itself name the classes in different ways",
+            f"{root / CLASSES_FILE} and the data set's schema have different class names",
             found=f"{', '.join((listed or ())[:3])} and {', '.join((columns.names or ())[:3])}",
             expected="one list",
-            fix=f"take {CLASSES_FILE} away where the data set is right",
+            fix=f"remove {CLASSES_FILE} if the schema is right",
         )
     return columns.names or listed
 
@@ -138,15 +138,17 @@ def _columns(schema: pa.Schema, path: Path, labelled: bool) -> _Columns:
     features = _features(schema, path)
     twice = len(schema.names) != len(set(schema.names))
     if twice:
-        raise DataError(f"{path} has a column twice", found=", ".join(schema.names)[:200], expected="each name once")
+        raise DataError(
+            f"{path} has duplicate columns", found=", ".join(schema.names)[:200], expected="unique column names"
+        )
     stated = [name for name in schema.names if _type(features, name) == "Image"]
     image = _only(stated or [f.name for f in schema if _holds_images(f)], IMAGE_NAMES)
     if image is None or not _holds_images(schema.field(image)):
         raise DataError(
-            f"{path} has no column that is clearly that of the images",
+            f"{path} has no unambiguous image column",
             found="; ".join(f"{field.name}: {field.type}" for field in schema)[:300],
-            expected="one column `image` of bytes, or of {bytes, path} as Hugging Face's datasets has it",
-            fix="rename it, or leave the others out",
+            expected="one column `image` of bytes, or of {bytes, path} as in Hugging Face's datasets",
+            fix="rename the image column to `image`, or remove the other candidates",
         )
     if not labelled:
         return _Columns(image, None, None)
@@ -155,17 +157,17 @@ def _columns(schema: pa.Schema, path: Path, labelled: bool) -> _Columns:
     label = candidates[place] if place is not None else _only(candidates, ())
     if label is None:
         raise DataError(
-            f"{path} has no column that is clearly that of the labels",
+            f"{path} has no unambiguous label column",
             found="; ".join(f"{field.name}: {field.type}" for field in schema)[:300],
-            expected="one column `label` of whole numbers or of names",
-            fix=f"rename it; or {NO_LABELS}",
+            expected="one column `label` of integers or names",
+            fix=f"rename the label column to `label`; or {NO_LABELS}",
         )
     if not _holds_labels(schema.field(label)):
         raise DataError(
-            f"the column {label!r} of {path} holds no classes",
+            f"the column {label!r} of {path} does not contain classes",
             found=str(schema.field(label).type),
-            expected="whole numbers, or names",
-            fix=f"write one class for each image; or {NO_LABELS}",
+            expected="integers, or names",
+            fix=f"write one class per image; or {NO_LABELS}",
         )
     stated_names = features.get(label, {}).get("names") if _type(features, label) == "ClassLabel" else None
     names = check_names(stated_names, str(path)) if isinstance(stated_names, list) else None
@@ -173,7 +175,7 @@ def _columns(schema: pa.Schema, path: Path, labelled: bool) -> _Columns:
 
 
 def _only(candidates: Sequence[str], usual: Sequence[str]) -> str | None:
-    """The one candidate; of several the one with the first of the usual names."""
+    """Return the only candidate, or the one with the first of the usual names."""
     if len(candidates) == 1:
         return candidates[0]
     return next((name for name in usual if name in candidates), None)
@@ -198,7 +200,7 @@ def _holds_labels(field: pa.Field) -> bool:
 
 
 def _features(schema: pa.Schema, path: Path) -> dict[str, Any]:
-    """What `datasets` says of the columns; {} of a file that it has not written."""
+    """Return the feature descriptions of `datasets`; {} for a file from another program."""
     text = (schema.metadata or {}).get(b"huggingface")
     if text is None:
         return {}
@@ -208,7 +210,7 @@ def _features(schema: pa.Schema, path: Path) -> dict[str, Any]:
         found = None
     if not isinstance(found, dict):
         raise DataError(
-            f"what Hugging Face's datasets says of the columns of {path} cannot be read",
+            f"cannot read the feature metadata of Hugging Face's datasets in {path}",
             found=repr(text[:80]),
             expected="JSON with info.features",
             fix="write the file again",
@@ -221,20 +223,20 @@ def _type(features: dict[str, Any], name: str) -> object:
 
 
 def _check_group(group: Group, index: int, path: Path) -> None:
-    """Raise DataError if the images of a row group have no bytes, or too many to be read at once."""
+    """Raise DataError if images of a row group have no bytes, or the group is too large to read."""
     if group.size > MAX_GROUP:
         raise DataError(
-            f"a row group of {path} is too large to read one of its images",
+            f"a row group of {path} is too large to read",
             found=f"{group.size:,} bytes of images in group {index}",
             expected=f"at most {MAX_GROUP:,}",
-            fix="write it with fewer rows in a group (row_group_size=100)",
+            fix="write it with smaller row groups (row_group_size=100)",
         )
     if group.missing:
         raise DataError(
             f"{path} has images without bytes",
-            found=f"{group.missing} of {group.rows} rows in group {index}, which may name a file elsewhere",
-            expected="the bytes of each image in the file",
-            fix="write them in: save_to_disk and push_to_hub of datasets do; or give the folder of the files",
+            found=f"{group.missing} of {group.rows} rows in group {index}, which may refer to other files",
+            expected="image bytes in the file",
+            fix="embed the images: save_to_disk and push_to_hub of datasets do so; or pass the folder of image files",
         )
 
 
@@ -243,18 +245,18 @@ def _labels(file: ParquetTable | ArrowTable, group: int, column: str, where: str
         if value is None or value == "":
             raise DataError(
                 f"an image of {where}, has no label",
-                found=f"nothing in {column!r}",
-                expected="a class for each image",
-                fix=f"leave the row out; or {NO_LABELS}",
+                found=f"an empty cell in {column!r}",
+                expected="a class for every image",
+                fix=f"remove the row; or {NO_LABELS}",
             )
         yield read_label(value) if isinstance(value, str) else value
 
 
 def _unlike(first: Path, path: Path, one: _Columns, other: _Columns) -> DataError:
     return DataError(
-        f"{path.name} is not of the same data set as {first.name}",
-        found=f"{other.image}, {other.label}, {len(other.names or ())} classes, "
-        f"where {first.name} has {one.image}, {one.label}, {len(one.names or ())}",
+        f"{path.name} does not belong to the same data set as {first.name}",
+        found=f"{other.image}, {other.label}, {len(other.names or ())} classes; {first.name} has {one.image}, "
+        f"{one.label}, {len(one.names or ())}",
         expected="files with the same columns and classes",
-        fix="give one of them",
+        fix="pass one of them",
     )

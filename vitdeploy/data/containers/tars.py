@@ -1,8 +1,8 @@
-"""WebDataset tars: images that lie in archives, with the file of their label beside them, read in place.
+"""WebDataset tars: images in archives with their label files, read in place.
 
-Nothing is extracted. The headers are read once, by the standard library's tarfile; of each image its offset and size
-are kept. Files that follow each other with one name up to the first dot are one sample: an image, and a label in .cls
-(a number or a name) or in .json ("label", "cls" or "class"). Source: the WebDataset format's specification
+Nothing is extracted. The standard library's tarfile reads the headers once; the offset and size of each image are kept.
+Consecutive files with the same name up to the first dot form a sample: an image, and a label in .cls (a number or a
+name) or in .json ("label", "cls" or "class"). Source: the WebDataset format's specification
 (https://github.com/webdataset/webdataset).
 """
 
@@ -26,9 +26,9 @@ LABEL, DOCUMENT = "cls", "json"
 COMPRESSED = {b"\x1f\x8b": "gzip", b"BZh": "bzip2", b"\xfd7zXZ": "xz", b"\x28\xb5\x2f\xfd": "zstd"}
 COMPRESSED_SUFFIXES = (".tar.gz", ".tgz", ".tar.bz2", ".tar.xz", ".tar.zst")
 BLOCK = 512
-# A name, or what else a header may carry; a label; the JSON of one sample.
+# Maximum bytes of a header, such as a long name; of a label; of the JSON of one sample.
 MAX_HEADER, MAX_LABEL, MAX_JSON = 1 << 20, 4096, 4 << 20
-# Offsets in a tar; what `tarfile` may hold of it is bounded beside that.
+# Limit for the offsets in a tar; the memory of `tarfile` is limited separately.
 BOUND_BYTES = 8 << 30
 
 
@@ -41,16 +41,16 @@ class _Sample:
 
 
 def list_tars(paths: Sequence[Path], root: Path, labelled: bool) -> listing.Listing:
-    """The images of some tars, in the order of their members.
+    """Return the images of some tars, in the order of their members.
 
     Args:
-        root: the folder that names are below: "shard-000.tar/0001.jpg".
+        root: the folder that names are relative to: "shard-000.tar/0001.jpg".
         labelled: read the label of each.
 
     Raises:
-        DataError: a tar that is compressed, damaged, or holds links or other such members; a sample without an image,
-            or with several; without a label; two samples of one key.
-        LimitError: reading takes more than it may.
+        DataError: a tar that is compressed, damaged, or contains links or other special members; a sample without an
+            image, with several, or without a label; two samples with the same key.
+        LimitError: reading exceeds a limit.
     """
     names, labels = listing.NameColumn(), listing.LabelColumn(root if len(paths) > 1 else paths[0])
     containers, which, offsets, sizes = list[held.Container](), array("i"), array("q"), array("q")
@@ -91,9 +91,9 @@ def _image(sample: _Sample, path: Path) -> tuple[str, tuple[int, int]]:
     if len(found) != 1:
         raise DataError(
             f"the sample {sample.key!r} of {path} has {'several images' if found else 'no image'}",
-            found=", ".join(f".{suffix}" for suffix in sample.files)[:200] or "no file",
+            found=", ".join(f".{suffix}" for suffix in sample.files)[:200] or "no files",
             expected=f"one file that ends in {', '.join(sorted(f'.{each}' for each in IMAGES))} for each key",
-            fix="write the shards with one image a sample",
+            fix="write the shards with one image per sample",
         )
     return found[0], sample.files[found[0]]
 
@@ -108,14 +108,14 @@ def _label(file: IO[bytes], sample: _Sample, path: Path) -> int | str:
             f"the sample {sample.key!r} of {path} has no label",
             found=", ".join(f".{suffix}" for suffix in sample.files)[:200],
             expected='a number or a name in .cls, or in .json as "label"',
-            fix=f"write it beside each image; or {listing.NO_LABELS}",
+            fix=f"add a label to each image; or {listing.NO_LABELS}",
         )
     if found is not None and other is not None and not listing.same_label(found, other):
         raise DataError(
             f"the sample {sample.key!r} of {path} has two labels",
             found=f"{found!r} in .cls, {other!r} in .json",
-            expected="one of them",
-            fix=f"write the shards again with the one that is meant; or {listing.NO_LABELS}",
+            expected="one label",
+            fix=f"write the shards again with the right one; or {listing.NO_LABELS}",
         )
     return label
 
@@ -126,7 +126,7 @@ def _text_label(content: bytes, name: str) -> int | str:
     except UnicodeDecodeError:
         found = ""
     if found == "":
-        raise DataError(f"{name} holds no label", found=repr(content[:60]), expected="a number or a name, in UTF-8")
+        raise DataError(f"{name} contains no label", found=repr(content[:60]), expected="a number or a name, in UTF-8")
     return found
 
 
@@ -151,13 +151,13 @@ def _content(file: IO[bytes], sample: _Sample, suffix: str, most: int, path: Pat
 
 
 def _check_once(names: listing.NameColumn, first: int, path: Path) -> None:
-    """Raise DataError if two samples of a tar, whose names are those from `first` on, have one key."""
+    """Raise DataError if two samples of a tar, whose names start at `first`, have the same key."""
     twice = listing.first_repeated(_key(names, index) for index in range(first, len(names)))
     if twice is not None:
         raise DataError(
-            f"two samples of {path} have one key",
+            f"two samples of {path} have the same key",
             found=_key(names, first + twice).decode("utf-8", "backslashreplace"),
-            expected="the files of a sample one after another, and another key for each sample",
+            expected="consecutive files for each sample, and a unique key per sample",
             fix="sort the tar by name (tar --sort=name), or write it again",
         )
 
@@ -167,7 +167,8 @@ def _key(names: listing.NameColumn, index: int) -> bytes:
 
 
 def _samples(file: IO[bytes], size: int, path: Path) -> Iterator[_Sample]:
-    """The samples of an open tar of so many bytes. `file` may be read and sought between them, if it is put back."""
+    """Yield the samples of an open tar of `size` bytes. `file` may be read and sought between them if its position is
+    restored."""
     sample: _Sample | None = None
     for member in _members(file, size, path):
         split = _split(member.name)
@@ -179,14 +180,14 @@ def _samples(file: IO[bytes], size: int, path: Path) -> Iterator[_Sample]:
                 yield sample
             sample = _Sample(key)
         if suffix in sample.files:
-            raise DataError(f"{path} holds {member.name!r} twice", found="two members of one name", expected="one")
+            raise DataError(f"{path} contains {member.name!r} twice", found="two members", expected="one")
         sample.files[suffix] = (member.offset_data, member.size)
     if sample is not None:
         yield sample
 
 
 def _split(name: str) -> tuple[str, str] | None:
-    """The key and the suffix of a member, cut at the first dot of its file name; None of a hidden file, and of one
+    """Return the key and suffix of a member, split at the first dot of its file name; None for a hidden file, or
     without a suffix."""
     folder, slash, base = name.rpartition("/")
     stem, dot, suffix = base.partition(".")
@@ -194,11 +195,11 @@ def _split(name: str) -> tuple[str, str] | None:
 
 
 def _members(file: IO[bytes], size: int, path: Path) -> Iterator[tarfile.TarInfo]:
-    """The regular files of a tar, each checked: inside the file, and with a plain name."""
+    """Yield the regular files of a tar, each checked to be inside the file and to have a plain name."""
     file.seek(0)
     _check_plain(file.read(BLOCK), path)
     file.seek(0)
-    last = "its start"
+    last = "the start"
     bounded_file = _Headers(file)
     try:
         archive = tarfile.TarFile(fileobj=bounded_file, mode="r", errorlevel=2)  # type: ignore[arg-type]
@@ -210,12 +211,12 @@ def _members(file: IO[bytes], size: int, path: Path) -> Iterator[tarfile.TarInfo
                 member.name = member.name.removeprefix("./")
                 yield member
     except (tarfile.TarError, ValueError, UnicodeError, OverflowError) as error:
-        raise _damaged(path, f"behind {last}: {str(error)[:120] or type(error).__name__}") from None
+        raise _damaged(path, f"after {last}: {str(error)[:120] or type(error).__name__}") from None
     _check_end(file, archive.offset, path, last)
 
 
 class _Headers:
-    """An open tar for `tarfile`, which reads names and headers of any size at once."""
+    """An open tar for `tarfile` with a limit on the size of reads: it would read headers of any size."""
 
     def __init__(self, file: IO[bytes]) -> None:
         self._file = file
@@ -229,7 +230,7 @@ class _Headers:
 
 
 def _check_plain(start: bytes, path: Path) -> None:
-    """Raise DataError for what is no tar, or a compressed one."""
+    """Raise DataError for a file that is not a tar, or a compressed one."""
     packed = next((name for magic, name in COMPRESSED.items() if start.startswith(magic)), None)
     if packed is not None or path.name.lower().endswith(COMPRESSED_SUFFIXES):
         raise compressed(path, packed)
@@ -240,58 +241,59 @@ def _check_plain(start: bytes, path: Path) -> None:
 def compressed(path: Path, packed: str | None = None) -> DataError:
     return DataError(
         f"{path} is a compressed tar",
-        found=f"{packed or path.suffix[1:]} around it",
-        expected="a plain .tar: images are read where they lie, which nothing compressed allows without unpacking all "
-        "before them",
-        fix="unpack it once (gunzip, bunzip2, unxz or zstd -d); JPEG and PNG hardly grow",
+        found=f"{packed or path.suffix[1:]} compression",
+        expected="a plain .tar: images are read in place, which a compressed file does not allow",
+        fix="decompress it once (gunzip, bunzip2, unxz or zstd -d); JPEG and PNG hardly grow",
     )
 
 
 def _check_member(member: tarfile.TarInfo, size: int, path: Path) -> None:
-    """Raise DataError for a member that no data set has, or that is not whole."""
+    """Raise DataError for a forbidden or incomplete member."""
     name = member.name
     parts = name.split("/")
     kind = "a sparse file" if member.issparse() else _kind(member)
     if kind is not None:
         raise DataError(
-            f"{path} holds {kind}, {name!r}",
-            found="what leads out of the archive, or is not there byte for byte",
-            expected="files and folders alone",
-            fix="write the tar without it (tar --dereference --hard-dereference, and no --sparse)",
+            f"{path} contains {kind}, {name!r}",
+            found="a member that refers to another file, or is not stored byte for byte",
+            expected="only files and folders",
+            fix="write the tar without it (tar --dereference --hard-dereference, without --sparse)",
         )
     if ".." in parts or name.startswith("/") or "\0" in name:
-        raise DataError(f"{path} holds a member whose name leads out of it", found=repr(name), expected="a plain name")
+        raise DataError(
+            f"{path} contains a member whose path leaves the archive", found=repr(name), expected="a plain name"
+        )
     if member.size < 0 or member.offset_data + member.size > size:
         there = max(0, size - member.offset_data)
-        raise _damaged(path, f"{name!r} of {member.size:,} bytes, of which {there:,} are there")
+        raise _damaged(path, f"{name!r} has {member.size:,} bytes, but only {there:,} are present")
 
 
 def _kind(member: tarfile.TarInfo) -> str | None:
-    """A member that is neither a file nor a folder, in words."""
+    """Return a description of a member that is neither a file nor a folder, else None."""
     if member.issym() or member.islnk():
         return "a link"
-    return None if member.isreg() or member.isdir() else "a device or pipe, or what is none of these"
+    return None if member.isreg() or member.isdir() else "a device, a pipe or another special member"
 
 
 def _check_end(file: IO[bytes], offset: int, path: Path, last: str) -> None:
-    """Raise DataError unless the tar ends as tars do, and nothing else stands behind its end."""
+    """Raise DataError unless the tar has an end-of-archive marker and no data after it."""
     file.seek(offset)
     block = file.read(BLOCK)
     if len(block) < BLOCK:
-        raise _damaged(path, f"no end behind {last}: it was cut off there")
+        raise _damaged(path, f"no end-of-archive marker after {last}: the file is truncated")
     if any(block):
-        raise _damaged(path, f"no header behind {last}")
+        raise _damaged(path, f"no header after {last}")
     while block := file.read(1 << 20):
         if any(block):
             raise DataError(
-                f"{path} goes on behind its end",
-                found=f"bytes behind {last} that no reader of tars sees",
+                f"{path} has trailing data after the end-of-archive marker",
+                found=f"bytes after {last} that tar readers ignore",
                 expected="one archive",
-                fix="several tars cannot be put one after another: give a folder of them",
+                fix="concatenated tars are not supported: pass a folder of tars",
             )
 
 
 def _damaged(path: Path, found: str) -> DataError:
     return DataError(
-        f"{path} is not a whole tar", found=found, expected="a tar as it was written", fix="fetch or write it again"
+        f"{path} is not a complete tar", found=found, expected="an intact tar", fix="download or write it again"
     )

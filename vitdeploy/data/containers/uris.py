@@ -1,5 +1,5 @@
-"""A list of images by URI, local path or both, in a text file, a table as text or lines of JSON, read through fsspec
-where they are."""
+"""A list of images by URI or local path, in a text file, a delimited table or JSON lines; the images are read in place
+through fsspec."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     import fsspec
 
 SUFFIXES = (".txt", ".csv", ".tsv", ".jsonl")
-# Such a list beside image files has their labels: Hugging Face's datasets writes the first, Roboflow the last.
+# Such a list next to image files has their labels: Hugging Face's datasets writes the first, Roboflow the last.
 BESIDE = tuple(
     f"{stem}{suffix}" for stem in ("metadata", "labels", "_classes") for suffix in (".csv", ".tsv", ".jsonl")
 )
@@ -52,16 +52,16 @@ URI_COLUMNS = (
 SEPARATORS = {".csv": ",;\t|", ".tsv": "\t,;|", ".txt": "\t,;|"}
 NAMES = {",": "commas", ";": "semicolons", "\t": "tabs", "|": "vertical bars"}
 IMAGE = re.compile(f".*(?:{'|'.join(map(re.escape, sorted(IMAGES)))})", re.IGNORECASE)
-# A label behind the name of an image, without a tab.
+# A label after an image name, without a tab.
 BEHIND = re.compile(rf"({IMAGE.pattern})(?:\s*[,;|]\s*|\s+)(\S.*)", re.IGNORECASE)
-JSON_LINE = 'an object a line, such as {"file_name": "a.png", "label": "cat"}'
-# A read that broke off is tried again so often, after so many seconds, and twice as many.
+JSON_LINE = 'one object per line, such as {"file_name": "a.png", "label": "cat"}'
+# Attempts for an interrupted read, and the wait in seconds before the second one; it doubles each time.
 ATTEMPTS, WAIT_SECONDS = 3, 0.25
 
 
 @dataclass(frozen=True)
 class Uri(HeldImage):
-    """What fsspec opens at a URI."""
+    """An image at a URI, opened by fsspec."""
 
     address: str
 
@@ -88,7 +88,7 @@ def _service(address: str) -> Remote:
 
 
 def _content(files: fsspec.AbstractFileSystem, at: str, name: str) -> bytes:
-    """All bytes at a path, if they are no more than an image may have."""
+    """Return all bytes at a path, if they do not exceed the limit of an image."""
     try:
         if "http" in files.protocol or "https" in files.protocol:
             return _streamed(files, at, name)
@@ -98,17 +98,17 @@ def _content(files: fsspec.AbstractFileSystem, at: str, name: str) -> bytes:
         return bytes(files.cat_file(at))
     except (FileNotFoundError, IsADirectoryError):
         raise ImageError(
-            f"{name} is not there",
-            found="nothing at this address",
+            f"{name} does not exist",
+            found="no file at this address",
             expected="an image",
-            fix="mend the list, or take the line out of it",
+            fix="correct the list, or remove the line",
         ) from None
 
 
 def _streamed(files: fsspec.AbstractFileSystem, at: str, name: str) -> bytes:
-    """As `_content`, of a server whose word on the size is not taken."""
+    """As `_content`, for a server whose reported size is not trusted."""
     parts, total = [], 0
-    # With a size, fsspec does not ask for one first: whatever that meets, it takes for a file that is not there.
+    # Given a size, fsspec does not request it first, which it would report as a missing file on any failure.
     with files.open(at, "rb", block_size=0, size=1) as file:
         while part := file.read(1 << 20):
             parts.append(part)
@@ -119,8 +119,8 @@ def _streamed(files: fsspec.AbstractFileSystem, at: str, name: str) -> bytes:
 
 
 def mark_of(address: str) -> tuple[int, str] | None:
-    """The size in bytes of what is at a URI (-1: not known), and what is another text when it is another content: an
-    entity tag, a digest, or a time. None where the service says nothing of the kind, or nothing at all."""
+    """Return the size in bytes at a URI (-1: unknown), and a text that changes with the content: an entity tag, a
+    digest, or a time. None if the service provides none of these."""
     try:
         info = _service(address).ask(lambda files, at: dict(files.info(at)))
     except (StorageError, DataError):
@@ -128,7 +128,7 @@ def mark_of(address: str) -> tuple[int, str] | None:
     known = {str(key).lower(): value for key, value in info.items()}
     size = known.get("size")
     tag = _first(known, "etag", "generation", "md5hash", "content-md5", "crc32c")
-    if tag is not None and not str(tag).startswith("W/"):  # weak: of another content that means the same
+    if tag is not None and not str(tag).startswith("W/"):  # weak: shared by equivalent but different contents
         return (size if isinstance(size, int) else -1), str(tag)
     changed = _first(known, "mtime", "lastmodified", "last_modified", "updated")
     return (size, str(changed)) if isinstance(size, int) and changed is not None else None
@@ -139,7 +139,7 @@ def _first(known: dict[str, Any], *keys: str) -> object:
 
 
 class UriHolder:
-    """Of each image its URI, which is its name but where that would show a secret, or is a local path."""
+    """The URI of each image: its name, except if that would reveal a secret, or is a local path."""
 
     def __init__(self, hidden: dict[int, str]) -> None:
         self._hidden = hidden
@@ -154,7 +154,7 @@ class UriHolder:
 
 
 def read_written(document: Any) -> HeldImage | None:
-    """What `HeldImage.written` gave; None of None."""
+    """Return the location from the result of `HeldImage.written`; None for None."""
     if document is None:
         return None
     kind, *facts = document
@@ -166,7 +166,7 @@ def read_written(document: Any) -> HeldImage | None:
 def load_held(
     path: Path, held: HeldImage | None, spec: PreprocessSpec, box: Box | None, name: str
 ) -> tuple[Pixels, Size]:
-    """As `load_image`, of the file at `path`, or of what is `held` elsewhere and called `name`; errors of both."""
+    """As `load_image`, for the file at `path`, or for an image `held` elsewhere and named `name`; errors of both."""
     return load_image(path, spec, box) if held is None else load_image(held.read(name), spec, box, name)
 
 
@@ -175,15 +175,14 @@ def is_uri(text: str) -> bool:
 
 
 def list_uris(path: Path, root: Path, labelled: bool) -> listing.Listing:
-    """The images that a file names, in its order: a URI or a path a line, and behind it, if there is one, the label: as
-    columns, with or without a header; in a .txt file behind a tab. A line that is there again counts once.
+    """Return the images that a file lists, in its order: one URI or path per line, followed by an optional label: as
+    columns, with or without a header; in a .txt file after a tab. Repeated lines count once.
 
     Args:
-        root: the folder of the file, which local paths are below.
-        labelled: each line has to have a label.
+        root: the folder of the file, which local paths are relative to. labelled: each line must have a label.
 
     Raises:
-        DataError: no UTF-8; a line of another form; a header of unknown columns; an image with two labels.
+        DataError: not UTF-8; an invalid line; a header with unknown columns; an image with two labels.
         LimitError: the file is too large.
     """
     with storage_errors(path), bounded(f"read {path.name}", path.stat().st_size):
@@ -199,7 +198,7 @@ def list_uris(path: Path, root: Path, labelled: bool) -> listing.Listing:
 def _read(
     path: Path, labelled: bool, seen: dict[str, str | None] | None
 ) -> tuple[listing.NameColumn, listing.LabelColumn, dict[int, str]]:
-    """The names, the labels, and the addresses that are no names. With `seen`, what is there again is left out.
+    """Return the names, the labels, and the addresses that differ from names. With `seen`, repeated lines are dropped.
 
     Raises:
         DataError: as `list_uris`.
@@ -212,10 +211,10 @@ def _read(
         if seen is not None and real in seen:
             if seen[real] != label:
                 raise DataError(
-                    f"{path} names an image twice, with other labels",
+                    f"{path} lists an image twice with different labels",
                     found=f"{name}: {seen[real]} and {label}",
-                    expected="one label for each image",
-                    fix="take one line out",
+                    expected="one label per image",
+                    fix="remove one line",
                 )
             labels.repairs.add("repeated lines, counted once", f"line {line}")
             continue
@@ -236,7 +235,7 @@ def has_labels(path: Path) -> bool:
 
 
 def beside(folder: Path) -> Path | None:
-    """The list in a folder of image files that has their labels."""
+    """Return the list in a folder of image files that has their labels."""
     for path in (folder / name for name in BESIDE):
         if is_file(path):
             with storage_errors(path):
@@ -245,8 +244,8 @@ def beside(folder: Path) -> Path | None:
             image, label = (listing.column_of(header, names) for names in (URI_COLUMNS, listing.LABEL_COLUMNS))
             if image is None:
                 continue
-            # Columns of an image that are not understood are refused, not left out. Captions and the like are none of
-            # its business where the folders are classes.
+            # Unknown columns next to an image column are an error, not ignored, except if folders are classes: captions
+            # and the like do not matter then.
             unclear = len(header) > 1 and image < len(cells) and _is_image(cells[image])
             if label is not None or (unclear and not any(is_dir(entry) for entry in folder.iterdir())):
                 return path
@@ -254,8 +253,8 @@ def beside(folder: Path) -> Path | None:
 
 
 def _named(address: str, line: int, path: Path, repairs: Repairs) -> tuple[str, str]:
-    """The name of an image, and its URI or path. What is after a question mark may be a secret and all that tells two
-    images apart: the name has the number of the line instead."""
+    """Return the name of an image, and its URI or path. The part after a question mark may be secret, and may be all
+    that distinguishes two images: the name has the line number instead."""
     if address.startswith("file://"):
         local = unquote(urlsplit(address).path)
         return local, local
@@ -271,7 +270,7 @@ def _named(address: str, line: int, path: Path, repairs: Repairs) -> tuple[str, 
 
 @dataclass(frozen=True)
 class _Table:
-    """The text of a list. `separator`: what is between its columns; None of plain lines, and of lines of JSON."""
+    """The text of a list. `separator`: between columns; None for plain lines and JSON lines."""
 
     path: Path
     text: str
@@ -294,7 +293,7 @@ class _Table:
         return cls(path, text, separator, repairs)
 
     def rows(self) -> Iterator[tuple[int, list[str]]]:
-        """The cells of each line that has any; of JSON, that of the keys first."""
+        """Yield the cells of each non-empty line; for JSON, the keys first."""
         if self.path.suffix.lower() == ".jsonl":
             yield from self._json_rows()
         elif self.separator is None:
@@ -310,8 +309,8 @@ class _Table:
                 if any(row):
                     yield reader.line_num, row
         except csv.Error as error:
-            told = f"line {reader.line_num} of {self.path} is no CSV"
-            raise DataError(told, found=str(error), expected="a URI and a label") from None
+            message = f"line {reader.line_num} of {self.path} is not valid CSV"
+            raise DataError(message, found=str(error), expected="a URI and a label") from None
 
     def _plain_rows(self) -> Iterator[tuple[int, list[str]]]:
         for line, row in enumerate(io.StringIO(self.text), 1):
@@ -320,7 +319,7 @@ class _Table:
             cells = [cell.strip() for cell in row.rstrip("\n").split("\t")]
             match = BEHIND.fullmatch(cells[0])
             if len(cells) == 1 and match is not None and not _is_image(cells[0]):
-                self.repairs.add("labels behind a space or a comma, where a tab is usual", f"line {line}")
+                self.repairs.add("labels after a space or a comma instead of a tab", f"line {line}")
                 cells = [match[1], match[2]]
             yield line, cells
 
@@ -334,7 +333,7 @@ class _Table:
             except (ValueError, RecursionError):
                 document = None
             if not isinstance(document, dict):
-                raise DataError(f"line {line} of {self.path} is no JSON object", found=row[:80], expected=JSON_LINE)
+                raise DataError(f"line {line} of {self.path} is not a JSON object", found=row[:80], expected=JSON_LINE)
             if keys is None:
                 keys = [*document]
                 yield 0, keys
@@ -343,7 +342,7 @@ class _Table:
     def unknown(self, row: Sequence[str], what: str, names: Sequence[str], fix: str) -> DataError:
         between = "" if self.separator is None else f", separated by {NAMES[self.separator]}"
         return DataError(
-            f"no column of {self.path} is known as that of {what}",
+            f"no column of {self.path} is recognised as {what}",
             found=f"columns {', '.join(map(repr, row))}"[:200] + between,
             expected=f"one of {', '.join(names[:8])}",
             fix=fix,
@@ -351,7 +350,7 @@ class _Table:
 
 
 def _lines(path: Path, repairs: Repairs, labelled: bool) -> Iterator[tuple[int, str, str | None]]:
-    """Of each image its line, its address and its label, None where none is written."""
+    """Yield the line, address and label of each image; None without a label."""
     table = _Table.of(path, repairs)
     order: tuple[int, ...] | None = None
     width = 0
@@ -367,47 +366,48 @@ def _lines(path: Path, repairs: Repairs, labelled: bool) -> Iterator[tuple[int, 
             row = cells + [""] * (width - len(cells))
             if any(row[width:]):
                 raise DataError(
-                    f"line {line} of {path} has more columns than its first line",
+                    f"line {line} of {path} has more columns than the first line",
                     found=f"{len(cells)}: {str(cells)[:100]}",
                     expected=f"{width}",
-                    fix='put what has the separator inside into quotes: "tench, Tinca tinca"',
+                    fix='quote cells that contain the separator: "tench, Tinca tinca"',
                 )
             row = [row[i] for i in order]
         if not 1 <= len(row) <= 2 or not row[0] or any(ord(each) < 32 for each in row[0]):
             raise DataError(
-                f"line {line} of {path} names no image",
+                f"line {line} of {path} does not name an image",
                 found=str(row)[:120],
-                expected="a URI or a path, and a label or none, "
-                + ("with a tab between them" if path.suffix.lower() == ".txt" else "as columns"),
-                fix="mend the line",
+                expected="a URI or a path, and optionally a label, "
+                + ("separated by a tab" if path.suffix.lower() == ".txt" else "as columns"),
+                fix="correct the line",
             )
         yield line, row[0], (row[1] or None) if len(row) == 2 else None
 
 
 def _header(table: _Table, row: list[str], labelled: bool) -> tuple[int, ...]:
-    """Which columns are those of images and labels; () of a first line that is no header.
+    """Return the indices of the image and label columns; () if the first line is not a header.
 
     Raises:
-        DataError: a header in which one of them is not known.
+        DataError: a header in which one of them is not recognised.
     """
     image, label = listing.column_of(row, URI_COLUMNS), listing.column_of(row, listing.LABEL_COLUMNS)
     if image is None or any(map(_is_image, row)):
         later = next((cells for _, cells in itertools.islice(table.rows(), 1, 2)), [])
         if not any(map(_is_image, row)) and any(map(_is_image, later)):
-            raise table.unknown(row, "the images", URI_COLUMNS, "rename it")
+            raise table.unknown(row, "the image column", URI_COLUMNS, "rename the image column to path")
         return ()
     others = [name for i, name in enumerate(row) if name and i not in (image, label)]
     if not labelled or (label is None and not others):
         return (image,)
     if label is None:
-        raise table.unknown(row, "the labels", listing.LABEL_COLUMNS, f"rename it to label; or {listing.NO_LABELS}")
+        fix = f"rename the label column to label; or {listing.NO_LABELS}"
+        raise table.unknown(row, "the label column", listing.LABEL_COLUMNS, fix)
     if others:
-        table.repairs.add(f"columns beside {row[image]!r} and {row[label]!r}, not read", others[0], len(others))
+        table.repairs.add(f"columns other than {row[image]!r} and {row[label]!r}, ignored", others[0], len(others))
     return image, label
 
 
 def _separator(first: str, suffix: str) -> str | None:
-    """What is between the columns of a table, by its first line; None of plain lines of text."""
+    """Return the column separator of a table, from its first line; None for plain lines of text."""
     there = [separator for separator in SEPARATORS[suffix] if separator in first]
     cells = {separator: [cell.strip().strip('"') for cell in first.split(separator)] for separator in there}
     header = next(
@@ -426,7 +426,7 @@ def _is_image(cell: str) -> bool:
 def _unlabelled(path: Path, line: int) -> DataError:
     return DataError(
         f"line {line} of {path} has no label",
-        found="a URI alone",
-        expected="a label on each line",
-        fix=f"write one behind it; or {listing.NO_LABELS}",
+        found="only a URI",
+        expected="a label on every line",
+        fix=f"add a label to the line; or {listing.NO_LABELS}",
     )

@@ -1,1 +1,1 @@
-"""What runs on a device: packed with the device zone into one file, `agent.pyz`. It imports nothing else."""
+"""The agent that runs on a device. It is packed with the device zone, its only imports, into one file, `agent.pyz`."""

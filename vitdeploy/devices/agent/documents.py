@@ -1,7 +1,7 @@
-"""A device's jobs and answers: the documents that cross the wire, as plain data.
+"""The jobs and answers that a device and its client exchange, as plain data.
 
-A job carries placements (ONNX), never engines: an engine is code, and each device builds its own. The one exception is
-a TensorRT plan, which the device loads only where its own registry says that it was built there.
+A job contains placements (ONNX), not engines: an engine is code, and each device builds its own. The only exception is
+a TensorRT plan, which a device loads only if its own registry shows that it was built there.
 """
 
 import hashlib
@@ -25,18 +25,18 @@ from vitdeploy.spec import SPARSE, EngineSpec, FileEntry, FloatRest, Precision, 
 FORMAT = 1
 Kind = Literal["bench", "compile", "stage", "switch"]
 State = Literal["absent", "queued", "running", "done", "stopped", "lost"]
-# Of the job.json that a device reads, and of the result.json that it answers with: raw latencies make up most of it.
+# The limits of a job.json, and of a result.json, which consists mostly of raw latencies.
 MAX_JOB_BYTES = 8 << 20
 MAX_RESULT_BYTES = 256 << 20
-# What a deployment and a release may be called: both name folders. A release is the SHA-256 of its manifest.
+# Valid names of deployments and releases, which are folder names. A release is the SHA-256 of its manifest.
 DEPLOYMENT = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 RELEASE = re.compile(r"[0-9a-f]{64}")
 
 
 @dataclass(frozen=True)
 class PlacedGraph:
-    """One ONNX file of a job. `placed`: how many of its linears and convolutions are in INT8 or FP8; `precision`: its
-    own, where the graphs of a model differ in it."""
+    """One ONNX file of a job. `placed`: the number of its linears and convolutions in INT8 or FP8; `precision`: its
+    own, if the graphs of the model differ in it."""
 
     part: str
     file: str
@@ -46,13 +46,12 @@ class PlacedGraph:
 
 @dataclass(frozen=True)
 class PlacedArtifact:
-    """A placement, as `compilation.engine.compile_engine` takes it. An encoder-decoder has two graphs and
-    its `sequence`.
+    """A placement, as `compilation.engine.compile_engine` takes it. An encoder-decoder has two graphs and a `sequence`.
 
-    `plan` is the engine that a device made of it before, whose files are in the job too. `images`: what a bench needs
-    to measure the way from an image to its answer, see `benchmark.stages.ImageStages`. `golden`: the folder of the job
-    with the manifest and the golden answers of the bundle that the placement is from. `row_parts`: as the graph has
-    them, `float_rest`: as an engine is to have it where the device's CPU does, see `EngineSpec`.
+    `plan`: an engine that a device built from it before, whose files are also in the job. `images`: settings to measure
+    from an image to its answer, see `benchmark.stages.ImageStages`. `golden`: the job's folder with the manifest and
+    the golden answers of the placement's bundle. `row_parts`: those of the graph. `float_rest`: the precision to use if
+    the device's CPU supports it, see `EngineSpec`.
     """
 
     name: str
@@ -71,10 +70,10 @@ class PlacedArtifact:
 
 @dataclass(frozen=True)
 class ReleaseOptions:
-    """Of a job that brings a release ("stage": `files` are those of the whole bundle, of which the job has those that
-    were missing), or that moves the link to one ("switch"), from `expected` ("" for none), which was moved `counter`
-    times: another comparison is another job. `release` is the SHA-256 of its manifest, `target` what an app would ask
-    for. Its p99 may be `worse` times that of the current one, less 1."""
+    """Options of a job that brings a release ("stage"; `files`: those of the whole bundle, of which the job contains
+    the missing ones) or that moves the link to it ("switch"). `expected`: the release of the link ("" for none), moved
+    `counter` times, so that each comparison is a distinct job. `release`: the SHA-256 of the manifest. `target`: the
+    one that an app requests. `worse`: the share by which p99 may exceed that of the current release."""
 
     deployment: str
     release: str
@@ -87,8 +86,8 @@ class ReleaseOptions:
 
 @dataclass(frozen=True)
 class DeviceJob:
-    """`files` are all that goes out with it. `protocol`: of a bench, and of a release that is to be measured; `build`:
-    where TensorRT is not to build as by default. `device`: whose it is, as two may be one machine.
+    """A job for a device. `files`: all files that are sent with it. `protocol`: of a benchmark, or of a release to
+    measure. `build`: non-default options for TensorRT. `device`: the registered device, since two may be one machine.
     """
 
     format: int
@@ -104,8 +103,8 @@ class DeviceJob:
 
     @property
     def digest(self) -> str:
-        """The job's identifier everywhere: equal jobs of one sender are one job. It is over the text with the numbers
-        that the device reads: 1 and 1.0 seconds are the same."""
+        """The job's identifier: equal jobs of one sender are one job. It is computed from the text with the numbers as
+        the device reads them, so that 1 and 1.0 seconds are the same."""
         text = json.dumps(
             encode(decode(DeviceJob, encode(self))), sort_keys=True, separators=(",", ":"), allow_nan=False
         )
@@ -114,7 +113,7 @@ class DeviceJob:
 
 @dataclass(frozen=True)
 class GoldenResult:
-    """As `runtime.golden.GoldenCheck`; a `difference` that is no number is None."""
+    """As `runtime.golden.GoldenCheck`, with None for a `difference` of NaN or infinity."""
 
     inputs: int
     difference: float | None
@@ -129,8 +128,8 @@ class GoldenResult:
 
 @dataclass(frozen=True)
 class Tried:
-    """What became of a release: how `engine` answered, the one that an app gets. `kept`: whether the link is at it now.
-    `alone`: why it was not measured against the release before it; "" where it was, and of a release that failed."""
+    """The trial of a release: the golden answers of `engine`, which an app would load. `kept`: whether the link points
+    to it now. `alone`: why it was not measured against the previous release; "" if it was, or if the release failed."""
 
     engine: str
     golden: GoldenResult
@@ -140,8 +139,8 @@ class Tried:
 
 @dataclass(frozen=True)
 class Deployed:
-    """A deployment on a device: the releases that its link is at and was at before, "" for none; how often the link was
-    moved for good; the release that a living process moves it to right now."""
+    """A deployment on a device. `current`, `previous`: the present and previous release of its link, "" for none.
+    `counter`: the number of completed moves. `moving`: the release that a running process is moving it to."""
 
     name: str
     current: str = ""
@@ -152,7 +151,7 @@ class Deployed:
 
 @dataclass(frozen=True)
 class Failure:
-    """An error, as `VitdeployError.to_dict` writes it, of one artifact ("" for the whole job)."""
+    """An error of one artifact ("" for the whole job), as `VitdeployError.to_dict` writes it."""
 
     artifact: str
     code: str
@@ -164,9 +163,9 @@ class Failure:
 
 @dataclass(frozen=True)
 class JobResult:
-    """What a finished job answers. `host` is `describe_host` there; `engines` are those that were made, by the names of
-    the artifacts; `left_out` those that do not work there, and why. `bench_run` is of a bench, and of a release that
-    was measured; `tried` is of a release. A `failure` is instead of everything else."""
+    """The result of a finished job. `host`: the device's `describe_host`. `engines`: the built engines, by artifact.
+    `left_out`: the artifacts that do not work there, with the reasons. `bench_run`: the measurements of a benchmark or
+    a release. `tried`: the trial of a release. `failure`: replaces all other fields."""
 
     format: int
     job: str
@@ -181,8 +180,8 @@ class JobResult:
 
 @dataclass(frozen=True)
 class Status:
-    """`state`: "absent", "queued", "running", "done" (there is a result), "stopped", or "lost": it was queued or
-    running, and its process is gone; `detail` says what it waits for, or how it was lost."""
+    """The status of a job. `state`: "absent", "queued", "running", "done" (has a result), "stopped", or "lost" (was
+    queued or running, and its process is gone). `detail`: what it waits for, or how it was lost."""
 
     state: State
     detail: str = ""
@@ -190,7 +189,7 @@ class Status:
 
 
 def flat(path: str) -> str:
-    """The name that a file of an engine has in a result's folder."""
+    """Return the name of an engine's file in a result folder."""
     return path.replace("/", "-")
 
 
@@ -199,11 +198,11 @@ def flat(path: str) -> str:
 
 @contextmanager
 def explained() -> Iterator[None]:
-    """Turns failures on a device into errors that say what to do there."""
+    """Turn failures on a device into errors with a fix for the device."""
     try:
         yield
     except MissingPackageError as error:
-        extra = getattr(error, "extra", "")  # the error of a child process has its message only
+        extra = getattr(error, "extra", "")  # an error of a child process has only its message
         packages = [row.package for row in TARGETS.values() if row.extra == extra != ""]
         if packages:
             error.fix = f"{sys.executable} -m pip install {packages[0]}"
@@ -220,7 +219,7 @@ def explained() -> Iterator[None]:
         raise StorageError(
             "a file cannot be read or written",
             found=f"{error.strerror or error}, {shutil.disk_usage(Path.home()).free:,} bytes free in {Path.home()}",
-            fix="free some space there",
+            fix="free disk space on the device",
         ) from None
     except Exception as error:
         traceback.print_exc()

@@ -1,6 +1,6 @@
-"""The process that runs one engine of a bundle on its golden inputs, in whatever Python it is started.
+"""A process that runs one engine of a bundle on its golden inputs, in any Python environment.
 
-It reads one JSON command per line from standard input and answers each with one JSON line, as `benchmark/worker.py`:
+It reads one JSON command per line from standard input and answers each with one JSON line, like `benchmark/worker.py`:
 
     {"do": "check", "folder": "...", "artifact": "...", "rebuild": "" or a folder}     see `check`
     {"do": "close"}                                                                    {"closed": true}
@@ -24,16 +24,16 @@ from vitdeploy.spec import EngineSpec, encode
 
 
 def answer(command: Mapping[str, Any]) -> dict[str, Any]:
-    """The answer to one command; errors propagate."""
+    """Return the answer to one command; errors propagate."""
     if command["do"] == "close":
         return {"closed": True}
     return check(Path(command["folder"]), command["artifact"], command["rebuild"])
 
 
 def check(folder: Path, artifact: str, rebuild: str) -> dict[str, Any]:
-    """The golden check of an engine, the engine (encoded) and the folder of its files, and the runtime's version.
+    """Return the golden check of an engine, the engine (encoded), the folder of its files, and the runtime's version.
 
-    With `rebuild`, an empty folder, the engine is compiled there of the bundle's graph first.
+    With `rebuild`, an empty folder, the engine is first compiled there from the bundle's graph.
     """
     manifest = read_bundle(folder)
     engine = next(each for each in manifest.engines if each.artifact == artifact)
@@ -46,12 +46,12 @@ def check(folder: Path, artifact: str, rebuild: str) -> dict[str, Any]:
 
 
 def compiled(folder: Path, engine: EngineSpec, out: Path) -> EngineSpec:
-    """An engine compiled anew of the graph beside it; the files are in the empty folder `out`."""
+    """Compile an engine's graph again, into the empty folder `out`."""
     if engine.parts:
         raise TargetError(
-            f"{engine.artifact} has {len(engine.parts)} graphs",
+            f"{engine.artifact} has {len(engine.parts)} graphs and cannot be rebuilt",
             expected="an engine of one graph",
-            fix="leave --rebuild out",
+            fix="omit --rebuild",
         )
     source, graph = folder / engine.graph, out / "graph.onnx"
     graph.write_bytes(source.read_bytes())

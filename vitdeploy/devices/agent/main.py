@@ -1,17 +1,17 @@
-"""The agent's commands. Each prints one line, "vitdeploy-agent ok", and then its answer; an error is an answer too.
-While it works on one, beats come first (stream.py).
+"""The agent's commands. Each prints the line "vitdeploy-agent ok" and then its answer, which may be an error. While it
+works, it first sends beats (stream.py).
 
-probe                  what this device is
-status DIGEST          the status of a job
+probe                  describe this device
+status DIGEST          return the status of a job
 submit                 receive a job and its files over standard input, and start it
-watch DIGEST           its status, and every change of it, until it neither waits nor runs
-fetch DIGEST           its result and files
-stop DIGEST            end it
-remove DIGEST          forget it
-deployed               what is deployed here
-missing NAME           which files of a release, listed on standard input, are in no other release of that deployment
-serve                  one engine over this connection
-run DIGEST             (started by submit) do it
+watch DIGEST           return the status of a job, and every change, until it neither waits nor runs
+fetch DIGEST           return the result and files of a job
+stop DIGEST            stop a job
+remove DIGEST          delete a job
+deployed               list the deployments here
+missing NAME           of a release's files, listed on standard input, return those that no release of NAME has
+serve                  run one engine over this connection
+run DIGEST             (started by submit) perform a job
 """
 
 import contextlib
@@ -74,9 +74,9 @@ from vitdeploy.spec import FileEntry, decode, encode
 READY = "vitdeploy-agent ok"
 DIGEST = re.compile(r"[0-9a-f]{64}")
 PATH = re.compile(r"(?!\.)[A-Za-z0-9._-]+(/(?!\.)[A-Za-z0-9._-]+)*")
-# What a device keeps of results that nobody has fetched.
+# The number of finished jobs that a device keeps.
 KEPT_JOBS = 8
-# Beside the files themselves: copies that compilers make of them, and the runtime's own.
+# Spare disk space, in addition to the files and the copies that compilers make.
 SPARE_BYTES = 16 << 20
 LOOK_SECONDS = 0.2
 TELL_SECONDS = 0.5
@@ -85,16 +85,16 @@ STOP_SECONDS = 5.0
 
 
 def main(agent: str) -> None:
-    """Do the command of the arguments; `agent` is the path of the file that this is in."""
-    sys.path[:] = [path for path in sys.path if path]  # nothing of the folder that a login starts in
-    # Of measuring and building processes, also where another vitdeploy is installed.
+    """Run the command in the arguments; `agent`: the path of agent.pyz."""
+    sys.path[:] = [path for path in sys.path if path]  # do not import from the login folder
+    # For measuring and building processes, also if another vitdeploy is installed.
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [agent, os.environ.get("PYTHONPATH")]))
     command, *arguments = sys.argv[1:]
     if command == "run":
         _run(_folder(arguments[0]))
         return
     answers = os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)  # whatever a runtime prints is no answer
+    os.dup2(2, 1)  # output of runtimes must not mix with answers
     answers.write(f"{READY}\n".encode())
     answers.flush()
     try:
@@ -109,11 +109,11 @@ def main(agent: str) -> None:
             answers.write(b"".join(message({"failure": encode(failure("", error))})))
             answers.flush()
     except BrokenPipeError:
-        pass  # nobody is there any more
+        pass  # the client is gone
 
 
 def _answer(command: str, arguments: list[str], agent: str, answers: BinaryIO, beats: Beats) -> Iterable[bytes]:
-    """What is written once the beats have ended."""
+    """Return the blocks to write after the beats."""
     if command == "probe":
         return message(encode(probe()))
     if command in ("deployed", "missing"):
@@ -130,7 +130,7 @@ def _answer(command: str, arguments: list[str], agent: str, answers: BinaryIO, b
     if command == "serve":
         from vitdeploy.devices.agent.serve import serve
 
-        signal.signal(signal.SIGTERM, _stopped)  # the host is gone (stream.py): nothing of the session stays
+        signal.signal(signal.SIGTERM, _stopped)  # the host is gone (stream.py): delete the session's files
         serve(sys.stdin.buffer, answers, beats)
         return ()
     folder = _folder(arguments[0])
@@ -147,28 +147,28 @@ def _answer(command: str, arguments: list[str], agent: str, answers: BinaryIO, b
 
 
 def _require_64_bits() -> None:
-    """Refuse a 32-bit Python by name: on a 64-bit kernel its machine is "aarch64", and yet no wheel fits it.
+    """Refuse a 32-bit Python explicitly: on a 64-bit kernel its machine is "aarch64", but no wheel works.
 
     Raises:
-        HostError: it has 32 bits.
+        HostError: the Python has 32 bits.
     """
     if sys.maxsize < 2**32:
         raise HostError(
-            "a 32-bit Python cannot run anything of vitdeploy",
+            "vitdeploy does not support 32-bit Python",
             found=f"{sys.executable}, Python {platform.python_version()}, 32 bits on a kernel for {platform.machine()}",
-            expected="a 64-bit system: no runtime has wheels for 32 bits, on PyPI or on piwheels",
-            fix="install a 64-bit system there, such as Raspberry Pi OS (64-bit)",
+            expected="a 64-bit system: no runtime has 32-bit wheels on PyPI or piwheels",
+            fix="install a 64-bit system, such as Raspberry Pi OS (64-bit)",
         )
 
 
 def _folder(digest: str) -> Path:
     if not DIGEST.fullmatch(digest):
-        raise VitdeployError(f"{digest!r} names no job")
+        raise VitdeployError(f"{digest!r} is not a job")
     return job_folder(digest)
 
 
 def _submit(agent: str) -> Status:
-    """Receive a job, all or nothing, and start it in a session of its own, which outlives the connection."""
+    """Receive a complete job, and start it in its own session, which outlives the connection."""
     line = read_line(sys.stdin.buffer, MAX_JOB_BYTES)
     job = decode(DeviceJob, read_json(line))
     folder = job_folder(job.digest)
@@ -183,12 +183,12 @@ def _submit(agent: str) -> Status:
             folder.parent.mkdir(exist_ok=True, mode=0o700)
             incoming.rename(folder)
     except OSError as error:
-        if folder.is_dir():  # the same job came in over another connection
+        if folder.is_dir():  # the same job arrived over another connection
             return read_status(folder)
         why = error.strerror or str(error)
-        raise StorageError(f"{home()} cannot be written", found=why, fix="free some space there") from None
+        raise StorageError(f"{home()} cannot be written", found=why, fix="free disk space on the device") from None
     except StreamError as error:
-        raise VitdeployError(f"the job did not arrive whole: {error}") from None
+        raise VitdeployError(f"the job arrived incomplete: {error}") from None
     with (folder / LOG_FILE).open("wb") as log:
         subprocess.Popen(
             [sys.executable, agent, "run", job.digest],
@@ -208,18 +208,18 @@ def _make_room(job: DeviceJob) -> None:
     needed, free = 2 * sum(entry.bytes for entry in job.files) + SPARE_BYTES, shutil.disk_usage(home()).free
     if free < needed:
         raise StorageError(
-            f"too little space for the job in {home()}",
+            f"not enough disk space for the job in {home()}",
             found=f"{free:,} bytes free",
             expected=f"{needed:,} bytes",
-            fix="free some space there",
+            fix="free disk space on the device",
         )
 
 
 def _require_memory(job: DeviceJob) -> None:
-    """Refuse a job of which one model's weights alone are more than all free memory and swap: the kernel would end it.
+    """Refuse a job if one model's weights alone exceed the free memory and swap: the kernel would kill it.
 
     Raises:
-        HostError: they are.
+        HostError: there is not enough memory.
     """
     memory = read_memory()
     if "MemAvailable" not in memory:
@@ -230,10 +230,10 @@ def _require_memory(job: DeviceJob) -> None:
         needed = sum(entry.bytes for entry in job.files if entry.path.startswith(graphs))
         if needed > free:
             raise HostError(
-                f"too little memory for {placed.name}",
+                f"not enough memory for {placed.name}",
                 found=f"{free:,} bytes of memory and swap free",
-                expected=f"{needed:,} bytes for its weights alone; a compiler takes several times that",
-                fix="end what else runs there, or add swap: vitdeploy devices doctor says how",
+                expected=f"{needed:,} bytes for its weights; a compiler needs several times that",
+                fix="stop other processes there, or add swap: vitdeploy devices doctor shows how",
             )
 
 
@@ -241,14 +241,14 @@ def _receive(job: DeviceJob, line: bytes, folder: Path) -> None:
     (folder / JOB_FILE).write_bytes(line)
     for entry in job.files:
         if not PATH.fullmatch(entry.path) or entry.path == JOB_FILE:
-            raise StreamError(f"{entry.path!r} is no path of a job")
+            raise StreamError(f"{entry.path!r} is not a valid path in a job")
         path = folder / entry.path
         path.parent.mkdir(parents=True, exist_ok=True)
         read_file(sys.stdin.buffer, entry, path)
 
 
 def _forget_old(jobs: Path) -> None:
-    """Remove all but the newest finished jobs. By their number: a clock that jumps would make all of them old."""
+    """Remove all except the newest finished jobs. By number, not age: a clock that jumps would make all of them old."""
     if not jobs.is_dir():
         return
     ended = [folder for folder in jobs.iterdir() if read_status(folder).state in ("done", "lost", "stopped")]
@@ -262,25 +262,25 @@ def _stopped(number: int, frame: Any) -> NoReturn:
 
 
 def _watch(folder: Path) -> Iterator[bytes]:
-    """The status, whenever its state or what it waits for has changed, and for its progress as often as an agent beats,
-    which takes the device next to no time.
+    """Yield the status whenever its state or detail changes, and its progress at each beat, which costs the device
+    almost no time.
 
-    Once nobody listens any more, writing it ends this process.
+    Writing to a closed connection ends this process.
     """
-    told, when = None, 0.0
+    sent, when = None, 0.0
     while True:
         status = read_status(folder)
         now, ended = time.monotonic(), status.state not in ("queued", "running")
-        if (status.state, status.detail) != told or now - when >= BEAT_SECONDS:
+        if (status.state, status.detail) != sent or now - when >= BEAT_SECONDS:
             yield from message(asdict(status))
-            told, when = (status.state, status.detail), now
+            sent, when = (status.state, status.detail), now
         if ended:
             return
         time.sleep(LOOK_SECONDS)
 
 
 def _stop(folder: Path) -> Status:
-    """End the job's process and its children, by force if it does not go."""
+    """Stop the job's process and its children, by SIGKILL if necessary."""
     if end(folder):
         deadline = time.monotonic() + STOP_SECONDS
         while time.monotonic() < deadline and read_status(folder).state in ("queued", "running"):
@@ -296,24 +296,24 @@ def _remove(folder: Path) -> Status:
 
 
 def _fetch(folder: Path) -> Iterator[bytes]:
-    """The result as it lies there, and the files that it lists."""
+    """Yield the stored result and the files that it lists."""
     result = folder / RESULT_FOLDER
     try:
         line = (result / RESULT_FILE).read_bytes()
     except OSError:
-        raise VitdeployError("the job's result is no longer there", fix="run the command again") from None
+        raise VitdeployError("the result of the job no longer exists", fix="run the command again") from None
     entries = [decode(FileEntry, each) for each in json.loads(line)["files"]]
     yield line + b"\n"
     for entry in entries:
         yield from blocks_of(result / flat(entry.path))
 
 
-# --- A job from its folder to its result, in a process of its own that no connection ends -----------------------------
-# Nothing heavy is imported before the host can be told that a package is missing.
+# --- Run a job in its own process, independent of connections ---------------------------------------------------------
+# Heavy imports come late, so that missing packages can be reported to the host.
 
 
 def _run(folder: Path) -> None:
-    """Wait for the device, do the job in `folder`, and leave its result there, whatever happens."""
+    """Wait for the device, perform the job in `folder`, and store its result or failure there."""
     signal.signal(signal.SIGTERM, _stopped)
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     me = Process.current()
@@ -334,7 +334,7 @@ def _run(folder: Path) -> None:
 
 
 def _publish(result: JobResult, folder: Path) -> None:
-    """The result's folder appears whole, with all that it lists, or not at all."""
+    """Publish the result's folder atomically, with all files that it lists."""
     out = folder / f".{RESULT_FOLDER}"
     out.mkdir()
     for entry in result.files:
@@ -347,7 +347,7 @@ def _publish(result: JobResult, folder: Path) -> None:
 
 
 def _seldom(tell: Progress) -> Progress:
-    """Report progress only now and then, so as not to disturb what is measured."""
+    """Limit the rate of progress reports, so that they do not disturb measurements."""
     last = -TELL_SECONDS
 
     def progress(text: str, done: int, total: int) -> None:

@@ -1,13 +1,12 @@
-"""What a device is, what works there, and what it says of its power, heat, memory, clock and Python: what `vitdeploy
-devices doctor` judges.
+"""Describe a device for `vitdeploy devices doctor`: hardware, working targets, power, heat, memory, clock and Python.
 
-All of the board is read from files under `root`, "/" except in tests, and from `nvpmodel` and `dpkg-query`, where they
-are there. A machine without one of them says nothing of it. Nothing here needs root. Sources:
+The state of the board is read from files under `root` ("/" except in tests) and from `nvpmodel` and `dpkg-query`, if
+available; missing sources are skipped. No root rights are needed. Sources:
 
 - nvpmodel -q, /etc/nvpmodel.conf, /etc/nv_tegra_release: NVIDIA Jetson Linux Developer Guide, "Platform Power and
   Performance" and "Quick Start".
 - governors and drivers: Linux, Documentation/admin-guide/pm/cpufreq.rst.
-- trip points: Linux, Documentation/driver-api/thermal/sysfs-api.rst (millidegrees; those below 0 are off).
+- trip points: Linux, Documentation/driver-api/thermal/sysfs-api.rst (millidegrees; negative ones are off).
 - memory: Linux, Documentation/filesystems/proc.rst, "meminfo" (kB).
 - EXTERNALLY-MANAGED: PEP 668. Debian has ensurepip in the package python3-venv.
 """
@@ -36,7 +35,7 @@ from vitdeploy.errors import VitdeployError
 
 LONGEST = 80
 PROGRAM_SECONDS = 10
-# Of JetPack: what a TensorRT for the system's Python needs.
+# JetPack packages that TensorRT for the system's Python needs.
 DEBIAN_PACKAGES = ("nvidia-jetpack", "python3-libnvinfer")
 GOVERNOR = "sys/devices/system/cpu/cpu0/cpufreq/scaling_governor"
 UNREADABLE = "cannot be read"
@@ -44,14 +43,14 @@ UNREADABLE = "cannot be read"
 
 @dataclass(frozen=True)
 class BoardState:
-    """What a machine says of itself; empty, or None, for what it does not say.
+    """The state of a machine; empty or None for unknown facts.
 
-    bits: of this Python's addresses. managed: its system does not let pip install into it (PEP 668). venv: it can make
-        virtual environments. clock: seconds since 1970 by its clock.
+    bits: of this Python's addresses. managed: pip may not install into this Python (PEP 668). venv: it can create
+        virtual environments. clock: seconds since 1970 by the machine's clock.
     power_mode: the name of the active one; power_modes: the identifiers of all by name.
     governors: how many CPUs have each; driver: of their clocks.
-    throttle: what throttles now, and since boot. margin: how many degrees Celsius a zone is below the temperature at
-        which its passive cooling starts, of the zone that is closest to it; zone: its name.
+    throttle: throttling now and since boot. margin: the smallest distance in degrees Celsius of a zone to the
+        temperature at which its passive cooling starts; zone: the name of that zone.
     available_bytes, swap_bytes, swap_free_bytes: memory for new processes, and swap.
     tegra_release: Jetson Linux, as "36.4.3"; debian: versions of `DEBIAN_PACKAGES`; system: the name of the system.
     """
@@ -77,9 +76,9 @@ class BoardState:
 
 @dataclass(frozen=True)
 class DeviceProbe:
-    """A description of a device. `sensors`: what it can read while it measures, or why not; `jobs`: running and waiting
-    ones; `board`: what the doctor judges of its power, heat, memory and Python; `runtimes`: by target that works there,
-    the release of its package, and facts of what it computes on."""
+    """A description of a device. `sensors`: the readings available during measurements; `jobs`: running and waiting
+    ones; `board`: power, heat, memory and Python; `runtimes`: for each working target, the release of its package and
+    facts on its device."""
 
     host: dict[str, str]
     executable: str
@@ -97,7 +96,7 @@ class DeviceProbe:
 
 def probe(root: Path = Path("/")) -> DeviceProbe:
     (host, targets, runtimes), board = _zone(), read_board(root)
-    # Not when this is imported: other packages' targets are found by a search of all that is installed.
+    # Not at import: targets of other packages are found by searching all installed packages.
     packages = ("numpy", "pillow", *dict.fromkeys(row.package for row in TARGETS.values()), "cuda-python")
     return DeviceProbe(
         host=host,
@@ -116,8 +115,8 @@ def probe(root: Path = Path("/")) -> DeviceProbe:
 
 
 def _zone() -> tuple[dict[str, str], dict[str, TargetState], dict[str, dict[str, str]]]:
-    """The host, its targets and their runtimes in the words of the device zone; without numpy, which that zone imports,
-    a few words."""
+    """Return the host, its targets and their runtimes, as the device zone describes them; without numpy, which the zone
+    needs, only a few facts."""
     try:
         from vitdeploy.compilation.engine import probe_target
         from vitdeploy.runtime.host import describe_host
@@ -144,7 +143,7 @@ def _version(package: str) -> str | None:
 
 
 def _sensors(root: Path) -> dict[str, str]:
-    """The sensors that `bench` can read on this machine, with their current state."""
+    """Return the sensors that `bench` can read on this machine, with their current values."""
     mhz, celsius = machine.clock_mhz(affinity(), root), machine.temperature(root)
     throttles = machine.throttle_count(root)
     return {
@@ -187,49 +186,49 @@ def read_board(root: Path = ROOT, cpus: Sequence[int] | None = None) -> BoardSta
 
 def _debian_packages() -> str:
     query = ["dpkg-query", "-W", "-f", DEBIAN_FORMAT, *DEBIAN_PACKAGES]
-    return program_output(query, PROGRAM_SECONDS, failing=True)  # it fails where one of several packages is unknown
+    return program_output(query, PROGRAM_SECONDS, failing=True)  # dpkg-query fails if one of the packages is unknown
 
 
 DEBIAN_FORMAT = "${Package} ${Version} ${db:Status-Status}\n"
 
 
 def debian_versions(text: str) -> dict[str, str]:
-    """The versions of the packages that are installed, of lines in `DEBIAN_FORMAT`."""
+    """Return the versions of installed packages, from lines in `DEBIAN_FORMAT`."""
     fields = [line.split() for line in text.splitlines()]
     return {each[0]: each[1][:LONGEST] for each in fields if len(each) == 3 and each[2] == "installed"}
 
 
 def power_mode(text: str) -> str:
-    """The mode that `nvpmodel -q` names, also after lines about fans and warnings."""
+    """Return the mode in the output of `nvpmodel -q`, which may contain other lines."""
     match = re.search(r"^NV Power Mode:\s*(\S+)", text, re.MULTILINE)
     return match[1][:LONGEST] if match else ""
 
 
 def power_modes(conf: str) -> dict[str, int]:
-    """The modes of /etc/nvpmodel.conf with their identifiers, which differ from board to board."""
+    """Return the modes of /etc/nvpmodel.conf with their identifiers, which differ between boards."""
     return {name: int(number) for number, name in re.findall(r"<\s*POWER_MODEL\s+ID=(\d+)\s+NAME=(\S+)\s*>", conf)}
 
 
 def _mode_of_status(text: str, modes: dict[str, int]) -> str:
-    """The mode of "pmode:0002", the file that nvpmodel leaves, by its name."""
+    """Return the name of the mode in nvpmodel's status file, such as "pmode:0002"."""
     match = re.search(r"pmode:(\d+)", text)
     return next((name for name, number in modes.items() if match and number == int(match[1])), "")
 
 
 def tegra_release(text: str) -> str:
-    """ "36.4.3" of "# R36 (release), REVISION: 4.3, GCID: ..."; "" of anything else."""
+    """Return "36.4.3" from "# R36 (release), REVISION: 4.3, GCID: ..."; "" from other texts."""
     match = re.search(r"R(\d+)\s*\(release\),\s*REVISION:\s*([\d.]+)", text)
     return f"{match[1]}.{match[2]}" if match else ""
 
 
 def read_memory(root: Path = ROOT) -> dict[str, int]:
-    """The fields of /proc/meminfo in bytes."""
+    """Return the fields of /proc/meminfo in bytes."""
     fields = re.findall(r"^(\w+):\s+(\d+) kB$", read_text(root / "proc/meminfo") or "", re.MULTILINE)
     return {name: 1024 * int(value) for name, value in fields}
 
 
 def externally_managed() -> bool:
-    """Whether pip refuses to install here: outside of a virtual environment, where the system's packager says so."""
+    """Whether pip refuses to install here: outside a virtual environment, in an externally managed Python."""
     marker = Path(sysconfig.get_path("stdlib")) / "EXTERNALLY-MANAGED"
     return sys.prefix == sys.base_prefix and marker.is_file()
 

@@ -1,14 +1,14 @@
-"""Deployed bundles on a device: whole releases beside each other, and a link to the one that apps load.
+"""Deployed bundles on a device: complete releases next to each other, and a link to the one that apps load.
 
     ~/.local/share/vitdeploy/deployed/NAME/
-      releases/<SHA-256 of manifest.json>/    a bundle each, which appears whole or not at all, and is never changed
-      current -> releases/<SHA-256>           what apps load; moved in one step
-      record.json                             what came before, how often the link was moved, a move that is under way
-      .lock                                   held by whoever changes any of it
+      releases/<SHA-256 of manifest.json>/    one bundle each, published atomically and never changed
+      current -> releases/<SHA-256>           the release that apps load; moved atomically
+      record.json                             the previous release, the number of moves, a move in progress
+      .lock                                   held during changes
 
-Before the link is moved, the record says so, on disk; it says that all is well only once the release has answered
-rightly through the link. What a power cut leaves is therefore a link to the old release or to the new one, and a record
-by which the next command here points it back. No time of day is used: moves are counted.
+A move is recorded on disk before the link is moved, and completed in the record only after the release has given
+correct answers through the link. After a power cut, the link therefore points to the old or the new release, and the
+record lets the next command point it back. Moves are counted instead of timed: the clock is not used.
 """
 
 import contextlib
@@ -41,7 +41,7 @@ LINK, RELEASES, RECORD_FILE, LOCK_FILE = "current", "releases", "record.json", "
 
 @dataclass(frozen=True)
 class Move:
-    """A move of the link to a release that is under way, and the process that makes it."""
+    """A move of the link in progress: the release, and the process that moves it."""
 
     release: str
     process: Process
@@ -49,8 +49,8 @@ class Move:
 
 @dataclass(frozen=True)
 class DeploymentRecord:
-    """`current`: the release that the link was at when all was well; `previous`: the one before it; "" for none.
-    `counter`: how often the link was moved for good."""
+    """The record of a deployment. `current`: the last confirmed release of the link; `previous`: the one before it; ""
+    for none. `counter`: the number of completed moves."""
 
     format: int = FORMAT
     current: str = ""
@@ -64,32 +64,32 @@ def deployed_home() -> Path:
 
 
 def deployments() -> list[Deployed]:
-    """What is deployed here, by name; a move that a power cut ended is undone first."""
+    """Return the deployments here, sorted by name; moves interrupted by a power cut are undone first."""
     home = deployed_home()
     names = sorted(path.name for path in home.iterdir() if DEPLOYMENT.fullmatch(path.name)) if home.is_dir() else []
     return [DeploymentFolder(name).look() for name in names]
 
 
 class DeploymentFolder:
-    """One deployment here, by its name, which need not be there yet; `home` has all of them."""
+    """The folder of a deployment, which need not exist yet; `home`: the folder of all deployments."""
 
     def __init__(self, name: str, home: Path | None = None) -> None:
         if not DEPLOYMENT.fullmatch(name):
-            raise VitdeployError(f"{name[:80]!r} names no deployment")
+            raise VitdeployError(f"{name[:80]!r} is not a valid deployment name")
         self.name = name
         self.folder = (home or deployed_home()) / name
         self.link, self.releases = self.folder / LINK, self.folder / RELEASES
 
     def folder_of(self, release: str) -> Path:
         if not RELEASE.fullmatch(release):
-            raise VitdeployError(f"{release[:80]!r} names no release")
+            raise VitdeployError(f"{release[:80]!r} is not a valid release")
         return self.releases / release
 
     def look(self) -> Deployed:
-        """How it stands. Where nobody works on it, what a power cut left is mended first.
+        """Return the state. If no process is changing it, the effects of a power cut are repaired first.
 
         Raises:
-            StorageError: what is there cannot be read.
+            StorageError: the record or link cannot be read.
         """
         if not self.folder.is_dir():
             return Deployed(self.name)
@@ -103,20 +103,21 @@ class DeploymentFolder:
 
     @contextlib.contextmanager
     def held(self, *, wait: bool = True) -> Iterator[None]:
-        """Nobody else changes it in this block.
+        """Hold the deployment's lock for the block.
 
         Raises:
-            BlockingIOError: without `wait`, where somebody does. StorageError: the disk is full or not writable.
+            BlockingIOError: another process holds it, and `wait` is False. StorageError: the disk is full or not
+                writable.
         """
         with storage_errors(self.folder):
             self.folder.mkdir(parents=True, exist_ok=True)
             lock = (self.folder / LOCK_FILE).open("w")
         try:
             try:
-                fcntl.flock(lock, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))  # given back when it is closed
+                fcntl.flock(lock, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))  # released when it is closed
             except BlockingIOError:
                 raise
-            except OSError:  # not every file system has locks; the move's own process tells whether it goes on
+            except OSError:  # some file systems have no locks; the recorded process then shows if a move is running
                 pass
             yield
         finally:
@@ -126,12 +127,12 @@ class DeploymentFolder:
     # --- releases -----------------------------------------------------------------------------------------------------
 
     def missing(self, entries: Sequence[FileEntry]) -> list[str]:
-        """The paths of those files of a release that none of the releases here has."""
+        """Return the paths of a release's files that no release here has."""
         found = self._found(entries)
         return [entry.path for entry in entries if entry.sha256 not in found]
 
     def _found(self, entries: Sequence[FileEntry]) -> dict[str, Path]:
-        """By SHA-256, where such files lie in the releases here. Each was read and has the digest."""
+        """Return the paths of these files in the releases here, by SHA-256; each was read and verified."""
         expected, found = {entry.sha256 for entry in entries}, dict[str, Path]()
         for release in sorted(self.releases.glob("*")):
             if not RELEASE.fullmatch(release.name):
@@ -149,11 +150,10 @@ class DeploymentFolder:
         return found
 
     def add(self, release: str, entries: Sequence[FileEntry], sent: Path) -> Path:
-        """The folder of a release, whole: made of the files that were `sent`, and of those that other releases here
-        have. Hold it first.
+        """Assemble a release from the files in `sent` and from other releases here; return its folder. Requires `held`.
 
         Raises:
-            DigestError: a file has another SHA-256, or is nowhere.
+            DigestError: a file is missing or has another SHA-256.
             StorageError: the disk is full or not writable.
         """
         final = self.folder_of(release)
@@ -161,7 +161,7 @@ class DeploymentFolder:
             return final
         odd = [entry.path for entry in entries if not plain_path(entry.path)]
         if odd:
-            raise VitdeployError(f"{odd[0][:120]!r} is no path of a release")
+            raise VitdeployError(f"{odd[0][:120]!r} is not a valid path in a release")
         found = self._found(entries)
         names = tuple({entry.path.split("/")[0] for entry in entries})
         with replacing(final, names) as work:
@@ -171,14 +171,14 @@ class DeploymentFolder:
                 source = arrived if arrived.is_file() else found.get(entry.sha256)
                 if source is None:
                     raise DigestError(f"{entry.path} was not sent", fix="run the command again")
-                # Copied, never linked: ONNX refuses weights that have two names, and a release owns its files.
+                # Copied, not linked: ONNX refuses weights with several hard links, and a release owns its files.
                 shutil.copyfile(source, target)
                 verify_file(work, entry)
             _require_release(work, release)
         return final
 
     def keep(self, *releases: str) -> None:
-        """Remove all releases but these."""
+        """Remove all other releases."""
         for path in self.releases.glob("*"):
             if RELEASE.fullmatch(path.name) and path.name not in releases:
                 shutil.rmtree(path, ignore_errors=True)
@@ -187,14 +187,14 @@ class DeploymentFolder:
 
     @contextlib.contextmanager
     def moved(self, release: str, expected: str, counter: int) -> Iterator[tuple[Path, Path | None]]:
-        """Move the link to a release, and keep it there if the block ends without an error; otherwise it points again
-        to what it did before. Gives the link, and the folder of the release before, None if there was none.
+        """Move the link to a release, and keep it there if the block ends without an error; otherwise move it back.
+        Yields the link, and the folder of the previous release (None without one).
 
-        The release and the one before are kept, others removed.
+        The release and the previous one are kept, others removed.
 
         Raises:
-            DeviceError: the link is not at `expected`, or was moved another number of times than `counter`.
-            DigestError, ManifestError: the release is not whole.
+            DeviceError: the link does not point to `expected`, or was not moved `counter` times.
+            DigestError, ManifestError: the release is incomplete.
         """
         folder = self.folder_of(release)
         with self.held():
@@ -213,10 +213,10 @@ class DeploymentFolder:
             self.keep(release, before)
 
     def standing(self, expected: str, counter: int) -> DeploymentRecord:
-        """The record, if it is as somebody takes it to be. Hold it first.
+        """Return the record if it matches the caller's expectation. Requires `held`.
 
         Raises:
-            DeviceError: it is not.
+            DeviceError: it does not match.
         """
         record = self.settled()
         self._require(record, expected, counter)
@@ -225,21 +225,21 @@ class DeploymentFolder:
     def _require(self, record: DeploymentRecord, expected: str, counter: int) -> None:
         if record.move is not None or (record.current, record.counter) != (expected, counter):
             raise DeviceError(
-                f"somebody else has deployed {self.name} here meanwhile",
+                f"another process deployed {self.name} on this device meanwhile",
                 found=f"release {record.current[:12] or 'none'}, moved {record.counter} times",
                 expected=f"release {expected[:12] or 'none'}, moved {counter} times",
-                fix="run the command again; `vitdeploy devices status` says what runs where",
+                fix="run the command again; `vitdeploy devices status` shows the releases",
             )
 
     def settled(self) -> DeploymentRecord:
-        """The record, once a move whose process is gone was undone, and with the release that the link is really at.
-        Hold it first."""
+        """Return the record with the link's actual release, after undoing a move whose process is gone. Requires
+        `held`."""
         record = self._read()
         if record.move is not None and not record.move.process.alive():
             record = dataclasses.replace(record, move=None)
             self._undo(record)
         pointed = self._pointed()
-        if record.move is None and pointed != record.current:  # somebody moved it by hand
+        if record.move is None and pointed != record.current:  # the link was moved manually
             record = dataclasses.replace(record, current=pointed, previous="")
         return record
 
@@ -253,10 +253,10 @@ class DeploymentFolder:
         self._write(dataclasses.replace(record, move=None))
 
     def _pointed(self) -> str:
-        """The release that the link is at, "" without a link.
+        """Return the release that the link points to, "" without a link.
 
         Raises:
-            StorageError: it is no link of ours.
+            StorageError: the link was not made by vitdeploy.
         """
         try:
             target = self.link.readlink()
@@ -267,8 +267,8 @@ class DeploymentFolder:
         if target.parent != Path(RELEASES) or not RELEASE.fullmatch(target.name):
             raise StorageError(
                 f"{self.link} is not a link of vitdeploy",
-                found=f"a link to {target}" if self.link.is_symlink() else "something that is no link",
-                expected=f"a link into {RELEASES}, or nothing",
+                found=f"a link to {target}" if self.link.is_symlink() else "a file or folder",
+                expected=f"a link into {RELEASES}, or no file",
                 fix=f"move it away: mv {quoted(self.link)} {quoted(f'{self.link}.old')}",
             )
         return target.name
@@ -283,10 +283,10 @@ class DeploymentFolder:
             raise StorageError(
                 f"{path} cannot be read",
                 found=str(error)[:200],
-                fix=f"remove it: the link says what runs; rm {quoted(path)}",
+                fix=f"remove it (the link still shows the release): rm {quoted(path)}",
             ) from None
         if record.format != FORMAT:
-            raise HostError(f"{path} is of another version of vitdeploy", found=str(record.format), expected=str(FORMAT))
+            raise HostError(f"{path} has an unknown format", found=str(record.format), expected=str(FORMAT))
         return record
 
     def _write(self, record: DeploymentRecord) -> None:
@@ -295,10 +295,10 @@ class DeploymentFolder:
 
 
 def is_whole(folder: Path, entries: Sequence[FileEntry]) -> bool:
-    """Whether a folder has all these files with their digests."""
+    """Whether a folder contains all these files with the correct digests."""
     try:
         for entry in entries:
-            regular_file(folder, entry)  # which is quick, and most that is missing is missing altogether
+            regular_file(folder, entry)  # a quick check first
         for entry in entries:
             verify_file(folder, entry)
     except (DigestError, OSError):
@@ -307,7 +307,7 @@ def is_whole(folder: Path, entries: Sequence[FileEntry]) -> bool:
 
 
 def _require_release(folder: Path, release: str) -> None:
-    """Raise an error unless a folder is the bundle that has this name."""
+    """Raise an error unless a folder is the bundle of this release."""
     read_bundle(folder)
     found = file_sha256(folder / MANIFEST_FILE)
     if found != release:

@@ -1,7 +1,7 @@
-"""Tries a release of a deployment on the device: its golden answers, and its p99 against that of the current release.
+"""Try a release of a deployment on the device: its golden answers, and its p99 against that of the current release.
 
-`stage` brings it and moves nothing. `switch` moves the link, tries it again through the link, as an app will load it,
-and moves the link back where it fails.
+`stage` installs it without moving the link. `switch` moves the link, tries the release again through the link, as apps
+load it, and moves the link back if it fails.
 """
 
 import contextlib
@@ -24,19 +24,19 @@ from vitdeploy.runtime.host import describe_host, require_real_times
 from vitdeploy.runtime.runner import Runner
 from vitdeploy.spec import EngineSpec, Manifest, encode
 
-# The two artifacts of a comparison, and the folder of a job that the files of a release lie in.
+# The two artifacts of a comparison, and the folder of a job with the files of a release.
 NEW, CURRENT, SENT = "new", "current", "release"
 
 
 class _NotKept(Exception):
-    """The release failed through the link."""
+    """The release failed when loaded through the link."""
 
 
 def stage(job: DeviceJob, folder: Path, products: Path, progress: Progress) -> JobResult:
-    """Bring a release, whole, and try it beside the current one. Nothing that an app sees changes.
+    """Install a complete release, and try it next to the current one. Apps are not affected.
 
     Raises:
-        VitdeployError: it is not whole, or none of its engines works here.
+        VitdeployError: the release is incomplete, or none of its engines works here.
     """
     options = job.release
     assert options is not None
@@ -55,10 +55,10 @@ def stage(job: DeviceJob, folder: Path, products: Path, progress: Progress) -> J
 
 
 def switch(job: DeviceJob, folder: Path, products: Path, progress: Progress) -> JobResult:
-    """Move the link to a release that is here, and keep it there if it answers rightly and is not slower through it.
+    """Move the link to an installed release, and keep it there if the release is correct and not slower.
 
     Raises:
-        VitdeployError: somebody else moved it meanwhile, or none of its engines works here. The link is where it was.
+        VitdeployError: another process moved the link, or none of its engines works here. The link is unchanged.
     """
     options = job.release
     assert options is not None
@@ -86,26 +86,26 @@ def _result(job: DeviceJob, tried: Tried, bench_run: results.BenchRun | None) ->
 def _tried(
     new: Path, before: Path | None, target: str, protocol: Protocol | None, progress: Progress
 ) -> tuple[Tried, results.BenchRun | None]:
-    """How the release in `new` answers, and, where it does so rightly and there is a protocol, how fast it is."""
+    """Check the answers of the release in `new`; if they are correct and there is a protocol, also measure it."""
     progress("golden answers", 1, 3)
     manifest = read_bundle(new)
     with _loaded(new, manifest, target) as (engine, runner):
         golden = _golden(check_golden(new, manifest, engine, runner))
     if not golden.ok or protocol is None:
         return Tried(engine.artifact, golden), None
-    candidates, alone = [engine_candidate(engine, new, NEW)], "nothing was deployed before"
+    candidates, alone = [engine_candidate(engine, new, NEW)], "no previous release"
     if before is not None:
         alone = ""
         try:
             candidates.append(_candidate(before, target, protocol))
-        except VitdeployError as error:  # such as after an update of the runtime: the new release may mend it
+        except VitdeployError as error:  # for example after an update of the runtime; the new release may fix it
             alone = f"the current release does not work: {error.message}"
     pairs = [(NEW, CURRENT)] if len(candidates) > 1 else []
     return Tried(engine.artifact, golden, alone=alone), run_benchmark(candidates, protocol, progress, pairs=pairs)
 
 
 def _candidate(folder: Path, target: str, protocol: Protocol) -> BenchCandidate:
-    """The current release as a candidate, once it has been loaded at the batch that is measured."""
+    """Return the current release as a candidate, after loading it at the measured batch size."""
     manifest, batch = read_bundle(folder), protocol.batch_of(protocol.latency_scenario)
     with _loaded(folder, manifest, target, batch) as (engine, _):
         return engine_candidate(engine, folder, CURRENT)
@@ -115,11 +115,11 @@ def _candidate(folder: Path, target: str, protocol: Protocol) -> BenchCandidate:
 def _loaded(
     folder: Path, manifest: Manifest, target: str, batch: int | None = None
 ) -> Iterator[tuple[EngineSpec, Runner]]:
-    """The engine that an app gets: the first, in the manifest's order, that loads here. Its answers are judged by the
-    caller: an app that passed over a wrong one would hide it.
+    """Load the engine that an app would get: the first, in the manifest's order, that loads here. The caller checks its
+    answers, so that a wrong engine is not silently skipped.
 
     Raises:
-        HostError: none loads here: the error of the first.
+        HostError: no engine loads here; the error of the first one.
     """
     errors: list[HostError] = []
     for engine in usable_engines(manifest, select_engines(manifest, target)):

@@ -1,12 +1,12 @@
-"""One engine, asked over the connection itself: a placement comes in, then feeds, and outputs go back.
+"""Run one engine over the connection: receive a placement, then feeds, and send back outputs.
 
     {"placed": {...}, "files": [...]} + files                    {"begun": true}
                                                                  {"engine": {...}, "host": {...}}
     {"feeds": [{"name", "dtype", "shape"}, ...]} + arrays        [{"name", "dtype", "shape"}, ...] + arrays
 
-While another user has the device, lines {"waits_for": "..."} come first; beats (stream.py) come between any two lines.
-An error is answered as {"failure": {...}}. The session ends with the connection, also while it waits or builds: then a
-beat that nobody hears ends it. Nothing of it stays.
+While another user has the device, {"waits_for": "..."} lines are sent first; beats (stream.py) come between any two
+lines. An error is answered as {"failure": {...}}. The session ends with the connection, also while it waits or builds:
+an undeliverable beat ends it. Its files are deleted.
 """
 
 import math
@@ -29,7 +29,7 @@ Say = Callable[..., None]
 
 
 def serve(requests: BinaryIO, answers: BinaryIO, beats: Beats) -> None:
-    """Answer until the connection ends."""
+    """Answer requests until the connection ends."""
 
     def say(document: Any, arrays: tuple[Array, ...] = ()) -> None:
         with beats.paused():
@@ -40,7 +40,7 @@ def serve(requests: BinaryIO, answers: BinaryIO, beats: Beats) -> None:
             answers.flush()
 
     with state.scratch() as folder:
-        # All is read before it is our turn: the host sends, and hears nothing before it has done.
+        # Read everything before waiting for the turn: the host does not listen while it sends.
         request = read_json(read_line(requests, documents.MAX_JOB_BYTES))
         for entry in (decode(FileEntry, each) for each in request["files"]):
             (folder / entry.path).parent.mkdir(parents=True, exist_ok=True)
@@ -55,7 +55,7 @@ def _answer(folder: Path, request: Any, requests: BinaryIO, say: Say) -> None:
     engine, where = tasks.make_engine(placed, folder, folder / "engine", None, silent)
     with make_runner(where, engine) as runner:
         if isinstance(runner, FlowRunner):
-            runner.linked.keep = True  # prompts of one image come one by one, as do images that are compared with texts
+            runner.linked.keep = True  # prompts for one image, and images to compare with texts, come one by one
         tensors = {"inputs": encode(runner.inputs), "outputs": encode(runner.outputs), "provider": runner.provider}
         say({"engine": encode(engine), "host": describe_host(), **tensors})
         while line := read_line(requests, documents.MAX_JOB_BYTES):
@@ -69,14 +69,14 @@ def _infer(runner: Runner, feeds: list[TensorSpec], requests: BinaryIO, say: Say
     say(specs, tuple(found.values()))
 
 
-# --- Arrays behind a line that lists them -----------------------------------------------------------------------------
+# --- Arrays that follow the line that lists them ----------------------------------------------------------------------
 
 
 def read_array(stream: BinaryIO, tensor: TensorSpec) -> Array:
-    """The next array of a stream: little-endian bytes in C order.
+    """Read the next array of a stream: little-endian bytes in C order.
 
     Raises:
-        BrokenOff: there are fewer bytes.
+        BrokenOff: the stream ends early.
     """
     shape = tuple(size for size in tensor.shape if isinstance(size, int))
     dtype = np.dtype(tensor.dtype)
@@ -85,6 +85,6 @@ def read_array(stream: BinaryIO, tensor: TensorSpec) -> Array:
     while done < len(data):
         count = stream.readinto(view[done : done + BLOCK])  # type: ignore[attr-defined]
         if not count:
-            raise BrokenOff(f"broken off in {tensor.name}")
+            raise BrokenOff(f"the stream ended in {tensor.name}")
         done += count
     return np.frombuffer(data, dtype).reshape(shape)

@@ -1,10 +1,10 @@
-"""The jobs on a device and their states, which survive every connection; a restart is detected.
+"""The jobs on a device and their states, which outlive connections; restarts of the device are detected.
 
     ~/.cache/vitdeploy-agent/<sha256>/agent.pyz      the agent itself
     ~/.cache/vitdeploy-agent/jobs/<digest>/          job.json, the files, status.json, log.txt, result/
-    ~/.cache/vitdeploy-agent/queue/                  a ticket for each job that runs or waits
+    ~/.cache/vitdeploy-agent/queue/                  a ticket for each running or waiting job
 
-No time of day is used anywhere: boards without a battery start in 1970 and jump.
+The clock is not used: boards without a battery start in 1970, and their clock jumps.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def read_job(file: Path) -> DeviceJob:
 
 @dataclass(frozen=True)
 class Process:
-    """A process, identified by more than its number: numbers are reused, and restart with each boot."""
+    """A process, identified by its number, boot and start time, since numbers are reused."""
 
     pid: int
     boot: str
@@ -68,7 +68,7 @@ class Process:
         return _started(self.pid) == self.started
 
     def signal_group(self, number: int) -> None:
-        """Signal the process and its children; it leads a session of its own."""
+        """Signal the process and its children, which form a session."""
         if self.alive():
             os.killpg(self.pid, number)
 
@@ -82,10 +82,10 @@ def boot_id() -> str:
 
 
 def _started(pid: int) -> int:
-    """When a process began, in ticks since boot (proc(5), field 22 of stat); -1 where it has ended.
+    """Return the start time of a process in ticks since boot (proc(5), field 22 of stat); -1 if it has ended.
 
-    Of its first thread, which began with it: QEMU shows each of its processes another time in that process's own
-    /proc/<pid>/stat than others see there.
+    It is read from the first thread: under QEMU, a process sees another time in its own /proc/<pid>/stat than other
+    processes do.
     """
     try:
         file = Path(f"/proc/{pid}/task/{pid}/stat")
@@ -107,16 +107,16 @@ def read_status(folder: Path) -> Status:
         return Status("done")
     written = _written(folder)
     if written is None:
-        # A job that is being sent lies elsewhere, so this one lost its process before it wrote anything.
+        # Jobs that are still being received are elsewhere, so this one lost its process before it wrote a status.
         return Status("lost", "its process did not start") if folder.is_dir() else Status("absent")
     status, process = written
     if status.state == "stopped" or process.alive():
         return status
-    if (folder / RESULT_FOLDER).is_dir():  # finished in between
+    if (folder / RESULT_FOLDER).is_dir():  # finished meanwhile
         return Status("done")
     if process.boot != boot_id():
-        return Status("lost", "the device was restarted meanwhile")
-    return Status("lost", f"its process was ended by something else, often for want of memory{_job_words(folder)}")
+        return Status("lost", "the device was restarted")
+    return Status("lost", f"its process was killed, often because memory ran out{_job_words(folder)}")
 
 
 def _written(folder: Path) -> tuple[Status, Process] | None:
@@ -129,14 +129,14 @@ def _written(folder: Path) -> tuple[Status, Process] | None:
 
 
 def _job_words(folder: Path) -> str:
-    """The last lines that the job's process wrote, for the `found` field of an error."""
+    """Return the last lines of the job's log, for the `found` field of an error."""
     with contextlib.suppress(OSError), (folder / LOG_FILE).open("rb") as log:
         return "".join(f"\n{line}" for line in last_words(log))
     return ""
 
 
 def end(folder: Path, number: int = signal.SIGTERM) -> bool:
-    """Signal the job's process; False where there is none."""
+    """Signal the job's process; return False if it does not run."""
     written = _written(folder)
     if written is None or not written[1].alive():
         return False
@@ -146,7 +146,7 @@ def end(folder: Path, number: int = signal.SIGTERM) -> bool:
 
 @contextlib.contextmanager
 def scratch() -> Iterator[Path]:
-    """A new folder for this process only. It also removes those of processes that were killed."""
+    """Create a temporary folder for this process; also remove those of killed processes."""
     parent = home() / "scratch"
     parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     for folder in parent.iterdir():
@@ -160,8 +160,8 @@ def scratch() -> Iterator[Path]:
         shutil.rmtree(mine, ignore_errors=True)
 
 
-# --- One job per device at a time: tickets give the order of arrival, a machine-wide lock the right to measure --------
-# The lock is that of all measurements (`benchmark.machine_lock`), so a job also waits for other users' jobs and for
+# --- One running job per device: tickets keep the order of arrival, a machine-wide lock grants the right to measure ---
+# The lock is shared by all measurements (`benchmark.machine_lock`), so a job also waits for other users' jobs and for
 # measurements without an agent; tickets order one user's jobs. A ticket whose process is gone is void.
 
 
@@ -170,11 +170,12 @@ LOOK_SECONDS = 0.25
 
 @contextlib.contextmanager
 def turn(what: str, waits_for: Callable[[str], None]) -> Iterator[None]:
-    """Wait until the device is ours; `what` names this job to others that wait, `waits_for` is called with theirs."""
+    """Wait until this process may use the device. `what`: this job's name for other waiting jobs; `waits_for`: called
+    with the name of the job before."""
     ticket = _take(what)
     ours = False
     try:
-        told = ""
+        reported = ""
         while True:
             before = [other for path, other in tickets() if path < ticket]
             if before:
@@ -185,8 +186,8 @@ def turn(what: str, waits_for: Callable[[str], None]) -> Iterator[None]:
                 if ours:
                     break
                 found = described(holder())
-            if found != told:
-                told = found
+            if found != reported:
+                reported = found
                 waits_for(found)
             time.sleep(LOOK_SECONDS)
         yield
@@ -197,7 +198,7 @@ def turn(what: str, waits_for: Callable[[str], None]) -> Iterator[None]:
 
 
 def tickets() -> list[tuple[Path, dict[str, Any]]]:
-    """The tickets of living processes in the order of their arrival, with what each is for."""
+    """Return the tickets of running processes in order of arrival, with their contents."""
     found = []
     for path in sorted((home() / "queue").glob("[0-9]*")):
         try:
@@ -218,21 +219,21 @@ def _take(what: str) -> Path:
     temporary = queue / f".{os.getpid()}"
     temporary.write_text(json.dumps({"what": what, "process": asdict(Process.current())}), encoding="utf-8")
     with (queue / ".lock").open("w") as lock:
-        with contextlib.suppress(OSError):  # not every file system has locks
-            fcntl.flock(lock, fcntl.LOCK_EX)  # given back when the file is closed
+        with contextlib.suppress(OSError):  # some file systems have no locks
+            fcntl.flock(lock, fcntl.LOCK_EX)  # released when the file is closed
         number = max((int(path.name) for path, _ in tickets()), default=0) + 1
-        while not _given(temporary, queue / f"{number:09d}"):
+        while not _claim(temporary, queue / f"{number:09d}"):
             number += 1
     temporary.unlink(missing_ok=True)
     return queue / f"{number:09d}"
 
 
-def _given(temporary: Path, ticket: Path) -> bool:
-    """Whether a ticket is ours: not even where the lock does nothing have two processes the same one."""
+def _claim(temporary: Path, ticket: Path) -> bool:
+    """Claim a ticket and return whether it succeeded: exclusive even on file systems without locks."""
     try:
         os.link(temporary, ticket)
     except FileExistsError:
         return False
-    except OSError:  # nor has every file system links
+    except OSError:  # some file systems have no links
         temporary.replace(ticket)
     return True

@@ -1,4 +1,4 @@
-"""One message over a pipe: a line of JSON, then the raw bytes of the files that it lists, in their order."""
+"""Messages over a pipe: a line of JSON, then the raw bytes of the files that it lists, in order."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ class StreamError(Exception):
 
 
 class BrokenOff(StreamError):
-    """The message ends too early, as when a connection breaks."""
+    """The message ends early, for example because the connection broke."""
 
 
 def message(document: Any, files: Iterable[Path] = ()) -> Iterator[bytes]:
-    """The bytes of a message, block by block."""
+    """Yield the bytes of a message, block by block."""
     yield json.dumps(document, allow_nan=False).encode() + b"\n"
     for path in files:
         yield from blocks_of(path)
@@ -40,24 +40,24 @@ def blocks_of(path: Path) -> Iterator[bytes]:
 
 
 def read_line(stream: BinaryIO, limit: int) -> bytes:
-    """The next line, without its end; b"" at the end of the stream.
+    """Return the next line without its newline; b"" at the end of the stream.
 
     Raises:
-        StreamError: it is longer than `limit` bytes; BrokenOff where it is not ended.
+        StreamError: the line is longer than `limit` bytes. BrokenOff: the stream ends within it.
     """
     line = stream.readline(limit + 1)
     if len(line) > limit:
-        raise StreamError(f"a line of more than {limit:,} bytes")
+        raise StreamError(f"a line is longer than {limit:,} bytes")
     if line and not line.endswith(b"\n"):
-        raise BrokenOff("broken off in a line")
+        raise BrokenOff("the stream ended within a line")
     return line[:-1]
 
 
 def read_json(line: bytes) -> Any:
-    """The document of a line: JSON, finite numbers only, no key twice.
+    """Parse a line of JSON with finite numbers and unique keys.
 
     Raises:
-        StreamError: something else.
+        StreamError: the line is invalid.
     """
     try:
         return json.loads(line, parse_constant=_no_constant, object_pairs_hook=_no_duplicates)
@@ -66,13 +66,13 @@ def read_json(line: bytes) -> Any:
 
 
 def _no_constant(name: str) -> float:
-    raise ValueError(f"{name} is no JSON value")
+    raise ValueError(f"{name} is not a JSON value")
 
 
 def _no_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(pairs)
     if len(found) < len(pairs):
-        raise ValueError("a key stands twice")
+        raise ValueError("duplicate key")
     return found
 
 
@@ -80,7 +80,7 @@ def read_file(stream: BinaryIO, entry: FileEntry, path: Path) -> None:
     """Write the next `entry.bytes` of the stream to the new file `path`.
 
     Raises:
-        StreamError: they have another SHA-256; BrokenOff where fewer come.
+        StreamError: the bytes have another SHA-256. BrokenOff: the stream ends early.
         OSError: the disk is full or not writable.
     """
     digest, left = hashlib.sha256(), entry.bytes
@@ -88,19 +88,19 @@ def read_file(stream: BinaryIO, entry: FileEntry, path: Path) -> None:
         while left:
             block = stream.read(min(BLOCK, left))
             if not block:
-                raise BrokenOff(f"broken off in {entry.path}, {left:,} bytes before its end")
+                raise BrokenOff(f"the stream ended in {entry.path}, {left:,} bytes before its end")
             digest.update(block)
             file.write(block)
             left -= len(block)
     if digest.hexdigest() != entry.sha256:
-        raise StreamError(f"{entry.path} has another SHA-256 than its message says")
+        raise StreamError(f"the SHA-256 of {entry.path} does not match its message")
 
 
-# --- Signs of life ----------------------------------------------------------------------------------------------------
-# While the agent works, a line that says nothing goes to the host now and then, so that long work is no silence. A
-# process of its own writes them: a runtime may hold the interpreter's lock while it loads a model (ONNX Runtime does,
-# microsoft/onnxruntime#27063), so that no other thread of the agent runs. A beat is one short write to a pipe, which
-# nothing divides (pipe(7), PIPE_BUF).
+# --- Beats: signs of life ---------------------------------------------------------------------------------------------
+# While the agent works, it regularly sends an empty message to the host, so that long work does not look like a
+# failure. A separate process writes them: a runtime may hold the interpreter's lock while it loads a model (ONNX
+# Runtime does, microsoft/onnxruntime#27063), which blocks all threads of the agent. A beat is one short, atomic write
+# to a pipe (pipe(7), PIPE_BUF).
 
 
 BEAT = b'{"alive": true}'
@@ -109,10 +109,10 @@ PAUSE, GO_ON = b"-", b"+"
 
 
 class Beats:
-    """Beats on `descriptor`, a pipe to the host, from `with` on; nothing else may be written there but while `paused`.
+    """Context manager that sends beats to `descriptor`, a pipe to the host; write to it otherwise only while `paused`.
 
-    Enter it before anything heavy is loaded: it forks. `ends`: this process gets SIGTERM once a beat finds that nobody
-    listens any more.
+    It forks: enter it before heavy modules are loaded. `ends`: this process gets SIGTERM when a beat finds the pipe
+    closed.
     """
 
     def __init__(self, descriptor: int, *, ends: bool = False) -> None:
@@ -137,7 +137,7 @@ class Beats:
 
     @contextlib.contextmanager
     def paused(self) -> Iterator[None]:
-        with contextlib.suppress(ConnectionError):  # it has ended, as nobody listens any more
+        with contextlib.suppress(ConnectionError):  # the beating process has ended, because the pipe is closed
             self._orders.send(PAUSE)
             self._orders.recv(1)
         yield
@@ -146,7 +146,7 @@ class Beats:
 
 
 def _beat(orders: socket.socket, descriptor: int, ends: int) -> NoReturn:
-    """Obey, until the agent's process has ended or nobody listens; `ends`: the process to end then, 0 for none."""
+    """Beat until the agent's process ends or the pipe is closed; `ends`: the process to stop then, 0 for none."""
     seconds: float | None = BEAT_SECONDS
     try:
         while True:
@@ -160,7 +160,7 @@ def _beat(orders: socket.socket, descriptor: int, ends: int) -> NoReturn:
             if order == PAUSE:
                 orders.send(PAUSE)
     except BrokenPipeError:
-        if ends == os.getppid():  # else the agent is gone, and another process has its number, or will have
+        if ends == os.getppid():  # otherwise the agent is gone, and its number may be reused
             os.kill(ends, signal.SIGTERM)
     finally:
         os._exit(0)

@@ -1,4 +1,4 @@
-"""Performs jobs: measures engines against each other, builds one to send back, tries a release of a deployment."""
+"""Perform jobs: benchmark engines, build an engine to send back, try a release of a deployment."""
 
 import dataclasses
 from collections.abc import Callable
@@ -19,16 +19,16 @@ from vitdeploy.spec import EngineSpec, FileEntry, encode
 
 
 def perform(job: DeviceJob, folder: Path, products: Path, progress: Progress) -> JobResult:
-    """The result of the job whose files lie in `folder`; `products` is a new folder for what is made.
+    """Perform the job whose files are in `folder`; return its result. `products`: a new folder for the output files.
 
     Raises:
-        VitdeployError: nothing of the job works here.
+        VitdeployError: no artifact of the job works here.
     """
     return KINDS[job.kind](job, folder, products, progress)
 
 
 def _bench(job: DeviceJob, folder: Path, products: Path, progress: Progress) -> JobResult:
-    """Every artifact that works here in one benchmark run; the error of the first, where none does."""
+    """Benchmark all working artifacts in one run; raise the error of the first if none works."""
     assert job.protocol is not None
     require_real_times()  # before anything is built
     engines: dict[str, EngineSpec] = {}
@@ -54,10 +54,10 @@ def _bench(job: DeviceJob, folder: Path, products: Path, progress: Progress) -> 
 
 
 def _require_answers(placed: PlacedArtifact, folder: Path, engine: EngineSpec, home: Path) -> None:
-    """Refuse an engine that was built here and does not give the golden answers of its bundle.
+    """Check that an engine that was built here gives the golden answers of its bundle.
 
     Raises:
-        AnswersError: it answers otherwise.
+        AnswersError: it does not.
     """
     if placed.golden is None:
         return
@@ -69,7 +69,7 @@ def _require_answers(placed: PlacedArtifact, folder: Path, engine: EngineSpec, h
 
 
 def _compile(job: DeviceJob, folder: Path, products: Path, progress: Progress) -> JobResult:
-    """The engine of the one artifact, and its files, but for the graphs that came with the job."""
+    """Build the engine of the only artifact; return it with its files, except the graphs of the job."""
     (placed,) = job.artifacts
     engine, home = make_engine(placed, folder, products, job.build, progress)
     _require_answers(placed, folder, engine, home)
@@ -86,16 +86,16 @@ KINDS: dict[Kind, Callable[[DeviceJob, Path, Path, Progress], JobResult]] = {
 }
 
 
-# --- The engines of a job, made here of its placements ----------------------------------------------------------------
+# --- Build the engines of a job from its placements -------------------------------------------------------------------
 
 
 def make_engine(
     placed: PlacedArtifact, job: Path, out: Path, build: BuildOptions | None, progress: Progress
 ) -> tuple[EngineSpec, Path]:
-    """The engine, and the folder that its files lie in: `out`, which is new, or that of a plan that was built here.
+    """Return the engine and the folder of its files: `out` (new), or that of a plan that was built here before.
 
     Raises:
-        VitdeployError: as `compile_engine`; a MissingPackageError if the target's runtime is not here.
+        VitdeployError: as `compile_engine`; MissingPackageError if the target's runtime is not installed here.
     """
     plan = placed.plan
     if plan is not None and backend.loads_here(job, plan):

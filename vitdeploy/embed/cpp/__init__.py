@@ -1,4 +1,4 @@
-"""A C++ program for OpenVINO: one source file, a CMakeLists.txt, the engine, and the golden answers as its test."""
+"""A C++ program for OpenVINO: one source file, CMakeLists.txt, the engine, and the golden answers as a test."""
 
 import json
 import re
@@ -14,42 +14,41 @@ from vitdeploy.runtime.tasks import forms
 TARGETS = ("openvino-cpu",)
 TOP = 5
 FIND_OPENVINO = "\"$(python -c 'import openvino.utils as u; print(u.get_cmake_path())')\""
-A_MAP = "and a file of numpy there for each image:"
-# The values of the lines that it prints, behind the path of the image.
+A_MAP = "also writes a numpy file per image into DIR:"
+# The values in each output line, after the path of the image.
 COLUMNS: Mapping[type[forms.Form], str] = {
-    forms.RankingForm: "class, label, score; the best classes first",
-    forms.LabelsForm: "label's number, label, score, 1 above its threshold and 0 below; all labels in their order",
-    forms.DecisionForm: "yes or no, what yes means, score",
-    forms.VectorForm: "and the numbers of the vector",
+    forms.RankingForm: "class, label, score; best classes first",
+    forms.LabelsForm: "label number, label, score, 1 above its threshold and 0 below; all labels in order",
+    forms.DecisionForm: "yes or no, meaning of yes, score",
+    forms.VectorForm: "the numbers of the vector",
     forms.NumbersForm: "number, name, value, unit",
-    forms.BoxesForm: "class, label, score, left, top, right, bottom; the surest object first",
-    forms.ClassMapForm: "class, label, pixels, share of the image; the largest class first",
-    forms.DepthForm: "least, median and largest value",
-    forms.MatteForm: "share of the image that is in the mask, and its left, top, right and bottom",
-    forms.PointsForm: "number of the box from 0 on, point, name, score, x, y; the points that are shown",
-    forms.PictureForm: "width, height and channels of the picture, its mean level",
+    forms.BoxesForm: "class, label, score, left, top, right, bottom; highest score first",
+    forms.ClassMapForm: "class, label, pixels, share of the image; largest class first",
+    forms.DepthForm: "minimum, median, maximum",
+    forms.MatteForm: "share of the image in the mask, left, top, right, bottom of the mask",
+    forms.PointsForm: "box number from 0, point, name, score, x, y; points above the threshold",
+    forms.PictureForm: "width, height, channels and mean level of the output image",
 }
-# The option that names a folder for files beside the lines, and what these are.
+# The option for a folder of additional output files, and their description.
 FILES: Mapping[type[forms.Form], tuple[str, str]] = {
-    forms.ClassMapForm: ("--maps", f"{A_MAP} int16 [height, width] of classes, -1 where the model does not see"),
-    forms.DepthForm: ("--maps", f"{A_MAP} float32 [height, width], not a number where the model does not see"),
+    forms.ClassMapForm: ("--maps", f"{A_MAP} int16 [height, width] of classes, -1 outside the model's input"),
+    forms.DepthForm: ("--maps", f"{A_MAP} float32 [height, width], NaN outside the model's input"),
     forms.MatteForm: (
         "--maps",
-        f"{A_MAP} float32 [height, width], the matte, not a number where the model does not see",
+        f"{A_MAP} float32 [height, width], the matte, NaN outside the model's input",
     ),
-    forms.PictureForm: ("--pictures", "and the picture as a PNG there, for each image"),
+    forms.PictureForm: ("--pictures", "also writes the output image as a PNG into DIR, for each image"),
 }
-# What a pixel of a map is to C++ and to numpy.
+# The types of a map's pixels in C++ and numpy.
 CLASSES = {"map_type": "int16_t", "map_dtype": "int16", "map_descr": "<i2"}
 FLOATS = {"map_type": "float", "map_dtype": "float32", "map_descr": "<f4"}
 
 
 def write(folder: Path, out: Path) -> list[str]:
-    """Fill the empty folder `out` with a program for the bundle in `folder`; gives the commands that build and test it
-    there.
+    """Fill the empty folder `out` with a program for the bundle in `folder`; return the commands to build and test it.
 
     Raises:
-        CapabilityError: a task whose answers have no form, or an input of another kind. Else as `source.find_embedded`.
+        CapabilityError: the task or the input is not supported. Other errors as `source.find_embedded`.
     """
     found = find_embedded(folder, TARGETS, "the C++ program", has_form)
     refuse_fit(found, "the C++ program")
@@ -68,7 +67,7 @@ def write(folder: Path, out: Path) -> list[str]:
 
 def _facts(found: Embedded, project: str) -> dict[str, object]:
     spec, engine, form = found.preprocess, found.engine, found.form
-    assert form is not None, "of tasks with a form"
+    assert form is not None, "find_embedded requires a form"
     option, files = FILES.get(type(form), ("", ""))
     options = {"PERFORMANCE_HINT": "LATENCY", **engine.options}
     options.setdefault("INFERENCE_PRECISION_HINT", PRECISION_HINTS[engine.precision])
@@ -96,7 +95,7 @@ def _facts(found: Embedded, project: str) -> dict[str, object]:
         "mean": [f"{value:.9e}" for value in spec.mean],
         "std": [f"{value:.9e}" for value in spec.std],
         "options": ", ".join(f"{{{json.dumps(key)}, {json.dumps(value)}}}" for key, value in options.items()),
-        # Float operators of an INT8 engine may run in fp32 too.
+        # Float operators of an INT8 engine may also run in fp32.
         "half": hint if (hint := options["INFERENCE_PRECISION_HINT"]) in HALVES and not engine.float_rest else "",
         "outputs": ", ".join(json.dumps(name) for name in found.outputs),
         "images": len(found.pixels),
@@ -104,7 +103,7 @@ def _facts(found: Embedded, project: str) -> dict[str, object]:
         "option": option,
         "maps_too": files,
         **(CLASSES if isinstance(form, forms.ClassMapForm) else FLOATS),
-        # Cells of a map that a pixel lies between.
+        # Map cells that are interpolated for a pixel, per axis.
         "taps": 4 if isinstance(form, forms.DepthForm) and form.resize == "bicubic" else 2,
     }
 
@@ -113,4 +112,4 @@ def _columns(form: forms.Form) -> str:
     if not isinstance(form, forms.PartsForm):
         return f"path, {COLUMNS[type(form)]}"
     kinds = {part.form.kind: COLUMNS[type(part.form)] for part in form.parts}
-    return "path, name of the part; then of " + ", of ".join(f"{kind}: {text}" for kind, text in kinds.items())
+    return "path, name of the part; then for " + ", for ".join(f"{kind}: {text}" for kind, text in kinds.items())

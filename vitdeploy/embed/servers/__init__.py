@@ -1,4 +1,4 @@
-"""Model repositories for inference servers: the engine, its settings from the bench, a client with the golden answers.
+"""Model repositories for inference servers: the engine, settings from the benchmark, a client with golden answers.
 
 Sources: Triton's model repository and model configuration, `model_config.proto` of triton-inference-server/common, and
 the README of triton-inference-server/openvino_backend; OpenVINO Model Server, "Model Server Parameters"
@@ -29,28 +29,28 @@ from vitdeploy.spec import TensorSpec
 TEMPLATES = Path(__file__).parent
 REPORT_FILE = "report.json"
 MANIFEST = "inference-service.yaml"
-VERSION = "1"  # of the model, in the server's sense
+VERSION = "1"  # the server's version number of the model
 PORT = 8000
 TYPES = {
     **{"bool": "TYPE_BOOL", "float16": "TYPE_FP16", "float32": "TYPE_FP32", "float64": "TYPE_FP64"},
     **{f"int{bits}": f"TYPE_INT{bits}" for bits in (8, 16, 32, 64)},
     **{f"uint{bits}": f"TYPE_UINT{bits}" for bits in (8, 16, 32, 64)},
 }
-NO_BATCHES = "This server makes no batches: a client may send several images in one request."
+NO_BATCHES = "This server does not batch requests; a client may send several images in one request."
 
 
 def of_one_graph(task: DeviceTask) -> bool:
-    """A server gives tensors for tensors, whatever they mean; a model of several graphs is not one of its models."""
+    """Whether a model has one graph: servers map tensors to tensors, and do not run models of several graphs."""
     return task.flow is None
 
 
 @dataclass(frozen=True)
 class Serving:
-    """How a server is to run an engine, and why.
+    """The settings of a server for an engine, with the reasons.
 
-    `max_batch` 0 means a graph with a fixed batch. `delay_us` is how long a request may wait for others, in
-    microseconds; 0 means not at all. `cores` and `memory_bytes` are what the bench used; None if nothing was measured.
-    `measured` describes the bench's result, `batching` the consequence for a server that makes batches.
+    `max_batch`: 0 for a graph with a fixed batch. `delay_us`: how long a request may wait for others, in microseconds.
+    `cores`, `memory_bytes`: used by the benchmark; None without one. `measured`: text on the benchmark's result;
+    `batching`: text on the resulting settings of a server that batches requests.
     """
 
     max_batch: int
@@ -62,10 +62,10 @@ class Serving:
 
 
 def find_serving(found: Embedded) -> Serving:
-    """The settings of a server from this engine's bench in the bundle's report.
+    """Return the settings of a server, from this engine's benchmark in the bundle's report.
 
     Raises:
-        ManifestError: the report is not one of ours.
+        ManifestError: the report is invalid.
     """
     bench = _measured(found)
     try:
@@ -74,25 +74,25 @@ def find_serving(found: Embedded) -> Serving:
         cores, memory = len(bench["machine"]["affinity"]), int(bench["peak_memory_bytes"])
         batch, each_us = int(offline["batch"]), round(1000 * float(bench["latency_ms"]["p50"]))
     except (KeyError, TypeError, ValueError, ZeroDivisionError):
-        none = f"No bench of {found.engine.artifact} in single and offline scenarios."
+        none = f"{found.engine.artifact} was not benchmarked in the single and offline scenarios."
         return Serving(
-            int(found.engine.dynamic_batch), 0, None, None, (none,), "Batches were not measured: none are made."
+            int(found.engine.dynamic_batch), 0, None, None, (none,), "Batches were not measured, so batching is off."
         )
     measured = (
-        f"{REPORT_FILE}: {found.engine.artifact} gave {single['throughput']:.1f} images/s one by one and "
+        f"{REPORT_FILE}: {found.engine.artifact} processed {single['throughput']:.1f} images/s one by one and "
         f"{offline['throughput']:.1f} in batches of {batch}.",
-        f"It had {cores} cores and took {memory / 1e6:.0f} MB.",
+        f"It used {cores} cores and {memory / 1e6:.0f} MB.",
     )
     if not found.engine.dynamic_batch:
         return Serving(0, 0, cores, memory, measured, f"The graph has a fixed batch of {found.engine.batch}.")
     if gain <= 1:
-        return Serving(1, 0, cores, memory, measured, "Batches gained nothing: none are made.")
-    wait = f"A request waits for others at most as long as one image takes: {each_us} microseconds (p50)."
+        return Serving(1, 0, cores, memory, measured, "Batches are not faster, so batching is off.")
+    wait = f"A request waits for others at most {each_us} microseconds, the time of one image (p50)."
     return Serving(batch, each_us, cores, memory, measured, wait)
 
 
 def _measured(found: Embedded) -> dict[str, Any]:
-    """The bench of the embedded engine; empty if there is none. The file's digest was checked before."""
+    """Return the benchmark of the embedded engine; empty without one. The file's digest was checked before."""
     if REPORT_FILE not in {entry.path for entry in found.manifest.files}:
         return {}
     path = found.folder / REPORT_FILE
@@ -100,19 +100,18 @@ def _measured(found: Embedded) -> dict[str, Any]:
         results = json.loads(path.read_text(encoding="utf-8"))["bench"]["results"]
         return next((dict(each) for each in results if each["artifact"] == found.engine.artifact), {})
     except (ValueError, KeyError, TypeError, RecursionError) as error:
-        raise ManifestError(f"{path} is no report of vitdeploy", found=repr(error)[:200]) from None
+        raise ManifestError(f"{path} is not a vitdeploy report", found=repr(error)[:200]) from None
 
 
 def server_name(found: Embedded) -> str:
-    """The bundle's name as all servers, Kubernetes and paths accept it: a-z, 0-9 and hyphens, starting with a
-    letter."""
+    """Return the bundle's name in a form that all servers, Kubernetes and paths accept: a-z, 0-9 and hyphens, starting
+    with a letter."""
     name = re.sub(r"[^a-z0-9]+", "-", found.manifest.name.lower()).strip("-")[:50].strip("-")
     return name if name[:1].isalpha() else f"model-{name}".strip("-")
 
 
 def copy_engine(found: Embedded, folder: Path) -> None:
-    """The engine's files, the first of which is called `model.onnx` or `model.xml`; weights keep the names by which
-    the graph knows them."""
+    """Copy the engine's files: the first as `model.onnx` or `model.xml`, weights under the names used in the graph."""
     folder.mkdir(parents=True)
     first, *others = found.engine.files
     shutil.copyfile(found.folder / first, folder / f"model{Path(first).suffix}")
@@ -125,9 +124,9 @@ def copy_engine(found: Embedded, folder: Path) -> None:
 
 
 def _write_client(found: Embedded, serving: Serving, out: Path, **facts: object) -> None:
-    """Write `client.py`, what it sends and must receive, and a `README.md`.
+    """Write `client.py`, its inputs and expected outputs, and `README.md`.
 
-    The only text of the bundle in them is its name, by `server_name`: a bundle may come from anywhere.
+    The only text from the bundle is its name, sanitised by `server_name`: a bundle is untrusted.
     """
     (out / "golden").mkdir()
     (tensor,), spec = found.engine.inputs, found.preprocess
@@ -159,8 +158,8 @@ def _write_client(found: Embedded, serving: Serving, out: Path, **facts: object)
 
 @dataclass(frozen=True)
 class ModelServer:
-    """A server that reads a model repository. `called`: in errors; `name`: in the README; `backends`: its own names for
-    the targets that it runs; `settings`: where they stand; `start`: the command that runs it over ./models.
+    """A server that reads a model repository. `called`: its name in errors; `name`: in the README; `backends`: its
+    names for supported targets; `settings`: the settings files; `start`: the command that runs it on ./models.
     """
 
     called: str
@@ -172,9 +171,9 @@ class ModelServer:
     makes_batches: bool
 
     def write(self, folder: Path, out: Path) -> list[str]:
-        """Fill the empty folder `out` with a model repository; gives the commands that serve and test it.
+        """Fill the empty folder `out` with a model repository; return the commands to serve and test it.
 
-        Raises as `source.find_embedded` and `find_serving`.
+        Raises errors as `source.find_embedded` and `find_serving`.
         """
         found = find_embedded(folder, tuple(self.backends), self.called, of_one_graph)
         serving = find_serving(found)
@@ -188,7 +187,7 @@ class ModelServer:
 
 
 def _triton_repository(found: Embedded, serving: Serving, models: Path) -> None:
-    """`models/<name>/config.pbtxt`, and the engine in `models/<name>/1/`."""
+    """Write `models/<name>/config.pbtxt`, and the engine in `models/<name>/1/`."""
     name = server_name(found)
     copy_engine(found, models / name / VERSION)
     facts: dict[str, object] = {
@@ -202,13 +201,13 @@ def _triton_repository(found: Embedded, serving: Serving, models: Path) -> None:
 
 
 def _tensor(spec: TensorSpec, serving: Serving) -> dict[str, object]:
-    """A tensor's entry. The dimensions exclude the batch if Triton makes the batches; -1 is any length."""
+    """Return a tensor's entry. The dimensions exclude the batch if Triton batches requests; -1 is any length."""
     shape = spec.shape[1:] if serving.max_batch else spec.shape
     return {"name": spec.name, "type": TYPES[spec.dtype], "dims": [d if isinstance(d, int) else -1 for d in shape]}
 
 
 def _ovms_repository(found: Embedded, serving: Serving, models: Path) -> None:
-    """`models/config.json`, and the engine in `models/<name>/1/`."""
+    """Write `models/config.json`, and the engine in `models/<name>/1/`."""
     name = server_name(found)
     copy_engine(found, models / name / VERSION)
     plugin = {"PERFORMANCE_HINT": "LATENCY", "INFERENCE_PRECISION_HINT": PRECISION_HINTS[found.engine.precision]}
@@ -241,10 +240,10 @@ write_triton, write_ovms = TRITON.write, OVMS.write
 
 
 def write_kserve(folder: Path, out: Path) -> list[str]:
-    """Fill the empty folder `out` with the model repository of Triton or of OpenVINO Model Server, and the
-    `InferenceService` over it; gives the commands that deploy and test it.
+    """Fill the empty folder `out` with a model repository for Triton or OpenVINO Model Server, and its
+    `InferenceService`; return the commands to deploy it.
 
-    Raises as `source.find_embedded` and `find_serving`.
+    Raises errors as `source.find_embedded` and `find_serving`.
     """
     found = find_embedded(folder, tuple(TRITON.backends), "KServe", of_one_graph)
     serving, name = find_serving(found), server_name(found)

@@ -1,5 +1,5 @@
-"""A static page that runs a bundle with onnxruntime-web: the files of `site/` as they are, the graphs, and the
-model's facts for the page in model/model.json."""
+"""A static page that runs a bundle with onnxruntime-web: the unchanged files of `site/`, the graphs, and the facts of
+the model in model/model.json."""
 
 import json
 import re
@@ -26,30 +26,29 @@ from vitdeploy.spec import TensorSpec, encode
 
 TARGETS = ("onnxruntime-cpu",)
 COMMANDS = ["npm ci --ignore-scripts", "npm run build", "npm test"]
-# WebAssembly addresses 4 GB, of which a graph takes its size about twice while it is loaded.
+# WebAssembly addresses 4 GB, and loading a graph takes about twice its size.
 MOST_BYTES = 1 << 30
-# Of answers that lie in the image.
+# Sentence beginnings for answers that locate something in the image.
 WHERE: Mapping[type[object], str] = {
-    forms.BoxesForm: "Boxes say",
-    forms.ClassMapForm: "The map says",
-    forms.DepthForm: "The map says",
-    forms.MatteForm: "The mask says",
-    forms.PointsForm: "Points say",
-    forms.PictureForm: "The picture says",
+    forms.BoxesForm: "The answer is boxes",
+    forms.ClassMapForm: "The answer is a map",
+    forms.DepthForm: "The answer is a map",
+    forms.MatteForm: "The answer is a mask",
+    forms.PointsForm: "The answer is points",
+    forms.PictureForm: "The answer is an image",
 }
 ENGINE, FLOAT = "engine.onnx", "float.onnx"
-# GPUs compute float32 with approximations of their own.
+# GPUs compute float32 with different approximations.
 FLOAT_TOLERANCE = 1e-2
 SITE = Path(__file__).parent / "site"
 
 
 def write(folder: Path, out: Path) -> list[str]:
-    """Fill the empty folder `out` with a page for the bundle in `folder`; gives the commands that build and test it
-    there.
+    """Fill the empty folder `out` with a page for the bundle in `folder`; return the commands to build and test it.
 
     Raises:
-        CapabilityError: a task whose answers have no form, an input of another kind, or a graph too large for a
-        browser. Else as `source.find_embedded`.
+        CapabilityError: the task or the input is not supported, or a graph is too large for a browser. Other errors as
+            `source.find_embedded`.
     """
     found = find_embedded(folder, TARGETS, "the web page", has_form)
     refuse_fit(found, "the web page")
@@ -79,14 +78,14 @@ def _check_size(folder: Path, files: tuple[str, ...]) -> None:
         if (folder / f"{file}.data").exists() or size > MOST_BYTES:
             raise CapabilityError(
                 f"{file} is too large for a web page",
-                found=f"{size:,} bytes" if size > MOST_BYTES else "weights beside the graph, more than 2 GB",
+                found=f"{size:,} bytes" if size > MOST_BYTES else "weights in a separate file, more than 2 GB",
                 expected=f"one file of at most {MOST_BYTES:,} bytes",
-                fix="a smaller model",
+                fix="use a smaller model",
             )
 
 
 def _rename(file: Path, name: str) -> None:
-    """Give npm's package the name of the model."""
+    """Set the name of the npm package to that of the model."""
     document = json.loads(file.read_text(encoding="utf-8"))
     document["name"] = name
     if "packages" in document:
@@ -95,12 +94,12 @@ def _rename(file: Path, name: str) -> None:
 
 
 def _write_float(found: Embedded, out: Path) -> dict[str, Any]:
-    """The float graph, which tells where it looks by one more output if it has attention over patches. Gives what the
-    page says of that: {grid, reader}, or the {reason} why there is none."""
+    """Write the float graph, with an attention map as an additional output if it has attention over patches. Return
+    {grid, reader} of the map, or the {reason} for its absence."""
     file = found.folder / found.manifest.graphs["model"].file
     if (where := WHERE.get(type(found.form))) is not None:
         shutil.copyfile(file, out)
-        return {"reason": f"{where} where: attention maps are drawn for classifiers and features."}
+        return {"reason": f"{where}; attention maps are available for classifiers and features."}
     try:
         model, views = _looking(file)
     except GraphError as error:
@@ -119,7 +118,7 @@ def _looking(file: Path) -> tuple[ir.Model, AttentionViews]:
 
 
 def _facts(found: Embedded, attention: dict[str, Any]) -> dict[str, Any]:
-    """model.json."""
+    """Return the content of model.json."""
     manifest, spec = found.manifest, found.preprocess
     source = manifest.graphs["model"]
     form = (
@@ -149,8 +148,8 @@ def _facts(found: Embedded, attention: dict[str, Any]) -> dict[str, Any]:
 
 
 def _float_check(found: Embedded) -> dict[str, Any]:
-    """The tolerance of the float graph against the original. With merged tokens, or pruned, the numbers differ: it may
-    be as far off as was measured for the engine, which is of the same graph."""
+    """Return the tolerance of the float graph against the original. With merged tokens or pruning the numbers differ;
+    then the difference may be as large as measured for the engine, which was made from the same graph."""
     recipe = found.manifest.provenance.get("recipe") or {}
     changed = recipe.get("optimize") or {}
     if all(changed.get(option, "none") == "none" for option in ("token_merging", "prune")):
@@ -161,5 +160,5 @@ def _float_check(found: Embedded) -> dict[str, Any]:
 
 def _graph(file: str, precision: str, tensor: TensorSpec) -> dict[str, Any]:
     batch = tensor.shape[0] if isinstance(tensor.shape[0], int) else 1
-    precision = re.sub(r"\W", "", precision)  # which stands in README.md
+    precision = re.sub(r"\W", "", precision)  # used in README.md
     return {"file": file, "precision": precision, "input": tensor.name, "dtype": tensor.dtype, "batch": batch}

@@ -1,5 +1,4 @@
-"""What a drawing pad must know about a model's images, measured on the golden ones: how they look, not what they
-show."""
+"""The visual style of a model's images, measured on the golden images, for a drawing pad."""
 
 from dataclasses import dataclass
 
@@ -10,10 +9,10 @@ from PIL import Image
 from vitdeploy.runtime.preprocess import Pixels
 from vitdeploy.spec import PreprocessSpec
 
-# A drawing's ink: strokes cover part of the frame, and everything else is as dark or as light as the paper.
+# Limits of a drawing: the share of the frame covered by ink, and the largest share of intermediate grey values.
 INK = (0.03, 0.6)
 MOST_BETWEEN = 0.4
-# An image has no finer detail than a reduced copy that restores it except for this part of its deviation.
+# An image has no finer detail than a reduced copy if enlarging the copy loses at most this share of its deviation.
 LOST = 0.2
 REDUCTIONS = (8, 4, 2)
 
@@ -22,11 +21,11 @@ Ink = npt.NDArray[np.float64]
 
 @dataclass(frozen=True)
 class DrawingForm:
-    """How drawings fill the frame of a model's input.
+    """The visual style of drawings in a model's input.
 
-    `light`: ink is lighter than the paper. `height`, `width`: of all ink, and `stroke`: of the pen, in parts of the
-    frame (of its shorter side for the pen). `detail`: (rows, columns) of grey values that such an image holds: it was
-    small once, and resized.
+    `light`: ink is lighter than the paper. `height`, `width`: extent of the ink as shares of the frame. `stroke`: width
+    of the pen as a share of the frame's shorter side. `detail`: (rows, columns), the resolution that the images had
+    before they were enlarged.
     """
 
     light: bool
@@ -37,7 +36,7 @@ class DrawingForm:
 
 
 def drawing_form(images: Pixels, spec: PreprocessSpec) -> DrawingForm | None:
-    """The form of uint8 images [n, height, width, 1]; None unless they are drawings: strokes on plain paper."""
+    """Return the style of uint8 images [n, height, width, 1]; None unless they are strokes on plain paper."""
     grey = images[..., 0] / 255.0
     light = bool(np.median(grey) < 0.5)
     ink: Ink = grey if light else 1 - grey
@@ -56,13 +55,13 @@ def drawing_form(images: Pixels, spec: PreprocessSpec) -> DrawingForm | None:
 
 
 def _extent(ink: npt.NDArray[np.bool_]) -> tuple[int, int]:
-    """(rows, columns) from the first to the last that has ink."""
+    """Return (rows, columns) of the bounding box of the ink."""
     rows, columns = (np.flatnonzero(ink.any(axis=axis)) for axis in (1, 0))
     return int(rows[-1] - rows[0] + 1), int(columns[-1] - columns[0] + 1)
 
 
 def _stroke(ink: npt.NDArray[np.bool_]) -> float:
-    """The width of a long stroke, in pixels: twice its area over its outline."""
+    """Return the width of a long stroke in pixels: twice its area divided by its outline."""
     padded = np.pad(ink, 1)
     outline = sum(int((np.diff(padded.astype(np.int8), axis=axis) != 0).sum()) for axis in (0, 1))
     return 2.0 * float(ink.sum()) / outline

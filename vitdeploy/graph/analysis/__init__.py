@@ -1,2 +1,2 @@
-"""Find things in a graph without changing it: linears, attention, tokens, the residual stream, work. Changes when
-models have something new to find."""
+"""Analyse a graph without changing it: linears, attention, tokens, the residual stream, work. Changes when models have
+new structures to find."""

@@ -1,4 +1,4 @@
-"""Attention, tokens and the residual stream in a graph."""
+"""Find attention, tokens and the residual stream in a graph."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -22,17 +22,17 @@ from vitdeploy.graph.analysis.rows import (
 # --- Find attention: softmax over the keys of a product of two computed tensors, then its product with the values -----
 # mix = softmax(f(Q K^T)) V          f: masks, position biases, factors that are equal along a row
 #
-# Source: arXiv 1706.03762, equation 1. The form is MatMul, Softmax, MatMul, as exporters write it; how the three
-# operands come from linears is the business of `layout.py`.
+# Source: arXiv 1706.03762, equation 1. The form is MatMul, Softmax, MatMul, as exporters write it; `rows.py` finds the
+# linears that compute the three operands.
 
 
 @dataclass(frozen=True)
 class Attention:
-    """The three nodes of one attention, and what lies between the first two.
+    """The three nodes of one attention, and the nodes between the first two.
 
     `scores` is MatMul(Q, K^T) [..., queries, keys], `softmax` is over its last axis, `mix` is MatMul(softmax, V).
-    `between` are the nodes from the scores (first) to the softmax; nothing else reads their values. Each keeps a
-    number that is added to a whole row of the scores a number that is added to a whole row, so that it has no effect.
+    `between` are the nodes from the scores to the softmax, which are the only readers of their values. A number added
+    to a whole row of the scores stays one through all of them, so it does not change the softmax.
     """
 
     scores: ir.Node
@@ -79,7 +79,7 @@ def over_last_axis(node: ir.Node) -> bool:
 
 
 def _to_scores(value: ir.Value) -> list[ir.Node] | None:
-    """The nodes from MatMul(Q, K^T) to `value`, in graph order; None if there is no such way."""
+    """The nodes from MatMul(Q, K^T) to `value`, in graph order; None if no such path exists."""
     node = value.producer()
     if node is None or values.only_user(value) is None:
         return None
@@ -93,7 +93,7 @@ def _to_scores(value: ir.Value) -> list[ir.Node] | None:
 
 
 def _row_operands(node: ir.Node) -> list[ir.Value]:
-    """The inputs to which a number could be added along a row, with the same effect as adding one to the output."""
+    """The inputs for which adding a number to a row adds a number to that row of the output."""
     inputs = [value for value in node.inputs if value is not None]
     if node.op_type == "Add":
         return [value for value in inputs if values.floats_of(value) is None]
@@ -113,7 +113,7 @@ def _row_operands(node: ir.Node) -> list[ir.Value]:
 
 
 def _minus_infinity(value: ir.Value) -> bool:
-    """The value that a boolean mask substitutes for a score; a finite one would not follow a shift of its row."""
+    """Whether a mask sets scores to minus infinity; a finite value would not follow a shift of its row."""
     array = values.floats_of(value)
     return array is not None and bool(np.isneginf(array).all())
 
@@ -123,15 +123,15 @@ def _equal_along_rows(value: ir.Value) -> bool:
     return array is not None and (array.ndim == 0 or array.shape[-1] == 1)
 
 
-# --- The weights of attention in a graph ------------------------------------------------------------------------------
-# how large they are, which of them say where a model looks, and whose rows.
+# --- The attention weights of a graph ---------------------------------------------------------------------------------
+# Their sizes, and the ones that attention maps are made from.
 
 
 @dataclass(frozen=True)
 class Weights:
     """The weights softmax(Q K^T) of one attention: `queries` rows over `keys` columns, for each head.
 
-    windowed: the leading axis holds more than the batch and the heads, so rows see a part of the keys only.
+    windowed: the leading axis holds more than the batch and the heads, so each row sees only some of the keys.
     learned: the queries are parameters, the same for every image (attention pooling, or object queries).
     """
 
@@ -143,12 +143,12 @@ class Weights:
 
     @property
     def name(self) -> str:
-        """The module path that the exporter gave it."""
+        """The module path from the exporter."""
         return str(self.attention.softmax.name).removesuffix("/Softmax")
 
 
 def find_weights(model: ir.Model) -> list[Weights]:
-    """The weights of all attentions whose sizes are known, in graph order. For a graph as `normalise` leaves it."""
+    """The weights of all attentions with known sizes, in graph order. `model` must be in canonical form."""
     found = []
     batch = model.graph.inputs[0].shape[0] if model.graph.inputs and model.graph.inputs[0].shape else None
     for attention in find_attentions(model):
@@ -158,7 +158,7 @@ def find_weights(model: ir.Model) -> list[Weights]:
         queries, keys = shape[-2:]
         if not isinstance(queries, int) or not isinstance(keys, int):
             continue
-        # [batch, heads, queries, keys], or with batch and heads in one axis; windows are a factor of the first one.
+        # [batch, heads, queries, keys], or batch and heads in one axis; windows multiply the first axis.
         windowed = len(shape) > 4 or (len(shape) == 4 and shape[0] != batch)
         learned = next(values.ancestors(attention.query, past_sizes=False), None) is None
         found.append(Weights(attention, queries, keys, windowed, learned))
@@ -166,7 +166,7 @@ def find_weights(model: ir.Model) -> list[Weights]:
 
 
 def patch_grid(weights: Weights) -> tuple[int, int] | None:
-    """(rows, columns) of the patches that the keys come from: the size of what the nearest convolution above gives."""
+    """(rows, columns) of the patches behind the keys: the output size of the nearest convolution above them."""
     for node in values.ancestors(weights.attention.key):
         shape = node.outputs[0].shape if node.op_type == "Conv" else None
         if shape is not None and len(shape) == 4:
@@ -176,9 +176,9 @@ def patch_grid(weights: Weights) -> tuple[int, int] | None:
 
 
 def tokens_read(model: ir.Model, weights: Weights, first: int) -> tuple[int, ...]:
-    """The tokens among the `first` that are selected one by one after an attention: class token, distillation token.
+    """The tokens among the `first` that are selected individually after an attention: class or distillation token.
 
-    () if all tokens are read alike, as in average pooling.
+    () if all tokens are used alike, as in average pooling.
     """
     nodes = list(model.graph)
     rows: set[int] = set()
@@ -195,9 +195,9 @@ def tokens_read(model: ir.Model, weights: Weights, first: int) -> tuple[int, ...
 
 @dataclass(frozen=True)
 class AttentionViews:
-    """The attentions of a graph that maps are made of. Rows `rows` of the last one are looked at.
+    """The attentions that maps are made from. The maps show the rows `rows` of the last one.
 
-    grid: (rows, columns) of patches; prefix: how many tokens come before them. reader: whose rows these are, in words.
+    grid: (rows, columns) of patches; prefix: the number of tokens before them. reader: a description of the rows.
     """
 
     blocks: tuple[Weights, ...]
@@ -212,10 +212,10 @@ class AttentionViews:
 
 
 def token_views(model: ir.Model, name: str) -> AttentionViews:
-    """The blocks of a model whose tokens are patches, after a few of its own (class, distillation, registers).
+    """The blocks of a model whose tokens are patches, after a few others (class, distillation, registers).
 
     Args:
-        model: as `normalise` leaves it. name: of the bundle, for errors.
+        model: a graph in canonical form. name: the bundle's name, for errors.
 
     Raises:
         GraphError: no attention over one grid of patches: none at all, inside windows, or over changing tokens.
@@ -236,15 +236,15 @@ def token_views(model: ir.Model, name: str) -> AttentionViews:
             f"{name} attends inside windows, so no token's attention covers the image",
             found=f"{small[0].name}: rows of {small[0].keys} tokens, for {grid[0]}x{grid[1]} patches",
             expected="attention of every token to all patches, as in ViT, DeiT, DINOv2, CLIP or DETR",
-            fix="for Swin and its kin use occlusion or gradients on the PyTorch model instead",
+            fix="for Swin and similar models, use occlusion or gradients on the PyTorch model",
         )
     if any(each.keys != tokens or (each is not last and each.queries != tokens) for each in found):
         sizes = ", ".join(f"{each.queries}x{each.keys}" for each in found)
         raise GraphError(
-            f"the attentions of {name} are over different tokens, so there is no one map",
+            f"the blocks of {name} attend over different tokens, so they have no common map",
             found=f"queries x keys: {sizes}",
             expected="the same tokens in every block",
-            fix="explain a bundle made without optimize.token_merging" if tokens < found[0].keys else "",
+            fix="explain a bundle built without optimize.token_merging" if tokens < found[0].keys else "",
         )
     prefix = tokens - patches
     rows, reader = _rows_of_interest(model, last, prefix)
@@ -252,7 +252,7 @@ def token_views(model: ir.Model, name: str) -> AttentionViews:
 
 
 def _rows_of_interest(model: ir.Model, last: Weights, prefix: int) -> tuple[tuple[int, ...], str]:
-    """The queries whose attention makes the answer. Where `optimize` left some rows only, it is these."""
+    """The queries whose attention determines the answer; the remaining rows if `optimize` removed some."""
     if last.learned:
         return tuple(range(last.queries)), "last attention, read by the pooling query"
     rows = tuple(range(last.queries)) if last.queries < last.keys else tokens_read(model, last, prefix)
@@ -267,7 +267,7 @@ def object_views(model: ir.Model, name: str) -> AttentionViews:
     """The last attention from a decoder's object queries (arXiv 2005.12872) to the features of the image.
 
     Raises:
-        GraphError: the object queries attend to points, or to nothing.
+        GraphError: the object queries attend to sampled points, or do not attend to the image.
     """
     boxes = next((each for each in model.graph.outputs if each.name == "boxes"), None)
     queries = boxes.shape[1] if boxes is not None and boxes.shape is not None else None
@@ -279,7 +279,7 @@ def object_views(model: ir.Model, name: str) -> AttentionViews:
             and (weights.queries, weights.keys) == (queries, grid[0] * grid[1])
         ):
             return AttentionViews(
-                (weights,), grid, 0, tuple(range(weights.queries)), "the decoder's last look at the image"
+                (weights,), grid, 0, tuple(range(weights.queries)), "the decoder's last attention to the image"
             )
     raise GraphError(
         f"the decoder of {name} has no attention over the whole image",
@@ -289,23 +289,23 @@ def object_views(model: ir.Model, name: str) -> AttentionViews:
 
 
 # --- The tokens of a Vision Transformer's graph -----------------------------------------------------------------------
-# how many, which come before the patches, and what is computed of each.
+# Their number, the tokens before the patches, and the tensors computed from them.
 #
-# Nothing is changed here. A token axis is followed forwards through operations that work on each row alone
-# (`rowwise.py`), through attention, which reads tokens as queries, as keys and as values, and to selections of the
-# tokens before the patches, where it ends. Anything else depends on how many tokens there are.
+# Read-only. A token axis is followed forwards through operations that work on each row alone (`rows.py`), through
+# attention, which reads tokens as queries, keys and values, and to selections of the tokens before the patches, where
+# it ends. Every other operation depends on the number of tokens.
 
 
 Mask = npt.NDArray[np.bool_]
-# Of residual streams and of what attention makes of them: [batch, tokens, channels] and [batch, heads, queries, keys].
+# Axes of the residual stream [batch, tokens, channels] and of attention weights [batch, heads, queries, keys].
 TOKENS, KEYS = 1, 3
 
 
 @dataclass(frozen=True)
 class MergePoints:
-    """`count` tokens, the first `prefix` of which (class, distillation, registers) are not patches. `points`: where
-    tokens can be merged, between attention and MLP: by the number of the attention, from 0, the residual stream [batch,
-    tokens, channels] with its result added."""
+    """The points where tokens can be merged. The model has `count` tokens, of which the first `prefix` (class,
+    distillation, registers) are not patches. `points`: by block, from 0, the residual stream [batch, tokens, channels]
+    between attention and MLP."""
 
     count: int
     prefix: int
@@ -314,22 +314,22 @@ class MergePoints:
 
 @dataclass(frozen=True)
 class TokenFlow:
-    """The token axes of every tensor that holds something for each token, and the attentions to these tokens."""
+    """The token axes of every tensor with data per token, and the attentions to these tokens."""
 
     axes: dict[ir.Value, set[int]]
     attentions: list[Attention]
 
 
 class Stopped(Exception):
-    """Why a token axis cannot be followed, or the residual stream: something does not treat all channels alike."""
+    """A token axis or the residual stream cannot be followed; the message names the node that prevents it."""
 
 
 def merge_points(model: ir.Model) -> MergePoints:
-    """Find the places where tokens can be merged, in a graph in canonical form.
+    """Find the points where tokens can be merged, in a graph in canonical form.
 
     Raises:
-        GraphError: there are none. No attention of all tokens to each other; the number of tokens already changes; an
-            output, or an operation, depends on every token.
+        GraphError: no such point: no self-attention over all tokens, the number of tokens already changes, or an
+            output or operation depends on every token.
     """
     attentions = find_attentions(model)
     streams = {block: (each, residual(each)) for block, each in enumerate(attentions)}
@@ -337,14 +337,14 @@ def merge_points(model: ir.Model) -> MergePoints:
     counts = dict.fromkeys(values.dim(each.softmax.outputs[0], -1) for each in attentions)
     if not found or len(counts) > 1:
         over = f"attention to {' and '.join(map(str, counts))} tokens" if counts else "no attention"
-        raise _refused(over, "self-attention to the same tokens in every block")
+        raise _refused(over, "self-attention over the same tokens in every block")
     _, before, after = next(iter(found.values()))
     count = values.dim(after, TOKENS)
     assert count is not None
     of_image = _of_image(before, TOKENS, count)
     prefix = int(of_image.argmax())
     if not of_image[prefix:].all():
-        raise _refused("tokens that are no patches behind or between those of the image", "them before the patches")
+        raise _refused("tokens that are not patches after or between the patches", "these before the patches only")
     points, reason = {}, ""
     for block, (attention, before, after) in found.items():
         try:
@@ -355,15 +355,15 @@ def merge_points(model: ir.Model) -> MergePoints:
             if attention in flow.attentions and flow.axes.get(after) == {TOKENS}:
                 points[block] = after
     if not points:
-        raise _refused(reason, "tokens that only attention, row-wise operations and the choice of a class token read")
+        raise _refused(reason, "tokens read only by attention, row-wise operations and the selection of a class token")
     return MergePoints(count, prefix, points)
 
 
 def follow(model: ir.Model, stream: ir.Value, prefix: int) -> TokenFlow:
-    """Everything that is computed of the tokens of `stream`, [batch, tokens, channels].
+    """Return the flow of the tokens of `stream`, [batch, tokens, channels], through the graph.
 
     Raises:
-        Stopped: they cannot be followed to the end.
+        Stopped: the tokens cannot be followed to the end.
     """
     flow, attentions = TokenFlow({stream: {TOKENS}}, []), find_attentions(model)
     by_node = {node: each for each in attentions for node in (each.scores, each.softmax, each.mix)}
@@ -383,14 +383,14 @@ def follow(model: ir.Model, stream: ir.Value, prefix: int) -> TokenFlow:
             flow.attentions.append(by_node[node])
     for value in flow.axes:
         if value.is_graph_output():
-            raise Stopped(f"the output {value.name}, which holds something of each token")
+            raise Stopped(f"the output {value.name}, which has data of every token")
     return flow
 
 
 def _behind(
     node: ir.Node, index: int, axis: int, size: int, prefix: int, flow: TokenFlow, attention: Attention | None
 ) -> int | None:
-    """The axis of the outputs along which the tokens lie that one input holds along `axis`; None if they end."""
+    """The token axis of the outputs if one input has the tokens along `axis`; None if the tokens end here."""
     value = node.inputs[index]
     assert value is not None and value.shape is not None
     last = len(value.shape) - 1
@@ -410,20 +410,20 @@ def _behind(
             for i, own in rows.items():
                 other = node.inputs[i]
                 if other is not None and own not in flow.axes.get(other, ()):
-                    raise Stopped(f"{node.name}, where {other.name} holds a number for each token")
+                    raise Stopped(f"{node.name}, whose operand {other.name} has a value for every token")
             return out
     raise Stopped(f"{node.name} ({node.op_type}), which depends on every token")
 
 
 def _keys(node: ir.Node) -> int:
     if len(node.outputs[0].shape or ()) != KEYS + 1:
-        raise Stopped(f"{node.name}, where batch and heads share an axis")
+        raise Stopped(f"{node.name}, which has batch and heads in one axis")
     return KEYS
 
 
 def reads_first(node: ir.Node, axis: int, count: int) -> bool:
-    """Whether a node selects some of the first `count` rows of its first input along `axis`, by indices that stay valid
-    whatever follows these rows."""
+    """Whether a node selects some of the first `count` rows of its first input along `axis`, by indices that do not
+    depend on the number of later rows."""
     selected = selected_rows(node)
     if selected is None or selected.axis != axis or not all(row < count for row in selected.rows):
         return False
@@ -450,8 +450,8 @@ def residual(attention: Attention) -> tuple[ir.Value, ir.Value] | None:
 
 
 def _of_image(value: ir.Value, axis: int, size: int) -> Mask:
-    """Which rows along an axis of `size` depend on the content of a graph input, [size]. In a residual stream in front
-    of any attention these are the patches."""
+    """Mask [size] of the rows along an axis that depend on the content of a graph input. In a residual stream before
+    any attention these are the patches."""
     if not values.depends_on_input(value):
         return np.zeros(size, bool)
     node = value.producer()
@@ -477,23 +477,23 @@ def _of_image(value: ir.Value, axis: int, size: int) -> Mask:
 
 def _refused(found: str, expected: str) -> GraphError:
     return GraphError(
-        "the tokens of this graph cannot be merged", found=found, expected=expected, fix="leave token merging out"
+        "the tokens of this graph cannot be merged", found=found, expected=expected, fix="omit token merging"
     )
 
 
-# --- The residual stream of a Transformer: everything that is added up in it, and what reads it -----------------------
-# Followed from one tensor of the stream through operations that do the same to any combination of its channels, to what
-# writes it (linears, convolutions, constants) and to what reads it (norms, linears).
+# --- The residual stream of a Transformer: its summands and its readers -----------------------------------------------
+# Followed from one tensor of the stream through operations that act alike on any combination of its channels, to its
+# writers (linears, convolutions, constants) and its readers (norms, linears).
 
 
-# Beside layout operations: what is linear, and the same for each channel.
+# In addition to layout operations: linear operators that treat all channels alike.
 _LINEAR = ("Add", "Concat", "Expand", "Pad", "ReduceMean", "ReduceSum", "Sub")
 
 
 @dataclass
 class ResidualStream:
-    """`axes`: of every tensor the axis of its channels; `constants`: the inputs of nodes that are constants, with that
-    axis; `writers` and `readers`: the linears and convolutions, by node, whose outputs and inputs are such tensors;
+    """A residual stream. `axes`: the channel axis of every tensor; `constants`: the constant inputs of nodes with their
+    channel axis; `writers` and `readers`: the linears and convolutions, by node, that compute and read such tensors;
     `norms`: the layer normalisations over the channels."""
 
     width: int
@@ -505,10 +505,9 @@ class ResidualStream:
 
 
 def find_stream(linears: Sequence[Linear], model: ir.Model) -> ResidualStream | None:
-    """The residual stream of the blocks with self-attention, as a whole; None if there is none over a fixed number
-    of tokens, or where anything but norms and linears reads it (an output of the graph, a concatenation of channels),
-    or anything but linears, convolutions and constants writes it (norms behind the sum, or in front of the first
-    block)."""
+    """The whole residual stream of the blocks with self-attention. None without a stream over a fixed number of
+    tokens; if anything except norms and linears reads it (a graph output, a concatenation of channels); or if anything
+    except linears, convolutions and constants writes it (norms after the sum, or before the first block)."""
     start = next((found[0] for each in find_attentions(model) if (found := residual(each)) is not None), None)
     width = values.dim(start, -1)
     if start is None or width is None:
@@ -520,7 +519,7 @@ def find_stream(linears: Sequence[Linear], model: ir.Model) -> ResidualStream | 
 
 
 def _follow(linears: Sequence[Linear], start: ir.Value, width: int) -> ResidualStream:
-    """Everything that is part of the stream if `start` [..., width] is."""
+    """The stream that the tensor `start` [..., width] belongs to."""
     by_output = {linear.output: linear for linear in linears}
     by_node = {linear.node: linear for linear in linears}
     stream, rest = ResidualStream(width, {}), [(start, len(start.shape or ()) - 1)]
@@ -550,7 +549,7 @@ def _follow(linears: Sequence[Linear], start: ir.Value, width: int) -> ResidualS
 
 
 def _written(stream: ResidualStream, value: ir.Value, axis: int) -> list[tuple[ir.Value, int]]:
-    """The tensors, with their channel axes, from which an operation computes `value`; constants are noted."""
+    """The tensors, with their channel axes, that an operation computes `value` from; constants go into `stream`."""
     node = value.producer()
     rows = _commutes(node, axis, stream.width) if node is not None else None
     if node is None or rows is None:
@@ -569,10 +568,10 @@ def _written(stream: ResidualStream, value: ir.Value, axis: int) -> list[tuple[i
 
 
 def behind(node: ir.Node, index: int, axis: int, width: int) -> list[tuple[ir.Value, int]]:
-    """The outputs of a node that does the same to any combination of one input's channels, with the axis of theirs.
+    """The outputs, with their channel axes, of a node that acts alike on any combination of one input's channels.
 
     Raises:
-        Stopped: it does not.
+        Stopped: the node does not.
     """
     for out in range(len(node.outputs[0].shape or ())):
         rows = _commutes(node, out, width) if values.dim(node.outputs[0], out) == width else None
@@ -582,7 +581,7 @@ def behind(node: ir.Node, index: int, axis: int, width: int) -> list[tuple[ir.Va
 
 
 def _commutes(node: ir.Node, axis: int, width: int) -> Rows | None:
-    """The axes of the inputs' channels, if the operation does the same to any combination of channels."""
+    """The channel axes of the inputs if the operation acts alike on any combination of channels; else None."""
     if node.domain or not (is_layout(node) or node.op_type in _LINEAR):
         return None
     if node.op_type == "Expand":
@@ -600,7 +599,7 @@ def _commutes(node: ir.Node, axis: int, width: int) -> Rows | None:
 
 
 def reads(linear: Linear | None, value: ir.Value, axis: int) -> bool:
-    """Whether a linear sums up along this axis of the value."""
+    """Whether a linear reads the value and sums over this axis."""
     return linear is not None and linear.kind == "matmul" and linear.input is value and axis == last_axis(value)
 
 

@@ -1,8 +1,8 @@
-"""What a graph asks for, in elements and multiplications, found before any node of it is computed.
+"""Bound the memory and work of a graph, in elements and multiplications, before any node is computed.
 
-All sizes are numbers here. An open batch is one sample; other open sizes are those of an image, or of a text. A size
-that depends on what an image shows is its upper bound (NonZero finds all), and one that nothing bounds counts as the
-largest input of its node. Bodies of loops are followed trip by trip until nothing changes any more.
+All sizes are numbers here. An open batch is one sample; other open sizes are those of an image or a text. A size that
+depends on the content of an image is replaced by its upper bound (NonZero finds all); an unbounded one by the size of
+the largest input of its node. Loop bodies are followed trip by trip until their state stops changing.
 """
 
 import functools
@@ -20,23 +20,23 @@ from vitdeploy.graph.shapes.infer import CONTENT_LIMIT, INTEGERS, Contents, Fact
 from vitdeploy.graph.shapes.sizes import Dims
 from vitdeploy.graph.values import array_of
 
-# What open sizes are taken as: of the first axis, of an image and of anything else.
+# Numbers assumed for open sizes: the first axis, the channels and sides of an image, and any other axis.
 SAMPLES, CHANNELS, SIDE, LENGTH = 1, 3, 224, 128
-# Nodes in bodies of loops that are looked at again, and trips after which a counter is no longer followed.
+# The limit of nodes followed in loop bodies, and the trips after which a counter is no longer followed.
 MAX_FOLLOWED, COUNTED_TRIPS = 20_000, 64
 FLOATS = (ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.DOUBLE)
-# What makes more elements than it reads by multiplying them.
+# Products, whose outputs may have more elements than their inputs.
 PRODUCTS = frozenset(MATMULS) | {
     *("Gemm", "Conv", "ConvInteger", "QLinearConv", "ConvTranspose", "Einsum", "Attention", "MultiHeadAttention"),
     "MatMulNBits",
 }
-# What holds all of its inputs, where its shape is not known.
+# Operators that join all their inputs, for outputs of unknown shape.
 JOINED = frozenset({"Concat", "ConcatFromSequence", "SequenceConstruct", "SequenceInsert"})
 VIEWS = frozenset({"Squeeze", "Unsqueeze", "Reshape", "Identity"})
 
 
 def _of_all(function: Callable[[Any, Any], Any]) -> Callable[..., Any]:
-    """The same of any number of operands: a third one of numpy's own is where the result is written."""
+    """Extend a binary function to any number of operands; numpy's functions treat a third operand as the output."""
     return lambda *operands: functools.reduce(function, operands)
 
 
@@ -64,22 +64,22 @@ COMPUTED = VIEWS | set(NUMERIC) | {"Concat", "Size"}
 def check_demand(
     model: ir.Model, weights: Collection[str], name: str, image_size: tuple[int, int] | None = None
 ) -> None:
-    """Refuse a graph that asks for more than a vision model does. Types of values are written into `model`.
+    """Refuse a graph that needs more memory or work than a vision model. Writes the types of values into `model`.
 
     Args:
         weights: names of inputs that stand for weights.
-        name: of the file, for people.
-        image_size: (height, width), where the graph leaves them open.
+        name: the file name for messages.
+        image_size: (height, width), if the graph leaves them open.
 
     Raises:
-        UnsafeGraphError: it does; says how much of what, at which node.
-        GraphError: a loop that may run for ever, or a quotient that processors trap.
+        UnsafeGraphError: a limit is exceeded; the error names the amount and the node.
+        GraphError: a loop may run for ever, or an integer division traps.
     """
     _Demand(model, GraphBudget(name)).follow(model.graph, weights, image_size)
 
 
 class _Known(NamedTuple):
-    """What is known of a value, to hand it on."""
+    """Facts about a value, in a form that can be passed on."""
 
     dims: Dims | None = None
     contents: Contents | None = None
@@ -89,7 +89,7 @@ class _Known(NamedTuple):
 
     @property
     def state(self) -> tuple[object, ...]:
-        """The same in a form that can be compared."""
+        """The facts in a form that can be compared."""
         contents = None if self.contents is None else (self.contents.shape, tuple(self.contents.ravel()))
         return self.dims, contents, None if self.array is None else self.array.tobytes(), self.elements
 
@@ -100,8 +100,8 @@ class _Demand(Facts):
         self._budget = limits
         self._arrays: dict[ir.Value, npt.NDArray[Any]] = {}  # small tensors of floats
         self._counts: dict[ir.Value, int] = {}  # elements, where the shape is not known
-        self._stored: dict[ir.Value, int] = {}  # of what follows from constants: the elements that they are made of
-        # In the order of `_Known`.
+        self._stored: dict[ir.Value, int] = {}  # for values computed from constants: the elements of the constants
+        # In the order of the fields of `_Known`.
         self._facts: tuple[dict[ir.Value, Any], ...] = (self.dims, self.contents, self._arrays, self._counts)
         self._followed = 0
 
@@ -128,7 +128,7 @@ class _Demand(Facts):
         self._graph(graph)
 
     def count(self, value: ir.Value | None) -> int | None:
-        """The number of elements, or an estimate; None if nothing is known."""
+        """The number of elements, exact or estimated; None if unknown."""
         dims = _numbers_in(self.dims_of(value))
         if dims is not None:
             return math.prod(max(size, 0) for size in dims)
@@ -146,7 +146,7 @@ class _Demand(Facts):
         return list(dims)
 
     def entries(self, value: ir.Value | None) -> list[int] | None:
-        """The integers in a small tensor of known content."""
+        """The integers in a small tensor with known content."""
         found = self.numbers(value) if value is not None else None
         return [int(entry) for entry in found.ravel()] if found is not None and found.dtype.kind in "iub" else None
 
@@ -172,7 +172,7 @@ class _Demand(Facts):
         self._account(node)
 
     def _refuse_overflow(self, node: ir.Node) -> None:
-        """The one quotient of integers that is none of its type: processors trap it, and runtimes do not look."""
+        """Refuse the one integer quotient that overflows its type: processors trap it, and runtimes do not check."""
         if node.op_type not in ("Div", "Mod") or len(node.inputs) < 2:
             return
         a, b = (self._array(value) for value in node.inputs)
@@ -182,12 +182,12 @@ class _Demand(Facts):
             raise self._budget.overflow(label(node))
 
     def _array(self, value: ir.Value | None) -> npt.NDArray[Any] | None:
-        """An initializer of any size, or a small tensor that is computed."""
+        """The content of an initializer of any size, or of a small computed tensor."""
         found = array_of(value)
         return self.numbers(value) if found is None and value is not None else found
 
     def _compute(self, node: ir.Node) -> None:
-        """Small tensors of floats, of which Resize and its kind take their sizes."""
+        """Compute small float tensors, which Resize and similar operators take their sizes from."""
         if node.op_type not in COMPUTED or len(node.outputs) != 1 or node.outputs[0] in self.contents:
             return
         output = node.outputs[0]
@@ -208,7 +208,7 @@ class _Demand(Facts):
                     found = NUMERIC[node.op_type](*known)
                 if found is not None:
                     self._keep(output, np.asarray(found))
-        except (ValueError, TypeError, OverflowError):  # the file's fault, found by its runtime
+        except (ValueError, TypeError, OverflowError):  # an invalid file, which its runtime will report
             return
 
     def _keep(self, value: ir.Value, array: npt.NDArray[Any]) -> None:
@@ -234,7 +234,7 @@ class _Demand(Facts):
         self.dims.update(dict.fromkeys(open_ones, found))
 
     def _estimate(self, node: ir.Node) -> None:
-        """A number of elements for outputs of unknown shape."""
+        """Estimate the number of elements of outputs with unknown shape."""
         counts = [self.count(value) or 0 for value in node.inputs if value is not None]
         amount = sum(counts) if node.op_type in JOINED else max(counts, default=0)
         if node.op_type == "Tile" and (repeats := self.entries(node.inputs[1])) is not None:
@@ -243,7 +243,7 @@ class _Demand(Facts):
         for output in node.outputs:
             if _numbers_in(self.dims.get(output)) is None:
                 self._counts[output] = amount
-                output.type = output.type or kind  # a guess for what ONNX does not know: behind it, it infers again
+                output.type = output.type or kind  # a guess, so that inference continues after an unknown operator
 
     def _account(self, node: ir.Node) -> None:
         where, given = label(node), [value for value in node.inputs if value is not None]
@@ -261,9 +261,9 @@ class _Demand(Facts):
         self._budget.add(budget.MACS, effort(node, self.sizes), where)
 
     def _stored_behind(self, node: ir.Node, given: Sequence[ir.Value]) -> int | None:
-        """The elements of the largest constant that a node's outputs are made of; None if they depend on an input.
+        """The elements of the largest constant behind a node's outputs; None if the outputs depend on an input.
 
-        Sizes of tensors are constants to a runtime that knows its input.
+        Sizes of tensors count as constants: a runtime knows them from its input.
         """
         if node.op_type == "Constant":
             held = self.count(node.outputs[0]) or 0
@@ -301,7 +301,7 @@ class _Demand(Facts):
             facts.pop(value, None)
 
     def branch(self, node: ir.Node) -> None:
-        """If: both branches, and of each result the larger one."""
+        """If: both branches, and the larger of their results."""
         branches = [node.attributes[name].as_graph() for name in ("then_branch", "else_branch")]
         for each in branches:
             self._graph(each)
@@ -309,14 +309,14 @@ class _Demand(Facts):
             self._set(output, self._known(max(results, key=self._extent)))
 
     def _extent(self, value: ir.Value) -> tuple[int, float]:
-        """Its elements, and the largest number in it, which may be a size."""
+        """The number of elements, and the largest value, which may be a size."""
         count, numbers = self.count(value) or 0, self.numbers(value)
         if numbers is None or not numbers.size or numbers.dtype.kind not in "iufb":
             return count, 0.0
         return count, float(numbers.max())
 
     def loop(self, node: ir.Node) -> None:
-        """Loop: as many trips as its first input says, whatever its condition does."""
+        """Loop: the number of trips in its first input, regardless of its condition."""
         body = node.attributes["body"].as_graph()
         trips = self.entries(node.inputs[0])
         if trips is None or len(trips) != 1:
@@ -350,7 +350,7 @@ class _Demand(Facts):
         carried: Sequence[ir.Value],
         results: Sequence[ir.Value],
     ) -> None:
-        """The trips of a loop, whose first results are carried from one to the next and whose others are stacked."""
+        """The trips of a loop: the first results are carried to the next trip, the others are stacked."""
         where, nodes = label(node), max(1, len(body))
         self._budget.ahead(budget.STEPS, trips * nodes, where)
         known = [self._known(value) for value in given]
@@ -369,7 +369,7 @@ class _Demand(Facts):
                 break
             self._followed += nodes
             if self._followed > MAX_FOLLOWED:
-                raise self._budget.open_loop(f"{where}: tensors that change with each of {trips:,} trips")
+                raise self._budget.open_loop(f"{where}: tensors that change in each of {trips:,} trips")
             known = found
         for output, each in zip(node.outputs, known, strict=False):
             self._set(output, each)
@@ -380,7 +380,7 @@ class _Demand(Facts):
 
 
 def _assumed(shape: ir.Shape, image_size: tuple[int, int] | None) -> list[int]:
-    """A number for each axis of an input, where it is open."""
+    """The number to assume for each open axis of an input."""
     if len(shape) != 4:
         return [SAMPLES, *[LENGTH] * (len(shape) - 1)][: len(shape)]
     height, width = image_size or (SIDE, SIDE)
@@ -389,7 +389,7 @@ def _assumed(shape: ir.Shape, image_size: tuple[int, int] | None) -> list[int]:
 
 
 def _numbers_in(dims: Dims | None) -> tuple[int, ...] | None:
-    """A shape, if all of it is known."""
+    """The shape, if all its sizes are known."""
     known = tuple(size for size in dims if isinstance(size, int)) if dims is not None else ()
     return known if dims is not None and len(known) == len(dims) else None
 
@@ -416,7 +416,7 @@ _CONTROL: dict[str, Callable[[_Demand, ir.Node], None]] = {
 }
 
 
-# --- upper bounds of sizes that depend on what an input holds, or that inference does not read ---
+# --- upper bounds of sizes that depend on the content of an input, or that inference does not know ---
 
 
 def _non_zero(demand: _Demand, node: ir.Node) -> Dims:
@@ -425,13 +425,13 @@ def _non_zero(demand: _Demand, node: ir.Node) -> Dims:
 
 
 def _picked(demand: _Demand, node: ir.Node) -> Dims:
-    """Compress, Unique: all of it."""
+    """Compress, Unique: the whole input."""
     dims = demand.sizes(node.inputs[0])
     return tuple(dims) if "axis" in node.attributes else (math.prod(dims),)
 
 
 def _reshaped(demand: _Demand, node: ir.Node) -> Dims:
-    """A size that is left open has what the others leave of the input: its estimate grows no further from here."""
+    """An open size is the rest of the input's elements, so that its estimate does not grow."""
     dims, count = demand.dims.get(node.outputs[0]) or (), demand.count(node.inputs[0])
     known = [size for size in dims if isinstance(size, int)]
     if count is None or len(known) != len(dims) - 1:
@@ -460,8 +460,8 @@ def _one_hot(demand: _Demand, node: ir.Node) -> Dims:
     return (*dims[:at], int(depth.ravel()[0]), *dims[at:])
 
 
-def _told(index: int, *, plane: bool = False) -> Callable[[_Demand, ir.Node], Dims]:
-    """The sizes that an input holds; `plane`: of [n, channels, ...] the grid [n, ..., axes]."""
+def _sizes_from(index: int, *, plane: bool = False) -> Callable[[_Demand, ir.Node], Dims]:
+    """A rule for outputs whose sizes are an input's content; `plane`: a grid [n, ..., axes] from [n, channels, ...]."""
 
     def dims(demand: _Demand, node: ir.Node) -> Dims:
         entries = demand.entries(node.inputs[index])
@@ -480,7 +480,7 @@ _BOUNDS: dict[str, Callable[[_Demand, ir.Node], Dims]] = {
     "Reshape": _reshaped,
     "NonMaxSuppression": _boxes,
     "OneHot": _one_hot,
-    "MaxUnpool": _told(2),
-    "AffineGrid": _told(1, plane=True),
-    **dict.fromkeys(("BlackmanWindow", "HammingWindow", "HannWindow"), _told(0)),
+    "MaxUnpool": _sizes_from(2),
+    "AffineGrid": _sizes_from(1, plane=True),
+    **dict.fromkeys(("BlackmanWindow", "HammingWindow", "HannWindow"), _sizes_from(0)),
 }

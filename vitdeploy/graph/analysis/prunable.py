@@ -1,4 +1,4 @@
-"""What can be cut out of a graph."""
+"""Find structures that can be pruned, and tensors at which a graph can be cut."""
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -12,13 +12,13 @@ from vitdeploy.graph.analysis import rows, work
 from vitdeploy.graph.analysis.attention import Attention, find_attentions
 from vitdeploy.graph.values import array_of, dim, is_constant, only_user, scalar_of
 
-# --- Find what structured pruning can remove whole: hidden channels between linears, and heads of attention -----------
-# A structure is some input channels of one linear, the reader, with all that is computed for them alone: columns of the
-# linears in front of it, and what lies in between. Without these channels every tensor in between is smaller along one
-# axis, and the function is that of the whole graph with the reader's rows of these channels set to zero.
+# --- Find structures that pruning can remove: hidden channels between linears, and heads of attention -----------------
+# A structure is some input channels of one linear, the reader, and everything computed for them alone: columns of the
+# linears before it, and the nodes in between. Without these channels every tensor in between is smaller along one
+# axis, and the graph computes the original function with the reader's rows of these channels set to zero.
 
 
-# Operators of one input that work on each number alone.
+# Elementwise operators with one input.
 _SMOOTH = ("Elu", "Erf", "Exp", "Gelu", "Mish", "Sigmoid", "Softplus", "Sqrt", "Swish", "Tanh")
 _UNARY = frozenset((*_SMOOTH, "Abs", "Clip", "HardSigmoid", "HardSwish", "Identity", "LeakyRelu", "Neg", "Relu"))
 _BINARY = ("Add", "Div", "Mul", "Sub")
@@ -26,11 +26,11 @@ _BINARY = ("Add", "Div", "Mul", "Sub")
 
 @dataclass(frozen=True)
 class Prunable:
-    """The structures in front of one linear.
+    """The structures before one linear.
 
     `inputs`: the input channels of `reader` that belong to each structure, [structures, channels of each].
-    `columns`: of each linear in front of it, the output channels of each structure, [structures, any].
-    `axes`: the tensors in between, and the axis of each that holds all structures. `splits`: Splits of such an axis.
+    `columns`: for each linear before it, the output channels of each structure, [structures, any].
+    `axes`: the tensors in between, with the axis that holds all structures. `splits`: Splits of such an axis.
     `products`: MatMul nodes that compute each head alone.
     """
 
@@ -51,7 +51,7 @@ class Prunable:
         return len(self.inputs)
 
     def macs(self, model: ir.Model) -> int | None:
-        """The MACs that go with each structure, at batch 1; None if a size is not known."""
+        """The MACs of one structure, at batch 1; None if a size is unknown."""
         shares = [(work.layer_macs(model, each), own.shape[1], each.weight.shape[1]) for each, own in self.columns]
         shares.append((work.layer_macs(model, self.reader), self.inputs.shape[1], len(self.reader.weight)))
         shares += [(work.node_macs(model, node), 1, self.count) for node in self.products]
@@ -61,7 +61,7 @@ class Prunable:
 
 
 def find_prunable(model: ir.Model) -> list[Prunable]:
-    """All structures of a graph as `normalise` leaves it, in graph order. No linear takes part in two of them."""
+    """All structures of a graph in canonical form, in graph order. No linear is part of two of them."""
     linears = [linear for linear in rows.find_linears(model) if linear.kind == "matmul"]
     by_output = {linear.output: linear for linear in linears}
     by_node = {linear.node: linear for linear in linears}
@@ -78,7 +78,7 @@ def find_prunable(model: ir.Model) -> list[Prunable]:
 
 @dataclass
 class _Climb:
-    """What lies between a reader and the linears in front of it, found on the way up."""
+    """The nodes between a reader and the linears before it, collected upwards."""
 
     by_output: Mapping[ir.Value, rows.Linear]
     nodes: set[ir.Node] = field(default_factory=set)
@@ -87,8 +87,8 @@ class _Climb:
     columns: dict[ir.Node, tuple[rows.Linear, list[rows.Indices]]] = field(default_factory=dict)
 
     def up(self, value: ir.Value, channels: rows.Indices, width: int) -> bool:
-        """Whether `value`, whose `channels` of its last axis of `width` are those of the reader, comes from linears by
-        work on each channel alone."""
+        """Whether `value` comes from linears by operations on each channel alone; `channels` [width] are the reader's
+        channels along its last axis."""
         if dim(value, -1) != width:
             return False
         linear = self.by_output.get(value)
@@ -131,7 +131,7 @@ class _Climb:
 
 
 def _channels(reader: rows.Linear, by_output: Mapping[ir.Value, rows.Linear]) -> Prunable | None:
-    """The hidden channels in front of a linear: those of an MLP, or of both halves of a gated one (GLU)."""
+    """The hidden channels before a linear: those of an MLP, or of both halves of a gated one (GLU)."""
     width, climb = len(reader.weight), _Climb(by_output)
     if not _may_read(reader) or not climb.up(reader.input, np.arange(width), width):
         return None
@@ -150,14 +150,14 @@ def _channels(reader: rows.Linear, by_output: Mapping[ir.Value, rows.Linear]) ->
 
 
 def _may_read(reader: rows.Linear) -> bool:
-    """Whether the bias of a linear can be changed: an output of the graph keeps its name."""
+    """Whether the bias of a linear can be changed: a graph output must keep its name."""
     return reader.bias is not None or not reader.node.outputs[0].is_graph_output()
 
 
 def _heads(
     attention: Attention, by_output: Mapping[ir.Value, rows.Linear], by_node: Mapping[ir.Node, rows.Linear]
 ) -> Prunable | None:
-    """The heads of an attention [batch, heads, tokens, channels], with a linear for each of its operands or for all."""
+    """The heads of an attention [batch, heads, tokens, channels], with a linear per operand or one for all."""
     mix, axes, splits = attention.mix.outputs[0], dict[ir.Value, int](), dict[ir.Node, None]()
     heads, size = dim(mix, 1), dim(mix, 3)
     if heads is None or size is None or heads < 2 or len(mix.shape or ()) != 4 or not _alike(attention, heads):
@@ -186,7 +186,7 @@ def _heads(
 
 
 def _alike(attention: Attention, heads: int) -> bool:
-    """Whether nothing between scores and softmax is another for each head, and nothing else reads the weights."""
+    """Whether all operands between scores and softmax are the same for every head, and the weights have one reader."""
     between = [each for node in attention.between for each in node.inputs if each is not None]
     own = {attention.scores.outputs[0], *(node.outputs[0] for node in attention.between)}
     outputs = [*own, attention.softmax.outputs[0]]
@@ -203,7 +203,7 @@ def _operand_columns(
     axes: dict[ir.Value, int],
     splits: dict[ir.Node, None],
 ) -> tuple[tuple[rows.Linear, rows.Indices], ...] | None:
-    """The columns of each head in the linears behind query, key and value; the tensors on the way go to `axes`."""
+    """The columns of each head in the linears of query, key and value; adds the tensors in between to `axes`."""
     of_column: dict[ir.Value, rows.Indices] = {}
     for operand in (attention.query, attention.key, attention.value):
         source = rows.origin(operand, through_scales=True)
@@ -238,7 +238,7 @@ def _operand_columns(
 def _follow(
     value: ir.Value, held: rows.Indices, ends: set[ir.Node], axes: dict[ir.Value, int], splits: dict[ir.Node, None]
 ) -> bool:
-    """Whether `value`, which holds something of the head `held` in each place, reaches nothing but `ends`."""
+    """Whether `value` reaches only `ends`; `held` is the head of each of its elements."""
     if value.is_graph_output() or not _note(axes, value, held):
         return False
     for node, index in value.uses():
@@ -256,7 +256,7 @@ def _follow(
 
 
 def _note(axes: dict[ir.Value, int], value: ir.Value, held: rows.Indices) -> bool:
-    """Note the axis of `value` that holds the heads; False unless it is one of a static size."""
+    """Record the axis of `value` that holds the heads; False unless it is a single axis of static size."""
     varies = _varies(held)
     if len(varies) != 1 or dim(value, varies[0]) != held.shape[varies[0]]:
         return False
@@ -269,12 +269,12 @@ def _varies(held: rows.Indices) -> list[int]:
 
 
 def _keeps(node: ir.Node, held: rows.Indices) -> bool:
-    """Whether a layout operation takes nothing out of the axis that holds the heads by numbers that would be others."""
+    """Whether a layout operation selects nothing along the axis of the heads, where pruning would change indices."""
     return all(axis not in _varies(held) for axis in _taken(node, held.ndim))
 
 
 def _taken(node: ir.Node, rank: int) -> Iterator[int]:
-    """The axes from which a Slice or Gather takes a part."""
+    """The axes along which a Slice or Gather selects."""
     if node.op_type == "Gather":
         yield node.attributes.get_int("axis", 0) % rank
     elif node.op_type == "Slice":
@@ -284,15 +284,15 @@ def _taken(node: ir.Node, rank: int) -> Iterator[int]:
 # --- Find tensors at which a graph can be cut in two, and the part of a graph between two sets of tensors -------------
 
 
-# What computes a linear or a convolution, in any form that placements have.
+# Operators that compute a linear or a convolution, in any form of placement.
 LAYERS = ("MatMul", "Conv", "MatMulIntegerToFloat", "MatMulNBits")
 
 
 def single_cuts(model: ir.Model) -> list[str]:
-    """The tensors that alone separate the input of a graph from its outputs, in graph order, without both of these.
+    """The tensors that each separate the input of a graph from its outputs, in graph order, without inputs and outputs.
 
-    In a ViT those of the residual stream. Only float32 tensors of known sizes, [batch, ...]. What is read of the input
-    by a Shape node, its size, does not count: a part of the graph may be given it besides.
+    In a ViT they are those of the residual stream. Only float32 tensors of known sizes, [batch, ...]. Reads of the
+    input's size by Shape nodes do not count: a part of the graph may get the input in addition.
     """
     nodes = list(model.graph)
     position = {node: i for i, node in enumerate(nodes)}
@@ -305,7 +305,7 @@ def single_cuts(model: ir.Model) -> list[str]:
         reads = [position[use.node] for use in value.uses() if use.node in useful and use.node.op_type != "Shape"]
         return max(reads, default=-1)
 
-    # In any topological order a node is passed by every path if no tensor made before it is read behind it.
+    # In any topological order every path passes a node if no tensor computed before the node is read after it.
     furthest = max((last_read(value) for value in model.graph.inputs), default=-1)
     found = []
     for i, node in enumerate(nodes):
@@ -320,7 +320,7 @@ def single_cuts(model: ir.Model) -> list[str]:
 
 
 def _between(model: ir.Model, nodes: Sequence[ir.Node]) -> set[ir.Node]:
-    """The nodes that depend on what an input holds, and that an output depends on."""
+    """The nodes that depend on the content of an input and that an output depends on."""
     depends = set(model.graph.inputs)
     for node in nodes:
         if node.op_type != "Shape" and any(value in depends for value in node.inputs if value is not None):
@@ -334,7 +334,7 @@ def _between(model: ir.Model, nodes: Sequence[ir.Node]) -> set[ir.Node]:
 
 
 def _is_images(value: ir.Value, model: ir.Model) -> bool:
-    """float32 [batch, ...] with the batch of the input and sizes that are numbers."""
+    """Whether a value is float32 [batch, ...] with the batch of the input and fixed sizes."""
     [image, *_] = model.graph.inputs
     if value.dtype != ir.DataType.FLOAT or not value.shape or not image.shape:
         return False
@@ -342,11 +342,11 @@ def _is_images(value: ir.Value, model: ir.Model) -> bool:
 
 
 def changed_tensors(placement: ir.Model, model: ir.Model) -> set[str]:
-    """The tensors of a float graph that its placement has not, or has as other functions: what exact folds moved.
+    """The tensors of a float graph that its placement lacks or computes differently, because of exact folds.
 
-    A fold puts a factor or a shift into the constants of a node in front of a linear, or adds a node there, and takes
-    it back in the linear's weight and bias: so behind every linear tensors are the same again, whatever its weight.
-    (Factors in the columns of a linear, which the next one takes back, are not seen here.)
+    A fold puts a factor or a shift into the constants of a node before a linear, or adds a node there, and reverts it
+    in the linear's weight and bias: so after every linear the tensors are the same again, whatever its weight.
+    (Factors in the columns of a linear that the next one reverts are not detected.)
     """
     theirs = create_value_mapping(placement.graph)
     layers = {rows.layer_name(node): node for node in placement.graph if node.op_type in LAYERS}
@@ -360,7 +360,7 @@ def changed_tensors(placement: ir.Model, model: ir.Model) -> set[str]:
             if layer is not None:
                 output = str(_output_of(layer).name)
                 renamed[output] = name
-                if output != name:  # a bias that was not there before
+                if output != name:  # the placement added a bias
                     changed.add(name)
             elif name not in theirs or _differs(node, theirs[name].producer(), moved, renamed):
                 moved.add(name)
@@ -368,7 +368,7 @@ def changed_tensors(placement: ir.Model, model: ir.Model) -> set[str]:
 
 
 def _output_of(layer: ir.Node) -> ir.Value:
-    """The output of a linear of a placement, including its bias."""
+    """The output of a linear in a placement, including its bias."""
     add = only_user(layer.outputs[0])
     bias = next((array_of(value) for value in add.inputs if array_of(value) is not None), None) if add else None
     return add.outputs[0] if add and add.op_type == "Add" and bias is not None and bias.ndim == 1 else layer.outputs[0]
@@ -392,9 +392,9 @@ def _differs(ours: ir.Node, theirs: ir.Node | None, moved: Collection[str], rena
 
 
 def part(model: ir.Model, given: Sequence[str], expected: Sequence[str], batch: int) -> ir.Model:
-    """A new model that computes the tensors `expected` from `given`, and from inputs of the graph where it needs them.
+    """A new model that computes the tensors `expected` from `given`, and from inputs of the graph if it needs them.
 
-    Of `given` only those that are needed become inputs, in graph order; a leading size that is the input's dynamic one
+    Only the needed tensors of `given` become inputs, in graph order; a leading size equal to the input's dynamic batch
     is set to `batch`. Weights are shared with `model`.
     """
     values = create_value_mapping(model.graph)

@@ -1,4 +1,4 @@
-"""Which operators work row by row, and linears among them."""
+"""Follow elements and rows through a graph, and find its linears."""
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -11,33 +11,33 @@ import onnx_ir as ir
 from vitdeploy.graph.values import array_of, depends_on_input, dim, floats_of, integers_of, rank_of, with_constant
 
 # --- Track the elements of a tensor: layout operations (Reshape, Transpose, Slice ...) run on element numbers ---------
-# Exporters write the way from a linear to the operands of attention in many forms: Reshape-Transpose-Gather, Split,
-# Slice and Squeeze, one Transpose or two. None of them computes: they move elements. So instead of a pattern for each
-# form, the operations are executed on an array that holds the number of each element; the result says which element of
-# the source every element of the operand is, and conditions such as "this operand holds only columns of the key" are
-# facts about that array.
+# Exporters write the path from a linear to the operands of attention in many forms: Reshape-Transpose-Gather, Split,
+# Slice and Squeeze, one Transpose or two. None of them computes; they only move elements. So instead of matching a
+# pattern for each form, we run the operations on an array of element numbers. The result gives the source element of
+# every element of the operand, and conditions such as "this operand holds only columns of the key" become facts about
+# that array.
 #
 # A dynamic size (the batch, the length of a sequence) is replaced by a small number, a different one for each axis: the
-# constants of the operations fit any size, or the graph would not run at all sizes.
+# constants of the operations fit any size, since the graph runs at all sizes.
 
 
 Indices = npt.NDArray[np.int64]
 
-# Operators that give out numbers of their first input, as they are: those that `move` runs, and more, some of which
-# repeat numbers.
+# Operators that return elements of their first input unchanged: those that `move` runs, and others, some of which
+# repeat elements.
 MOVES = frozenset(
     {"Expand", "Flatten", "Gather", "Identity", "Reshape", "Slice", "Split", "Squeeze", "Transpose", "Unsqueeze"}
 )
-# What dynamic axes are taken for, in their order.
+# Stand-in sizes for dynamic axes, in order.
 STAND_INS = (2, 3, 5, 7)
 
 
 @dataclass(frozen=True)
 class Leaf:
-    """A tensor that holds elements of one source and nothing else, where layout operations end.
+    """A tensor at the end of layout operations that holds only elements of one source.
 
     `source` has the tensor's shape (stand-ins for dynamic sizes) and holds each element's flat index in the source.
-    `readers` are the nodes that compute with it, one entry a use; none where it is only an output of the graph.
+    `readers` are the nodes that compute with it, one entry per use; empty if it is only an output of the graph.
     """
 
     value: ir.Value
@@ -46,7 +46,7 @@ class Leaf:
 
 
 def static_shape(value: ir.Value | None) -> tuple[int, ...] | None:
-    """The shape with stand-ins in the place of dynamic sizes; None if it is unknown."""
+    """The shape with stand-ins for dynamic sizes; None if it is unknown."""
     if value is None or value.shape is None:
         return None
     stand_ins, sizes = list(STAND_INS), list(value.shape)
@@ -56,7 +56,8 @@ def static_shape(value: ir.Value | None) -> tuple[int, ...] | None:
 
 
 def move(node: ir.Node, array: npt.NDArray[np.int64]) -> list[Indices] | None:
-    """Apply `node` to its first input, an array for each output; None if it computes, or not by constants."""
+    """Apply `node` to its first input; return an array per output. None if the node computes, or its parameters are not
+    constant."""
     try:
         return _MOVES[node.op_type](node, array) if is_layout(node) else None
     except (ValueError, IndexError):  # sizes that do not fit the stand-in for the batch
@@ -80,13 +81,13 @@ def scaled_input(node: ir.Node | None) -> tuple[ir.Value, float] | None:
 def leaves(
     source: ir.Value, shape: tuple[int, ...] | None = None, *, through_scales: bool = False
 ) -> list[Leaf] | None:
-    """Follow every element of `source` to the tensors that something computes with.
+    """Follow every element of `source` through layout operations to the tensors that other nodes read.
 
     Args:
-        shape: the sizes to take for the source; by default `static_shape`.
-        through_scales: also walk through Mul and Div by a scalar, which keep every element in its place.
+        shape: the sizes to assume for the source; by default `static_shape`.
+        through_scales: also follow Mul and Div by a scalar, which keep every element in its place.
 
-    Returns: None if the shape of the source is unknown.
+    Returns: the leaves; None if the shape of the source is unknown.
     """
     shape = shape or static_shape(source)
     if shape is None:
@@ -96,7 +97,7 @@ def leaves(
 
 
 def origin(value: ir.Value, *, through_scales: bool = False) -> ir.Value:
-    """Up from `value` through layout operations (and scalar factors) to the first tensor that is computed."""
+    """Follow `value` upwards through layout operations (and scalar factors) to the first computed tensor."""
     while (node := value.producer()) is not None:
         scaled = scaled_input(node) if through_scales else None
         operand = scaled[0] if scaled is not None else node.inputs[0] if is_layout(node) else None
@@ -107,7 +108,8 @@ def origin(value: ir.Value, *, through_scales: bool = False) -> ir.Value:
 
 
 def climb(value: ir.Value, operators: frozenset[str]) -> tuple[ir.Value, list[ir.Node]]:
-    """Up from `value` through first inputs of nodes of these operators: where that ends, and the nodes on the way."""
+    """Follow `value` upwards through the first inputs of these operators; return the tensor reached and the nodes
+    passed."""
     way: list[ir.Node] = []
     while (node := value.producer()) is not None and not node.domain and node.op_type in operators:
         first = node.inputs[0]
@@ -119,10 +121,10 @@ def climb(value: ir.Value, operators: frozenset[str]) -> tuple[ir.Value, list[ir
 
 
 def exclusive(found: list[Leaf], value: ir.Value, reader: ir.Node, width: int) -> Indices | None:
-    """The columns (index on the source's last axis, of `width`) of each element of `value`, shaped like it.
+    """The column (index on the source's last axis, of `width`) of each element of `value`, in its shape.
 
-    None unless `value` is a leaf that `reader` alone reads, once, and no other leaf holds any of its columns: only
-    then may those columns of the source be changed for the sake of `reader`.
+    None unless `value` is a leaf that only `reader` reads, once, and no other leaf holds any of its columns: only then
+    may those columns of the source be changed for `reader`.
     """
     mine = [leaf for leaf in found if leaf.value is value and leaf.readers == (reader,)]
     if len(mine) != 1 or value.is_graph_output():
@@ -153,7 +155,7 @@ def _walk(value: ir.Value, array: Indices, through_scales: bool) -> Iterator[Lea
 
 
 def reshape_sizes(node: ir.Node) -> list[int] | None:
-    """The constant sizes of a Reshape: -1 infers, 0 copies (unless the attribute allowzero says otherwise)."""
+    """The constant sizes of a Reshape: -1 infers, 0 copies; None if they are computed, or allowzero changes a 0."""
     sizes = integers_of(node.inputs[1])
     if sizes is None or (0 in sizes and node.attributes.get_int("allowzero", 0) != 0):
         return None
@@ -161,7 +163,7 @@ def reshape_sizes(node: ir.Node) -> list[int] | None:
 
 
 def slice_bounds(node: ir.Node) -> list[tuple[int, slice]] | None:
-    """(axis, slice) of each axis that a Slice by constants names. Axes may be negative."""
+    """(axis, slice) for each axis of a Slice with constant bounds; else None. Axes may be negative."""
     bounds = [integers_of(value) for value in node.inputs[1:]]
     if len(bounds) < 2 or any(bound is None for bound in bounds):
         return None
@@ -172,7 +174,7 @@ def slice_bounds(node: ir.Node) -> list[tuple[int, slice]] | None:
 
 
 def split_sizes(node: ir.Node, size: int) -> list[int] | None:
-    """The sizes of the outputs of a Split of an axis of `size`."""
+    """The sizes of the outputs of a Split along an axis of `size`."""
     if len(node.inputs) > 1 and node.inputs[1] is not None:
         return integers_of(node.inputs[1])
     count = len(node.outputs)
@@ -238,13 +240,13 @@ _MOVES = {
 
 
 # --- Find operations that work on each row of an axis alone -----------------------------------------------------------
-# so that rows can be selected before instead of after them.
+# Rows can then be selected before such operations instead of after them.
 #
 # An operation is row-wise along an axis of its output if every row of that axis depends on one row of some of its
-# inputs (where the axis may have another number), and on all of the others.
+# inputs (where the axis may have another index), and on all rows of the others.
 
 
-# Input index -> axis of that input along which the rows lie; inputs that are not named are used whole.
+# Input index -> axis of that input with the rows; inputs that are not listed are used whole.
 Rows = dict[int, int]
 
 _UNARY = (
@@ -257,7 +259,7 @@ _REDUCTIONS = ("ReduceMean", "ReduceSum", "ReduceL2", "ReduceMax", "ReduceSumSqu
 
 @dataclass(frozen=True)
 class Selected:
-    """The rows of a tensor that are read: `rows`, in rising order, along `axis` of `size` rows."""
+    """The rows of a tensor that are read: `rows`, in ascending order, along `axis` of `size` rows."""
 
     axis: int
     size: int
@@ -274,7 +276,8 @@ def rows_of_inputs(node: ir.Node, axis: int, size: int) -> Rows | None:
 
 
 def selected_rows(node: ir.Node) -> Selected | None:
-    """The rows of its first input that a Gather, a Slice of one axis or a Split reads, by constants."""
+    """The rows of its first input that a Gather, a Slice along one axis or a Split reads; None if they are not
+    constant."""
     value = node.inputs[0]
     if value is None or value.shape is None or node.op_type not in ("Gather", "Slice", "Split"):
         return None
@@ -335,7 +338,7 @@ def _broadcast(node: ir.Node, axis: int, size: int) -> Rows | None:
 
 
 def _quantized(node: ir.Node, axis: int, size: int) -> Rows | None:
-    """One scale for the whole tensor, or one for each place of another axis."""
+    """Quantization with one scale for the whole tensor, or one for each position of another axis."""
     scale = node.inputs[1]
     single = scale is not None and scale.const_value is not None and scale.const_value.size == 1
     return {0: axis} if single else _along_another_axis(node, axis, size)
@@ -361,7 +364,7 @@ def _matmul(node: ir.Node, axis: int, size: int) -> Rows | None:
     left, right = rank_of(node.inputs[0]), rank_of(node.inputs[1])
     if left is None or right is None or left < 2 or right < 2 or left < right or axis == left - 1:
         return None
-    # Rows of the left operand; or its leading axes, which a matrix on the right does not have.
+    # Rows of the left operand, or its leading axes if the right operand is a matrix without them.
     return {0: axis} if axis == left - 2 or right == 2 else None
 
 
@@ -373,7 +376,7 @@ def _rowwise_transpose(node: ir.Node, axis: int, size: int) -> Rows | None:
 
 
 def _rowwise_reshape(node: ir.Node, axis: int, size: int) -> Rows | None:
-    """The same axis of the input: of the same size, with as many elements behind it."""
+    """The corresponding axis of the input: the same size, with the same number of elements after it."""
     rank, out_rank = rank_of(node.inputs[0]), rank_of(node.outputs[0])
     if rank is None or out_rank is None or reshape_sizes(node) is None:
         return None
@@ -455,27 +458,27 @@ _RULES: dict[str, Callable[[ir.Node, int, int], Rows | None]] = {
 }
 
 
-# --- Find the layers that quantization is about -----------------------------------------------------------------------
-# linears and convolutions with constant weights, and what they are for.
+# --- Find the layers to quantize --------------------------------------------------------------------------------------
+# Linears and convolutions with constant weights, and the use of their outputs.
 
 
-# Operators whose constant inputs of two axes or more are weights.
+# Operators whose constant inputs with two or more axes are weights.
 WEIGHTED = ("Conv", "ConvTranspose", "Einsum", "GRU", "Gemm", "LSTM", "MatMul", "RNN")
-# What lies between a score and its rank: arithmetic on each score, or other layouts.
+# Operators between a score and its rank: arithmetic on each score, and layout operations.
 _ARITHMETIC = ("Add", "Sub", "Mul", "Div", "Sigmoid", "Softmax", "LogSoftmax", "ReduceMax", "Max", "Clip", "Cast")
 _LAYOUT = ("Reshape", "Flatten", "Squeeze", "Unsqueeze", "Transpose", "Slice", "Split", "Gather", "Concat", "Identity")
-# What lies between an offset or a box and the place that is sampled: also the choice of queries, and a logit.
+# Operators between an offset or a box and the sampled position: also the selection of queries, and a logit.
 _PLACING = (*_ARITHMETIC, *_LAYOUT, "Exp", "Expand", "GatherElements", "GatherND", "Log", "Neg", "Tanh", "Where")
-# Which input of an operator says where it reads.
+# The input of an operator that holds the positions it samples.
 PLACES = {"GridSample": 1, "RoiAlign": 1}
 
 
 @dataclass(frozen=True)
 class Linear:
-    """One linear (MatMul, with its bias Add where there is one) or one convolution.
+    """One linear (a MatMul, with the Add of its bias if it has one) or one convolution.
 
     `weight` is [in, out] for "matmul" and [out, in, height, width] for "conv"; `out_axis` is its output-channel axis.
-    `bias` is [out], from the Add or from the convolution; None without one.
+    `bias` is [out], from the Add or from the convolution; None without a bias.
     """
 
     name: str
@@ -498,7 +501,7 @@ class Linear:
 
     @property
     def padded(self) -> bool:
-        """Whether it is a convolution that reads zeros around its input."""
+        """Whether it is a convolution with zero padding."""
         attributes = self.node.attributes
         automatic = attributes.get_string("auto_pad", "NOTSET")
         padded = any(attributes.get_ints("pads", ()) or ()) if automatic == "NOTSET" else automatic != "VALID"
@@ -525,8 +528,8 @@ def find_linears(model: ir.Model) -> list[Linear]:
 
 
 def unplaced_weights(model: ir.Model) -> dict[str, str]:
-    """Nodes that multiply by constant weights but are none of `find_linears`, by name, with the reason: what INT8 does
-    not reach. Weights are floats with two axes or more."""
+    """The nodes with constant weights that cannot be quantized to INT8 (not in `find_linears`), by name, with the
+    reason. Weights are floats with two or more axes."""
     known = {linear.node for linear in find_linears(model)}
     found = {}
     for node in model.graph.all_nodes():
@@ -552,20 +555,20 @@ def _why(node: ir.Node, weight: ir.Value) -> str:
     if tensor.dtype != ir.DataType.FLOAT:
         return f"its weights are {tensor.dtype.name.lower()}, not float32"
     if node.inputs[1] is not weight:
-        return "its weights are multiplied from the left"
+        return "its weights are the left operand"
     if node.op_type == "Conv" and _computed_bias(node):
-        return "its bias is computed"
+        return "its bias is not constant"
     return f"its weights have {len(tensor.shape)} axes"
 
 
 def layer_name(node: ir.Node) -> str:
-    """The module path that the exporter gave the node ("blocks.0.attn.qkv/MatMul"), or the node's own, unique name."""
-    return str(node.name).removesuffix(f"/{node.op_type}")  # ".../MatMul_1" keeps its number: it tells two apart
+    """The module path of the node from the exporter ("blocks.0.attn.qkv/MatMul"), or the node's unique name."""
+    return str(node.name).removesuffix(f"/{node.op_type}")  # ".../MatMul_1" keeps its number, which makes it unique
 
 
 def name_apart(model: ir.Model) -> None:
-    """Rename nodes, whose names differ already, until their `layer_name` do too: a module may hold a product and a
-    convolution, "m/MatMul" and "m/Conv"."""
+    """Rename nodes so that their `layer_name`s are unique too, in place: a module may hold a product and a convolution,
+    "m/MatMul" and "m/Conv"."""
     nodes = [node for node in model.graph if node.op_type in WEIGHTED]
     names, taken = {str(node.name) for node in model.graph}, set[str]()
     for node in nodes:
@@ -589,15 +592,15 @@ def _bias_add(value: ir.Value, width: int) -> ir.Node | None:
 
 
 def _bias_of(add: ir.Node, product: ir.Value, width: int) -> npt.NDArray[np.float32] | None:
-    """Anything but [width] is no bias: more numbers than output channels would make more channels of one."""
+    """The bias [width] that an Add adds; None for any other shape, which would broadcast to more channels."""
     other = add.inputs[1] if add.inputs[0] is product else add.inputs[0]
     bias = floats_of(other)
     return bias if bias is not None and bias.shape == (width,) else None
 
 
 def count_int8(model: ir.Model) -> int:
-    """The number of linears and convolutions that a placement computes in INT8, in any form of placement; the input of
-    a linear may be left to the runtime to quantize."""
+    """The number of linears and convolutions that a placement computes in INT8, in any form of placement; the runtime
+    may quantize the input of a linear."""
     fused = sum(node.op_type == "MatMulIntegerToFloat" for node in model.graph)
     explicit = sum(
         (node.op_type == "MatMul" or (node.op_type == "Conv" and is_dequantized(node.inputs[0])))
@@ -609,13 +612,13 @@ def count_int8(model: ir.Model) -> int:
 
 
 def count_int4(model: ir.Model) -> int:
-    """The number of linears whose weights a placement has in INT4, in either form of placement."""
+    """The number of linears with INT4 weights in a placement, in either form of placement."""
     explicit = sum(node.op_type == "MatMul" and _is_int4(node.inputs[1]) for node in model.graph)
     return explicit + sum(node.op_type == "MatMulNBits" for node in model.graph)
 
 
 def _is_int4(value: ir.Value | None) -> bool:
-    """Whether a DequantizeLinear makes `value` of constants of int4."""
+    """Whether a DequantizeLinear computes `value` from int4 constants."""
     producer = value.producer() if value is not None else None
     codes = producer.inputs[0] if producer is not None and producer.op_type == "DequantizeLinear" else None
     return codes is not None and codes.const_value is not None and codes.const_value.dtype == ir.DataType.INT4
@@ -633,12 +636,12 @@ def is_ranked(linear: Linear) -> bool:
 
 
 def is_place(linear: Linear) -> bool:
-    """Whether a layer's output says where features are sampled: offsets, and the boxes that become reference points."""
+    """Whether a layer's output gives sampling positions: offsets, or boxes that become reference points."""
     return _reaches(linear.output, PLACES, _PLACING)
 
 
 def _reaches(value: ir.Value, inputs: Mapping[str, int], through: Collection[str]) -> bool:
-    """Whether `value` is that input of one of these operators, with only operators of `through` in between."""
+    """Whether `value` reaches the given input of one of these operators through operators of `through` only."""
     seen, waiting = set[ir.Node](), [value]
     while waiting:
         for node, index in waiting.pop().uses():
@@ -651,5 +654,5 @@ def _reaches(value: ir.Value, inputs: Mapping[str, int], through: Collection[str
 
 
 def reads_image(linear: Linear) -> bool:
-    """Whether a layer's input depends on the image: learned queries do not until they attend to it."""
+    """Whether a layer's input depends on the image: learned queries do so only after they attend to it."""
     return depends_on_input(linear.input)

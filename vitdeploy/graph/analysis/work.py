@@ -1,4 +1,4 @@
-"""How much work a graph is."""
+"""Count the work of a graph, and limit it."""
 
 import math
 from collections import Counter
@@ -14,22 +14,22 @@ from vitdeploy.graph.shapes.infer import Inference
 from vitdeploy.graph.values import weight_bytes
 from vitdeploy.limits import setting
 
-# --- The least work of a graph (MACs and bytes moved) -----------------------------------------------------------------
-# counted from its nodes and shapes, as a reference for latencies.
+# --- The minimum work of a graph (MACs and bytes moved) ---------------------------------------------------------------
+# Counted from nodes and shapes, as a reference for latencies.
 #
-# Counted are the MACs of MatMul, Gemm, convolutions and attention. A MAC is two operations (FLOPs), as in the roofline
+# We count the MACs of MatMul, Gemm, convolutions and attention. A MAC is two operations (FLOPs), as in the roofline
 # model (Williams, Waterman and Patterson 2009), whatever its type. Norms, softmax, activations and sums are not
-# counted: they are a percent or two of a ViT's operations. What cannot be counted exactly is an error: a wrong count is
-# worse than none.
+# counted: they are 1-2 % of a ViT's operations. An operator that cannot be counted exactly is an error: a wrong count
+# is worse than no count.
 
 
-# The position of the second operand.
+# Matrix products, with the position of the second operand.
 MATMULS = {"MatMul": 1, "MatMulInteger": 1, "QLinearMatMul": 3, "MatMulIntegerToFloat": 1}
-# Rows are quantized to INT8 by the kernel, whose products are those of INT8.
+# The kernel quantizes rows to INT8 and multiplies in INT8.
 GROUPED = "MatMulNBits"
 CONVOLUTIONS = {"Conv": 1, "ConvInteger": 1, "QLinearConv": 3}
 INTEGER = {"MatMulInteger", "QLinearMatMul", "MatMulIntegerToFloat", "ConvInteger", "QLinearConv"}
-# Operators of ONNX with MACs, or with graphs, inside that are not counted.
+# Operators of ONNX that contain MACs or graphs and are not counted.
 UNCOUNTED = {"Attention", "DeformConv", "Einsum", "GRU", "If", "LSTM", "Loop", "RNN", "Scan", "SequenceMap"}
 STANDARD = ("", "ai.onnx")
 OURS = {("com.microsoft", kind) for kind in ("MatMulIntegerToFloat", "MultiHeadAttention", GROUPED)}
@@ -46,9 +46,9 @@ FLOATS = {ir.DataType.FLOAT: "fp32", ir.DataType.FLOAT16: "fp16", ir.DataType.BF
 class Work:
     """The work of one query of `batch` images.
 
-    `flops` by the precision that MACs are placed in: "int8" by weights in INT8 or INT4 (also as Q/DQ), else the type of
-    their result. Bytes are those that have to be read or written at least once: weights and constants as they are
-    stored in the graph, inputs, outputs. What flows between layers is not in them: it may stay in a cache.
+    `flops` by the precision of the MACs: "int8" for weights in INT8 or INT4 (also as Q/DQ), else the type of their
+    result. Bytes are those read or written at least once: weights and constants as stored in the graph, inputs and
+    outputs. Activations between layers are not counted: they may stay in a cache.
     """
 
     batch: int
@@ -63,10 +63,10 @@ class Work:
 
 
 def count_work(model: ir.Model, batch: int) -> Work:
-    """The work of `model` at a batch, which its free leading axis gets; shapes that it lacks are inferred, in place.
+    """The work of `model` at a batch size, used for a free leading axis. Infers missing shapes, in place.
 
     Raises:
-        GraphError: a size depends on more than the batch, or an operator with MACs is none of the known ones.
+        GraphError: a size depends on more than the batch, or an operator with MACs is unknown.
     """
     flops = _try(model, batch)
     if flops is None:
@@ -74,13 +74,16 @@ def count_work(model: ir.Model, batch: int) -> Work:
         flops = _try(model, batch)
     sides = [sum(_nbytes(model, value, batch) for value in side) for side in (model.graph.inputs, model.graph.outputs)]
     if flops is None:
-        raise GraphError("the graph's operations cannot be counted", found="sizes that depend on more than the batch")
+        raise GraphError(
+            "the operations of the graph cannot be counted",
+            found="sizes that depend on more than the batch",
+            expected="sizes that are fixed except for the batch",
+        )
     return Work(batch, dict(sorted(flops.items())), weight_bytes(model), *sides)
 
 
 def layer_macs(model: ir.Model, linear: Linear) -> int | None:
-    """The MACs of a layer, at batch 1 if the batch is free; None if the size of its output depends on more than
-    that."""
+    """The MACs of a layer, at batch 1 if the batch is free; None if its output size depends on more than the batch."""
     try:
         count = math.prod(_Sizes(model, 1)(linear.output))
     except UnknownSize:
@@ -89,7 +92,7 @@ def layer_macs(model: ir.Model, linear: Linear) -> int | None:
 
 
 def node_macs(model: ir.Model, node: ir.Node) -> int | None:
-    """The same of any MatMul or Conv, also of two computed tensors; 0 for other operations."""
+    """The MACs of any MatMul or Conv, also with two computed operands; 0 for other operations, None as `layer_macs`."""
     if node.domain or node.op_type not in ("MatMul", "Conv"):
         return 0
     try:
@@ -99,8 +102,7 @@ def node_macs(model: ir.Model, node: ir.Node) -> int | None:
 
 
 def elements(model: ir.Model, node: ir.Node) -> int:
-    """The elements of what a node makes, at batch 1 if the batch is free; 0 where its size depends on more than
-    that."""
+    """The elements of a node's output, at batch 1 if the batch is free; 0 if they depend on more than the batch."""
     try:
         return math.prod(_Sizes(model, 1)(node.outputs[0]))
     except UnknownSize:
@@ -113,7 +115,11 @@ def _try(model: ir.Model, batch: int) -> Counter[str] | None:
     for node in model.graph:
         domain = "" if node.domain in STANDARD else node.domain
         if (domain and (domain, node.op_type) not in OURS) or (not domain and node.op_type in UNCOUNTED):
-            raise GraphError("the graph's operations cannot be counted", found=f"{node.op_type} {node.name}")
+            raise GraphError(
+                "the operations of the graph cannot be counted",
+                found=f"{node.op_type} {node.name}",
+                expected="operators whose MACs are known",
+            )
         try:
             macs = macs_of(node, sizes)
         except UnknownSize:
@@ -128,7 +134,7 @@ class UnknownSize(Exception):
 
 
 class _Sizes:
-    """The sizes of values as numbers, with the free batch axis of the first input set to a number."""
+    """The sizes of values as numbers, with a number for the free batch axis of the first input."""
 
     def __init__(self, model: ir.Model, batch: int) -> None:
         shape = model.graph.inputs[0].shape if model.graph.inputs else None
@@ -136,9 +142,10 @@ class _Sizes:
         self._free = {str(first.value): batch} if isinstance(first, ir.SymbolicDim) and first.value else {}
 
     def __call__(self, value: ir.Value | None) -> list[int]:
-        """
+        """The sizes of a value.
+
         Raises:
-            UnknownSize: of at least one axis.
+            UnknownSize: at least one size is unknown.
         """
         if value is None:
             raise UnknownSize
@@ -149,7 +156,7 @@ class _Sizes:
         raise UnknownSize
 
     def _number(self, size: ir.SymbolicDim) -> int:
-        """The number in a product as shape inference writes it: "4*batch"."""
+        """The value of a product as shape inference writes it: "4*batch"."""
         factors = str(size.value).replace(" ", "").split("*")
         if not all(factor.isdecimal() or factor in self._free for factor in factors):
             raise UnknownSize
@@ -157,7 +164,7 @@ class _Sizes:
 
 
 def macs_of(node: ir.Node, sizes: Callable[[ir.Value | None], list[int]]) -> int:
-    """The number of MACs of a node; 0 of one that is not counted here.
+    """The number of MACs of a node; 0 for operators that are not counted here.
 
     `sizes` raises UnknownSize for a value of unknown shape.
     """
@@ -179,9 +186,10 @@ def macs_of(node: ir.Node, sizes: Callable[[ir.Value | None], list[int]]) -> int
 
 
 def _query_key_value(node: ir.Node) -> list[ir.Value | None]:
-    """
+    """Query, key and value of a MultiHeadAttention.
+
     Raises:
-        UnknownSize: they come in another form than as three tensors [batch, tokens, heads * channels].
+        UnknownSize: they are not three tensors [batch, tokens, heads * channels].
     """
     found = list(node.inputs[:3])
     if len(found) < 3 or any(value is None or value.shape is None or len(value.shape) != 3 for value in found):
@@ -191,7 +199,7 @@ def _query_key_value(node: ir.Node) -> list[ir.Value | None]:
 
 def _precision(node: ir.Node) -> str:
     stored = [_stored(value) for value in node.inputs[:2]]
-    # A float input of weights in INT8 or INT4 is quantized by the runtime.
+    # The runtime quantizes a float input that meets weights in INT8 or INT4.
     if node.op_type in INTEGER or node.op_type == GROUPED or stored[1:] in (["int8"], ["int4"]):
         return "int8"
     if stored[0] is not None and stored[0] == stored[1]:
@@ -201,13 +209,13 @@ def _precision(node: ir.Node) -> str:
 
 
 def _stored(value: ir.Value | None) -> str | None:
-    """The precision that a value is stored in before DequantizeLinear makes floats of it; None if nothing does."""
+    """The precision of a value before DequantizeLinear converts it to floats; None without a DequantizeLinear."""
     producer = value.producer() if value is not None else None
     if producer is None or producer.op_type != "DequantizeLinear" or producer.inputs[0] is None:
         return None
     source = producer.inputs[0]
     dtype = source.const_value.dtype if source.const_value is not None else source.dtype
-    if dtype is None:  # of QuantizeLinear: that of its zero point
+    if dtype is None:  # the output of QuantizeLinear, which has the type of its zero point
         before = source.producer()
         zero = before.inputs[2] if before is not None and len(before.inputs) > 2 else None
         dtype = zero.dtype if zero is not None else ir.DataType.UINT8
@@ -215,25 +223,30 @@ def _stored(value: ir.Value | None) -> str | None:
 
 
 def _nbytes(model: ir.Model, value: ir.Value, batch: int) -> int:
-    """
+    """The bytes of an input or output.
+
     Raises:
         GraphError: its size depends on more than the batch.
     """
     try:
         return math.ceil(math.prod(_Sizes(model, batch)(value)) * (value.dtype.itemsize if value.dtype else 0))
     except UnknownSize:
-        raise GraphError("the graph's bytes cannot be counted", found=f"{value.name}: {value.shape}") from None
+        raise GraphError(
+            "the bytes of the graph's inputs and outputs cannot be counted",
+            found=f"{value.name}: {value.shape}",
+            expected="sizes that are fixed except for the batch",
+        ) from None
 
 
 # --- Multiplications of a node ----------------------------------------------------------------------------------------
-# near enough to refuse a graph that nobody could run; also what `work` does not count.
+# An estimate, good enough to refuse a graph that is too large to run; includes operators that `Work` does not count.
 
 
 Sizes = Callable[[ir.Value | None], list[int]]
 
 
 def effort(node: ir.Node, sizes: Sizes) -> int:
-    """0 where a size is not known, and for operators that take a few operations an element."""
+    """The estimated multiplications of a node; 0 if a size is unknown, and for elementwise operators."""
     rule = _RULES.get(node.op_type, macs_of)
     try:
         return max(0, rule(node, sizes))
@@ -242,9 +255,9 @@ def effort(node: ir.Node, sizes: Sizes) -> int:
 
 
 def _einsum(node: ir.Node, sizes: Sizes) -> int:
-    """The elements of the result, times the sizes of the labels that are summed over."""
+    """The elements of the result times the sizes of the summed labels."""
     left, arrow, right = str(node.attributes.get_string("equation", "")).replace(" ", "").partition("->")
-    if not arrow:  # the result has the labels that stand once
+    if not arrow:  # the result has the labels that occur once
         right = "".join(name for name in left if left.count(name) == 1)
     found: dict[str, int] = {}
     for term, value in zip(left.split(","), node.inputs, strict=True):
@@ -299,40 +312,40 @@ _RULES: dict[str, Callable[[ir.Node, Sizes], int]] = {
 }
 
 
-# --- What a graph may ask for at most, and the refusal of one that asks for more --------------------------------------
+# --- Limits on the memory and work of a graph -------------------------------------------------------------------------
 # A file of 200 bytes can hold a loop of 2^62 trips, or forty doublings of one tensor. Constant folding, a runtime's
 # optimizer and a comparison run would each try to compute that. The limits are above all vision models known to us:
-# that of a product is 4 times what SAM ViT-H at 1024 pixels takes (2^28 attention scores, 3 * 10^12 MACs in all).
+# the limit of a product is 4 times SAM ViT-H at 1024 pixels (2^28 attention scores, 3 * 10^12 MACs in all).
 
 
-# A number by which all limits are multiplied: for a user who knows the file and has the memory.
+# The environment variable with a factor for all limits, for users who trust the file and have the memory.
 VARIABLE = "VITDEPLOY_GRAPH_LIMITS"
 SHOWN_CHARACTERS = 80
 
 
 class _Limit(NamedTuple):
-    """`what` is counted, and how much of it is allowed."""
+    """The allowed amount of `what`."""
 
     most: int
     what: str
 
 
 INPUTS = _Limit(1 << 26, "elements in the inputs")
-# Beyond what is stored: a constant that is transposed or cast is not made larger by that.
+# In addition to stored constants: transposing or casting a constant does not enlarge it.
 CONSTANTS = _Limit(1 << 26, "elements that constants are expanded to")
-# By copies: 150 maps of 900 x 900 pixels. A doubled tensor is as cheap to ask for as it is dear to have.
+# Tensors that grow by copies: 150 maps of 900 x 900 pixels. Doubling a tensor is cheap to write and costly to run.
 GROWN = _Limit(1 << 27, "elements in a tensor")
 PRODUCT = _Limit(1 << 30, "elements in a product")
-# A bound of time, as MACS: a ViT-L at a fixed batch of 256 is within both.
+# Bounds the run time, like MACS: a ViT-L at a fixed batch of 256 is within both.
 ELEMENTS = _Limit(1 << 38, "elements in all tensors together")
 MACS = _Limit(10**14, "multiplications")
-STEPS = _Limit(1 << 18, "operations, each counted as often as its loop runs")
+STEPS = _Limit(1 << 18, "operations, counted per loop trip")
 
 
 class GraphBudget:
-    """The sums of what a graph asks for; `name` is that of its file, for people.
+    """Sums the memory and work of a graph; `name` is its file name for messages.
 
-    Its methods raise UnsafeGraphError as soon as a limit is passed.
+    The methods raise UnsafeGraphError as soon as a limit is exceeded.
     """
 
     def __init__(self, name: str) -> None:
@@ -341,7 +354,7 @@ class GraphBudget:
         self._extra: dict[_Limit, int] = {}
 
     def allow(self, limit: _Limit, more: int) -> None:
-        """Raise a limit by what the file itself holds."""
+        """Raise a limit by data that the file itself stores."""
         self._extra[limit] = self._extra.get(limit, 0) + more
 
     def check(self, limit: _Limit, amount: int, where: str) -> None:
@@ -349,7 +362,7 @@ class GraphBudget:
         if amount > most:
             number = f"{amount:,}" if amount < 10**18 else f"over 10^{len(str(amount)) - 1}"
             raise UnsafeGraphError(
-                f"{self._name} asks for more memory or work than a vision model takes",
+                f"{self._name} needs more memory or work than a vision model",
                 found=f"{number} {limit.what}, at {where}",
                 expected=f"at most {most:,}",
                 fix=f"if you trust the file and have the memory: {VARIABLE}={2 * self._factor:.15g} doubles all limits",
@@ -360,43 +373,43 @@ class GraphBudget:
         self.check(limit, self._sums[limit], where)
 
     def mark(self) -> dict[_Limit, int]:
-        """The sums as they are, for `repeat`."""
+        """The current sums, for `repeat`."""
         return dict(self._sums)
 
     def repeat(self, mark: dict[_Limit, int], times: int, where: str) -> None:
-        """Add what was added since a mark as often again as `times`."""
+        """Add the amounts since a mark again, `times` times."""
         for limit, amount in list(self._sums.items()):
             self.add(limit, times * (amount - mark.get(limit, 0)), where)
 
     def ahead(self, limit: _Limit, more: int, where: str) -> None:
-        """Check what is about to be added, without doing so."""
+        """Check an amount before it is added, without adding it."""
         self.check(limit, self._sums.get(limit, 0) + more, where)
 
     def overflow(self, where: str) -> GraphError:
-        """The error of a quotient of constants that is beyond its type."""
+        """The error for an integer division of constants that overflows."""
         return GraphError(
-            f"{self._name} divides the least integer by -1, which ends the process of a runtime",
+            f"{self._name} divides the smallest integer by -1, which crashes a runtime",
             found=where,
-            expected="quotients within their type",
-            fix="export the model again; check where the file is from",
+            expected="quotients within the range of their type",
+            fix="export the model again; check where the file comes from",
         )
 
     def open_loop(self, where: str) -> GraphError:
-        """The error of a loop that ends when its data says so."""
+        """The error for a loop whose number of trips depends on data."""
         return GraphError(
-            f"{self._name} has a loop of which nothing says how often it runs",
+            f"{self._name} has a loop with an unknown number of trips",
             found=where,
-            expected="a number of trips that is constant, or follows from the sizes of tensors",
+            expected="a number of trips that is constant, or follows from tensor sizes",
             fix="export the model without that loop: unrolled, or as operators on whole tensors",
         )
 
 
 def factor() -> float:
-    """What the limits are multiplied by: 1, unless the user's environment says otherwise; errors as `setting`."""
+    """The factor for all limits: 1, or the value of the environment variable; raises as `setting`."""
     return setting(VARIABLE) or 1.0
 
 
 def label(node: ir.Node) -> str:
-    """A node in an error."""
+    """The description of a node in an error."""
     name = str(node.name or node.outputs[0].name if node.outputs else "")
     return f"{node.op_type} {name[:SHOWN_CHARACTERS]}".strip()

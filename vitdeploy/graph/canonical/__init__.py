@@ -1,2 +1,2 @@
-"""The canonical form: one pattern for each construct, whoever exported it; one rule of it a file, and a row of
+"""Rewrite a graph into the canonical form: one pattern for each construct, whatever exported it. Each rule is a row of
 `normalise.PASSES`. Changes when an exporter writes something new."""

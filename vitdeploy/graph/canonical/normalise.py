@@ -1,4 +1,4 @@
-"""The one form of a graph."""
+"""Rewrite a graph into the canonical form."""
 
 import logging
 import math
@@ -30,20 +30,20 @@ from vitdeploy.graph.shapes.infer import Inference, Operators
 from vitdeploy.graph.shapes.sizes import UNKNOWN, Dims, Unknown, broadcast, product
 from vitdeploy.graph.values import array_of, operands, producer, scalar_of
 
-# --- Constant folding: replace what depends on constants alone by its value -------------------------------------------
+# --- Constant folding: replace values that depend only on constants ---------------------------------------------------
 
 
 def lift_constants(model: ir.Model) -> None:
-    """Constant nodes become initializers, in place."""
+    """Turn Constant nodes into initializers, in place."""
     if any(node.op_type == "Constant" for node in model.graph):
         LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0)(model)
 
 
 def fold_constants(model: ir.Model, known: Inference) -> None:
-    """Compute what depends on constants alone; the results are initializers."""
+    """Compute values that depend only on constants, in place; the results are initializers."""
 
     def fits(node: ir.Node) -> bool | None:
-        for value in node.inputs:  # onnxscript lists in each constant all that are behind it: quadratic in a chain
+        for value in node.inputs:  # onnxscript lists in each constant all later ones: quadratic in a chain
             if value is not None:
                 value.meta.pop(optimizer.FOLDED_FROM_KEY, None)
         for output in node.outputs:
@@ -55,7 +55,7 @@ def fold_constants(model: ir.Model, known: Inference) -> None:
 
     logger = logging.getLogger("onnxscript")
     level = logger.level
-    logger.setLevel(logging.ERROR)  # it warns of each operator with several outputs, which concerns no user
+    logger.setLevel(logging.ERROR)  # it warns about each operator with several outputs, which is irrelevant to users
     try:
         with np.errstate(all="ignore"):
             optimizer.fold_constants(
@@ -65,7 +65,7 @@ def fold_constants(model: ir.Model, known: Inference) -> None:
                 output_size_limit=FOLD_ELEMENTS,
                 should_fold=fits,
             )
-    except Exception as error:  # a node that no runtime could run either; the folding wraps whatever it meets
+    except Exception as error:  # a node that no runtime could run either; the folding wraps all exceptions
         cause = error
         while cause.__cause__ is not None and isinstance(cause.__cause__, Exception):
             cause = cause.__cause__
@@ -79,10 +79,10 @@ def fold_constants(model: ir.Model, known: Inference) -> None:
 
 
 def fold_constant_norms(model: ir.Model) -> int:
-    """LayerNormalization of constants becomes a constant. In place; returns how many.
+    """Replace every LayerNormalization of constants by a constant, in place; return their number.
 
-    onnxscript's folding leaves it: it computes no operator with several outputs. DETR's first decoder block begins so:
-    its queries see each other before they see an image.
+    onnxscript does not fold operators with several outputs. DETR's first decoder block begins with one: its queries
+    attend to each other before they attend to an image.
 
     Source: the ONNX operator's specification, y = (x - mean) / sqrt(variance + epsilon) * scale + bias over the axes
     from `axis` on, computed in float64 here.
@@ -111,11 +111,11 @@ def fold_constant_norms(model: ir.Model) -> int:
     return changed
 
 
-# --- Nodes that compute what is there already -------------------------------------------------------------------------
-# views of the same shape, neutral constants, Expands before broadcasting.
+# --- Redundant nodes --------------------------------------------------------------------------------------------------
+# Views of the same shape, neutral constants, Expands before broadcasting.
 
 
-# x op c = x for this constant; for the first two also c op x.
+# x op c = x for this constant; for the first two also c op x = x.
 NEUTRAL = {"Add": 0.0, "Mul": 1.0, "Sub": 0.0, "Div": 1.0}
 
 
@@ -136,7 +136,7 @@ def remove_redundant(model: ir.Model, known: Inference, chain: SizeChain, *, mas
 
 
 def _unchanged(known: Inference, node: ir.Node) -> ir.Value | None:
-    """The input that the node returns as it is, if it does."""
+    """The input that the node returns unchanged; None for other nodes."""
     operator, data = node.op_type, node.inputs[0] if node.inputs else None
     if operator in NEUTRAL:
         for x, c in _orders(node):
@@ -145,7 +145,7 @@ def _unchanged(known: Inference, node: ir.Node) -> ir.Value | None:
             if neutral and np.all(array == NEUTRAL[operator]) and _same(known, x, node.outputs[0]):
                 return x
         return None
-    if operator == "Where":  # a mask that hides nothing, or everything
+    if operator == "Where":  # a mask that is all true or all false
         condition = array_of(data)
         if condition is None or condition.size == 0 or condition.any() != condition.all():
             return None
@@ -172,7 +172,7 @@ def _same_shape(known: Inference, node: ir.Node) -> bool:
 
 
 def _whole_slice(known: Inference, node: ir.Node) -> bool:
-    """All of every axis: nothing is cut off, and no axis runs backwards."""
+    """Whether a Slice keeps every axis whole and in order."""
     steps = known.contents_of(node.inputs[4]) if len(node.inputs) > 4 else None
     forwards = len(node.inputs) < 5 or (steps is not None and all(step == 1 for step in steps))
     return forwards and _same_shape(known, node)
@@ -237,7 +237,7 @@ def _equal(a: Dims, b: Dims) -> bool:
     return a == b and not any(isinstance(size, Unknown) for size in a)
 
 
-# --- Raise the opset of a graph, by ONNX's own version converter, without taking its weights through it --------------
+# --- Raise the opset of a graph with ONNX's version converter, without passing the weights through it ----------------
 
 
 OLDEST_OPSET = 11
@@ -256,12 +256,12 @@ def upgrade_opset(model: ir.Model, opset: int) -> bool:
         return False
     if version < OLDEST_OPSET:
         raise GraphError(
-            "the graph is written in an opset that is too old",
+            "the opset of the graph is too old",
             found=f"opset {version}",
             expected=f"opset {OLDEST_OPSET} or later",
-            fix="export it again with a later opset_version",
+            fix="export the model again with a later opset_version",
         )
-    Inference(model)  # some adapters, such as Softmax-12's, write worse graphs where they know no shapes
+    Inference(model)  # without shapes, some adapters, such as Softmax-12's, write worse graphs
     try:
         converted = onnx.version_converter.convert_version(_without_weights(model), opset)
         graph = ir.from_proto(converted).graph
@@ -270,7 +270,7 @@ def upgrade_opset(model: ir.Model, opset: int) -> bool:
         raise GraphError(
             f"the graph cannot be converted from opset {version} to {opset}",
             found=(text[-1] if text else type(error).__name__)[:200],
-            fix=f"export it again with opset_version={opset}",
+            fix=f"export the model again with opset_version={opset}",
         ) from None
     _return_weights(model, graph)
     model.graph = graph
@@ -278,7 +278,7 @@ def upgrade_opset(model: ir.Model, opset: int) -> bool:
 
 
 def _without_weights(model: ir.Model) -> onnx.ModelProto:
-    """The graph as a small proto: initializers of more than 1,024 elements, or on disk, stand as inputs."""
+    """The graph as a small proto: initializers of more than 1,024 elements, or on disk, become inputs."""
     proto = onnx.ModelProto(ir_version=max(model.ir_version, 8))
     proto.opset_import.extend(onnx.helper.make_opsetid(*item) for item in model.graph.opset_imports.items())
     large = {
@@ -315,19 +315,19 @@ def _return_weights(model: ir.Model, graph: ir.Graph) -> None:
                 graph.inputs.remove(value)
 
 
-# --- Bring a graph, ours or made by others, into the one form that the later passes know: the canonical form ----------
-# Each row of `PASSES` says its part of it. In all of them constants are initializers.
+# --- Rewrite any graph into the canonical form, which the later passes expect -----------------------------------------
+# Each row of `PASSES` describes its part of the form. Constants are always initializers.
 
 
-# The oldest opset that has all operators of the canonical form except Gelu, and what an older graph is raised to.
+# The oldest opset that has all operators of the canonical form except Gelu, and the opset that older graphs get.
 LOWEST_OPSET, OPSET = 18, 20
-# Each round may reveal constants to the next: shapes -> folded indices -> shapes. Swin's masks take three.
+# Each round may reveal constants for the next: shapes -> folded indices -> shapes. Swin's masks take three rounds.
 ROUNDS = 8
 
 
 def normalise(model: ir.Model, opset: int | None = None) -> dict[str, int]:
-    """Rewrite `model` into the canonical form, in place; its function stays the same up to rounding. Returns the number
-    of rewrites of each pass, by its name.
+    """Rewrite `model` into the canonical form, in place; it computes the same function up to rounding. Returns the
+    number of rewrites of each pass, by its name.
 
     Args:
         opset: raise the graph to this opset if it is lower. By default graphs below 18 are raised to 20.
@@ -350,14 +350,14 @@ def normalise(model: ir.Model, opset: int | None = None) -> dict[str, int]:
 
 
 def _settle(model: ir.Model) -> int:
-    """Fold constants, shapes and redundant nodes, until there is nothing left to do."""
+    """Fold constants, shapes and redundant nodes until nothing changes."""
     total, operators = 0, Operators(model.graph.opset_imports)
     counts_pixels = any(node.op_type == "CumSum" for node in model.graph)
     for _ in range(ROUNDS):
         folded = fold_constant_norms(model)
         known, before = Inference(model, operators), len(model.graph)
         fold_constants(model, known)
-        folded += before - len(model.graph)  # what was folded may tell the next round a size
+        folded += before - len(model.graph)  # folding may reveal a size to the next round
         chain = SizeChain(model, known)
         changed = resolve_shapes(model, known, chain) + remove_redundant(model, known, chain, masks=counts_pixels)
         drop_unused(model)
@@ -368,7 +368,7 @@ def _settle(model: ir.Model) -> int:
 
 
 def _log_softmax(model: ir.Model) -> int:
-    """Write max(LogSoftmax(x), log c) for Log(max(Softmax(x), c)), which float16 has no small numbers for."""
+    """Replace Log(max(Softmax(x), c)) by max(LogSoftmax(x), log c): float16 cannot hold such small probabilities."""
     count, names = 0, Names(model)
     for node in [node for node in model.graph if node.op_type == "Log" and node.domain == ""]:
         bound = producer(node.inputs[0], "Clip") or producer(node.inputs[0], "Max")
@@ -384,8 +384,8 @@ def _log_softmax(model: ir.Model) -> int:
 
 
 class Pass(NamedTuple):
-    """A rewrite that keeps the function up to rounding. `run` changes a graph in place and returns how often; `form` is
-    what holds of the graph from then on."""
+    """A rewrite that keeps the function up to rounding. `run` changes a graph in place and returns the number of
+    rewrites; `form` describes the graph afterwards."""
 
     name: str
     run: Callable[[ir.Model], int]
@@ -397,46 +397,45 @@ PASSES = (
     Pass(
         "shapes",
         _settle,
-        "a Reshape takes its shape from a constant, -1 for the free size; a free size that anything else needs is read "
-        "from the graph's input by one chain Shape(input, start, end) -> [Mul] -> Concat; no Identity, Dropout, Cast "
-        "to the same type, dead code or shape arithmetic",
+        "a Reshape takes its shape from a constant, -1 for the free size; other uses of a free size read it from the "
+        "graph's input by one chain Shape(input, start, end) -> [Mul] -> Concat; no Identity, Dropout, Cast to the "
+        "same type, dead code or shape arithmetic",
     ),
     Pass("stacks", unstack, "no Gather takes one part of a stack of tensors"),
     Pass(
         "views",
         settle_views,
-        "the bias of a product is added to it before any view; a product of heads has an axis of theirs",
+        "the bias of a product is added before any view; a product of heads has a separate axis for them",
     ),
     Pass("layer_norm", norms.fuse_layer_norm, "layer normalisation is one LayerNormalization"),
     Pass(
         "moments",
         lambda model: norms.fuse_layer_norm(model, moments=True),
-        "so is that of TensorFlow, a scale and a shift made of moments",
+        "layer normalisation as TensorFlow writes it, a scale and a shift from moments, is one LayerNormalization",
     ),
     Pass(
         "head_norm",
         lambda model: norms.norm_before_heads(model.graph),
         "queries and keys are normalised before their heads are moved to the front",
     ),
-    Pass("log_softmax", _log_softmax, "the logarithm of a softmax is LogSoftmax, at most bounded below"),
-    Pass("gelu", norms.fuse_gelu, "GELU is one Gelu from opset 20 on (below, what its exporter wrote)"),
-    Pass("einsum", products.einsum_to_matmul, "a product of two tensors is MatMul, no Einsum"),
-    Pass("gather", products.flatten_gathers, "a Gather takes a list of indices, no grid"),
+    Pass("log_softmax", _log_softmax, "the logarithm of a softmax is LogSoftmax, possibly with a lower bound"),
+    Pass("gelu", norms.fuse_gelu, "GELU is one Gelu from opset 20 on (unchanged in lower opsets)"),
+    Pass("einsum", products.einsum_to_matmul, "a product of two tensors is a MatMul, not an Einsum"),
+    Pass("gather", products.flatten_gathers, "a Gather takes a list of indices, not a grid"),
     Pass(
         "attention",
         products.canonical_attention,
-        "attention is MatMul(scale * q, Transpose(k)), the Add of a mask where there is one, Softmax(axis=-1), "
-        "MatMul(v)",
+        "attention is MatMul(scale * q, Transpose(k)), an optional Add of a mask, Softmax(axis=-1), MatMul(v)",
     ),
     Pass(
         "convolution",
         products.fold_into_convolutions,
-        "a convolution holds the batch normalisation, scale and shift that followed it",
+        "a convolution contains the batch normalisation, scale and shift that followed it",
     ),
     Pass(
         "gemm",
         products.gemm_to_matmul,
-        "a linear is MatMul(x, W) with W a constant [in, out], and an Add of its bias [out]; no Gemm, no Transpose of "
+        "a linear is MatMul(x, W) with a constant W [in, out], and an Add of its bias [out]; no Gemm, no Transpose of "
         "a weight",
     ),
 )

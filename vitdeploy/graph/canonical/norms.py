@@ -1,4 +1,4 @@
-"""Normalisations and activations in one form. A formula is known by its values, in whatever order it is written."""
+"""Rewrite normalisations and activations into one form. Formulas are recognised by values, in any operand order."""
 
 import math
 from collections.abc import Callable, Iterator, Mapping
@@ -10,11 +10,11 @@ import onnx_ir as ir
 from vitdeploy.graph.edit import Names, replace
 from vitdeploy.graph.values import array_of, integers_of, is_constant, only_user, operands, producer, stem
 
-# --- Formulas by their values -----------------------------------------------------------------------------------------
+# --- Recognise formulas by their values -------------------------------------------------------------------------------
 
 
 Array = npt.NDArray[np.float64]
-# Up to what a formula is made of (that of GELU with tanh), and down from its result (TensorFlow's normalisation).
+# The depth of a formula upwards (GELU with tanh), and downwards from its result (TensorFlow's normalisation).
 NEAR, DEPTH = 10, 14
 ARITHMETIC: dict[str, Callable[..., Array]] = {
     "Add": np.add,
@@ -31,8 +31,7 @@ MEANS = ("GlobalAveragePool", "ReduceMean")
 
 
 def _is(value: ir.Value | None, leaves: Mapping[ir.Value, Array], expected: Array) -> bool:
-    """Whether a formula gives these values, up to the rounding of constants that were written in float32 or with five
-    digits."""
+    """Whether a formula gives these values, up to the rounding of constants in float32 or with five digits."""
     found = _computed(value, leaves)
     return found is not None and _near(found, expected)
 
@@ -42,8 +41,8 @@ def _near(found: Array, expected: Array) -> bool:
 
 
 def _computed(value: ir.Value | None, leaves: Mapping[ir.Value, Array], depth: int = DEPTH) -> Array | None:
-    """A value by those that it is made of; None if it is made of anything but these and constants of one element, or of
-    one for each place of the last axis."""
+    """Compute a value from `leaves`; None if it depends on anything except these and constants of one element, or of
+    one element per position of the last axis."""
     if value is None or value in leaves:
         return leaves[value] if value is not None else None
     width = next(iter(leaves.values())).shape[-1]
@@ -66,7 +65,7 @@ def _computed(value: ir.Value | None, leaves: Mapping[ir.Value, Array], depth: i
 
 
 def _averaged(node: ir.Node, rank: int) -> tuple[int, ...] | None:
-    """The axes that a node averages over and keeps; None where they are not known."""
+    """The axes that a node averages over and keeps; None if unknown."""
     if node.op_type == "GlobalAveragePool":
         return tuple(range(2, rank))
     listed = node.inputs[1] if len(node.inputs) > 1 else None
@@ -76,7 +75,7 @@ def _averaged(node: ir.Node, rank: int) -> tuple[int, ...] | None:
 
 
 def _made_of(value: ir.Value | None) -> Iterator[ir.Value]:
-    """The computed values that `value` is made of by such operators, nearest first, each once."""
+    """The computed values that `value` consists of through such operators, closest first, each once."""
     level, seen = [value], set()
     for _ in range(NEAR):
         below = []
@@ -91,13 +90,13 @@ def _made_of(value: ir.Value | None) -> Iterator[ir.Value]:
         level = below
 
 
-# --- Layer normalisation as one node, where runtimes want it ----------------------------------------------------------
+# --- Layer normalisation as one node, as runtimes expect it -----------------------------------------------------------
 # Before opset 17 exporters write seven to eleven nodes for it: gamma (x - mean) / sqrt(variance + epsilon) + beta, or,
-# as TensorFlow and Keras do, one scale and one shift of x, x s + (beta - mean s) with s = gamma / sqrt(variance +
+# as TensorFlow and Keras do, a scale and a shift of x, x s + (beta - mean s) with s = gamma / sqrt(variance +
 # epsilon).
 #
-# Source: arXiv 1607.06450, equations 3 and 4; ONNX LayerNormalization-17. As one node it is computed in float32 in a
-# half precision graph too: written out, its squares overflow float16.
+# Source: arXiv 1607.06450, equations 3 and 4; ONNX LayerNormalization-17. One node is computed in float32 also in a
+# half-precision graph; written out, its squares overflow float16.
 
 
 OPSET = 17
@@ -109,8 +108,8 @@ BEHIND = 6
 
 
 def fuse_layer_norm(model: ir.Model, *, moments: bool = False) -> int:
-    """Replace every written-out layer normalisation over the last axis; `moments`: that whose scale is part of the
-    formula, as TensorFlow writes it, and no other. Returns how many; none below opset 17."""
+    """Replace every written-out layer normalisation over the last axis; with `moments`, only those whose scale is part
+    of the formula, as TensorFlow writes it. Returns their number; 0 below opset 17."""
     if model.graph.opset_imports.get("", 0) < OPSET:
         return 0
     roots = [node for node in model.graph if node.op_type == "Sqrt" and node.domain == ""]
@@ -144,15 +143,15 @@ def _fuse_root(model: ir.Model, root: ir.Node, moments: bool) -> bool:
 
 
 def _factors(found: Array, normal: Array) -> tuple[Array, Array] | None:
-    """(gamma, beta), [width] each, of rows that are gamma * normal + beta; None of any other. The first row of `normal`
-    is zero."""
+    """(gamma, beta), [width] each, of rows gamma * normal + beta; None for other rows. The first row of `normal` is
+    zero."""
     largest = np.abs(normal).argmax(axis=0)[None]
     gamma = np.take_along_axis(found - found[0], largest, axis=0)[0] / np.take_along_axis(normal, largest, axis=0)[0]
     return (gamma, found[0]) if _near(found, gamma * normal + found[0]) else None
 
 
 def _behind(root: ir.Value) -> Iterator[ir.Value]:
-    """What is computed of a value, nearest first, each once."""
+    """The values computed from a value, closest first, each once."""
     level, seen = [root], {root}
     for _ in range(BEHIND):
         level = [use.node.outputs[0] for value in level for use in value.uses() if len(use.node.outputs) == 1]
@@ -162,7 +161,7 @@ def _behind(root: ir.Value) -> Iterator[ir.Value]:
 
 
 def _fuse(model: ir.Model, x: ir.Value, value: ir.Value, epsilon: float, factors: tuple[Array, Array] | None) -> bool:
-    # Half precision: the input is cast up, the result down; LayerNormalization casts inside, by its stash_type.
+    # Half precision: the input is cast up and the result down; LayerNormalization casts internally (stash_type).
     upcast, down = producer(x, "Cast"), only_user(value)
     if upcast is not None and down is not None and down.op_type == "Cast":
         source = upcast.inputs[0]
@@ -192,7 +191,7 @@ def _fuse(model: ir.Model, x: ir.Value, value: ir.Value, epsilon: float, factors
 
 
 def _per_channel(model: ir.Model, node: ir.Node, operator: str, width: int) -> tuple[ir.Node, ir.Value] | None:
-    """The node that alone reads `node`, by one number for each channel, and these numbers as [width]."""
+    """The only reader of `node` if it is this operator with a number per channel, and these numbers as [width]."""
     user = only_user(node.outputs[0])
     pair = operands(user, operator)
     if user is None or pair is None:
@@ -210,12 +209,12 @@ def _per_channel(model: ir.Model, node: ir.Node, operator: str, width: int) -> t
 
 
 def norm_before_heads(graph: ir.Graph) -> int:
-    """LayerNormalization(Transpose(x)) over each head's channels becomes Transpose(LayerNormalization(x)), which is the
-    same. In place; returns how many.
+    """Rewrite LayerNormalization(Transpose(x)) over each head's channels as Transpose(LayerNormalization(x)), which is
+    equal; in place. Returns the number of rewrites.
 
-    The Transpose then stands at the product, where runtimes take it into their attention. Behind it, a normalisation
-    keeps it out; and with as many tokens as heads OpenVINO 2026.4 takes such a Transpose, which leaves the shape, for
-    nothing.
+    The Transpose is then next to the product, where runtimes fuse it into their attention. A normalisation after it
+    prevents that; and if tokens and heads are equal in number, so that the Transpose keeps the shape, OpenVINO 2026.4
+    treats it as a no-op.
     """
     count = 0
     for node in list(graph):
@@ -234,7 +233,7 @@ def norm_before_heads(graph: ir.Graph) -> int:
 
 
 def _swap(graph: ir.Graph, transpose: ir.Node, norm: ir.Node) -> None:
-    """Each keeps its name and its value, whose shapes change places."""
+    """Swap the two nodes; each keeps its name and its output, and the output shapes are exchanged."""
     moved, normed, source = transpose.outputs[0], norm.outputs[0], transpose.inputs[0]
     assert source is not None
     readers = list(normed.uses())
@@ -247,12 +246,12 @@ def _swap(graph: ir.Graph, transpose: ir.Node, norm: ir.Node) -> None:
     graph.insert_after(norm, transpose)
 
 
-# --- GELU as one node, from the formulas that exporters write for it, in whatever order of their operands -------------
+# --- GELU as one node, from the formulas that exporters write for it, in any operand order ----------------------------
 # Source: arXiv 1606.08415: x Phi(x) = x/2 (1 + erf(x / sqrt 2)), and its approximation x/2 (1 + tanh(sqrt(2/pi) (x +
 # 0.044715 x^3))). The operator Gelu exists from opset 20 on.
 #
-# A formula is known by its values: what is inside erf or tanh is computed for some x, and what is made of the result t
-# for some pairs of x and t.
+# Formulas are recognised by their values: the argument of erf or tanh is computed for some x, and the expression of the
+# result t for some pairs of x and t.
 
 
 GELU_OPSET = 20
@@ -260,7 +259,7 @@ GELU_OPSET = 20
 OUTER_NODES = 4
 X = np.array([-3.7, -2.3, -1.1, -0.4, 0.3, 0.9, 1.7, 2.6, 3.9])
 T = np.array([0.8, -0.6, 0.1, 0.7, -0.3, 0.5, -0.8, 0.2, 0.4])
-# What stands inside of each function.
+# The argument of each function.
 INNER: dict[str, tuple[str, Array]] = {
     "Erf": ("none", math.sqrt(0.5) * X),
     "Tanh": ("tanh", math.sqrt(2 / math.pi) * (X + 0.044715 * X**3)),
@@ -268,7 +267,7 @@ INNER: dict[str, tuple[str, Array]] = {
 
 
 def fuse_gelu(model: ir.Model) -> int:
-    """Replace every written-out GELU, in any order of its operands. Returns how many; none below opset 20."""
+    """Replace every written-out GELU, in any operand order. Returns their number; 0 below opset 20."""
     if model.graph.opset_imports.get("", 0) < GELU_OPSET:
         return 0
     return sum(_gelu_fuse(model, node) for node in list(model.graph) if node.op_type in INNER and node.domain == "")

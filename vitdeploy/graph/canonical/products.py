@@ -1,4 +1,4 @@
-"""Products in one form."""
+"""Rewrite products, convolutions, gathers and attention into one form."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -25,16 +25,16 @@ from vitdeploy.graph.values import (
 )
 
 # --- Products as MatMul -----------------------------------------------------------------------------------------------
-# Gemm, and Einsum of two operands, with a Transpose and a Reshape where its axes need them.
+# Gemm, and Einsum of two operands, with a Transpose and a Reshape if its axes need them.
 #
-# By the letters of an Einsum people write attention and projections: "bnd,dhe->bhne" is a linear, "bhie,bhje->bhij" the
-# scores. As MatMul they are found, rewritten and quantized as any other. Source: ONNX's specification of Einsum-12.
+# Einsum expresses attention and projections: "bnd,dhe->bhne" is a linear, "bhie,bhje->bhij" the scores. As MatMul they
+# are found, rewritten and quantized like any other. Source: ONNX's specification of Einsum-12.
 
 
 def gemm_to_matmul(model: ir.Model) -> int:
-    """Gemm with constant weights and bias, alpha = beta = 1, becomes MatMul + Add with the weight as [in, out].
+    """Rewrite Gemm with constant weights and bias and alpha = beta = 1 as MatMul + Add with a weight [in, out].
 
-    Left alone: other alpha or beta, a transposed input, weights that are computed. Returns how many were rewritten.
+    Left unchanged: other alpha or beta, a transposed input, computed weights. Returns the number of rewrites.
     """
     count, names = 0, Names(model)
     for node in list(model.graph):
@@ -85,8 +85,8 @@ class _Letters:
 
 
 def einsum_to_matmul(model: ir.Model) -> int:
-    """Rewrite every Einsum that is one product of matrices. Returns how many; left alone: other numbers of operands,
-    ellipses, a letter twice in an operand, a letter of one operand that is summed up alone, an outer product."""
+    """Rewrite every Einsum that is a single matrix product. Returns their number. Left unchanged: other numbers of
+    operands, ellipses, a repeated letter in an operand, a letter summed over one operand alone, an outer product."""
     nodes = [node for node in model.graph if node.op_type == "Einsum" and node.domain == ""]
     if not nodes:
         return 0
@@ -124,7 +124,7 @@ def _rewrite(model: ir.Model, known: Inference, node: ir.Node) -> bool:
 def _letters(equation: str) -> _Letters | None:
     operands, arrow, out = equation.replace(" ", "").partition("->")
     a, comma, b = operands.partition(",")
-    if not arrow:  # in the order of the alphabet, what stands once
+    if not arrow:  # the letters that occur once, in alphabetical order
         out = "".join(sorted(c for c in {*a, *b} if (a + b).count(c) == 1))
     found = _Letters(a, b, out)
     plain = comma and "," not in b and "." not in equation
@@ -134,7 +134,7 @@ def _letters(equation: str) -> _Letters | None:
 
 
 def _dims(known: Inference, letters: _Letters, operands: Sequence[ir.Value | None]) -> dict[str, Extent] | None:
-    """The size of each letter; None if one is unknown, or an axis is to be broadcast."""
+    """The size of each letter; None if a size is unknown or an axis is broadcast."""
     found: dict[str, Extent] = {}
     for part, value in zip((letters.a, letters.b), operands, strict=True):
         dims = known.dims_of(value)
@@ -147,7 +147,7 @@ def _dims(known: Inference, letters: _Letters, operands: Sequence[ir.Value | Non
 
 
 class _Builder:
-    """The nodes that replace one, in their order; each reads the one before."""
+    """The nodes that replace one node, in order; each reads the previous one."""
 
     def __init__(self, names: Names, node: ir.Node, dims: dict[str, Extent]) -> None:
         self.names, self.stem, self.dims, self.nodes = names, stem(node), dims, list[ir.Node]()
@@ -214,7 +214,7 @@ Floats = npt.NDArray[np.float64]
 
 
 def fold_into_convolutions(model: ir.Model) -> int:
-    """Fold BatchNormalization, Mul, Div, Add and Sub by constants per channel. Returns how many nodes went."""
+    """Fold BatchNormalization, Mul, Div, Add and Sub by constants per channel. Returns the number of nodes removed."""
     count = 0
     for node in list(model.graph):
         if node.op_type in ("BatchNormalization", "Mul", "Div", "Add", "Sub") and node.domain == "":
@@ -247,7 +247,7 @@ def _fold(model: ir.Model, node: ir.Node) -> bool:
 
 
 def _batch_norm(node: ir.Node, value: ir.Value, channels: int) -> tuple[ir.Value, Floats, Floats] | None:
-    """As `affine_of`."""
+    """(x, scale, shift) of a BatchNormalization, as `affine_of`."""
     arrays = [array_of(constant) for constant in node.inputs[1:]]
     if len(node.outputs) != 1 or node.attributes.get_int("training_mode", False) or len(arrays) != 4:
         return None
@@ -279,25 +279,25 @@ def _convolution_rewrite(
     convolution.replace_input_with(2, new_bias)
 
 
-# --- Gathers that views say as well: by a grid of indices, and one that puts every element where it was ---------------
-# The latter is what PyTorch's `as_strided` becomes, in adaptive pooling for one: `as_strided(x, size, stride)` is
+# --- Gathers that are views: by a grid of indices, and Gathers that keep every element in its place -------------------
+# The latter come from PyTorch's `as_strided`, for example in adaptive pooling: `as_strided(x, size, stride)` is
 # exported as x.reshape(-1)[index] with index[i, j, ...] = offset + i s_0 + j s_1 + ..., summed up from Range nodes and
-# constants. Where the strides are those of a tensor of that size, it is x.reshape(size).
+# constants. If the strides are those of a contiguous tensor of that size, it is x.reshape(size).
 
 
 # Nodes between an index and the Range of its outermost axis: one Mul, one Unsqueeze, and an Add for each other axis.
 DEPTH = 12
 INDEX_OPERATORS = ("Add", "Mul", "Unsqueeze")
-# Numbers that free sizes are taken for.
+# Numbers assumed for free sizes.
 FREE = (2, 5)
 
 
 def flatten_gathers(model: ir.Model) -> int:
-    """A Gather by a grid of indices, which makes two axes of one, becomes a Gather by a list and a Reshape, in place.
+    """Rewrite a Gather by a grid of indices, which turns one axis into two, as a Gather by a list and a Reshape, in
+    place. Returns the number of rewrites.
 
-    `unfold` is exported so. OpenVINO 2026.4 moves what scales channels behind a Gather as if it left the number of
-    axes, and then refuses its own graph. Returns how many; left alone: constants, indices that are computed, a result
-    of unknown sizes.
+    `unfold` is exported this way. OpenVINO 2026.4 moves channel scales past a Gather as if it kept the number of axes,
+    and then rejects its own graph. Left unchanged: constants, computed indices, results of unknown sizes.
     """
     grids = [
         node for node in model.graph if node.op_type == "Gather" and node.domain == "" and _indices(node) is not None
@@ -325,17 +325,17 @@ def flatten_gathers(model: ir.Model) -> int:
         replace(model, node, [gather, reshape])
         count += 1
     if count:
-        Inference(model)  # shapes of what is new
+        Inference(model)  # shapes of the new nodes
     return count
 
 
 def viewed(known: Inference, node: ir.Node) -> tuple[ir.Value, Dims] | None:
-    """(x, size) of a Gather that is x.reshape(size); None for any other."""
+    """(x, size) of a Gather that is x.reshape(size); None for any other Gather."""
     data, index = node.inputs
     shape, dims = known.dims_of(data), known.dims_of(index)
     if data is None or shape is None or len(shape) != 1 or dims is None or product(dims) != shape[0]:
         return None
-    for free in FREE:  # the index is a polynomial of a free size: what holds for two of them holds for all
+    for free in FREE:  # the index is a polynomial in a free size: if it fits for two sizes, it fits for all
         array = at_size(known, index, free)
         if array is None or array.dtype.kind != "i" or array.shape != sizes_at(dims, free):
             return None
@@ -347,8 +347,8 @@ def viewed(known: Inference, node: ir.Node) -> tuple[ir.Value, Dims] | None:
 
 
 def at_size(known: Inference, value: ir.Value | None, free: int, depth: int = DEPTH) -> npt.NDArray[Any] | None:
-    """A tensor that is made of constants, sizes and Range nodes, or expanded from one, where every free size is the
-    number `free`; None of any other."""
+    """The content of a tensor computed from constants, sizes and Range nodes, with `free` for every free size; None for
+    any other tensor."""
     array, contents = array_of(value), known.contents_of(value)
     if value is None or array is not None:
         return array
@@ -371,12 +371,12 @@ def at_size(known: Inference, value: ir.Value | None, free: int, depth: int = DE
         if node.op_type == "Unsqueeze":
             return np.expand_dims(operands[0], tuple(map(int, operands[1].ravel())))
         return np.add(*operands) if node.op_type == "Add" else np.multiply(*operands)
-    except ValueError:  # shapes that do not fit, as its runtime finds
+    except ValueError:  # mismatched shapes, which the runtime will report
         return None
 
 
 def sizes_at(sizes: Dims, free: int) -> tuple[int, ...] | None:
-    """The sizes where every free one is the number `free`; None if one is unknown."""
+    """The sizes, with `free` for every free size; None if one is unknown."""
     found = []
     for size in sizes:
         if isinstance(size, Unknown):
@@ -386,7 +386,7 @@ def sizes_at(sizes: Dims, free: int) -> tuple[int, ...] | None:
 
 
 def _indices(node: ir.Node) -> np.ndarray | None:
-    """The constant indices of several axes."""
+    """The constant indices of a Gather if they have several axes."""
     array = array_of(node.inputs[1])
     return array if array is not None and array.ndim > 1 else None
 
@@ -394,16 +394,16 @@ def _indices(node: ir.Node) -> np.ndarray | None:
 # --- Attention in one form --------------------------------------------------------------------------------------------
 # Softmax(scale q @ Transpose(k) [+ mask]) @ v, which OpenVINO, ONNX Runtime and TensorRT fuse.
 #
-# Source: arXiv 1706.03762, equation 1. Exporters put the scale behind the product, or its root on both factors (PyTorch
-# does, for range); they transpose the key through Reshape nodes, and clear rows that are masked out entirely.
+# Source: arXiv 1706.03762, equation 1. Exporters put the scale after the product, or its root on both factors (PyTorch
+# does, for range); they transpose the key through Reshape nodes, and clear rows that are fully masked.
 
 
-# A mask that leaves every row a score above this cannot make a row of minus infinity out of any finite scores.
+# If a mask leaves every row a value above this, no finite scores can become a row of minus infinity.
 UNMASKED = -1e30
 
 
 def canonical_attention(model: ir.Model) -> int:
-    """Bring every attention into the form above. Returns how many nodes were rewritten."""
+    """Rewrite every attention into the form above. Returns the number of rewritten nodes."""
     count = 0
     for node in list(model.graph):
         if node.op_type == "Softmax" and node.domain == "" and over_last_axis(node):
@@ -417,7 +417,7 @@ def canonical_attention(model: ir.Model) -> int:
 
 
 def _scores(softmax: ir.Node) -> tuple[ir.Node, ir.Node | None] | None:
-    """The product of query and key under a Softmax, and the Mul or Div that scales it, if one does."""
+    """The product of query and key before a Softmax, and the Mul or Div that scales it, if any."""
     value = softmax.inputs[0]
     masked = operands(producer(value, "Add"), "Add")
     for candidate in masked or (value,):
@@ -433,7 +433,7 @@ def _scores(softmax: ir.Node) -> tuple[ir.Node, ir.Node | None] | None:
 
 
 def _scale_on_query(model: ir.Model, product: ir.Node, scaling: ir.Node | None) -> bool:
-    """One Mul on the query, by the product of all factors found behind the MatMul, on the query and on the key."""
+    """Put one Mul on the query, with the product of all factors after the MatMul, on the query and on the key."""
     query, key = product.inputs
     if query is None or key is None:
         return False
@@ -467,7 +467,7 @@ def _below_transpose(key: ir.Value) -> ir.Node | None:
 
 
 def _without_factor(model: ir.Model, key: ir.Value, source: ir.Value) -> ir.Value:
-    """The key with the Mul taken out, its Transpose kept."""
+    """The key without its Mul, with its Transpose kept."""
     node = key.producer()
     assert node is not None
     if node.op_type != "Transpose":
@@ -484,7 +484,7 @@ def _without_factor(model: ir.Model, key: ir.Value, source: ir.Value) -> ir.Valu
 def _without_nan_check(model: ir.Model, softmax: ir.Node) -> bool:
     """Replace Where(IsNaN(p), 0, p) by p, for a Softmax p with a finite score in every row.
 
-    PyTorch's export writes it for rows that are masked out entirely. A NaN from the input is no longer hidden.
+    PyTorch's export writes it for fully masked rows. A NaN from the input is no longer hidden.
     """
     probability, value = softmax.outputs[0], softmax.inputs[0]
     users = {use.node.op_type: use.node for use in probability.uses()}
@@ -502,7 +502,7 @@ def _without_nan_check(model: ir.Model, softmax: ir.Node) -> bool:
 
 
 def _plain_transpose(model: ir.Model, node: ir.Node) -> bool:
-    """Reshape to rank 3, Transpose of the last two axes, Reshape back: one Transpose."""
+    """Replace Reshape to rank 3, Transpose of the last two axes and Reshape back by one Transpose."""
     transpose = producer(node.inputs[0], "Transpose")
     first = producer(transpose.inputs[0], "Reshape") if transpose is not None else None
     if transpose is None or first is None or list(transpose.attributes.get_ints("perm", ())) != [0, 2, 1]:
@@ -522,7 +522,7 @@ def _plain_transpose(model: ir.Model, node: ir.Node) -> bool:
 
 
 def _shape(value: ir.Value | None) -> list[int | str] | None:
-    """The sizes of a value, free ones by their names; None if one is not known."""
+    """The sizes of a value, free ones by name; None if one is unknown."""
     if value is None or value.shape is None:
         return None
     sizes = [size if isinstance(size, int) else size.value for size in value.shape]

@@ -1,4 +1,4 @@
-"""Shapes in one form: views, stacks, free sizes."""
+"""Rewrite shapes into one form: views, stacks, free sizes."""
 
 import math
 from collections.abc import Sequence
@@ -25,13 +25,13 @@ from vitdeploy.graph.values import (
     stem,
 )
 
-# --- Sizes that only the graph's inputs know, such as the batch, as short and shared as they can be computed ----------
+# --- Sizes known only from the graph's inputs, such as the batch, computed once and shared ----------------------------
 
 
 INT64 = ir.DataType.INT64
-# Constants up to this size are computed at export: the largest are position embeddings, not weights.
+# Constants up to this size are computed at export; the largest are position embeddings, not weights.
 FOLD_ELEMENTS = 1 << 26
-# Operators that are computed element by element in Python, about 10^5 elements a second; and how many each may have.
+# Operators computed element by element in Python, about 10^5 elements per second, and their limits.
 SLOW = frozenset(
     {
         *("AveragePool", "Conv", "ConvTranspose", "GridSample", "LRN", "LpPool", "MaxPool", "NonMaxSuppression"),
@@ -42,9 +42,9 @@ SLOW_ELEMENTS = 1 << 20
 
 
 class SizeChain:
-    """Makes Shape(input, start, end), its multiples and their Concat, each only once, at the head of the graph.
+    """Creates Shape(input, start, end), its multiples and their Concat, each only once, at the start of the graph.
 
-    What the graph has in this form already is used again.
+    Nodes that the graph already has in this form are reused.
     """
 
     def __init__(self, model: ir.Model, known: Inference) -> None:
@@ -63,14 +63,14 @@ class SizeChain:
                     self._made.setdefault(tuple(known.contents[output]), output)
 
     def is_canonical(self, value: ir.Value) -> bool:
-        """A Concat of constants and sizes of inputs, or one such size."""
+        """Whether a value is a Concat of constants and sizes of inputs, or one such size."""
         node = value.producer()
         if node is not None and node.op_type == "Concat":
             return all(_is_size_of_input(part) or is_constant(part) for part in node.inputs)
         return _is_size_of_input(value)
 
     def vector(self, entries: Dims) -> ir.Value | None:
-        """An int64 [n] value that holds `entries`; None if a size in it is not one of the inputs'."""
+        """An int64 [n] value with `entries`; None if one of them is not a size of an input."""
         if entries in self._made:
             return self._made[entries]
         parts = []
@@ -125,14 +125,14 @@ def _is_size_of_input(value: ir.Value | None) -> bool:
     )
 
 
-# --- Shapes as constants: no node computes what is known, and a free size is read from the graph's input, once --------
-# A Reshape takes its shape from a constant, -1 for the size that is free; whatever else needs a free size (the Expand
-# of a class token) takes it from one chain Shape(input, start, end) -> [Mul] -> Concat, shared by all.
+# --- Shapes as constants: known sizes are not computed, and a free size is read from the graph's input, once ----------
+# A Reshape takes its shape from a constant, -1 for the free size; other users of a free size (the Expand of a class
+# token) take it from one chain Shape(input, start, end) -> [Mul] -> Concat, shared by all.
 
 
 def resolve_shapes(model: ir.Model, known: Inference, chain: SizeChain) -> int:
-    """Write every shape that is `known` as a constant. Returns how many inputs of nodes were rewritten."""
-    # Constants where all numbers are known, then views, then what still needs a free size.
+    """Write every `known` shape as a constant. Returns the number of rewritten node inputs."""
+    # Constants if all numbers are known, then views, then the remaining uses of a free size.
     rewritten = _known_numbers(model, known)
     for node in list(model.graph):
         if node.domain == "" and node.op_type in _RULES:
@@ -141,7 +141,7 @@ def resolve_shapes(model: ir.Model, known: Inference, chain: SizeChain) -> int:
 
 
 def _known_numbers(model: ir.Model, known: Inference) -> int:
-    """A computed tensor whose entries are all numbers is a constant."""
+    """Replace computed tensors whose entries are all known by constants."""
     count, names = 0, Names(model)
     for value, contents in list(known.contents.items()):
         node = value.producer()
@@ -161,7 +161,7 @@ def _reshape(model: ir.Model, known: Inference, node: ir.Node) -> int:
 
 
 def _gather(model: ir.Model, known: Inference, node: ir.Node) -> int:
-    """A Gather of every element from where it is already is a view."""
+    """Replace a Gather that keeps every element in its place by a view."""
     found = viewed(known, node) if node.outputs[0] not in known.contents else None
     return _view(model, known, node, *found) if found is not None else 0
 
@@ -181,7 +181,7 @@ def _view(model: ir.Model, known: Inference, node: ir.Node, data: ir.Value | Non
 
 
 def _tile(model: ir.Model, known: Inference, node: ir.Node) -> int:
-    """Repeating axes of size 1 is what Expand does."""
+    """Replace a Tile of axes of size 1 by an Expand."""
     data, repeats = known.dims_of(node.inputs[0]), known.contents_of(node.inputs[1])
     if data is None or repeats is None or len(data) != repeats.size:
         return 0
@@ -192,7 +192,7 @@ def _tile(model: ir.Model, known: Inference, node: ir.Node) -> int:
 
 
 def _constant_of_shape(model: ir.Model, known: Inference, node: ir.Node) -> int:
-    """A constant of a free shape is the Expand of a number."""
+    """Replace a ConstantOfShape of a free shape by the Expand of a number."""
     attribute, contents = node.attributes.get("value"), known.contents_of(node.inputs[0])
     if contents is None or contents.ndim != 1:
         return 0
@@ -212,7 +212,7 @@ _RULES = {
 
 
 def _free_sizes(model: ir.Model, known: Inference, chain: SizeChain) -> int:
-    """Inputs of nodes that are shapes with a free size: all from one short chain, and those equal share it."""
+    """Compute node inputs that are shapes with a free size from one short chain, shared by equal shapes."""
     count = 0
     for node in list(model.graph):
         if node.op_type in ARITHMETIC and node.outputs[0] in known.contents:
@@ -229,13 +229,13 @@ def _free_sizes(model: ir.Model, known: Inference, chain: SizeChain) -> int:
     return count
 
 
-# --- What is the same for every image, computed once ------------------------------------------------------------------
-# A detector's mask of padding, exported with free sizes, is ones expanded to the batch; the positions that are made of
-# it take a dozen operators, none of which mixes images. Each is computed for two sizes of the batch: where all images
-# of both are alike, one of them is a constant, and it is expanded.
+# --- Values that are the same for every image, computed once ----------------------------------------------------------
+# A detector's padding mask, exported with free sizes, is ones expanded to the batch; the positions computed from it
+# take a dozen operators, none of which mixes images. Each is computed for two batch sizes: if all images of both have
+# the same value, it becomes a constant, which is expanded.
 
 
-# What a mask of scores passes in any graph: it is cast, gets its axis of heads, and is repeated.
+# The operators on a mask of scores in any graph: a cast, a new axis of heads, a repetition.
 ALWAYS = frozenset({"Cast", "Tile", "Unsqueeze"})
 # Elementwise operators that broadcast all their inputs.
 BROADCASTING = frozenset(
@@ -247,10 +247,10 @@ SHARED |= {"Sin", "Slice", "Sqrt", "Transpose"}
 
 
 def compute_once(model: ir.Model, known: Inference, chain: SizeChain, node: ir.Node, masks: bool) -> bool:
-    """Make a node the Expand of a constant, where it computes the same for every image of Expands of constants.
+    """Replace a node by the Expand of a constant if it computes the same for every image, from Expands of constants.
 
-    `masks`: of a graph that counts the pixels of a mask, all that is such. In others only what masks of scores need is:
-    what is learned, as queries, stays where its exporter expands it.
+    `masks`: the graph counts the pixels of a mask, so replace all such nodes. In other graphs replace only those of
+    score masks: learned values, such as queries, stay where the exporter expands them.
     """
     expands = [expand for value in node.inputs if (expand := producer(value, "Expand")) is not None]
     expected = known.dims_of(node.outputs[0])
@@ -272,7 +272,7 @@ def compute_once(model: ir.Model, known: Inference, chain: SizeChain, node: ir.N
 
 
 def _of_a_mask(known: Inference, node: ir.Node, expand: ir.Node, expected: Dims) -> bool:
-    """Whether it is one of the operators that are moved in any graph, on the Expand of a constant."""
+    """Whether the node is one of the operators on score masks and reads the Expand of a constant."""
     before, after = known.dims_of(expand.inputs[0]), known.dims_of(expand.outputs[0])
     if node.op_type in ALWAYS:
         alike = before is not None and after is not None and len(before) == len(after)
@@ -282,7 +282,7 @@ def _of_a_mask(known: Inference, node: ir.Node, expand: ir.Node, expected: Dims)
 
 
 def _result(model: ir.Model, known: Inference, node: ir.Node, free: int) -> np.ndarray | None:
-    """What a node computes where every free size is the number `free`; None where that is not known."""
+    """The result of a node with `free` for every free size; None if unknown."""
     shape = sizes_at(known.dims[node.outputs[0]], free)
     if shape is None or math.prod(shape) > (SLOW_ELEMENTS if node.op_type in SLOW else FOLD_ELEMENTS):
         return None
@@ -298,22 +298,22 @@ def _result(model: ir.Model, known: Inference, node: ir.Node, free: int) -> np.n
     try:
         with np.errstate(all="ignore"):
             [result] = ReferenceEvaluator(onnx.helper.make_model(graph, opset_imports=opsets)).run(None, arrays)
-    except Exception:  # its operators' errors have no common base; what cannot be computed here stays
+    except Exception:  # the operators' errors have no common base; a node that cannot be computed here stays
         return None
     return np.asarray(result) if np.shape(result) == shape else None
 
 
-# --- Views that stand where the canonical form has none: between a product and its bias, and around a product ---------
-# Keras' layers write a product on rows of a matrix, [batch tokens, in], or on heads, and add the bias behind the
-# Reshape that follows; converters of Einsum to MatMul give the product one batch axis, of all that it had. Numbers stay
-# the same, bit by bit: only views and where the bias is added change.
+# --- Remove views between a product and its bias, and around a product ------------------------------------------------
+# Keras' layers write a product on rows of a matrix, [batch tokens, in], or on heads, and add the bias after the Reshape
+# that follows; converters of Einsum to MatMul merge all batch axes of a product into one. The numbers stay the same bit
+# by bit: only views and the position of the bias change.
 
 
 KEY = [0, 2, 1]
 
 
 def settle_views(model: ir.Model) -> int:
-    """Rewrite all three constructs, in place. Returns how many."""
+    """Rewrite all three constructs, in place. Returns the number of rewrites."""
     nodes = list(model.graph)
     if not any(node.op_type == "MatMul" for node in nodes):
         return 0
@@ -328,12 +328,12 @@ def settle_views(model: ir.Model) -> int:
         if node.op_type == "Reshape" and node.graph is not None:
             count += _rows_kept(known, node)
     if count:
-        Inference(model)  # shapes of what is new
+        Inference(model)  # shapes of the new nodes
     return count
 
 
 def _bias_before_view(model: ir.Model, known: Inference, add: ir.Node) -> bool:
-    """Reshape(x W) + b becomes Reshape(x W + b), where the last axes are those of W's output and b is theirs alone."""
+    """Rewrite Reshape(x W) + b as Reshape(x W + b) if the last axes are those of W's output and b covers only them."""
     pair = operands(add, "Add")
     for view, constant in (pair, pair[::-1]) if pair is not None else ():
         reshape, bias = producer(view, "Reshape"), floats_of(constant)
@@ -361,7 +361,7 @@ def _bias_before_view(model: ir.Model, known: Inference, add: ir.Node) -> bool:
 
 
 def _vector(bias: np.ndarray, dims: Dims, width: int) -> np.ndarray | None:
-    """[width] of a bias on the last axes of a tensor of `dims`, which together are `width`; None if it is none."""
+    """A bias on the last axes of a tensor of `dims`, with `width` elements in all, as [width]; None for others."""
     axes, size = 0, 1
     while size < width and axes < len(dims):
         axes += 1
@@ -385,7 +385,7 @@ class _Operand(NamedTuple):
 
 
 def _product_of_heads(model: ir.Model, known: Inference, last: ir.Node) -> bool:
-    """Reshape(MatMul(Reshape(a), Reshape(b))) with two batch axes before and behind: the product of four axes."""
+    """Rewrite Reshape(MatMul(Reshape(a), Reshape(b))) with two batch axes outside as a product with four axes."""
     inner = last
     if last.op_type == "Squeeze":
         found = producer(last.inputs[0], "Reshape")
@@ -417,7 +417,7 @@ def _product_of_heads(model: ir.Model, known: Inference, last: ir.Node) -> bool:
 
 
 def _operand(known: Inference, value: ir.Value | None) -> _Operand | None:
-    """Read back through Transpose(0, 2, 1), Reshape, Transpose and Unsqueeze, as far as each is there."""
+    """The operand behind `value`, read through Transpose(0, 2, 1), Reshape, Transpose and Unsqueeze, each optional."""
     swapped = producer(value, "Transpose")
     if swapped is not None:
         if list(swapped.attributes.get_ints("perm", ())) != KEY:
@@ -440,7 +440,7 @@ def _operand(known: Inference, value: ir.Value | None) -> _Operand | None:
 
 
 def _composed(known: Inference, source: ir.Value, perm: list[int], moved: Dims) -> _Operand:
-    """With the Transpose that makes the source taken into `perm`, where there is one."""
+    """The operand with the Transpose that computes its source, if any, merged into `perm`."""
     node = producer(source, "Transpose")
     below = node.inputs[0] if node is not None else None
     if node is not None and below is not None and known.dims_of(below) is not None:
@@ -451,7 +451,7 @@ def _composed(known: Inference, source: ir.Value, perm: list[int], moved: Dims) 
 
 
 def _without_unit_axes(value: ir.Value | None) -> tuple[ir.Value | None, list[int]]:
-    """(x, perm) of a value that is Transpose(x, perm) but for axes of 1 that an Unsqueeze put into it."""
+    """(x, perm) of a value that is Transpose(x, perm), except for axes of 1 inserted by an Unsqueeze."""
     transpose = producer(value, "Transpose")
     inner = transpose.inputs[0] if transpose is not None else value
     perm = list(transpose.attributes.get_ints("perm", ())) if transpose is not None else []
@@ -468,7 +468,7 @@ def _without_unit_axes(value: ir.Value | None) -> tuple[ir.Value | None, list[in
 
 
 def _rows_kept(known: Inference, last: ir.Node) -> bool:
-    """Reshape(Reshape(x) W + b) that gives x's leading axes back is x W + b."""
+    """Rewrite Reshape(Reshape(x) W + b) that restores x's leading axes as x W + b."""
     summed = last.inputs[0]
     pair = operands(producer(summed, "Add"), "Add")
     product = None
@@ -500,13 +500,13 @@ def _is_row(value: ir.Value, width: int) -> bool:
     return array is not None and array.shape == (width,)
 
 
-# --- One part of a stack of tensors is that tensor: DETR's decoders stack what each layer says, and give the last -----
+# --- One part of a stack of tensors is that tensor: DETR's decoders stack the layers' results and return the last -----
 
 
 def unstack(model: ir.Model) -> int:
-    """Bypass every Gather of one part of a Concat of Unsqueezes along one axis, in place; returns how many there were.
+    """Bypass every Gather of one part of a Concat of Unsqueezes along one axis, in place; return their number.
 
-    What only the other parts need is then dead code.
+    Nodes that only the other parts need are then dead code.
     """
     return sum(
         node.op_type == "Gather" and (part := _part(node)) is not None and bypass(node, part)
@@ -515,7 +515,7 @@ def unstack(model: ir.Model) -> int:
 
 
 def _part(gather: ir.Node) -> ir.Value | None:
-    """The tensor that `gather` takes out of a stack; None if it does something else."""
+    """The tensor that `gather` selects from a stack; None for any other Gather."""
     stack, index = producer(gather.inputs[0], "Concat"), gather.inputs[1]
     chosen, rank = integers_of(index), rank_of(gather.inputs[0])
     if stack is None or chosen is None or len(chosen) != 1 or rank is None or rank_of(index) != 0:

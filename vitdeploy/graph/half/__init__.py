@@ -1,1 +1,1 @@
-"""Half precision that stands in the graph: which type every tensor has, and how such a graph is evaluated on a CPU."""
+"""Half precision as types in the graph: the type of every tensor, and the evaluation of such a graph on a CPU."""

@@ -1,4 +1,4 @@
-"""Half precision, typed in the graph."""
+"""Write half precision into a graph, and emulate it."""
 
 from collections.abc import Mapping
 from typing import Any, Literal
@@ -17,19 +17,18 @@ from vitdeploy.graph.shapes.infer import Inference
 from vitdeploy.graph.values import array_of, floats_of
 
 # --- A smaller residual stream, by a power of two: the same function, with values that float16 can hold ---------------
-# The stream of a Transformer whose norms stand in front of attention and MLP is read through these norms alone, and
-# LN(a x) = LN(x) if the epsilon becomes a^2 times itself. So everything that writes into the stream is multiplied by a
-# = 2^-k, which rounds nothing in binary floating point: weights and biases of linears, positions, tokens. Linears that
-# read the stream without a norm have their weights divided by a.
+# The stream of a pre-norm Transformer is read only through norms, and LN(a x) = LN(x) if epsilon is multiplied by a^2.
+# So all writers of the stream (weights and biases of linears, positions, tokens) are multiplied by a = 2^-k, which is
+# exact in binary floating point. The weights of linears that read the stream without a norm are divided by a.
 
 
-# What ONNX takes where a norm does not say its epsilon.
+# ONNX's default epsilon of a norm.
 EPSILON = 1e-5
 
 
 def stream_tensors(model: ir.Model) -> set[str]:
-    """The names of all tensors of the residual stream that `scale_residual` scales, with the products in front of
-    biases; empty where there is no such stream."""
+    """The names of all tensors of the residual stream that `scale_residual` scales, including products before biases;
+    empty without such a stream."""
     editor = Editor(model)
     stream = find_stream(editor.linears, model)
     if stream is None:
@@ -39,12 +38,12 @@ def stream_tensors(model: ir.Model) -> set[str]:
 
 
 def scale_residual(model: ir.Model, exponent: int) -> int:
-    """Multiply the residual stream by 2^-`exponent`, in place; exact but for numbers that leave the range of float32.
+    """Multiply the residual stream by 2^-`exponent`, in place; exact within the range of float32.
 
     Args:
-        model: as `normalise` leaves it.
+        model: a graph in canonical form.
 
-    Returns: how many norms read the stream; 0 if there is none that can be scaled, which is left as it is.
+    Returns: the number of norms that read the stream; 0, and no change, without a stream that can be scaled.
     """
     editor = Editor(model)
     stream = find_stream(editor.linears, model)
@@ -68,15 +67,15 @@ def scale_residual(model: ir.Model, exponent: int) -> int:
     return len(stream.norms)
 
 
-# --- A convolution whose kernel tiles the image as a MatMul of patches ------------------------------------------------
-# for bfloat16, which Conv has from opset 22 on.
+# --- A convolution whose kernel tiles the image, as a MatMul of patches -----------------------------------------------
+# For bfloat16, which Conv supports from opset 22 on.
 
 
 def patches_to_matmul(model: ir.Model) -> int:
-    """Rewrite every convolution without groups, padding and overlap, whose stride is its kernel, in place; exact.
+    """Rewrite every convolution without groups and padding whose stride equals its kernel, in place; exact.
 
     [batch, channels, height, width] becomes rows of patches [batch, rows, columns, channels * kernel * kernel], in the
-    order of the weight. Returns how many were rewritten.
+    order of the weight. Returns the number of rewrites.
     """
     editor, count = Editor(model), 0
     for linear in editor.linears:
@@ -132,22 +131,22 @@ def _rewrite(editor: Editor, linear: Linear) -> None:
     editor.graph.remove(node, safe=True)
 
 
-# --- A graph with types of half precision as a float32 graph that rounds and overflows where the half would -----------
-# Half-precision *storage* with float32 accumulation: kernels compute in float32, and every tensor that is typed half
-# goes through a Cast to half and back. ONNX Runtime keeps that pair (OpenVINO removes it), so that infinities, lost
-# small numbers and roundings are those of the types. How a GPU adds up inside one operation is not emulated.
+# --- Emulate a half-precision graph by a float32 graph that rounds and overflows alike --------------------------------
+# Half-precision *storage* with float32 accumulation: kernels compute in float32, and every half-precision tensor goes
+# through a Cast to half and back. ONNX Runtime keeps that pair (OpenVINO removes it), so overflow, underflow and
+# rounding are those of the types. The summation inside one operation on a GPU is not emulated.
 #
-# Where a product takes two dequantized tensors, a GPU multiplies the integers and scales their exact sum; what
-# DequantizeLinear gives there is not rounded.
+# In a product of two dequantized tensors, a GPU multiplies the integers and scales their exact sum; so the outputs of
+# DequantizeLinear are not rounded there.
 
 
 HALVES = (ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
-# What gives its input's numbers, or a choice of its inputs' numbers, and so rounds nothing.
+# Operators that only move or select numbers, and so do not round.
 _SELECTS = ("Cast", "Concat", "Expand", "Identity", "Max", "MaxPool", "Min", "ReduceMax", "Relu", "Where")
 
 
 def emulate(model: ir.Model) -> ir.Model:
-    """A copy in float32 that gives the same numbers as the typed graph, but for the rounding inside of operations."""
+    """A float32 copy that gives the same numbers as the typed graph, except for the rounding inside operations."""
     copy = model.clone()
     names = Names(copy)
     for value in list(copy.graph.initializers.values()):
@@ -161,7 +160,7 @@ def emulate(model: ir.Model) -> ir.Model:
         halves = [value for value in node.outputs if value in typed]
         if node.op_type == "Cast" and halves:
             node.attributes["to"] = ir.AttrInt64("to", int(ir.DataType.FLOAT))
-        # A Cast rounds what comes in float32; one of pixels, or of what is in half already, rounds nothing twice.
+        # A Cast rounds float32 inputs; pixels and inputs that are already in half need no second rounding.
         rounds = not is_layout(node) and (node.op_type not in _SELECTS or node.op_type == "Cast")
         if rounds and not _into_integer_product(node):
             for value in halves:
@@ -170,7 +169,7 @@ def emulate(model: ir.Model) -> ir.Model:
 
 
 def _widen(model: ir.Model, constant: ir.Value, names: Names) -> None:
-    """Let everything that reads `constant` read it in float32: by a Cast, so that weights keep their size."""
+    """Make all readers of `constant` read it in float32, through a Cast, so that weights keep their size."""
     readers = list(constant.uses())
     cast = names.node("Cast", [constant], f"{constant.name}/float32", {"to": int(ir.DataType.FLOAT)})
     cast.outputs[0].type, cast.outputs[0].shape = ir.TensorType(ir.DataType.FLOAT), constant.shape
@@ -180,7 +179,7 @@ def _widen(model: ir.Model, constant: ir.Value, names: Names) -> None:
 
 
 def _round(node: ir.Node, value: ir.Value, kind: ir.DataType | None, names: Names) -> None:
-    """Let everything that reads `value` read it rounded to `kind`."""
+    """Make all readers of `value` read it rounded to `kind`."""
     assert kind is not None
     readers = list(value.uses())
     down = names.node("Cast", [value], f"{value.name}/round", {"to": int(kind)})
@@ -193,7 +192,7 @@ def _round(node: ir.Node, value: ir.Value, kind: ir.DataType | None, names: Name
 
 
 def _into_integer_product(node: ir.Node) -> bool:
-    """A DequantizeLinear whose output is read only by matrix products with another one."""
+    """Whether a node is a DequantizeLinear that only matrix products with another DequantizeLinear read."""
     readers = [use.node for use in node.outputs[0].uses()]
     return node.op_type == "DequantizeLinear" and all(
         reader.op_type in ("MatMul", "Conv", "Gemm") and all(is_dequantized(value) for value in reader.inputs[:2])
@@ -201,13 +200,12 @@ def _into_integer_product(node: ir.Node) -> bool:
     )
 
 
-# --- Precision written into a graph -----------------------------------------------------------------------------------
-# half everywhere but in parts that fall back to float32, with a Cast at every border.
+# --- Write precision into a graph -------------------------------------------------------------------------------------
+# Half everywhere except in parts that fall back to float32, with a Cast at every border.
 #
-# This is what strongly typed runtimes take (TensorRT from version 11 knows nothing else): each operation is computed in
-# the type of its inputs. Inputs and outputs of the graph keep their types. What ONNX does not define in half precision
-# stays in float32, operation by operation (onnx.defs: the type constraints of each operator's schema), and so do
-# branches and loops.
+# Strongly typed runtimes need this (TensorRT from version 11 on has no other mode): each operation is computed in the
+# type of its inputs. Inputs and outputs of the graph keep their types. Operations that ONNX does not define in half
+# precision stay in float32 (onnx.defs: the type constraints of each operator's schema), and so do branches and loops.
 
 
 Half = Literal["fp16", "bf16"]
@@ -217,12 +215,12 @@ GRAPHS = (ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS)
 NAMES = {"fp16": "tensor(float16)", "bf16": "tensor(bfloat16)"}
 
 
-# The inputs and outputs of one operation that are in half precision if the operation is.
+# The inputs and outputs of an operation that are in half precision if the operation is.
 Roles = tuple[tuple[bool, ...], tuple[bool, ...]]
 
 
 def half_roles(node: ir.Node, opset: int, half: Half) -> Roles | None:
-    """The roles that ONNX allows for an operation; None if it has no half precision, or holds a branch or loop."""
+    """The roles that ONNX allows for an operation; None if it has no half precision, or contains a branch or loop."""
     if node.domain or any(attribute.type in GRAPHS for attribute in node.attributes.values()):
         return None
     try:
@@ -256,7 +254,7 @@ def type_graph(model: ir.Model, half: Half, float_fallback: Mapping[str, str]) -
         float_fallback: names of nodes that stay in float32, with the reasons.
 
     Raises:
-        GraphError: a constant of an operation in half is beyond its range.
+        GraphError: a constant of an operation in half precision is out of range.
     """
     Inference(model)  # writes the types of all tensors
     opset = model.graph.opset_imports[""]
@@ -305,7 +303,7 @@ class _Typing:
                     node.replace_input_with(index, self._as(value, False))
 
     def _as(self, value: ir.Value, half: bool) -> ir.Value:
-        """The value in the other type."""
+        """The value in half precision or float32."""
         if (value, half) not in self._casts:
             array = array_of(value)
             made = self._cast(value, half) if array is None else self._constant(value, array)
@@ -319,10 +317,10 @@ class _Typing:
             converted = array.astype(NUMPY[self.half])
         if (np.isinf(converted.astype(np.float32)) & np.isfinite(array)).any():
             raise GraphError(
-                f"the constant {value.name} is beyond the range of {self.half}",
+                f"the constant {value.name} is out of range of {self.half}",
                 found=f"{np.abs(array).max():.3g}",
-                expected="at most 65504",
-                fix="leave the layer that reads it in float32",
+                expected=f"a value that {self.half} can represent",
+                fix="keep the layer that reads it in float32",
             )
         return self.names.constant(converted, f"{value.name}.{self.half}")
 
@@ -339,7 +337,7 @@ class _Typing:
         return node.outputs[0]
 
     def _output(self, value: ir.Value) -> ir.Value:
-        """The same output of the graph in float32, under its name."""
+        """Keep the graph output in float32, under its name."""
         name = str(value.name)
         value.name = self.names.free(f"{name}/{self.half}")
         made = self._as(value, False)

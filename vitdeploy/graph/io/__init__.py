@@ -1,2 +1,2 @@
-"""The border of a graph: files in and out, what may come in, metadata, inputs and outputs. Changes with ONNX's format,
-and with what others write."""
+"""Read, check, import and write graph files: admission, metadata, inputs and outputs. Changes with the ONNX format and
+with what other exporters write."""

@@ -1,4 +1,4 @@
-"""Which files of others are read: their size, their structure, their tensors."""
+"""Check ONNX files of unknown origin before they are read: size, structure and tensors."""
 
 import contextlib
 import copy
@@ -21,18 +21,18 @@ from vitdeploy.graph.io.stored import check_tensors, graphs, plausible, shown, s
 from vitdeploy.limits import bounded, size_of
 from vitdeploy.runtime.trust import is_private, private_folder, user_cache, write_atomic
 
-# --- Walk the bytes of an ONNX file without building anything of it ---------------------------------------------------
-# how many fields, how deep, whether it is whole.
+# --- Walk the bytes of an ONNX file without building objects ----------------------------------------------------------
+# Checks the number of fields, the nesting depth and that the file is complete.
 #
-# A parser allocates for every message that it meets: two bytes of a file can cost a hundred of memory, so a file within
-# its size limit can still exhaust the machine. This walk allocates nothing and follows lengths only where they fit.
+# A parser allocates memory for every message: two bytes of a file can cost a hundred bytes of memory, so a file within
+# the size limit can still exhaust the machine. This walk allocates nothing and follows lengths only where they fit.
 # Source: Protocol Buffers encoding, protobuf.dev/programming-guides/encoding.
 
 
 # Swin-L as TorchScript exports it, the largest graph known to us, has 150,000 fields and nests 7 deep.
 MAX_FIELDS = 1_000_000
 MAX_DEPTH = 24
-# Numbers packed as variable-length integers take up to 8 times their bytes in memory. Weights are not stored so.
+# Numbers packed as variable-length integers take up to 8 times their bytes in memory. Weights are not stored that way.
 MAX_PACKED_BYTES = 1 << 26
 
 _VARINT, _FIXED64, _LENGTH, _FIXED32 = 0, 1, 2, 5
@@ -44,8 +44,8 @@ def survey(content: bytes, name: str) -> None:
     """Check the frame of a serialised ModelProto.
 
     Raises:
-        GraphError: not the encoding of a model, or not whole.
-        UnsafeGraphError: more messages, or deeper ones, than any real model has.
+        GraphError: the bytes are not an encoded model, or are incomplete.
+        UnsafeGraphError: more messages, or deeper nesting, than any real model has.
     """
     fields = packed = 0
     stack: list[tuple[int, int, Any, int]] = [(0, len(content), onnx.ModelProto.DESCRIPTOR, 0)]
@@ -65,12 +65,12 @@ def survey(content: bytes, name: str) -> None:
                 packed += behind - first
                 if packed > MAX_PACKED_BYTES:
                     raise UnsafeGraphError(
-                        f"{name} holds too many packed numbers", expected=f"at most {MAX_PACKED_BYTES:,} bytes of them"
+                        f"{name} has too many packed numbers", expected=f"at most {MAX_PACKED_BYTES:,} bytes of them"
                     )
 
 
 def top_level(content: bytes, field: int, name: str) -> Iterator[bytes]:
-    """The bytes of each text or message of one number in a serialised ModelProto; errors as `survey`."""
+    """Yield the bytes of each occurrence of a length-delimited field of a serialised ModelProto; raises as `survey`."""
     for count, (number, kind, first, behind) in enumerate(_fields(content, 0, len(content), name), 1):
         if count > MAX_FIELDS:
             raise _too_many(name)
@@ -79,10 +79,10 @@ def top_level(content: bytes, field: int, name: str) -> Iterator[bytes]:
 
 
 def _fields(content: bytes, position: int, end: int, name: str) -> Iterator[tuple[int, int, int, int]]:
-    """(number, kind, first byte, byte behind the last) of each field of the message between two bytes.
+    """Yield (number, kind, start, end) of each field of the message between two bytes; `end` is exclusive.
 
     Raises:
-        GraphError: of an unknown kind, or longer than the message.
+        GraphError: a field has an unknown kind, or is longer than the message.
     """
     while position < end:
         tag, first = _varint(content, position, end, name)
@@ -95,15 +95,15 @@ def _fields(content: bytes, position: int, end: int, name: str) -> Iterator[tupl
         elif kind in (_FIXED64, _FIXED32):
             position = first + (8 if kind == _FIXED64 else 4)
         else:
-            raise _broken(name, f"a field of unknown kind {kind} at byte {first:,}")
+            raise _broken(name, f"unknown field type {kind} at byte {first:,}")
         if position > end:
-            found = f"{position - first:,} bytes announced at byte {first:,} where {end - first:,} are left"
+            found = f"a field of {position - first:,} bytes at byte {first:,}, with {end - first:,} bytes left"
             raise _broken(name, found)
         yield tag >> 3, kind, first, position
 
 
 def _varint(content: bytes, position: int, end: int, name: str) -> tuple[int, int]:
-    """(value, position behind it) of a variable-length integer of at most 10 bytes."""
+    """Return (value, next position) of a variable-length integer of at most 10 bytes."""
     value = shift = 0
     while position < end and shift < 70:
         byte = content[position]
@@ -112,29 +112,34 @@ def _varint(content: bytes, position: int, end: int, name: str) -> tuple[int, in
         if byte < 0x80:
             return value, position
         shift += 7
-    raise _broken(name, f"a number without an end at byte {position:,}")
+    raise _broken(name, f"an unterminated integer at byte {position:,}")
 
 
 def _too_many(name: str) -> UnsafeGraphError:
-    return UnsafeGraphError(f"{name} has too many parts", expected=f"at most {MAX_FIELDS:,} fields")
+    return UnsafeGraphError(f"{name} has too many protobuf fields", expected=f"at most {MAX_FIELDS:,}")
 
 
 def _broken(name: str, found: str) -> GraphError:
-    return GraphError(f"{name} is not a valid ONNX file", found=found, expected="a whole ONNX model", fix="get it again")
+    return GraphError(
+        f"{name} is not a valid ONNX file",
+        found=found,
+        expected="a complete ONNX model",
+        fix="download or copy it again",
+    )
 
 
 # --- The gate for ONNX files: those that pass can be read, rewritten and run safely -----------------------------------
-# A file is of unknown origin, whatever it claims: metadata that name vitdeploy can be copied. Only a digest that this
-# user's vitdeploy noted when it wrote the graph says that it is ours.
+# Every file has an unknown origin, whatever it claims: metadata that name vitdeploy can be copied. Only a digest that
+# this user's vitdeploy recorded when it wrote the graph proves that the graph is ours.
 #
-# Everything that costs memory or time is bounded before it happens: the size of the file, then its frame (`wire`), then
-# what its tensors declare (`stored`), only then is it parsed into a graph, and what that asks for when it is run is
-# counted (`analysis.demand`) before anything computes a node of it. Declared shapes of inner tensors are dropped: a
-# file could lie about them, and `normalise` infers them.
+# Everything that costs memory or time is bounded before it happens: the size of the file, then its frame (`survey`),
+# then what its tensors declare (`stored`). Only then is it parsed into a graph, and the memory and work of a run are
+# counted (`analysis.demand`) before any node is computed. Declared shapes of inner tensors are dropped: they can be
+# wrong, and `normalise` infers them.
 
 
 MAX_BYTES = 2**31 - 1
-# Swin-L as TorchScript exports it, the largest known to us, has 15,000.
+# Swin-L as TorchScript exports it, the largest graph known to us, has 15,000.
 MAX_NODES = 50_000
 MAX_SUBGRAPHS = 4
 MAX_NAME = 1024
@@ -144,34 +149,34 @@ OPSETS = range(11, 24)
 IR_VERSIONS = range(4, onnx.IR_VERSION + 1)
 IMAGE_TYPES = (ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.UINT8)
 TOKEN_TYPES = (ir.DataType.INT32, ir.DataType.INT64)
-# Types of attributes that the graphs of models have. Without a type, a reader of ONNX has to guess.
+# The attribute types that models use. Without a type, an ONNX reader has to guess.
 ATTRIBUTES = frozenset(onnx.AttributeProto.AttributeType.values()) - {
     onnx.AttributeProto.UNDEFINED,
     onnx.AttributeProto.SPARSE_TENSOR,
     onnx.AttributeProto.SPARSE_TENSORS,
 }
-# Graphs that were counted in this process, by what was counted: most are read more than once.
+# Digests of the graphs already counted in this process: most graphs are read more than once.
 COUNTED = set[bytes]()
 MAX_COUNTED = 256
-# Digests of graphs that this user's vitdeploy wrote, a line each, in a folder that only the user can enter: what these
-# ask for followed from a file that was admitted. The older half is forgotten beyond so many bytes.
+# Digests of graphs that this user's vitdeploy wrote, one per line, in a folder that only the user can enter: they were
+# derived from an admitted file. Beyond this many bytes, the older half is dropped.
 WRITTEN_FOLDER, WRITTEN_FILE = "written-graphs", "sha256"
 MAX_WRITTEN_BYTES = 1 << 20
-# Initializers above this size are no concern of the ONNX checker, which would copy them.
+# Larger initializers are kept from the ONNX checker, which would copy them.
 CHECKED_ELEMENTS = 1024
 
 
 def admit(path: Path, image_size: tuple[int, int] | None = None) -> ir.Model:
-    """Read an ONNX file of any origin, to rewrite it. External weights stay on disk, memory-mapped.
+    """Read an ONNX file of any origin for rewriting. External weights stay on disk, memory-mapped.
 
-    `image_size`: (height, width) that it is going to be run at, where the file leaves it open.
+    `image_size`: the (height, width) that the graph will run at, if the file leaves it open.
 
     Raises:
         MissingFileError: the file or one of its weight files does not exist.
-        GraphError: not an ONNX file, or one that no target could run: opset, operators, inputs.
-        UnsafeGraphError: sizes or file names that only an attack, or heavy damage, would write; or a graph that asks
-            for more than `analysis.budget` allows.
-        LimitError: in a command, more memory than `limits` allow.
+        GraphError: not an ONNX file, or no target can run its opset, operators or inputs.
+        UnsafeGraphError: sizes or file names that only an attack or heavy damage explains, or a graph that needs more
+            memory or work than `analysis.work` allows.
+        LimitError: in a command, reading needs more memory than `limits` allow.
     """
     with bounded(f"read {shown(path.name)}", size_of(path)):
         proto = _safe(path)
@@ -181,7 +186,7 @@ def admit(path: Path, image_size: tuple[int, int] | None = None) -> ir.Model:
 
 
 def admit_graph(path: Path) -> ir.Model:
-    """Read an ONNX file as it is, to run or compile it: any operators and inputs, with the shapes that it declares.
+    """Read an ONNX file unchanged for running or compiling: any operators and inputs, with its declared shapes.
 
     Raises:
         MissingFileError, UnsafeGraphError: as `admit`.
@@ -192,7 +197,7 @@ def admit_graph(path: Path) -> ir.Model:
 
 
 def metadata_keys(path: Path) -> set[str]:
-    """The names of the metadata in an ONNX file, of which nothing else is looked at.
+    """Return the metadata keys of an ONNX file without reading the rest of it.
 
     Raises:
         MissingFileError, GraphError, UnsafeGraphError: as `admit`.
@@ -208,11 +213,13 @@ def metadata_keys(path: Path) -> set[str]:
 
 
 def _safe(path: Path) -> onnx.ModelProto:
-    """The file, once nothing in it is larger or reaches further than it may."""
+    """Return the parsed file after checking its sizes, names, attributes and tensors."""
     content = _read(path)
     name = shown(path.name)
     if not content:
-        raise GraphError(f"{name} is an empty file", found="0 bytes", expected="an ONNX model", fix="get it again")
+        raise GraphError(
+            f"{name} is an empty file", found="0 bytes", expected="an ONNX model", fix="download or copy it again"
+        )
     survey(content, name)
     proto = onnx.ModelProto()
     try:
@@ -246,13 +253,13 @@ def _parsed(proto: onnx.ModelProto, path: Path, image_size: tuple[int, int] | No
 
 
 def drop_shapes(proto: onnx.ModelProto) -> None:
-    """Forget what a file says of the shapes of inner tensors."""
+    """Drop the declared shapes of inner tensors, in place."""
     for graph in graphs(proto.graph):
         del graph.value_info[:]
 
 
 def _count(bare: onnx.ModelProto, weights: set[str], name: str, image_size: tuple[int, int] | None) -> None:
-    """Refuse a graph that asks for too much; once for graphs that differ in their large weights alone."""
+    """Refuse a graph that needs too much memory or work; graphs that differ only in large weights are counted once."""
     graph = _digest(bare)
     key = hashlib.sha256(f"{graph} {image_size} {work.factor()} {sorted(weights)}".encode()).digest()
     if key in COUNTED:
@@ -272,8 +279,8 @@ def _digest(bare: onnx.ModelProto) -> str:
 
 
 def note_written(proto: onnx.ModelProto) -> None:
-    """Remember that vitdeploy wrote this graph, by the digest of all of it but large weights; in vain where this user
-    has no private cache."""
+    """Record that vitdeploy wrote this graph: its digest, without large weights. Does nothing if this user has no
+    private cache."""
     with contextlib.suppress(OSError, VitdeployError):
         file = private_folder(WRITTEN_FOLDER) / WRITTEN_FILE
         with file.open("a", encoding="ascii") as lines:
@@ -291,8 +298,8 @@ def _is_written(digest: str) -> bool:
 
 
 def _sort(graph: onnx.GraphProto) -> None:
-    """Put each node of the main graph behind those that it reads, in place; one in order stays as it is, and so does a
-    circle. The runtimes take any order, ONNX's checker does not, and some converters to float16 write none."""
+    """Sort the nodes of the main graph topologically, in place. A sorted graph stays unchanged, and so does a cyclic
+    one. The runtimes accept any order, ONNX's checker does not, and some float16 converters write unsorted graphs."""
     nodes = list(graph.node)
     makers = {name: index for index, node in enumerate(nodes) for name in node.output if name}
     missing, readers = [0] * len(nodes), [list[int]() for _ in nodes]
@@ -301,7 +308,7 @@ def _sort(graph: onnx.GraphProto) -> None:
             missing[index] += 1
             readers[maker].append(index)
     ready, order = [index for index, count in enumerate(missing) if not count], list[int]()
-    while ready:  # of those that could be next, the one that is first in the file
+    while ready:  # among the ready nodes, take the first in the file
         order.append(heapq.heappop(ready))
         for index in readers[order[-1]]:
             missing[index] -= 1
@@ -314,7 +321,7 @@ def _sort(graph: onnx.GraphProto) -> None:
 
 
 def _outer_reads(node: onnx.NodeProto) -> Iterator[str]:
-    """The names that a node reads, and the graphs inside it."""
+    """Yield the names that a node and the graphs inside it read."""
     yield from node.input
     for attribute in node.attribute:
         for inner in (attribute.g, *attribute.graphs):
@@ -323,7 +330,7 @@ def _outer_reads(node: onnx.NodeProto) -> Iterator[str]:
 
 
 def _read(path: Path) -> bytes:
-    """The bytes of a regular file, opened once: what is checked is what is used. A pipe is not waited for."""
+    """Return the bytes of a regular file, opened once: the bytes checked are the bytes used. Never blocks on a pipe."""
     try:
         descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
     except (OSError, ValueError):
@@ -337,7 +344,7 @@ def _read(path: Path) -> bytes:
             raise UnsafeGraphError(
                 f"{shown(path.name)} is too large for an ONNX file",
                 found=f"{status.st_size:,} bytes",
-                expected=f"at most {MAX_BYTES:,}; larger models keep their weights in a file beside it",
+                expected=f"at most {MAX_BYTES:,}; larger models keep their weights in an external data file",
             )
         return file.read(status.st_size)
 
@@ -345,13 +352,13 @@ def _read(path: Path) -> bytes:
 def _check_limits(proto: onnx.ModelProto, name: str) -> None:
     if proto.functions:
         raise GraphError(
-            f"{name} defines functions of its own",
+            f"{name} defines local functions",
             found=", ".join(shown(function.name) for function in proto.functions[:5]),
-            fix="write them out with onnx.inliner.inline_local_functions",
+            fix="inline them with onnx.inliner.inline_local_functions",
         )
     if not proto.graph.node:
         raise GraphError(
-            f"{name} computes nothing", found="a graph without nodes", expected="a model", fix="export it again"
+            f"{name} has no nodes", found="an empty graph", expected="a model", fix="export the model again"
         )
     for value in (*proto.graph.input, *proto.graph.output):
         _check_shape(value)
@@ -373,7 +380,7 @@ def _check_shape(value: onnx.ValueInfoProto) -> None:
     sizes = [dim.dim_value for dim in value.type.tensor_type.shape.dim if dim.HasField("dim_value")]
     name, found = shown(value.name), shown(" x ".join(map(str, sizes)))
     if not plausible(sizes):
-        raise UnsafeGraphError(f"the input or output {name} declares an absurd shape", found=found)
+        raise UnsafeGraphError(f"the input or output {name} declares an implausible shape", found=found)
     if 0 in sizes:
         raise GraphError(f"the input or output {name} has no elements", found=found, fix="export the model again")
 
@@ -386,7 +393,7 @@ def _check_attributes(proto: onnx.ModelProto) -> None:
                     kind = onnx.AttributeProto.AttributeType.Name(attribute.type)
                     where = f"{shown(node.op_type)} {shown(node.name)}".strip()
                     raise GraphError(
-                        f"the attribute {shown(attribute.name)} of {where} has no value of its own",
+                        f"the attribute {shown(attribute.name)} of {where} has no supported value",
                         found="a reference" if attribute.ref_attr_name else f"the type {kind}",
                         expected="a number, text, tensor or graph, or a list of these",
                         fix="export the model again",
@@ -396,17 +403,17 @@ def _check_attributes(proto: onnx.ModelProto) -> None:
 
 
 def _check_equation(node: onnx.NodeProto) -> None:
-    """Raise GraphError for an equation that no runtime takes: ONNX's shape inference finds no end in "....".
+    """Raise GraphError for an equation that no runtime accepts: ONNX's shape inference does not terminate on "....".
 
-    By the specification it has letters, "...", "," and "->".
+    By the specification an equation has letters, "...", "," and "->".
     """
     for attribute in node.attribute:
         text = attribute.s.decode("utf-8", "replace")
         if attribute.name == "equation" and (len(text) > MAX_NAME or not _EQUATION.fullmatch(text)):
             raise GraphError(
-                f"the equation of Einsum {shown(node.name)} cannot be read",
-                found=shown(text) or "no text",
-                expected='letters and at most one "..." of each operand, such as "bhid,bhjd->bhij"',
+                f"the equation of Einsum {shown(node.name)} is invalid",
+                found=shown(text) or "an empty string",
+                expected='letters and at most one "..." per operand, such as "bhid,bhjd->bhij"',
                 fix="export the model again",
             )
 
@@ -416,7 +423,7 @@ def _check_names(proto: onnx.ModelProto) -> None:
         # protobuf gives the bytes where they are not UTF-8.
         if isinstance(text, bytes) or len(text) > MAX_NAME or not text.isprintable():
             raise UnsafeGraphError(
-                "the file has a name that cannot be shown",
+                "the file has a name with unprintable characters, or one that is too long",
                 found=shown(text),
                 expected=f"at most {MAX_NAME:,} printable characters",
             )
@@ -443,7 +450,7 @@ def _names(proto: onnx.ModelProto) -> Iterator[str | bytes]:
 def _check_header(proto: onnx.ModelProto) -> None:
     if proto.ir_version not in IR_VERSIONS:
         raise GraphError(
-            "the file has a version of the ONNX format that is not supported",
+            "the ONNX IR version of the file is not supported",
             found=f"IR version {proto.ir_version}",
             expected=f"{IR_VERSIONS.start} to {IR_VERSIONS.stop - 1}",
         )
@@ -451,10 +458,10 @@ def _check_header(proto: onnx.ModelProto) -> None:
     opset = versions.get("ai.onnx")
     if opset not in OPSETS:
         raise GraphError(
-            "the file has an opset that is not supported",
-            found="none" if opset is None else f"opset {opset}",
-            expected=f"{OPSETS.start} to {OPSETS.stop - 1}",
-            fix="export it again with opset_version=18",
+            "the opset of the file is not supported",
+            found="no opset" if opset is None else f"opset {opset}",
+            expected=f"opset {OPSETS.start} to {OPSETS.stop - 1}",
+            fix="export the model again with opset_version=18",
         )
     foreign = sorted(
         {
@@ -466,10 +473,10 @@ def _check_header(proto: onnx.ModelProto) -> None:
     )
     if foreign:
         raise GraphError(
-            "the graph has operators that the targets cannot run",
+            "the graph has operators that no target supports",
             found=", ".join(foreign[:8]) + (f" and {len(foreign) - 8} more" if len(foreign) > 8 else ""),
-            expected="operators of ai.onnx",
-            fix="export the model before a runtime's optimizer rewrote it, or without the custom operator",
+            expected="operators of the domain ai.onnx",
+            fix="use the file from before a runtime's optimizer rewrote it, or export without the custom operator",
         )
 
 
@@ -486,15 +493,15 @@ def _check_inputs(proto: onnx.ModelProto) -> None:
         readable += (rank == 4 and tensor.elem_type in IMAGE_TYPES) or (rank == 2 and tensor.elem_type in TOKEN_TYPES)
     if not readable:
         raise GraphError(
-            "the graph has no input that could be an image or tokens",
+            "the graph has no image or token input",
             found=", ".join(shown(value.name) for value in proto.graph.input if value.name not in weights)
             or "no input",
-            expected="float32, float16 or uint8 with 4 axes, or int64 [batch, tokens]",
+            expected="a float32, float16 or uint8 input with 4 axes, or an int32 or int64 input [batch, tokens]",
         )
 
 
 def _without_weights(proto: onnx.ModelProto) -> onnx.ModelProto:
-    """The model as the checker needs it: large and external initializers as inputs, of the same type and shape."""
+    """The model for the ONNX checker: large and external initializers become inputs of the same type and shape."""
     bare = onnx.ModelProto(ir_version=proto.ir_version, opset_import=proto.opset_import)
     graph = bare.graph
     graph.name = proto.graph.name
@@ -512,7 +519,7 @@ def _without_weights(proto: onnx.ModelProto) -> onnx.ModelProto:
 
 
 def no_file(path: Path) -> MissingFileError:
-    return MissingFileError(f"no ONNX file at {shown(str(path), MAX_NAME)}", expected="a .onnx file that can be read")
+    return MissingFileError(f"no ONNX file at {shown(str(path), MAX_NAME)}", expected="a readable .onnx file")
 
 
 def invalid(name: str, found: str) -> GraphError:
@@ -521,5 +528,5 @@ def invalid(name: str, found: str) -> GraphError:
         f"{shown(name)} is not a valid ONNX file",
         found=shown(lines[0]) if lines else "",
         expected="an ONNX model",
-        fix="export it again",
+        fix="export the model again",
     )

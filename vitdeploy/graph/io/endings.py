@@ -1,4 +1,4 @@
-"""How a graph ends: softmax, sigmoid, boxes, and what that says of its outputs."""
+"""Classify the outputs of a graph by the nodes that compute them: softmax, sigmoid, boxes."""
 
 import math
 from collections.abc import Iterator
@@ -13,10 +13,10 @@ from vitdeploy.graph.io.meanings import Ending
 from vitdeploy.graph.values import ancestors, array_of, operands, producer
 from vitdeploy.runtime.tasks.detection import PostprocessSpec
 
-# --- How an output of somebody else's graph ends: in probabilities, in what only embeddings end in, or in logits ------
+# --- How an output of a third-party graph ends: in probabilities, as an embedding, or in logits -----------------------
 
 
-# Nodes that keep all numbers of a row; those that keep or average some of them.
+# Nodes that keep all numbers of a row; nodes that keep or average some of them.
 _VIEWS = ("Identity", "Cast", "Reshape", "Flatten", "Squeeze", "Unsqueeze", "Dropout")
 _PARTS = (*_VIEWS, "Gather", "Slice", "Transpose", "ReduceMean", "GlobalAveragePool")
 _SIGMOIDS = ("Sigmoid", "HardSigmoid")
@@ -26,7 +26,7 @@ _DEPTH = 12
 
 
 def ending_of(output: ir.Value) -> Ending:
-    """Of an output [batch, width]."""
+    """How an output [batch, width] ends."""
     if _row_sum(output) > 0:
         return "softmax"
     unscaled = _unscaled(output)
@@ -45,8 +45,8 @@ def ending_of(output: ir.Value) -> Ending:
 
 
 def is_bounded(output: ir.Value) -> bool:
-    """Whether nodes show that all numbers of a map lie in 0..1: behind a sigmoid, a softmax or limits, whose numbers
-    are kept, cut out or interpolated at most."""
+    """Whether the nodes show that all numbers of a map lie in 0..1: they come from a sigmoid, a softmax or a Clip, and
+    are at most cropped, rearranged or interpolated after it."""
     node, _ = _below(output, (*_VIEWS, "Slice", "Gather", "Transpose", "Resize"))
     if node is not None and node.op_type == "Clip":
         bounds = [_number(bound) if bound is not None else None for bound in (*node.inputs[1:], None, None)[:2]]
@@ -55,10 +55,10 @@ def is_bounded(output: ir.Value) -> bool:
 
 
 def as_logits(model: ir.Model, output: ir.Value) -> tuple[ir.Value, Literal["softmax", "sigmoid"] | None]:
-    """The output without the softmax or the sigmoid at its end, and which of them there was; in place.
+    """Remove the softmax or sigmoid at the end of an output, in place; return the output and which of them it was.
 
-    Of probabilities that end in neither, as a mean of softmaxes or percentages, the logarithm: a softmax of it gives
-    them back.
+    For probabilities that end in neither (a mean of softmaxes, percentages), return their logarithm: its softmax
+    gives them back.
     """
     value: ir.Value | None = output
     reader: ir.Node | None = None
@@ -86,7 +86,7 @@ def as_logits(model: ir.Model, output: ir.Value) -> tuple[ir.Value, Literal["sof
 
 
 def computed_of(output: ir.Value, kept: ir.Value) -> bool:
-    """Whether an output only restates another one: its softmax, its best classes."""
+    """Whether an output is derived from another one: its softmax, its best classes."""
     above = {kept, *_chain(kept, (*_VIEWS, "Softmax"))}
     steps = (*_VIEWS, "Softmax", "Sigmoid", "ArgMax", "TopK", "Gather")
     return any(value in above for value in (output, *_chain(output, steps)))
@@ -100,7 +100,7 @@ def _chain(value: ir.Value, operators: tuple[str, ...]) -> Iterator[ir.Value]:
 
 
 def _below(value: ir.Value | None, operators: tuple[str, ...]) -> tuple[ir.Node | None, bool]:
-    """The node that computes a value, below nodes of these operators; and whether these change the shape of rows."""
+    """The node that computes a value, with nodes of these operators skipped; and whether those reshape rows."""
     node, reshaped = value.producer() if value is not None else None, False
     while node is not None and node.op_type in operators and node.inputs and node.inputs[0] is not None:
         reshaped |= node.op_type in ("Reshape", "Flatten")
@@ -109,7 +109,7 @@ def _below(value: ir.Value | None, operators: tuple[str, ...]) -> tuple[ir.Node 
 
 
 def _before_scores(node: ir.Node) -> ir.Value | None:
-    """The logits that a node makes scores of, also where an exporter writes a softmax out; None if it makes none."""
+    """The logits that a node turns into scores, also for a softmax written out in operators; None for other nodes."""
     if node.op_type in ("Softmax", "Sigmoid"):
         return node.inputs[0]
     exponential = producer(node.inputs[0], "Exp") if _is_share(node) else None
@@ -117,13 +117,13 @@ def _before_scores(node: ir.Node) -> ir.Value | None:
 
 
 def _is_share(node: ir.Node) -> bool:
-    """Whether it is x / ReduceSum(x)."""
+    """Whether the node is x / ReduceSum(x)."""
     total = producer(node.inputs[1], "ReduceSum") if node.op_type == "Div" else None
     return total is not None and total.inputs[0] is node.inputs[0]
 
 
 def _row_sum(value: ir.Value | None, depth: int = _DEPTH) -> float:
-    """What the numbers of a row add up to as its nodes show it, of numbers that are all positive; NaN where unknown."""
+    """The sum of each row of positive numbers, derived from the nodes; NaN if unknown."""
     node, reshaped = _below(value, _VIEWS)
     if node is None or not depth:
         return math.nan
@@ -139,19 +139,19 @@ def _row_sum(value: ir.Value | None, depth: int = _DEPTH) -> float:
         return round(sums[0] * factor if node.op_type == "Mul" else sums[0] / factor, 6)
     if node.op_type == "Clip" and _keeps_shares(node):
         return _row_sum(node.inputs[0], depth - 1)
-    if node.op_type == "ReduceMean":  # of several crops or models, whose rows stay rows
+    if node.op_type == "ReduceMean":  # over several crops or models, which keeps the rows
         return sums[0]
     return 1.0 if node.op_type == "Concat" and _is_complement(*node.inputs) else math.nan
 
 
 def _keeps_shares(clip: ir.Node) -> bool:
-    """Whether only what is next to 0 or to 1 changes, as where a logarithm is taken later."""
+    """Whether a Clip changes only numbers close to 0 or 1, as before a logarithm."""
     least, most = ((_number(bound) if bound is not None else None) for bound in (*clip.inputs[1:], None, None)[:2])
     return (least is None or float(least.item()) <= 1e-3) and (most is None or float(most.item()) >= 0.999)
 
 
 def _unscaled(value: ir.Value | None) -> ir.Value | None:
-    """The value without factors and limits at its end, as those of percentages."""
+    """The value without the factors and limits at its end, such as the factor of percentages."""
     node, _ = _below(value, _VIEWS)
     while node is not None and node.op_type in ("Mul", "Div", "Clip"):
         computed = [operand for operand in node.inputs if operand is not None and _number(operand) is None]
@@ -173,14 +173,14 @@ def _is_complement(*parts: ir.Value | None) -> bool:
 
 
 def _is_logistic(node: ir.Node) -> bool:
-    """Whether it is 1 / (1 + Exp(-x))."""
+    """Whether the node is 1 / (1 + Exp(-x))."""
     below = node.inputs[-1] if node.op_type in ("Div", "Reciprocal") else None
     total = producer(below, "Add")
     return total is not None and any(producer(each, "Exp") is not None for each in total.inputs)
 
 
 def _is_normalised(node: ir.Node) -> bool:
-    """Whether a node divides by a length or a deviation, at most followed by a scale and a shift."""
+    """Whether a node divides by a length or a standard deviation, with at most a scale and a shift after it."""
     for operator in ("Add", "Mul"):
         if node.op_type == operator and any(_number(each) is not None for each in node.inputs):
             above = next((each for each in node.inputs if _number(each) is None), None)
@@ -197,22 +197,22 @@ def _is_normalised(node: ir.Node) -> bool:
 
 
 def _number(value: ir.Value | None) -> np.ndarray | None:
-    """The value of a constant, also of a Constant node: nothing has lifted them yet."""
+    """The value of an initializer or of a Constant node, which are not lifted yet."""
     node = producer(value, "Constant")
     tensor = node.attributes.get("value") if node is not None else None
     return array_of(value, overridable=True) if tensor is None else tensor.as_tensor().numpy()
 
 
-# --- What the nodes behind a detector's outputs say of them, where their names do not ---------------------------------
-# Whether boxes are relative to the image: DETR and all after it end their boxes with a sigmoid, as centre and size in
+# --- Properties of a detector's outputs that names do not show, read from the nodes -----------------------------------
+# Whether boxes are relative to the image: DETR and its successors end the boxes with a sigmoid, as centre and size in
 # 0..1 (arXiv 2005.12872, section 3.2). Whether scores compete: detectors that choose queries by score, or sample by
 # learned offsets, are trained by the focal loss on independent scores (arXiv 2010.04159, section A.4; 2304.08069).
 
 
-# Other layouts, and choices, of the same numbers.
+# Operators that rearrange or select numbers without changing them.
 _LAYOUT = ("Reshape", "Flatten", "Squeeze", "Unsqueeze", "Transpose", "Gather", "GatherElements", "Slice", "Identity")
 _CHOOSES_QUERIES = ("TopK", "GridSample")
-# Of a box; and of a box, its score and its class.
+# Numbers per box; numbers per box with its score and class.
 _BOX, _RANKED = 4, 6
 
 
@@ -222,11 +222,11 @@ def independent_scores(boxes: ir.Value) -> bool:
 
 
 def joined(output: ir.Value) -> tuple[dict[str, ir.Value], PostprocessSpec] | None:
-    """The outputs of a detector that gives one tensor, as Ultralytics exports RT-DETR; None for any other tensor.
+    """The outputs of a detector with a single tensor, as Ultralytics exports RT-DETR; None for any other tensor.
 
-    Until 8.3 [batch, queries, 4 + classes], boxes and the sigmoids of logits; from 8.4 on [batch, queries, 6], box,
-    score and class of the best pairs. Boxes are centre and size, relative to the image. The same shapes with boxes in
-    pixels, as of YOLO, are no boxes of a transformer, and none of these.
+    Until 8.3 [batch, queries, 4 + classes]: boxes and the sigmoids of logits. From 8.4 on [batch, queries, 6]: box,
+    score and class of the best pairs. Boxes are centre and size, relative to the image. Tensors of the same shape with
+    boxes in pixels, such as YOLO's, return None.
     """
     node = producer(output, "Concat")
     if node is None or node.attributes.get_int("axis", 0) not in (-1, 2) or not _are_boxes(node.inputs[0]):
@@ -244,43 +244,43 @@ def joined(output: ir.Value) -> tuple[dict[str, ir.Value], PostprocessSpec] | No
 
 
 def ranked_in_pixels(boxes: ir.Value) -> None:
-    """Let boxes pass that nothing says are in pixels.
+    """Check that boxes are not in pixels.
 
     Raises:
-        GraphError: the last that is done to them is a multiplication by a constant above 1, as by the image's size.
+        GraphError: the boxes end in a multiplication by a constant above 1, such as the image size.
     """
     value = _below_layout(boxes)
     pair = operands(value.producer(), "Mul") if value is not None else None
     for factor in map(_number, pair or ()):
         if factor is not None and factor.size and np.abs(factor).max() > 1:
             raise GraphError(
-                "the boxes are in pixels of one image size, and vitdeploy takes boxes relative to the image",
+                "the boxes are in pixels of a fixed image size",
                 found=f"boxes multiplied by {', '.join(f'{each:g}' for each in factor.ravel()[:4])}",
-                expected="boxes in 0..1, or in pixels of an input orig_target_sizes",
-                fix="export it with that input, or without the multiplication",
+                expected="boxes in 0..1, or in pixels of the input orig_target_sizes",
+                fix="export the model with the input orig_target_sizes, or without the multiplication",
             )
 
 
 def _is_sigmoid(value: ir.Value | None) -> bool:
-    """Whether all that a value holds comes out of a sigmoid; a stack of one is such a value too."""
+    """Whether all numbers of a value come from one sigmoid, also through a Concat of one tensor."""
     below = _below_layout(value)
     return below is not None and producer(below, "Sigmoid") is not None
 
 
 def _are_boxes(value: ir.Value | None) -> bool:
-    """Whether they are sigmoids of what a linear of four outputs gives."""
+    """Whether a value is the sigmoid of a linear with four outputs."""
     sigmoid = producer(_below_layout(value), "Sigmoid")
     return sigmoid is not None and _width(sigmoid.inputs[0]) == _BOX
 
 
 def _width(value: ir.Value | None, depth: int = 6) -> int | None:
-    """The outputs of the linear that a value comes from by sums."""
+    """The number of outputs of the linear that a value comes from, through sums and layout operations."""
     node = value.producer() if value is not None else None
     if node is None or not depth or node.domain != "":
         return None
     if node.op_type in ("MatMul", "Gemm"):
         weight = node.inputs[1]
-        while (shared := producer(weight, "Identity")) is not None:  # equal weights that the exporter keeps once
+        while (shared := producer(weight, "Identity")) is not None:  # the exporter stores equal weights once
             weight = shared.inputs[0]
         tensor = weight.const_value if weight is not None else None
         shape = [int(size) for size in tensor.shape.numpy()] if tensor is not None else []
@@ -316,7 +316,7 @@ def _with_last(output: ir.Value, width: int | None) -> ir.Shape:
 
 
 def _parts(concat: ir.Node, output: ir.Value) -> dict[str, ir.Value]:
-    """Box, score and class apart, behind a tensor [batch, queries, 6] that is no output any longer."""
+    """Split a tensor [batch, queries, 6], no longer an output, into boxes, scores and labels."""
     graph = concat.graph
     assert isinstance(graph, ir.Graph) and output.shape is not None
     names = Names(ir.Model(graph, ir_version=8))

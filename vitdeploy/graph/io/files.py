@@ -1,4 +1,4 @@
-"""Graphs as files, and tensors beside them."""
+"""Read and write graphs as ONNX files, with external tensors."""
 
 import itertools
 import json
@@ -48,10 +48,10 @@ from vitdeploy.spec import (
     postprocess_of,
 )
 
-# --- Read and write ONNX: one file, the lowest IR version that holds the opset, the same bytes for the same graph -----
+# --- Read and write ONNX: one file, the lowest IR version that supports the opset, the same bytes for the same graph --
 
 
-# protobuf takes 2 GiB - 1 for the whole file; what is left is for nodes and names.
+# protobuf allows 2 GiB - 1 for the whole file; the rest is reserved for nodes and names.
 MAX_WEIGHT_BYTES = 2**31 - 2**26
 METADATA_KEY = "vitdeploy"
 BATCH = "batch"
@@ -59,11 +59,11 @@ BATCH = "batch"
 
 @dataclass(frozen=True)
 class GraphMetadata:
-    """The metadata inside the file, so that a `model.onnx` alone still says how to feed it.
+    """The metadata stored in a graph file, so that a `model.onnx` alone says how to prepare its input.
 
-    `target` and `precision` are set in the placement of one target, and None in the float graph; `weight_bits` are for
-    INT8 weights. `labels` are the class names, () if the model has none of its own. `bound`: "NAME=VALUE" of inputs
-    that became constants.
+    `target` and `precision` are set in a graph placed for a target, and None in the float graph; `weight_bits` applies
+    to INT8 weights. `labels` are the class names, () if the model has none. `bound`: "NAME=VALUE" of inputs that
+    became constants.
     """
 
     name: str
@@ -79,18 +79,17 @@ class GraphMetadata:
 
     @property
     def images(self) -> PreprocessSpec:
-        """The preprocessing of images to the input; raises GraphError if the input is not an image."""
+        """The preprocessing from images to the input; raises GraphError if the input is not an image."""
         if self.preprocess is None:
-            raise GraphError(f"{self.name} takes no images", found=f"a graph for the task {self.task}")
+            raise GraphError(f"{self.name} does not take images", found=f"a graph for the task {self.task}")
         return self.preprocess
 
 
 def load_graph(path: Path, *, shapes: bool = True) -> ir.Model:
-    """Parse a graph that vitdeploy wrote, in a folder that it verified or has just filled: nothing of it is judged, and
-    no limit for files of others holds for it. All other files are read by `admit`, `admit_graph` or
-    `admitted_metadata`. External weights are not read before they are used.
+    """Parse a graph that vitdeploy wrote, in a folder that it verified or has just filled, without checks or limits.
+    Read all other files with `admit`, `admit_graph` or `admitted_metadata`. External weights are read on first use.
 
-    `shapes`: with those that are written in it of inner tensors.
+    `shapes`: keep the declared shapes of inner tensors.
 
     Raises:
         MissingFileError: the file does not exist.
@@ -110,8 +109,8 @@ def load_graph(path: Path, *, shapes: bool = True) -> ir.Model:
 
 
 def save_graph(model: ir.Model, path: Path) -> None:
-    """Write the graph, the same bytes for the same graph. If it would exceed protobuf's limit of 2 GB, the weights go
-    to `<name>.onnx.data` next to it. The caller ensures atomicity (stages publish a folder as a whole).
+    """Write the graph; the same graph gives the same bytes. Above protobuf's limit of 2 GB, the weights go to
+    `<name>.onnx.data` next to it. The caller ensures atomicity (stages publish a folder as a whole).
 
     Raises:
         GraphError: the graph breaks a rule of the ONNX checker.
@@ -134,11 +133,15 @@ def serialised(model: ir.Model) -> bytes:
     """The graph as the bytes of one file, with all weights.
 
     Raises:
-        GraphError: it is too large for one file.
+        GraphError: the graph is too large for one file.
     """
     size = values.weight_bytes(model)
     if size > MAX_WEIGHT_BYTES:
-        raise GraphError("the graph does not fit into memory whole", found=f"{size:,} bytes of weights")
+        raise GraphError(
+            "the weights are too large to serialise into one ONNX file",
+            found=f"{size:,} bytes",
+            expected=f"at most {MAX_WEIGHT_BYTES:,} bytes",
+        )
     _lower_ir_version(model)
     ir.external_data.load_to_model(model)
     data: bytes = ir.to_proto(model).SerializeToString(deterministic=True)
@@ -146,13 +149,13 @@ def serialised(model: ir.Model) -> bytes:
 
 
 def weights_folder(model: ir.Model) -> Path | None:
-    """The folder of the weights that are not in the graph's own file; None if all are in it."""
+    """The folder of the external weights; None if all weights are in the graph file."""
     tensors = (value.const_value for value in model.graph.initializers.values())
     return next((Path(tensor.base_dir) for tensor in tensors if isinstance(tensor, ir.ExternalTensor)), None)
 
 
 def _lower_ir_version(model: ir.Model) -> None:
-    """The lowest IR version that holds the opset, so that the oldest runtimes read the file."""
+    """Set the lowest IR version that supports the opset, so that old runtimes can read the file."""
     standard = {domain: version for domain, version in model.opset_imports.items() if domain in ("", "ai.onnx.ml")}
     model.ir_version = onnx.helper.find_min_ir_version_for(
         [onnx.helper.make_opsetid(domain, version) for domain, version in standard.items()]
@@ -163,7 +166,7 @@ def _check(model: str | bytes) -> None:
     try:
         onnx.checker.check_model(model)
     except onnx.checker.ValidationError as error:
-        raise GraphError("the graph breaks a rule of ONNX", found=str(error).splitlines()[0][:200]) from None
+        raise GraphError("the graph fails the ONNX checker", found=str(error).splitlines()[0][:200]) from None
 
 
 def set_metadata(model: ir.Model, metadata: GraphMetadata) -> None:
@@ -174,40 +177,40 @@ def get_metadata(model: ir.Model, source: str) -> GraphMetadata:
     """The metadata that `vitdeploy export` wrote.
 
     Raises:
-        GraphError: the file carries none, or one that does not decode.
+        GraphError: the file has no metadata, or they cannot be decoded.
     """
     text = model.metadata_props.get(METADATA_KEY)
     if text is None:
         raise GraphError(
-            f"{source} does not say how its input is made",
+            f"the preprocessing of {source} is unknown",
             found="no vitdeploy metadata in the file",
             expected="a graph written by `vitdeploy export`",
-            fix=f"vitdeploy export {quoted(source)} -o DIR brings an ONNX file of images into such a form",
+            fix=f"vitdeploy export {quoted(source)} -o DIR imports an ONNX file that takes images",
         )
     try:
         metadata = decode(GraphMetadata, json.loads(text))
     except (ValueError, RecursionError, DecodeError) as error:
-        raise GraphError(f"{source} has metadata that cannot be read", found=str(error)[:200]) from None
+        raise GraphError(f"the vitdeploy metadata of {source} cannot be read", found=str(error)[:200]) from None
     if metadata.preprocess is not None:
         check_preprocess(source, metadata.preprocess, GraphError)
-    # How objects are scored may still be said by a recipe.
+    # A recipe may still set how objects are scored.
     optional = metadata.task in ("detection", "panoptic") and metadata.postprocess is None
     expected = None if optional else postprocess_of(metadata.task)
     if (metadata.preprocess is None and metadata.task != "sequence") or (
         expected is not None and not isinstance(metadata.postprocess, expected)
     ):
         raise GraphError(
-            f"{source} has metadata that do not fit the task {metadata.task}",
+            f"the metadata of {source} do not fit the task {metadata.task}",
             found=", ".join(key for key, value in encode(metadata).items() if value),
-            expected="preprocess, and for all but classes, features and texts of tokens postprocess of the task",
+            expected="preprocess, and the postprocess of the task except for classification, features and sequence",
             fix="export the model again",
         )
     return metadata
 
 
 def admitted_metadata(file: Path) -> GraphMetadata:
-    """The metadata of a graph that a user names, which is admitted; of a model of several graphs so are all beside it
-    that may be taken for its parts. Errors as `admit_graph` and `get_metadata`."""
+    """The metadata of a graph file named by the user, after `admit_graph` checked it; for a model of several graphs,
+    also after it checked the other files that may be parts of the model. Raises as `admit_graph` and `get_metadata`."""
     metadata = get_metadata(admit_graph(file), str(file))
     if flow_of(metadata.task):
         for name in sorted({"model", *itertools.chain(*PARTS)} - {file.stem}):
@@ -236,25 +239,24 @@ def fixed_batch(spec: GraphSpec) -> int | None:
     return size if isinstance(size, int) else None
 
 
-# --- An ONNX file as a model of one of our tasks: one image in, outputs by our names ----------------------------------
-# A file that vitdeploy wrote says itself what it is for, how its images are prepared, and what its classes are called.
-# It may take pixels, for the cheap half of its preprocessing can be part of it. What somebody else exported says
-# little.
+# --- Import an ONNX file as a model of one of our tasks: one image in, outputs under our names ------------------------
+# The metadata of a file that vitdeploy wrote give its task, preprocessing and class names. Such a file may take pixels,
+# since the cheap half of the preprocessing can be part of it. A third-party file has little of this.
 
 
 IMAGE, SIZES = "image", "orig_target_sizes"
 _BIND = (
-    "vitdeploy export FILE --bind NAME=VALUE for each of the others, a number or a .npy file, or --bind NAME=input "
-    "where each image brings its own (in a recipe source.bind: {NAME: VALUE}); or export it with one image input"
+    "vitdeploy export FILE --bind NAME=VALUE for each other input, with a number or a .npy file, or --bind NAME=input "
+    "if each image brings its own value (in a recipe source.bind: {NAME: VALUE}); or export it with one image input"
 )
 
 
 @dataclass(frozen=True)
 class ForeignGraph:
-    """The graph with an input "image" and the task's outputs. `notes` list the decisions, one per line.
+    """A graph with the input "image" and the task's outputs. `notes` list the decisions, one per line.
 
-    The image is float32 NCHW; or uint8 NHWC if `metadata` has the mean and the standard deviation that are part of the
-    graph. `metadata` come from files that vitdeploy wrote, and are None for all others.
+    The image is float32 NCHW; or uint8 NHWC if the graph applies the mean and standard deviation, which `metadata` then
+    has. `metadata` come from files that vitdeploy wrote; None for all others.
     """
 
     model: ir.Model
@@ -276,16 +278,16 @@ def import_graph(
     task: Task | None = None,
     bind: Sequence[str] = (),
 ) -> ForeignGraph:
-    """Read a file of unknown origin and say what it is for. Its function is that of the file.
+    """Read a file of unknown origin and determine its task. The graph still computes the same function.
 
-    `image_size` is (height, width), for a file that leaves it open. `batch` fixes a batch that is open. `task`: what
-    its outputs are to be taken for. `bind`: "NAME=VALUE" of inputs that become constants, and "NAME=input" of those
-    that each image brings, which follow the image; a file that vitdeploy wrote says itself which these are.
+    `image_size` is (height, width), for a file that leaves it open. `batch` fixes an open batch size. `task`: the task
+    of the outputs. `bind`: "NAME=VALUE" for inputs that become constants, and "NAME=input" for inputs that each image
+    brings, which follow the image; the metadata of a file that vitdeploy wrote list the latter.
 
     Raises:
         InputError: a value of `bind` cannot be read.
-        UnsafeGraphError, GraphError, MissingFileError: the file is refused; or its inputs and outputs are of no task,
-            or of another than `task`.
+        UnsafeGraphError, GraphError, MissingFileError: the file is refused, or its inputs and outputs fit no task, or
+            not `task`.
     """
     model = admit(path, image_size)
     metadata = get_metadata(model, str(path)) if METADATA_KEY in model.metadata_props else None
@@ -303,9 +305,9 @@ def import_graph(
         keep_inputs(model, further, path)
         notes += further_note(graph_spec(model, path.name).inputs[1:])
     if metadata is None and put_channels_first(model, len(further)):
-        notes.append("the image has its channels last: the graph takes [batch, channels, height, width] instead")
+        notes.append("the image has its channels last: the input is changed to [batch, channels, height, width]")
     if SIZES not in further and any(value.name == SIZES for value in model.graph.inputs):
-        # Boxes then come out relative to the image: what the size would scale them to, post-processing does.
+        # Boxes are then relative to the image; post-processing scales them.
         bind_input(model, SIZES, np.ones(2, np.int64))
         notes.append(f"the input {SIZES} is bound to 1: boxes are relative to the image")
     if metadata is None or not _takes_pixels(model, metadata):
@@ -317,7 +319,7 @@ def import_graph(
         found, postprocess, assumed = task_of(model, path, task)
         notes += assumed
         if isinstance(postprocess, PostprocessSpec) and postprocess.scores == "sigmoid":
-            notes.append("scores are independent (sigmoid), as of all detectors that choose their queries by score")
+            notes.append("scores are independent (sigmoid): the detector chooses its queries by score")
         notes += [INVERSE_ASSUMED] if found == "depth" else []
         queries = isinstance(postprocess, SegmentationSpec) and postprocess.maps == "queries"
         notes += [MASKS_ASSUMED] if queries else []
@@ -328,10 +330,10 @@ def import_graph(
         found, postprocess = metadata.task, metadata.postprocess
     if task not in (None, found):
         raise GraphError(
-            f"{path} gives no answers of the task that is asked for",
-            found=found,
-            expected=str(task),
-            fix="leave the task out, or export the model with outputs of that task",
+            f"{path} cannot be used for the task {task}",
+            found=f"outputs of the task {found}",
+            expected=f"outputs of the task {task}",
+            fix="omit the task, or export the model with outputs of that task",
         )
     _batch(model, batch)
     edit.drop_unused(model)
@@ -349,14 +351,14 @@ def _takes_pixels(model: ir.Model, metadata: GraphMetadata) -> bool:
 
 
 def _rename_input(model: ir.Model, path: Path, further: int) -> None:
-    """Call the image by our name; so many of the inputs, behind it, are no image."""
+    """Rename the image input to our name; `further` is the number of other inputs after it."""
     inputs = model.graph.inputs
     if len(inputs) != 1 + further or not _is_image(inputs[0]):
         raise GraphError(
             f"{path} does not take one image",
             found="; ".join(f"{v.name}: {v.dtype}{list(v.shape) if v.shape is not None else ''}" for v in inputs),
             expected="one input, float32 [batch, channels, height, width]",
-            fix=_BIND if any(map(_is_image, inputs)) else "export it with one image input",
+            fix=_BIND if any(map(_is_image, inputs)) else "export the model with one image input",
         )
     edit.rename(model, inputs[0], IMAGE)
 
@@ -366,7 +368,7 @@ def _is_image(value: ir.Value) -> bool:
 
 
 def _batch(model: ir.Model, batch: int | None) -> None:
-    """Call the leading axis by our name where it is dynamic, or fix it to `batch`."""
+    """Rename the leading axis to our name if it is dynamic, or fix it to `batch`."""
     image, *further = model.graph.inputs
     assert image.shape is not None
     if not isinstance(image.shape[0], int):

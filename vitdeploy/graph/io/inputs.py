@@ -1,4 +1,4 @@
-"""The inputs of a graph: pixels, their range, and inputs that are bound to values."""
+"""Change and inspect the inputs of a graph: pixels, their range, and inputs bound to values."""
 
 import math
 from collections import Counter
@@ -19,33 +19,33 @@ from vitdeploy.graph.values import array_of, is_constant
 from vitdeploy.runtime.inputs import DTYPES
 from vitdeploy.spec import PreprocessSpec, TensorSpec
 
-# --- Change the inputs of a graph: bind one to a constant, set the image size, take pixels instead of floats ----------
+# --- Change the inputs of a graph: bind one to a constant, set the image size, replace floats by pixels ---------------
 
 
 def bind_input(model: ir.Model, name: str, value: npt.NDArray[Any]) -> None:
-    """Every sample of the batch gets `value` for the input `name`, which is an input no longer. In place.
+    """Replace the input `name` by the constant `value` for every sample of the batch, in place.
 
-    A detector that scales its boxes by a second input, the size of the image in pixels, gives boxes relative to the
-    image (0 to 1) when that size is bound to (1, 1). `normalise` then removes what the constant makes superfluous.
+    A detector that scales its boxes by a second input, the image size in pixels, returns boxes relative to the image
+    (0 to 1) if that size is bound to (1, 1). `normalise` then removes operations that the constant makes redundant.
 
     Args:
-        value: the input of one sample, without the batch axis or with one of 1; or all of an input of fixed shape; or a
-            number for every element. Cast to the input's type.
+        value: the input of one sample, without a batch axis or with one of 1; or the whole of an input of fixed shape;
+            or a number for every element. Cast to the input's type.
 
     Raises:
-        GraphError: no such input, no other input to take the batch from, a shape that `value` does not have, or numbers
-            that the input's type does not have.
+        GraphError: no such input, no other input to take the batch size from, or a `value` that does not fit the
+            input's shape or type.
     """
     inputs = {str(item.name): item for item in model.graph.inputs}
     bound = inputs.pop(name, None)
     if bound is None or bound.dtype is None or bound.shape is None:
         raise GraphError(
             f"the graph has no input {name!r} to bind",
-            found=", ".join(inputs) or "none",
-            expected="the name of an input that is no image",
+            found=", ".join(inputs) or "no inputs",
+            expected="the name of an input other than the image",
         )
     if not inputs:
-        raise GraphError(f"{name!r} is the only input of the graph", expected="another input that holds the images")
+        raise GraphError(f"{name!r} is the only input of the graph", expected="another input for the images")
     array, repeats = _fitted(name, value, bound.shape)
     array = np.ascontiguousarray(_cast(name, array, bound.dtype.numpy()))
     constant = Names(model).constant(array, f"{name}.constant")
@@ -60,7 +60,7 @@ def bind_input(model: ir.Model, name: str, value: npt.NDArray[Any]) -> None:
 
 
 def _fitted(name: str, value: npt.NDArray[Any], shape: ir.Shape) -> tuple[npt.NDArray[Any], bool]:
-    """The value with its leading axis, and whether that is of one sample, which every sample of a batch gets."""
+    """The value with its leading axis, and whether it holds one sample to repeat over the batch."""
     declared = [size if isinstance(size, int) else None for size in shape]
     if list(value.shape) == declared:
         return value, False
@@ -75,7 +75,7 @@ def _fitted(name: str, value: npt.NDArray[Any], shape: ir.Shape) -> tuple[npt.ND
             f"the value does not fit the input {name!r}",
             found=f"shape {list(value.shape)} for each sample",
             expected=f"shape {[size if isinstance(size, int) else str(size) for size in list(shape)[1:]]}",
-            fix="a .npy file of that shape" if None in sample else "a number for every element, or that shape",
+            fix="bind a .npy file of that shape" if None in sample else "bind one number, or an array of that shape",
         )
     return value[np.newaxis], True
 
@@ -87,23 +87,23 @@ def _cast(name: str, value: npt.NDArray[Any], dtype: np.dtype[Any]) -> npt.NDArr
         raise GraphError(
             f"the value does not fit the input {name!r}",
             found=f"{value.dtype}, from {value.min()} to {value.max()}" if cast is not None else str(value.dtype),
-            expected=f"numbers of {dtype}",
+            expected=f"numbers that {dtype} represents exactly",
         )
     return cast
 
 
 def bind_values(model: ir.Model, bind: Sequence[str]) -> None:
-    """Bind each input that is named, in place; see `bound`. Raises as `value_of` and `bind_input`."""
+    """Bind each named input, in place; see `bound`. Raises as `value_of` and `bind_input`."""
     for text in bind:
         bind_input(model, named(text)[0], value_of(text))
 
 
 def keep_inputs(model: ir.Model, further: Mapping[str, TensorSpec | None], path: Path) -> None:
-    """Put the image before the inputs that it brings, which are `further`, in place.
+    """Move the image before the `further` inputs that each image brings, in place.
 
     Raises:
-        GraphError: no such input, more than one other that may be the image, or one that cannot be brought by each
-            image: of another type than files have, of an open size, or without the batch's axis.
+        GraphError: an input is missing, several others could be the image, or an image cannot bring an input: its
+            type is unsupported, its size is open, or it has no batch axis.
     """
     inputs = {str(value.name): value for value in model.graph.inputs}
     unknown = [name for name in further if name not in inputs]
@@ -113,7 +113,7 @@ def keep_inputs(model: ir.Model, further: Mapping[str, TensorSpec | None], path:
         raise GraphError(
             f"{path} has no input {unknown[0]!r}" if unknown else f"{path} does not take one image",
             found=shown,
-            expected="the name of an input that is no image" if unknown else "one input besides those that are named",
+            expected="the name of an input other than the image" if unknown else "one input besides the named ones",
             fix="" if unknown else "--bind NAME=VALUE or NAME=input for each other input",
         )
     batch = images[0].shape[0] if images[0].shape is not None and len(images[0].shape) else None
@@ -124,18 +124,18 @@ def keep_inputs(model: ir.Model, further: Mapping[str, TensorSpec | None], path:
         follows = bool(sizes) and (sizes[0] == batch or not (isinstance(batch, int) or isinstance(sizes[0], int)))
         if own not in DTYPES or not follows or not all(isinstance(size, int) for size in sizes[1:]):
             raise GraphError(
-                f"the input {name} of {path} cannot be brought by each image",
+                f"the input {name} of {path} cannot have a value per image",
                 found=f"{own}{_sizes(value)}",
-                expected=f"{' or '.join(DTYPES)}, [the batch of the image, sizes ...]",
-                fix=f"bind it to a value that all images share: --bind {name}=VALUE; or export the model again with a "
+                expected=f"{' or '.join(DTYPES)}, [batch of the image, fixed sizes ...]",
+                fix=f"bind it to one value for all images: --bind {name}=VALUE; or export the model again with a "
                 "batch axis for it",
             )
         if expected is not None and (own, sizes[1:]) != (expected.dtype, list(expected.shape[1:])):
             raise GraphError(
-                f"the input {name} of {path} is of another type or shape",
+                f"the type or shape of the input {name} of {path} does not match --bind",
                 found=f"{own}{_sizes(value)}",
-                expected=f"{expected.dtype}{list(expected.shape)}, as --bind says",
-                fix=f"{name}=input, which takes what the file says",
+                expected=f"{expected.dtype}{list(expected.shape)}, as in --bind",
+                fix=f"--bind {name}=input, which uses the type and shape of the file",
             )
     for name in further:
         model.graph.inputs.remove(inputs[name])
@@ -148,7 +148,7 @@ def _sizes(value: ir.Value) -> str:
 
 
 def _repeated(model: ir.Model, constant: ir.Value, batch: int | ir.SymbolicDim, images: ir.Value) -> ir.Value:
-    """`constant` once for each sample: Expand to (batch, 1, ...)."""
+    """Repeat `constant` for each sample: Expand to (batch, 1, ...)."""
     rest, names, name = [1] * (len(constant.shape or ()) - 1), Names(model), constant.name
     if isinstance(batch, int):
         target = names.constant(np.array([batch, *rest], np.int64), f"{name}.shape")
@@ -167,21 +167,21 @@ def _repeated(model: ir.Model, constant: ir.Value, batch: int | ir.SymbolicDim, 
 
 
 def drop_overridable(model: ir.Model) -> None:
-    """Take what has a value of its own from the inputs, in place: weights, which some exporters list as inputs too."""
+    """Remove initializers from the inputs, in place: some exporters list the weights as inputs too."""
     for value in [value for value in model.graph.inputs if str(value.name) in model.graph.initializers]:
         model.graph.inputs.remove(value)
 
 
-# An image has so many channels, and no other axis of one is so short.
+# Channel counts of images; no other axis of an image is this short.
 CHANNELS = (1, 3, 4)
 TO_CHANNELS_LAST, TO_CHANNELS_FIRST = [0, 2, 3, 1], [0, 3, 1, 2]
 
 
 def put_channels_first(model: ir.Model, further: int = 0) -> bool:
-    """Let a graph whose one image has its channels last take [batch, channels, height, width] instead, in place.
+    """Change the image input from channels-last to [batch, channels, height, width], in place.
 
-    TensorFlow's images are [batch, height, width, channels], and its converters write a Transpose behind the input,
-    which goes. Returns whether it was such a graph. `further`: how many inputs at the end are no image.
+    TensorFlow's images are [batch, height, width, channels]; its converters write a Transpose after the input, which is
+    removed. Returns whether the graph had channels last. `further`: the number of other inputs at the end.
     """
     images = _images(model, further)
     if len(images) != 1 or not _channels_last(images[0]):
@@ -211,7 +211,7 @@ def _images(model: ir.Model, further: int) -> list[ir.Value]:
 
 
 def _channels_last(image: ir.Value) -> bool:
-    """By the only axis that can be channels; where that does not tell, by what reads the image."""
+    """Whether channels are last: by the only axis that can be channels, else by the nodes that read the image."""
     assert image.shape is not None
     first, last = image.shape[1] in CHANNELS, image.shape[3] in CHANNELS
     if first != last:
@@ -226,18 +226,17 @@ def _to_channels_first(node: ir.Node) -> bool:
 
 
 def set_image_size(model: ir.Model, size: tuple[int, int] | None, further: int = 0) -> None:
-    """Give the one input of four axes [batch, channels, height, width] its channels, height and width. In place.
+    """Fix the channels, height and width of the single input [batch, channels, height, width], in place.
 
-    An exporter may leave them open: optimum names all four axes.
-
-    Open channels are those of the first convolution. A graph without such an input stays as it is.
+    An exporter may leave them open: optimum names all four axes. Open channels are set to those of the first
+    convolution. A graph without such an input stays unchanged.
 
     Args:
-        size: (height, width) in pixels; None if the graph is to say it.
-        further: how many inputs at the end are no image.
+        size: (height, width) in pixels; None for the size in the graph.
+        further: the number of other inputs at the end.
 
     Raises:
-        GraphError: the size is open and none is given, or it is another one; or nothing tells the channels.
+        GraphError: the size is open and `size` is None, or `size` differs from it; or the channels are unknown.
     """
     images = _images(model, further)
     if len(images) != 1:
@@ -245,17 +244,17 @@ def set_image_size(model: ir.Model, size: tuple[int, int] | None, further: int =
     [image] = images
     assert image.shape is not None
     batch, channels, *own = image.shape
-    said = [side if isinstance(side, int) else None for side in own]
-    if size is None and None in said:
+    declared = [side if isinstance(side, int) else None for side in own]
+    if size is None and None in declared:
         raise GraphError(
             "the graph takes images of any size",
             found=f"{image.name} {[str(side) for side in image.shape]}",
-            expected="one size",
+            expected="a fixed image size",
             fix="--image-size HEIGHTxWIDTH, source.image_size of a recipe, or a preprocess: with a crop",
         )
-    if size is not None and any(side not in (None, expected) for side, expected in zip(said, size, strict=True)):
+    if size is not None and any(side not in (None, expected) for side, expected in zip(declared, size, strict=True)):
         raise of_another_size(own, size)
-    image.shape = ir.Shape([batch, channels if isinstance(channels, int) else _channels(model), *(size or said)])
+    image.shape = ir.Shape([batch, channels if isinstance(channels, int) else _channels(model), *(size or declared)])
 
 
 def of_another_size(own: Sequence[object], expected: Sequence[int]) -> GraphError:
@@ -263,30 +262,30 @@ def of_another_size(own: Sequence[object], expected: Sequence[int]) -> GraphErro
         "the graph takes images of another size",
         found=f"{own[0]}x{own[1]}",
         expected=f"{expected[0]}x{expected[1]}",
-        fix="export it again at that size",
+        fix="export the model again at that size, or use the size of the graph",
     )
 
 
 def _channels(model: ir.Model) -> int:
-    """The channels of the first convolution, which takes the image, at most cast before."""
+    """The input channels of the first convolution, which reads the image."""
     for node in model.graph:
         weight = node.inputs[1].shape if node.op_type == "Conv" and node.inputs[1] is not None else None
         if weight is not None and isinstance(weight[1], int):
             group = node.attributes.get("group")
             return weight[1] * (group.as_int() if group is not None else 1)
     raise GraphError(
-        "the graph takes images of any number of channels",
-        found="no convolution, which would tell it",
+        "the number of image channels is unknown",
+        found="a dynamic channel axis and no convolution",
         expected="a fixed number of channels",
-        fix="export it again with channels that are not dynamic",
+        fix="export the model again with a fixed number of channels",
     )
 
 
 def take_pixels(model: ir.Model, preprocess: PreprocessSpec) -> None:
-    """Let a graph with one float32 NCHW input take uint8 [batch, height, width, channels] instead, in place: the cheap
-    half of preprocessing, (x / 255 - mean) / std with the channels in the model's order.
+    """Change the float32 NCHW input of a graph to uint8 [batch, height, width, channels], in place: the graph then
+    does the cheap half of preprocessing, (x / 255 - mean) / std with the channels in the model's order.
 
-    Written as the exporter writes it for a PyTorch model: one multiplication and one addition per pixel.
+    Written as our exporter writes it for a PyTorch model: one multiplication and one addition per pixel.
 
     Raises:
         GraphError: the input is not float32 [batch, channels, height, width] of the preprocessing's size.
@@ -331,8 +330,8 @@ def _fits(shape: ir.Shape, expected: tuple[int, int, int]) -> bool:
     return all(not isinstance(size, int) or size == want for size, want in zip(shape[1:], expected, strict=True))
 
 
-# --- What the first layer of a graph reads of images ------------------------------------------------------------------
-# the operators before it that scale, shift and move, run alone.
+# --- The values that the first layer of a graph reads from images -----------------------------------------------------
+# Computed by running only the operators before it, which scale, shift and move numbers.
 
 
 Floats = npt.NDArray[np.float32]
@@ -340,17 +339,17 @@ MOVES = frozenset(
     {"Cast", "Clip", "Flatten", "Gather", "Identity", "Reshape", "Slice", "Split", "Squeeze", "Unsqueeze"}
 )
 LINEAR = MOVES | {"Add", "BatchNormalization", "Concat", "Div", "Mul", "Neg", "Sub", "Transpose"}
-# Of these the first operand may be of the image, and no other one.
+# Only the first operand of these may depend on the image.
 PRODUCTS = ("BatchNormalization", "Div")
-# What makes the numbers that the operators use of a file's constants.
+# Operators that compute the operands from the constants of a file.
 CONSTANT = LINEAR | {"Constant", "Expand", "Reciprocal", "Sqrt"}
-# A graph whose pixels pass more operators than these before its first layer is not looked at.
+# Graphs with more operators than this before the first layer are not examined.
 MOST = 64
 
 
 class FirstValues:
-    """A function from images [1, channels, height, width] to what the graph's first layers read of them; [] where
-    nothing stands before these, or more than is looked at."""
+    """A function from images [1, channels, height, width] to the values that the graph's first layers read; [] if no
+    operator precedes them, or more than `MOST`."""
 
     def __init__(self, model: ir.Model) -> None:
         image = model.graph.inputs[0]
@@ -375,7 +374,7 @@ class FirstValues:
         try:
             with np.errstate(all="ignore"):
                 values = self.evaluator.run(None, {self.input: images.repeat(self.batch, axis=0)})
-        except Exception:  # of a graph of anybody's: what cannot be computed here says nothing of its pixels
+        except Exception:  # a third-party graph: if it cannot be computed here, its pixel range stays unknown
             return []
         return [np.asarray(array) for array in values]
 
@@ -387,7 +386,7 @@ def _linear(node: ir.Node, operands: Sequence[ir.Value | None]) -> bool:
 
 
 def _constants(values: Iterable[ir.Value | None]) -> list[ir.Node] | None:
-    """The nodes that make the values of constants alone, in their order; None where one is of something else."""
+    """The nodes that compute the values from constants only, in order; None if a value depends on anything else."""
     nodes: list[ir.Node] = []
     for value in values:
         node = value.producer() if value is not None else None
@@ -418,21 +417,22 @@ def _evaluator(
 
 
 # --- Graphs in float16 or bfloat16, computed in float32 ---------------------------------------------------------------
-# which precision an engine has is chosen later, by measurement.
+# The precision of an engine is chosen later, by measurement.
 
 
 HALF = (ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
-# Attributes that name the type of what a node makes.
+# Attributes that set the output type of a node.
 TYPES = ("to", "dtype", "output_dtype")
-# The constants of GELU (arXiv 1606.08415): as float16 they would keep three digits, and GELU would be none.
+# The constants of GELU (arXiv 1606.08415): float16 keeps three digits of them, and GELU would not be recognised.
 EXACT = (math.sqrt(2), math.sqrt(0.5), math.sqrt(2 / math.pi), 0.044715, math.sqrt(2 / math.pi) * 0.044715)
 
 
 def widened(model: ir.Model) -> list[str]:
-    """Let weights, casts, inputs and outputs in half precision be float32, in place; the weights' values stay.
+    """Convert weights, casts, inputs and outputs from half precision to float32, in place; the weights keep their
+    values.
 
-    The graph then computes what the file's weights mean, without the rounding of each of its steps. Returns a note on
-    it, or none where nothing is in half precision.
+    The graph then computes with the file's weights, without rounding at each step. Returns a list with a note, or an
+    empty list if nothing is in half precision.
     """
     counts = Counter[str]()
     for graph in (model.graph, *_subgraphs(model)):
@@ -460,7 +460,7 @@ def _widen_value(value: ir.Value) -> None:
 
 
 def _widen_node(node: ir.Node) -> list[str]:
-    """The half precision of tensors in attributes, and of the type that Cast, EyeLike and others make."""
+    """Widen tensors in attributes and the output types of Cast, EyeLike and others; return the half types found."""
     found = []
     for name, attribute in list(node.attributes.items()):
         if attribute.type == ir.AttributeType.TENSOR and (tensor := attribute.as_tensor()).dtype in HALF:
@@ -473,7 +473,7 @@ def _widen_node(node: ir.Node) -> list[str]:
 
 
 def _float32(tensor: ir.TensorProtocol) -> npt.NDArray[np.float32]:
-    """The values; those constants that a single number is the rounding of, as they were before it."""
+    """The values in float32; a rounded constant of `EXACT` becomes exact again."""
     array = tensor.numpy()
     if array.size == 1:
         for constant in EXACT:

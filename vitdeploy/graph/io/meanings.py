@@ -1,7 +1,7 @@
-"""What one output [batch, width] of somebody else's model means, by the evidence that its graph or its code gives.
+"""Decide what an output [batch, width] of a third-party model means, from its graph or its code.
 
-Numbers of one shape are logits, an embedding, probabilities or measures. A softmax that is applied to anything but
-logits gives wrong scores without an error: so what decides is said, and how to decide otherwise.
+Outputs of the same shape can be logits, an embedding, probabilities or measures. A softmax on anything except logits
+gives wrong scores without an error, so notes report the reason for each decision and how to override it.
 """
 
 import re
@@ -12,45 +12,43 @@ from typing import Any, Literal
 from vitdeploy.runtime.tasks import multi_label
 from vitdeploy.spec import Evidence, Task
 
-# How an output ends: in probabilities that compete, in probabilities of their own, in such with a factor, in what only
-# embeddings end in (a normalisation, a linear without a bias), in log-probabilities, or in nothing that tells.
+# How an output ends: "softmax", competing probabilities; "sigmoid", independent ones; "scaled", probabilities with a
+# factor; "vector", as only embeddings do (a normalisation, a linear without a bias); "log", log-probabilities; "",
+# unknown.
 Ending = Literal["softmax", "sigmoid", "scaled", "vector", "log", ""]
-# The tasks of probabilities of their own: of several labels, and of one.
+# The tasks with independent probabilities: several labels, and one.
 OWN: tuple[Task, Task] = ("multi-label", "binary")
-# The tasks of logits or probabilities [batch, width], or [batch], and those that their shape does not tell from these.
+# The tasks of logits or probabilities [batch, width] or [batch], and all tasks with outputs of these shapes.
 SCORES: tuple[Task, ...] = ("classification", *OWN)
 FLAT: tuple[Task, ...] = (*SCORES, "features")
 
-# All notes on outputs begin so.
+# The prefix of all notes on outputs.
 OUTPUTS = "outputs: "
-OTHERWISE = "(source.task in a recipe, task= in Python) says otherwise"
+OTHERWISE = "(source.task in a recipe, task= in Python) overrides this"
 _NO_SOFTMAX = "no softmax is applied"
-NOT_SOFTMAX = f"kept as numbers (the task tensors), and {_NO_SOFTMAX}"
+NOT_SOFTMAX = f"kept as raw numbers (the task tensors), and {_NO_SOFTMAX}"
 ONE_NUMBER = (
-    f"{OUTPUTS}one number per image has no other class to compete with: it is {NOT_SOFTMAX}; --task binary of yes or "
-    f"no, and --task regression of a measure, such as an age, {OTHERWISE}"
+    f"{OUTPUTS}one number per image, {NOT_SOFTMAX}; --task binary (yes or no) or --task regression (a measure, such "
+    f"as an age) {OTHERWISE}"
 )
-INDEPENDENT = (
-    f"{OUTPUTS}a sigmoid is at their end, below a factor: each is a probability of its own, and they are {NOT_SOFTMAX}"
-)
+INDEPENDENT = f"{OUTPUTS}they end in a scaled sigmoid: independent probabilities, {NOT_SOFTMAX}"
 LABELS_OF_THEIR_OWN = (
-    f"{OUTPUTS}a sigmoid is at their end: each is the probability of a label of its own, and {_NO_SOFTMAX}; --task "
-    f"tensors {OTHERWISE}"
-)
-YES_OR_NO = (
-    f"{OUTPUTS}a sigmoid is at the end of one number: it is the probability of yes, and {_NO_SOFTMAX}; --task tensors "
+    f"{OUTPUTS}they end in a sigmoid: independent probabilities, one per label, and {_NO_SOFTMAX}; --task tensors "
     f"{OTHERWISE}"
 )
-PROBABILITIES = f"{OUTPUTS}a softmax is at their end: they are the scores, and no second softmax is applied"
-_EMBEDDING = (
-    f"is taken for an embedding ({{}}), of the task features: --task embedding or --task classification {OTHERWISE}"
+YES_OR_NO = (
+    f"{OUTPUTS}one number that ends in a sigmoid: the probability of yes, and {_NO_SOFTMAX}; --task tensors {OTHERWISE}"
 )
-_ASSUMED = "is taken for the logits of a classifier, which nothing in the model says"
+PROBABILITIES = f"{OUTPUTS}they end in a softmax: they are the scores, and no second softmax is applied"
+_EMBEDDING = (
+    f"is treated as an embedding ({{}}), the task features: --task embedding or --task classification {OTHERWISE}"
+)
+_ASSUMED = "is assumed to be the logits of a classifier"
 
-# The task of each `problem_type` of transformers' configs that is not about classes that compete.
+# The task of each `problem_type` of transformers' configs, except competing classes.
 PROBLEMS: Mapping[str, Task] = {"regression": "regression", "multi_label_classification": "multi-label"}
 
-# What a word of a name says, the surest first.
+# The meaning of words in a name, the most reliable first.
 _WORDS = (
     ("classes", re.compile(r"logits?|softmax|classifier|prob(s|ability|abilities)?")),
     ("vector", re.compile(r"emb\w*|feat\w*|pool\w*|descriptors?|representation|latent|project(ion|or)")),
@@ -60,7 +58,7 @@ _WORDS = (
     ),
     ("classes", re.compile(r"heads?|fc|cls|class(es|ification)?|scores?|preds?|predictions?")),
 )
-# What models give for training and analysis beside their answer: its own parts, and what it was computed of.
+# Outputs for training and analysis, in addition to the answer: its parts and intermediate values.
 _BESIDE = re.compile(
     r"(?i).*(hidden|attention|attn|aux|intermediate|loss|encoder_|decoder_|enc_|dec_|past_key|reference_points|"
     r"init_|token|patch|embed|feat|pool|dropout|denoising|dn_).*|labels?|pred_(label|mask|class)|argmax|topk|top_k"
@@ -68,27 +66,27 @@ _BESIDE = re.compile(
 
 
 def called(name: str) -> str:
-    """What the name of an output, or of its layer, says of its numbers: "classes", "vector", "measures" or ""."""
-    if re.fullmatch(r"fc1(_output)?", name):  # of face recognition, as MXNet's exporter calls an embedding
+    """The meaning of an output by its name or its layer's name: "classes", "vector", "measures" or ""."""
+    if re.fullmatch(r"fc1(_output)?", name):  # the embedding of a face recognition model, as MXNet exports it
         return "vector"
     words = re.split(r"[^a-z]+", "/".join(re.split(r"[/.]", name.lower())[-3:]))
     return next((word for word, pattern in _WORDS if any(map(pattern.fullmatch, words))), "")
 
 
-# Why an output that ends so has no answers of a task of OWN.
+# Why an output with this ending does not fit a task of OWN.
 _COMPETES: Mapping[Ending, str] = {
-    "softmax": "a softmax at their end: probabilities that compete",
-    "log": "a softmax and a logarithm at their end: probabilities that compete",
-    "scaled": "probabilities with a factor, or in a form that is not known",
+    "softmax": "outputs that end in a softmax: competing probabilities",
+    "log": "outputs that end in the logarithm of a softmax: competing probabilities",
+    "scaled": "probabilities with a factor, or in an unknown form",
 }
 
 
 @dataclass(frozen=True)
 class Meaning:
-    """What one output [batch, width], or [batch], is taken for.
+    """The meaning of an output [batch, width] or [batch].
 
-    ending: what it ends in. note: what is assumed, or is no logits; "" where nothing is. refusal: why it has no answers
-    of the task that is asked for, or that its config names, "" where it has; `expected`: what has.
+    ending: how it ends. note: what is assumed, or why it is not logits; "" for neither. refusal: why it does not fit
+    the requested task or the task of its config, "" if it fits; `expected`: the outputs that fit.
     """
 
     task: Task
@@ -98,12 +96,12 @@ class Meaning:
 
     @property
     def scores(self) -> bool:
-        """Whether the numbers are the softmax already, whose logarithm is as good as logits."""
+        """Whether the numbers are already a softmax, whose logarithm can replace the logits."""
         return self.task == "classification" and self.ending == "softmax"
 
     @property
     def independent(self) -> bool:
-        """Whether the numbers are the probabilities already, each of its own."""
+        """Whether the numbers are already independent probabilities."""
         return self.task in OWN and self.ending == "sigmoid"
 
     @property
@@ -116,8 +114,8 @@ class Meaning:
     @property
     def expected(self) -> str:
         if self.task == "classification":
-            return "logits of classes that compete"
-        return "logits or sigmoids of labels that do not compete"
+            return "logits of competing classes"
+        return "logits or sigmoids of independent labels"
 
 
 def meaning_of(
@@ -130,14 +128,14 @@ def meaning_of(
     problem: tuple[Task, str] | None = None,
     asked: Task | None = None,
 ) -> Meaning:
-    """What one output [batch, width] is taken for.
+    """Return the meaning of an output [batch, width].
 
     Args:
-        ending: what it ends in.
-        layer: the name of the layer that gives it.
-        classes: how many the model says that it has.
-        problem: what its config says, as `of_problem`.
-        asked: the task that a user asks for.
+        ending: how it ends.
+        layer: the name of the layer that computes it.
+        classes: the number of classes that the model declares.
+        problem: the task and note of its config, from `of_problem`.
+        asked: the task that the user requests.
     """
     if asked is not None and asked in OWN:
         return Meaning(asked, ending, refusal=_COMPETES.get(ending, ""))
@@ -150,10 +148,10 @@ def meaning_of(
 
 
 def _guessed(name: str, width: int | str, ending: Ending, layer: str, classes: int | None) -> tuple[Task, str]:
-    """The task of one output that nobody asks for, and a note."""
+    """The task of an output when the user requests none, and a note."""
     word, shown = called(name) or called(layer), f"{OUTPUTS}{name or 'the output'} [batch, {width}]"
     if word == "vector" and classes != width:
-        why = f"it is called {name}" if called(name) else f"{layer} gives it"
+        why = f"its name is {name}" if called(name) else f"the layer {layer} computes it"
         return "features", f"{shown} {_EMBEDDING.format(why)}"
     measures = word == "measures" and classes != width
     if ending == "scaled":
@@ -168,18 +166,19 @@ def _guessed(name: str, width: int | str, ending: Ending, layer: str, classes: i
     if measures:
         return (
             "tensors",
-            f"{shown} is taken for measures by its name: --task regression or --task classification {OTHERWISE}",
+            f"{shown} is treated as measures because of its name: --task regression or --task classification "
+            f"{OTHERWISE}",
         )
     if word == "classes" or ending == "log" or classes == width:
         return "classification", ""
     if ending == "vector":
-        why = "it ends in a normalisation, or in a linear without a bias"
+        why = "it ends in a normalisation or in a linear without a bias"
         return "features", f"{shown} {_EMBEDDING.format(why)}"
     return "classification", f"{shown} {_ASSUMED}: --task features, --task regression or --task tensors {OTHERWISE}"
 
 
 def evidence_of(name: str, width: int | str, ending: Ending, layer: str = "") -> Evidence:
-    """The same of one of several heads, each of which may be anything: what is assumed is not known."""
+    """The evidence for one of several heads; its task is None if it would only be an assumption."""
     meaning = meaning_of(name, width, ending, layer)
     sure = {
         "classification": meaning.note in ("", PROBABILITIES),
@@ -195,27 +194,27 @@ def evidence_of(name: str, width: int | str, ending: Ending, layer: str = "") ->
 
 
 def of_problem(config: Mapping[str, Any]) -> tuple[Task, str] | None:
-    """The task of a model whose config.json says that its outputs are no logits of classes that compete, and a note;
-    None where it says no such thing."""
+    """The task and a note for a model whose config.json says that its outputs are not logits of competing classes;
+    None for other configs."""
     kind = config.get("problem_type")
     if not isinstance(kind, str) or kind not in PROBLEMS:
         return None
     task = PROBLEMS[kind]
-    return task, f"{OUTPUTS}config.json says problem_type {kind}: they are of the task {task}, and {_NO_SOFTMAX}"
+    return task, f"{OUTPUTS}problem_type in config.json is {kind}: the task is {task}, and {_NO_SOFTMAX}"
 
 
 def may_be_logits(note: str) -> bool:
-    """Whether only a name speaks against it that the numbers are logits: a user may know better."""
+    """Whether the numbers may still be logits: only a name suggests otherwise, and a user may override it."""
     return _NO_SOFTMAX not in note
 
 
 def without_assumption(notes: Iterable[str]) -> tuple[str, ...]:
-    """The notes of a model that has a name for each class: that it is a classifier is no assumption then."""
+    """The notes without the assumption of a classifier, for a model that has a name for each class."""
     return tuple(note for note in notes if not (note.startswith(OUTPUTS) and _ASSUMED in note))
 
 
 def of_training(name: str) -> bool:
-    """Whether an output beside the answer is known to be no answer."""
+    """Whether the name of a further output shows that it is not an answer."""
     return _BESIDE.fullmatch(name) is not None
 
 
@@ -224,10 +223,10 @@ def left_out(names: Iterable[str]) -> str:
 
 
 def all_kept(task: Task, answer: Iterable[str], others: Iterable[str]) -> str:
-    """Of an output that may be an answer beside the one of `task`."""
-    named, beside = ", ".join(answer), ", ".join(others)
+    """The note on `others`, outputs that may be answers in addition to the one of `task`."""
+    named, further = ", ".join(answer), ", ".join(others)
     return (
-        f"{OUTPUTS}beside {named} there is {beside}: all are kept as numbers (the task tensors); --task {task} "
-        f"(source.task in a recipe, task= in Python) answers by {named}, and leaves the others out; --task heads "
-        "answers by all"
+        f"{OUTPUTS}in addition to {named} the model has {further}: all are kept as raw numbers (the task tensors); "
+        f"--task {task} (source.task in a recipe, task= in Python) uses {named} and leaves out the rest; --task heads "
+        "uses all"
     )

@@ -1,4 +1,4 @@
-"""What the outputs of a graph mean, by their names and shapes."""
+"""Determine the task of a graph from the names and shapes of its outputs."""
 
 import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -31,27 +31,25 @@ from vitdeploy.spec import (
     task_read_by,
 )
 
-# Exporters differ in what they call their outputs and in whether post-processing is part of the graph. What is known:
+# Exporters differ in the names of outputs and in whether post-processing is part of the graph. Known forms:
 #
 #     labels + boxes + scores                                           RT-DETR, D-FINE, DEIM as their code exports them
 #     dets + labels [+ masks]                                           RF-DETR as its code exports it
 #     one float tensor [batch, queries, 4 + classes] or [..., 6]        RT-DETR as Ultralytics exports it
-#     logits, pred_logits + boxes, pred_boxes [+ masks, pred_masks]     DETR and its kin as optimum and others export
-#   them
+#     logits, pred_logits + boxes, pred_boxes [+ masks, pred_masks]     DETR and related models, as optimum exports them
 #     heatmaps                                                          key points, as transformers and mmpose name them
-#     reconstruction                                                    a picture, as transformers names it
+#     reconstruction                                                    an image, as transformers names it
 #     features [+ patch_features]                                       a feature extractor, as transformers names them
-#     one float tensor [batch, width] or [batch]                        a classifier, labels, an embedding, measures:
-#   `meanings`
+#     one float tensor [batch, width] or [batch]                        classes, labels, embedding, measures: `meanings`
 #     logits of four axes; class_queries_logits + masks_queries_logits   a semantic segmentation model, as transformers
-#     the same queries, or a detector's with masks, where asked for      an instance segmentation model
+#     the same queries, or a detector's with masks, on request           an instance segmentation model
 #     predicted_depth                                                   a depth model, as transformers names it
 #     anomaly_map + pred_score                                          an anomaly model, as anomalib names them
-#     what a task's class says of itself                                `OutputSpec.among`
-#     anything else with an axis for the batch                          numbers that are compared as such
+#     outputs that a task's class recognises                            `OutputSpec.among`
+#     any other outputs with a batch axis                               compared as raw numbers
 #
-# What no name says is read from the nodes that compute an output: whether scores compete or are independent, and
-# whether boxes are relative to the image.
+# The nodes that compute an output show what names do not: whether scores compete or are independent, and whether boxes
+# are relative to the image.
 
 ALIASES = {
     "pred_logits": "logits",
@@ -64,14 +62,14 @@ ALIASES = {
 
 
 def task_of(model: ir.Model, path: Path, asked: Task | None = None) -> tuple[Task, Postprocess | None, tuple[str, ...]]:
-    """Name the outputs as the first task does that finds its own, `asked` before all others, and drop the rest. Returns
-    the task, what the outputs mean, and notes on what was assumed, one per line.
+    """Determine the task: the first whose outputs the graph has, `asked` before all others. Rename its outputs and drop
+    the rest, in place. Returns the task, the meaning of the outputs, and notes on assumptions, one per line.
 
-    Probabilities become logits again. An output that may be an answer of its own is dropped for a task that is asked
-    for; else all are numbers.
+    Probabilities become logits again. Further outputs that may be answers are dropped if the user requested the task;
+    otherwise all outputs are kept as raw numbers.
 
     Raises:
-        GraphError: they are of no task; or they are asked to be logits, and are not.
+        GraphError: the outputs fit no task, or not the requested one.
     """
     read = task_read_by(asked)
     if asked is not None and read is not None:
@@ -111,17 +109,17 @@ def task_of(model: ir.Model, path: Path, asked: Task | None = None) -> tuple[Tas
         notes = (*filter(None, [told]), *([meanings.left_out(_names(left))] if left else []))
         return task, _put(model, kept, postprocess, task), notes
     raise GraphError(
-        f"the outputs of {path} are of no task that vitdeploy has",
+        f"the outputs of {path} do not fit any task of vitdeploy",
         found="; ".join(f"{v.name}: {v.dtype}{list(v.shape) if v.shape is not None else ''}" for v in outputs.values()),
         expected="; or ".join(dict.fromkeys(row.expected for row in reversed(rows))),
-        fix="export it with outputs of these names",
+        fix="export the model with outputs of these names",
     )
 
 
 def _read_as(
     model: ir.Model, asked: Task, found: Task, postprocess: Postprocess | None, notes: tuple[str, ...]
 ) -> tuple[Task, Postprocess | None, tuple[str, ...]]:
-    """The same of a graph of the task that `asked` reads: with the outputs that it reads alone."""
+    """The result for `asked`, a task that reads the outputs of the task `found`; outputs that it does not read go."""
     kind = postprocess_of(asked)
     if kind is None or kind.reads != found:
         return found, postprocess, notes
@@ -132,17 +130,17 @@ def _read_as(
 
 
 def _meaning(path: Path, value: ir.Value, asked: Task | None) -> meanings.Meaning:
-    """What the one output [batch, width] or [batch] is taken for."""
+    """The meaning of an output [batch, width] or [batch]."""
     assert value.shape is not None
     width = value.shape[1] if len(value.shape) == 2 else 1
     name, shown = str(value.name), width if isinstance(width, int) else str(width)
     meaning = meanings.meaning_of(name, shown, endings.ending_of(value), asked=asked)
     if meaning.refusal:
         raise GraphError(
-            f"{path} gives no answers of the task that is asked for",
+            f"{path} cannot be used for the task {asked}",
             found=meaning.refusal,
             expected=meaning.expected,
-            fix="leave the task out",
+            fix="omit the task",
         )
     return meaning
 
@@ -152,7 +150,7 @@ def _names(values: Iterable[ir.Value]) -> list[str]:
 
 
 def _put(model: ir.Model, kept: dict[str, ir.Value], postprocess: Postprocess | None, task: Task) -> Postprocess | None:
-    """Make `kept` the graph's outputs, with logits in the place of probabilities; returns what they mean."""
+    """Make `kept` the graph's outputs, with logits instead of probabilities; return their meaning."""
     del model.graph.outputs[:]
     objects = isinstance(postprocess, PostprocessSpec) and postprocess.scores != "given"
     for name, value in kept.items():
@@ -169,24 +167,24 @@ def _put(model: ir.Model, kept: dict[str, ir.Value], postprocess: Postprocess | 
 
 
 Values = Mapping[str, ir.Value]
-# The task's outputs by its names for them, and what they mean.
+# The outputs under the task's names, and their meaning.
 Found = tuple[dict[str, ir.Value], Postprocess | None]
 Find = Callable[[Values, bool], Found | None]
 FLOATS = (ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.DOUBLE)
 OTHERS = (ir.DataType.INT64, ir.DataType.INT32, ir.DataType.UINT8, ir.DataType.INT8, ir.DataType.BOOL)
 INPUT = "image"
-# Class logits and masks of transformers' queries, and of those of the papers' code.
+# Class logits and masks of queries: transformers' names, and those of the papers' code.
 QUERIES = (("class_queries_logits", "masks_queries_logits"), ("logits", "masks"))
-# Boxes, class logits and masks of detectors with masks: of RF-DETR's code, and of others.
+# Boxes, class logits and masks of detectors with masks: RF-DETR's names, and those of other code.
 RF_DETR, DETECTOR = ("dets", "labels", "masks"), ("boxes", "logits", "masks")
 
 
 class _GraphOutputs(NamedTuple):
-    """How a task's outputs are found among those of a graph.
+    """How to find a task's outputs among those of a graph.
 
-    find: takes these, by the task's names where they have known aliases, and whether the user asked for this task;
-        returns None if they are not of the task. Some are of several tasks: which have to be asked for.
-    expected: the outputs in words.
+    find: takes the outputs, under the task's names if they have known aliases, and whether the user requested this
+        task; returns None if they do not fit. Outputs that fit several tasks are found on request only.
+    expected: a description of the outputs for messages.
     """
 
     task: Task
@@ -195,7 +193,7 @@ class _GraphOutputs(NamedTuple):
 
 
 def _floats(outputs: Values, rank: int | None = None) -> dict[str, ir.Value]:
-    """The float32 outputs, of that many axes if given."""
+    """The float32 outputs, only those with `rank` axes if it is given."""
     found = {name: value for name, value in outputs.items() if value.dtype == ir.DataType.FLOAT}
     if rank is None:
         return found
@@ -203,17 +201,17 @@ def _floats(outputs: Values, rank: int | None = None) -> dict[str, ir.Value]:
 
 
 def _floats_of(outputs: Values, axes: Iterable[int]) -> dict[str, ir.Value]:
-    """The float32 outputs of any of these numbers of axes."""
+    """The float32 outputs with any of these numbers of axes."""
     return {name: value for rank in axes for name, value in _floats(outputs, rank).items()}
 
 
 def _maps(outputs: Values, fits: Callable[[object], bool]) -> dict[str, ir.Value]:
-    """The float32 outputs [batch, channels, height, width] of so many channels."""
+    """The float32 outputs [batch, channels, height, width] whose number of channels `fits`."""
     return {name: value for name, value in _floats(outputs, 4).items() if value.shape and fits(value.shape[1])}
 
 
 def _all_of(among: Callable[[Values], Values], names: Mapping[str, str], postprocess: Postprocess) -> Find:
-    """Finds all outputs of these names; `names`: what the task calls each."""
+    """Finds all outputs with these names; `names`: output name to the task's name."""
 
     def find(outputs: Values, asked: bool) -> Found | None:
         there = among(outputs)
@@ -225,8 +223,8 @@ def _all_of(among: Callable[[Values], Values], names: Mapping[str, str], postpro
 
 
 def _one_of(among: Callable[[Values], Values], own: str, name: str, postprocess: Postprocess) -> Find:
-    """Finds the output called `own`; where the task is asked for, the only one there is. `name`: what the task calls
-    it."""
+    """Finds the output named `own`; if the user requested the task, a single output of any name. `name`: the task's
+    name for it."""
 
     def find(outputs: Values, asked: bool) -> Found | None:
         there = among(outputs)
@@ -259,7 +257,7 @@ def _objects(outputs: Values, asked: bool) -> Found | None:
 
 
 def _class_maps(outputs: Values, asked: bool) -> Found | None:
-    """By the names of transformers; where it is asked for, the only output of four axes."""
+    """Finds outputs by transformers' names; on request, a single output with four axes."""
     ranked, (classes, masks) = _floats(outputs, 3) | _floats(outputs, 4), QUERIES[0]
     if {classes, masks} <= set(ranked):
         return {"class_logits": ranked[classes], "masks": ranked[masks]}, SegmentationSpec("queries")
@@ -268,8 +266,8 @@ def _class_maps(outputs: Values, asked: bool) -> Found | None:
 
 
 def _instances(outputs: Values, asked: bool) -> Found | None:
-    """Only where it is asked for: semantic models have the same outputs, and panoptic ones nearly the same. What has
-    boxes and scores that compete is DETR's, whose masks are those of a panoptic map."""
+    """Finds outputs on request only: semantic models have the same outputs, and panoptic models nearly the same. Boxes
+    with competing scores are DETR's, whose masks belong to a panoptic map."""
     found = _floats(outputs, 3) | _floats(outputs, 4)
     if not asked:
         return None
@@ -297,13 +295,13 @@ def _classes(outputs: Values, asked: bool) -> Found | None:
 
 
 def _one(flat: Values, word: str) -> ir.Value | None:
-    """The only output; of several the only one whose name says this."""
+    """The only output; among several, the only one whose name has this meaning."""
     found = [value for name, value in flat.items() if len(flat) == 1 or meanings.called(name) == word]
     return found[0] if len(found) == 1 else None
 
 
 def _tensors(outputs: Values, asked: bool) -> Found | None:
-    """All of them, by their own names, where each is of numbers and has an axis for the batch."""
+    """All outputs under their own names, if each is numeric and has a batch axis."""
     for value in outputs.values():
         if value.dtype not in (*FLOATS, *OTHERS) or value.shape is None or not len(value.shape):
             return None
@@ -319,7 +317,7 @@ def _pictures(outputs: Values) -> Values:
     return _maps(outputs, lambda size: size in (1, 3))
 
 
-# The first that finds its outputs has them.
+# The first row that finds its outputs wins.
 ROWS = (
     _GraphOutputs("detection", _ranked, "labels, boxes and scores"),
     _GraphOutputs(
@@ -327,7 +325,7 @@ ROWS = (
         _all_of(dict, {name: name for name in ("logits", "boxes", "masks")}, PostprocessSpec()),
         "logits, boxes and masks",
     ),
-    # Its labels are logits, one more than there are labels, and all independent; masks are of no task here.
+    # RF-DETR: `labels` are independent logits, one more than there are labels; masks are not used here.
     _GraphOutputs(
         "detection",
         _all_of(lambda outputs: _floats(outputs, 3), {"labels": "logits", "dets": "boxes"}, PostprocessSpec("sigmoid")),
@@ -344,7 +342,7 @@ ROWS = (
     _GraphOutputs(
         "depth", _one_of(_planes, "predicted_depth", "depth", DepthSpec()), "predicted_depth [batch, height, width]"
     ),
-    # pred_label and pred_mask, which are computed of these two, are left out.
+    # pred_label and pred_mask, which are computed from these two, are dropped.
     _GraphOutputs(
         "anomaly",
         _all_of(_floats, {name: name for name in (ANOMALY_MAP, PREDICTED_SCORE)}, GIVEN),
@@ -363,7 +361,7 @@ ROWS = (
 
 
 def _added(asked: Task | None) -> Iterator[_GraphOutputs]:
-    """The row of a task whose class names its float outputs, where it is asked for: these, or the only one there is."""
+    """The row of a requested task whose class names its float outputs: finds these, or a single output."""
     if asked is None or (kind := postprocess_of(asked)) is None or not kind.tensors or kind.reads:
         return
 
@@ -379,7 +377,7 @@ def _added(asked: Task | None) -> Iterator[_GraphOutputs]:
 
 
 def _declared(asked: Task | None) -> Iterator[_GraphOutputs]:
-    """The rows of tasks whose class says itself which outputs are theirs."""
+    """The rows of tasks whose class recognises its outputs."""
     for task, kind in recognising_classes(asked).items():
         yield _GraphOutputs(task, functools.partial(_by_class, kind), kind.in_words())
 

@@ -1,2 +1,2 @@
-"""Rewrites of a canonical graph towards faster engines; each a file, and a row of `optimize.REWRITES` where a recipe
-chooses it. Changes when there is something new to gain."""
+"""Rewrites of a canonical graph for faster engines; those that a recipe can select are rows of `optimize.REWRITES`.
+Changes when a new rewrite pays off."""

@@ -1,4 +1,4 @@
-"""Rewrites that change no answer."""
+"""Exact rewrites: folds of biases, factors, normalisations and rotations into weights."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -32,7 +32,7 @@ from vitdeploy.graph.analysis.rows import (
 from vitdeploy.graph.edit import Editor, bypass, drop_unused
 from vitdeploy.graph.values import Vector, affine_of, floats_of, only_user
 
-# --- Biases of key and value that softmax makes superfluous -----------------------------------------------------------
+# --- Biases of key and value that softmax makes redundant -------------------------------------------------------------
 
 
 def drop_key_bias(model: ir.Model) -> int:
@@ -40,8 +40,8 @@ def drop_key_bias(model: ir.Model) -> int:
 
     softmax(s + c 1^T) = softmax(s), also with masks and position biases added and with factors along the way: exact.
 
-    Left alone: keys that pass a norm or rotary positions after the bias; scores or keys that something else reads.
-    Where the linear has no other bias left, its Add goes. Returns the number of attentions whose key lost its bias.
+    Left unchanged: keys that pass a norm or rotary positions after the bias; scores or keys with other readers. If the
+    linear has no other bias left, its Add is removed. Returns the number of attentions whose key lost its bias.
     """
     editor, count = Editor(model), 0
     for attention in find_attentions(model):
@@ -60,12 +60,12 @@ def drop_key_bias(model: ir.Model) -> int:
 
 
 def fold_value_bias(model: ir.Model) -> int:
-    """Move the bias of every attention's value into the linear behind it: rows of softmax sum to one.
+    """Move the bias of every attention's value into the linear after it: rows of softmax sum to one.
 
         P (V + 1 b_v^T) = P V + 1 b_v^T        and so b_proj' = b_proj + b_v W_proj
 
-    Exact up to the rounding of the new bias, with any mask. Left alone: attention whose result reaches anything but
-    one linear, or reaches it through more than layout (a norm, a gate); values that something else reads.
+    Exact up to the rounding of the new bias, with any mask. Left unchanged: attention whose result reaches anything
+    except one linear, or reaches it through more than layout operations (a norm, a gate); values with other readers.
     Returns the number of attentions whose value lost its bias.
     """
     editor, count = Editor(model), 0
@@ -75,7 +75,7 @@ def fold_value_bias(model: ir.Model) -> int:
             continue
         found = leaves(linear.output)
         columns = exclusive(found, attention.value, attention.mix, len(linear.bias)) if found is not None else None
-        # One column along the last axis but one, the keys: only then is the bias a vector added to every value.
+        # One column along the second-to-last axis, the keys: only then is the bias a vector added to every value.
         if columns is None or (columns != columns[..., :1, :]).any() or not linear.bias[columns].any():
             continue
         behind = projection_of(editor, attention, columns[..., :1, :])
@@ -101,12 +101,12 @@ def _clear(editor: Editor, linear: Linear, bias: npt.NDArray[np.float32], column
 
 
 def projection_of(editor: Editor, attention: Attention, columns: Indices) -> tuple[Linear, Indices] | None:
-    """The linear that reads the mixed values, and the value column that each of its input channels comes from."""
+    """The linear that reads the mixed values, and the value column of each of its input channels."""
     mixed = attention.mix.outputs[0]
     shape = static_shape(mixed)
     if shape is None or len(shape) != columns.ndim:
         return None
-    # The values say which size stands for a dynamic batch: the same here, but not the same axis ("8 * batch").
+    # The values give the stand-in for a dynamic batch: the same size here, on another axis ("8 * batch").
     shape = (*columns.shape[:-2], shape[-2], columns.shape[-1])
     if any(isinstance(own, int) and own != size for own, size in zip(mixed.shape or (), shape, strict=True)):
         return None  # values of another batch than the scores
@@ -130,15 +130,15 @@ def projection_of(editor: Editor, attention: Attention, columns: Indices) -> tup
     return (linear, rows[0]) if (rows == rows[0]).all() else None
 
 
-# --- Factors behind or between linears go into their weights: LayerScale, and the 1 / sqrt(d) of attention ------------
+# --- Factors after or between linears go into their weights: LayerScale, and the 1 / sqrt(d) of attention -------------
 
 
 def fold_layer_scale(model: ir.Model) -> int:
-    """gamma * (x W + b) = x (W diag(gamma)) + gamma b, for a constant gamma of one number a channel.
+    """Fold LayerScale: gamma * (x W + b) = x (W diag(gamma)) + gamma b, for a constant gamma with a number per channel.
 
-    Exact up to the rounding of the new weights. Left alone: a gamma that is not per channel of the last axis, a linear
-    whose own output is read elsewhere or leaves the graph.
-    Source of LayerScale: arXiv 2103.17239, section 2.1. Returns the number of Mul nodes that went.
+    Exact up to the rounding of the new weights. Left unchanged: a gamma that is not per channel of the last axis, a
+    linear whose output has other readers or is a graph output.
+    Source of LayerScale: arXiv 2103.17239, section 2.1. Returns the number of Mul nodes removed.
     """
     editor, count = Editor(model), 0
     for linear in editor.linears:
@@ -160,17 +160,17 @@ def fold_layer_scale(model: ir.Model) -> int:
 
 
 def fold_attention_scale(model: ir.Model) -> int:
-    """Fold scalar factors of the query, the key or the scores into the linear (or the norm) that made query or key.
+    """Fold scalar factors of the query, the key or the scores into the linear (or norm) that computes query or key.
 
         (s q) k^T = q (s k)^T = s (q k^T)        and s (x W + b) = x (s W) + s b
 
-    Exact up to the rounding of the new weights, and bit-exact where s is a power of two (head widths 4, 16, 64, 256).
-    Of a merged linear only the columns of the query change. With a LayerNormalization between linear and product
-    (qk-norm), its gain and bias take the factor.
+    Exact up to the rounding of the new weights, and bit-exact if s is a power of two (head widths 4, 16, 64, 256). In a
+    merged linear only the columns of the query change. With a LayerNormalization between linear and product (qk-norm),
+    its gain and bias take the factor.
 
-    Left alone: a factor that is computed or not a scalar; columns that something else reads too; queries that reach
-    the product through anything but layout (rotary positions); factors after a mask was added; scores that leave the
-    graph. Returns the number of Mul and Div nodes that went.
+    Left unchanged: a factor that is computed or not a scalar; columns with other readers; queries that reach the
+    product through more than layout operations (rotary positions); factors after the Add of a mask; scores that are
+    graph outputs. Returns the number of Mul and Div nodes removed.
     """
     editor, count = Editor(model), 0
     for attention in find_attentions(model):
@@ -185,7 +185,7 @@ def _fold_one(editor: Editor, attention: Attention) -> bool:
     for node, takers in _factors(attention):
         found = scaled_input(node)
         if found is not None and any(_absorb(editor, *taker, found[1]) for taker in takers):
-            still = scaled_input(node)  # an all-zero bias may have taken its Add away
+            still = scaled_input(node)  # the Add of an all-zero bias may have been removed
             assert still is not None
             bypass(node, still[0])
             return True
@@ -210,7 +210,7 @@ def _factors(attention: Attention) -> Iterator[tuple[ir.Node, list[tuple[ir.Valu
 
 
 def _absorb(editor: Editor, operand: ir.Value, reader: ir.Node, factor: float) -> bool:
-    """Multiply the columns that `reader` reads as `operand` by `factor`, in the weights that made them."""
+    """Multiply the columns that `reader` reads as `operand` by `factor`, in the weights that compute them."""
     source = origin(operand)
     found, shape = leaves(source), static_shape(source)
     if found is None or not shape:
@@ -245,21 +245,21 @@ def _absorb_into_norm(editor: Editor, norm: ir.Node | None, factors: np.ndarray)
 MOVED = ("Cast", "Transpose", "Gather")
 
 
-# (node, x, scale, shift): it computes x * scale + shift, both [channels].
+# (node, x, scale, shift): the node computes x * scale + shift, both [channels].
 _Affine = tuple[ir.Node, ir.Value, Vector, Vector]
 
 
 def fold_image_normalisation(model: ir.Model) -> int:
-    """Fold multiplications and additions of one constant a channel in front of a convolution into its weights.
+    """Fold multiplications and additions of a constant per channel before a convolution into its weights.
 
         conv(s x + t, W) + b = conv(x, s W) + (b + sum over channel and kernel of W t)
 
-    Exact up to the rounding of the new weights, where the convolution pads nothing: padding puts zeros after the
-    normalisation, which are not the pixels -t / s. The chain may cross a Transpose; a Cast of uint8 pixels ends it,
-    and then the convolution reads raw pixels 0 ... 255.
+    Exact up to the rounding of the new weights, without padding: padding inserts zeros after the normalisation, which
+    do not correspond to the pixels -t / s. The chain may cross a Transpose; a Cast of uint8 pixels ends it, and then
+    the convolution reads raw pixels 0 ... 255.
 
-    Left alone: a convolution that pads or is not the first layer, constants that are not per channel, values that are
-    read elsewhere. Returns the number of convolutions that took in a chain.
+    Left unchanged: convolutions with padding or after other layers, constants that are not per channel, values with
+    other readers. Returns the number of convolutions that absorbed a chain.
     """
     editor, count = Editor(model), 0
     for linear in editor.linears:
@@ -282,9 +282,9 @@ def fold_image_normalisation(model: ir.Model) -> int:
 
 
 def image_bounds(linear: Linear) -> tuple[Vector, Vector] | None:
-    """The least and the largest value that each channel of a convolution's input can take, [channels] each.
+    """The smallest and largest possible value of each channel of a convolution's input, [channels] each.
 
-    None if that input is anything but uint8 pixels, scaled and shifted by constants at most.
+    None unless the input is uint8 pixels, at most scaled and shifted by constants.
     """
     if linear.kind != "conv":
         return None
@@ -299,7 +299,7 @@ def image_bounds(linear: Linear) -> tuple[Vector, Vector] | None:
 
 
 def _composed(chain: Sequence[_Affine], channels: int) -> tuple[Vector, Vector]:
-    """(scale, shift), [channels] each, of all steps, the nearest to the convolution first: scale (s x + t) + shift."""
+    """(scale, shift), [channels] each, of all steps together, the closest to the convolution first."""
     scale, shift = np.ones(channels), np.zeros(channels)
     for _, _, factor, offset in chain:
         scale, shift = scale * factor, shift + scale * offset
@@ -307,7 +307,7 @@ def _composed(chain: Sequence[_Affine], channels: int) -> tuple[Vector, Vector]:
 
 
 def _chain(value: ir.Value, channels: int) -> list[_Affine]:
-    """The steps above `value` [batch, channels, height, width], nearest first."""
+    """The steps above `value` [batch, channels, height, width], closest first."""
     axis, chain = 1, []
     while (node := value.producer()) is not None and only_user(value) is not None:
         if node.op_type == "Transpose" and node.inputs[0] is not None:
@@ -323,7 +323,7 @@ def _chain(value: ir.Value, channels: int) -> list[_Affine]:
 
 
 def _image(value: ir.Value) -> ir.Value | None:
-    """The input of the graph that `value` is, cast, moved and with its channels in another order at most."""
+    """The graph input that `value` equals, except for a cast, a layout change or another channel order."""
     while (node := value.producer()) is not None and (node.op_type == "Cast" or is_layout(node)):
         operand = node.inputs[0]
         assert operand is not None
@@ -332,21 +332,21 @@ def _image(value: ir.Value) -> ir.Value | None:
 
 
 def takes_pixels(linear: Linear) -> bool:
-    """The layer reads uint8 pixels, cast to float, moved, and with their channels in another order at most."""
+    """Whether a layer reads uint8 pixels, except for a cast, a layout change or another channel order."""
     source: ir.Value | None = linear.input
     while source is not None and (move := source.producer()) is not None and move.op_type in MOVED:
         source = move.inputs[0]
     return source is not None and source.dtype == ir.DataType.UINT8
 
 
-# --- The Cast of pixels in front of what moves them: TensorRT takes uint8 as an input that a Cast reads at once -------
-# Exports move pixels from NHWC to NCHW as uint8, which is the smaller copy; other targets keep that.
+# --- The Cast of pixels before layout operations: TensorRT accepts a uint8 input only if a Cast reads it directly -----
+# Exports move pixels from NHWC to NCHW as uint8, which is the smaller copy; other targets keep this order.
 
 
 def cast_pixels_first(model: ir.Model) -> int:
-    """input (uint8) -> moves -> Cast becomes input -> Cast -> moves, in place and exact; returns how often.
+    """Rewrite input (uint8) -> moves -> Cast as input -> Cast -> moves, in place and exact; return how often.
 
-    Left alone: where something else reads what lies between.
+    Left unchanged: chains whose tensors have other readers.
     """
     editor, count = Editor(model), 0
     for cast in [node for node in model.graph if node.op_type == "Cast" and not node.domain]:
@@ -365,22 +365,22 @@ def cast_pixels_first(model: ir.Model) -> int:
             output.type = ir.TensorType(dtype)
         floats_moved = str(cast.outputs[0].name)
         bypass(cast, value)
-        value.name = floats_moved  # what was observed of the tensor is known by its name
+        value.name = floats_moved  # observations of the tensor are keyed by this name
         count += 1
     return count
 
 
-# --- An orthogonal rotation of the residual stream: the same function, with channels that quantize otherwise ----------
-# A few channels of the residual stream are much larger than the others. In a rotated basis every channel holds some of
-# each, so none stands out. Rows may be rotated before a LayerNormalization instead of after, if the rotation Q keeps
-# the mean over the channels (Q 1 = 1): it then keeps the centred row's length too, so that n(x Q) = n(x) Q for the norm
-# n without scale and shift. What writes into the stream is multiplied by Q, what reads it by the transpose:
+# --- An orthogonal rotation of the residual stream: the same function, with channels that quantize differently --------
+# A few channels of the residual stream are much larger than the others. In a rotated basis every channel is a mix of
+# all, so none stands out. Rows can be rotated before a LayerNormalization instead of after it, if the rotation Q keeps
+# the mean over the channels (Q 1 = 1): it then keeps the length of the centred row too, so that n(x Q) = n(x) Q for the
+# norm n without scale and shift. Writers of the stream are multiplied by Q, readers by its transpose:
 #
 #     W' = W Q and b' = b Q (writers, the patch embedding, tokens and positions)
-#     W' = Q^T diag(gamma) W and b' = b + beta W (linears behind a norm, whose gamma becomes 1 and beta 0)
+#     W' = Q^T diag(gamma) W and b' = b + beta W (linears after a norm, whose gamma becomes 1 and beta 0)
 #
 # Source: QuaRot (arXiv 2404.00456, section 4) and SliceGPT (arXiv 2401.15024, section 3.1), both for norms that do not
-# subtract the mean, or where the mean is subtracted by a linear; Q 1 = 1 is what keeps the mean where it is.
+# subtract the mean, or with a linear that subtracts it; Q 1 = 1 preserves the mean.
 
 
 Matrix = npt.NDArray[np.float64]
@@ -398,19 +398,19 @@ class _Norm:
 def rotate_residual(model: ir.Model, seed: int = 0) -> int:
     """Rotate the channels of the residual stream by a random orthogonal matrix, in place.
 
-    Exact up to the rounding of the new weights. Comes behind `fold_layer_scale`: a factor for each channel between a
-    linear and the stream does not commute with a rotation. Before the folds of biases, as beta goes into them.
+    Exact up to the rounding of the new weights. Runs after `fold_layer_scale`: a factor per channel between a linear
+    and the stream does not commute with a rotation. Runs before the folds of biases, since beta goes into biases.
 
-    Left alone: a stream that anything but norms with linears behind them, and linears, reads (an output of the graph, a
-    concatenation of channels), or anything but linears, convolutions and constants writes (norms behind the sum, or in
-    front of the first block); a graph without self-attention over a fixed number of tokens; and one whose norms have
-    neither scale nor shift, as this leaves them.
+    Left unchanged: a stream with other readers than linears and norms followed by linears (a graph output, a
+    concatenation of channels), or with other writers than linears, convolutions and constants (norms after the sum, or
+    before the first block); a graph without self-attention over a fixed number of tokens; and a graph whose norms have
+    neither scale nor shift, which this pass leaves.
 
     Args:
-        model: as `normalise` leaves it.
-        seed: of the rotation, see `orthogonal`.
+        model: a graph in canonical form.
+        seed: the seed of the rotation, see `orthogonal`.
 
-    Returns: the number of norms whose scale and shift went into the linears behind them.
+    Returns: the number of norms whose scale and shift moved into the linears after them.
     """
     editor = Editor(model)
     stream = find_stream(editor.linears, model)
@@ -428,10 +428,10 @@ def rotate_residual(model: ir.Model, seed: int = 0) -> int:
 
 
 def orthogonal(width: int, seed: int) -> Matrix:
-    """A random orthogonal matrix [width, width] with Q 1 = 1, uniform among these.
+    """A random orthogonal matrix [width, width] with Q 1 = 1, uniformly distributed.
 
-    Uniform on the complement of the vector of ones, whose basis is a Householder reflection's: the QR decomposition of
-    a normal matrix, with the signs of R's diagonal (Mezzadri, arXiv math-ph/0609050, section 5).
+    It is uniform on the complement of the vector of ones, whose basis comes from a Householder reflection: the QR
+    decomposition of a normal matrix, with the signs of R's diagonal (Mezzadri, arXiv math-ph/0609050, section 5).
     """
     reflected = np.full(width, -1 / np.sqrt(width))
     reflected[0] += 1
@@ -444,7 +444,8 @@ def orthogonal(width: int, seed: int) -> Matrix:
 
 
 def _norm(node: ir.Node, by_node: Mapping[ir.Node, Linear], width: int) -> _Norm:
-    """Raises Stopped where the norm is over more than the channels, or not only linears read it in the end."""
+    """Return the parameters and readers of a norm; raises Stopped if it covers more than the channels, or if anything
+    except linears reads its result."""
     value, gamma = node.inputs[0], floats_of(node.inputs[1])
     shift = node.inputs[2] if len(node.inputs) > 2 else None
     beta = np.zeros(width, np.float32) if shift is None else floats_of(shift)
@@ -461,10 +462,10 @@ def _norm(node: ir.Node, by_node: Mapping[ir.Node, Linear], width: int) -> _Norm
             linear = by_node.get(reader)
             if linear is not None and reads(linear, value, axis):
                 shifted = linear.bias is None and (beta @ linear.weight).any()
-                if shifted and linear.output.is_graph_output():  # whose name no Add can take
+                if shifted and linear.output.is_graph_output():  # a graph output keeps its name: no Add possible
                     raise Stopped
                 norm.linears.add(reader)
-            elif is_layout(reader) or reader.op_type == "ReduceMean":  # of a shift they make the same shift
+            elif is_layout(reader) or reader.op_type == "ReduceMean":  # these keep a shift
                 rest += behind(reader, index, axis, width)
             elif reader.op_type != "Shape":
                 raise Stopped

@@ -1,4 +1,4 @@
-"""Rewrites of a float graph that a recipe chooses, in the order in which they help each other."""
+"""Rewrites of a float graph that a recipe selects, in an order in which they help each other."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from vitdeploy.graph.passes.tokens import class_token_only, merge_tokens
 
 @dataclass(frozen=True)
 class OptimizeOptions:
-    """Which rewrites run. All except `token_merging` are exact up to the rounding of new float32 weights.
+    """The rewrites to run. All except `token_merging` are exact up to the rounding of new float32 weights.
 
     `qkv`: "merged" gives query, key and value one linear if they read the same tensor, "separate" one each; "keep"
     leaves them unchanged, except in the last block, where `class_token_only` divides them.
@@ -41,25 +41,25 @@ class OptimizeOptions:
 
 
 def optimize(model: ir.Model, options: OptimizeOptions | None = None) -> dict[str, int]:
-    """Run the chosen rewrites, in place. A second run changes nothing, but tokens cannot be merged twice.
+    """Run the selected rewrites, in place. A second run changes nothing, except that tokens cannot be merged twice.
 
     Args:
-        model: a graph as `normalise` leaves it: linears as MatMul + Add, constants folded.
+        model: a graph in canonical form: linears as MatMul + Add, constants folded.
 
-    Returns: how many places each rewrite that ran has changed, by its name, in the order of the run.
+    Returns: the number of changes by each rewrite, by its name, in run order.
 
     Raises:
-        GraphError: the tokens cannot be merged, as `merge_tokens` says.
+        GraphError: the tokens cannot be merged, see `merge_tokens`.
     """
     options = options or OptimizeOptions()
     return {each.name: each.run(model, options) for each in REWRITES if each.chosen(options)}
 
 
 class Rewrite(NamedTuple):
-    """`run` changes a graph in place and returns how many places; `chosen` says whether options ask for it.
+    """`run` changes a graph in place and returns the number of changes; `chosen`: whether the options select it.
 
-    keeps: "numbers", every number that is still computed; "function", up to the rounding of new float32 weights;
-    "shapes", of the outputs alone.
+    keeps: "numbers", every number that is still computed; "function", the function up to the rounding of new float32
+    weights; "shapes", the shapes of the outputs only.
     """
 
     name: str
@@ -69,14 +69,14 @@ class Rewrite(NamedTuple):
 
 
 def exact(rewrite: Callable[[ir.Model], int], keeps: Literal["numbers", "function"]) -> Rewrite:
-    """A rewrite that needs nothing but the graph. It runs unless the options have a switch of its name that is off."""
+    """A rewrite that needs only the graph. It runs unless the option of its name is off."""
     name = rewrite.__name__
     return Rewrite(name, lambda model, _: rewrite(model), keeps, lambda options: getattr(options, name, True))
 
 
-# LayerScale first: then the projection that takes the value's bias is a plain linear, and so is every one that is
-# rotated. The rotation before the folds of biases: it leaves the shifts of norms in them. Folds of merged weights
-# before the class token and qkv, so that they find them in the exporter's form and the division copies the result.
+# LayerScale first: the projections that take a value's bias or are rotated are then plain linears. The rotation before
+# the folds of biases: it moves the shifts of norms into biases. Folds of merged weights before the class token and qkv:
+# they find the weights in the exporter's form, and the division copies the result.
 REWRITES = (
     exact(fold_layer_scale, "function"),
     exact(rotate_residual, "function"),

@@ -1,4 +1,4 @@
-"""Query, key and value by one merged linear, or by one linear each: whichever the target prefers."""
+"""Compute query, key and value with one merged linear, or with one linear each, as the target prefers."""
 
 import itertools
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""Rows of products, aligned and split."""
+"""Align and split the rows of products."""
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -12,17 +12,17 @@ from vitdeploy.graph.analysis.rows import Linear, Rows, is_layout, rows_of_input
 from vitdeploy.graph.edit import Editor, drop_unused, replace
 from vitdeploy.graph.values import array_of, dim, is_constant, producer, rank_of
 
-# --- More rows than tokens, where a runtime's kernels are faster with them --------------------------------------------
-# exact, for nothing reads the further rows.
+# --- More rows than tokens, for runtimes whose kernels are faster with them -------------------------------------------
+# Exact, since nothing reads the extra rows.
 #
-# A linear over 197 tokens may take longer than one over 200 or 208, whose rows fill the tiles of the kernel. So further
-# rows, copies of the last tokens in reverse order, are added to the residual stream in front of the first block. What
-# works on each row alone makes further rows of them; whatever depends on all tokens reads the first rows only:
-# attention its keys and values, an average over the tokens, an output. Which number is fast is a property of the
-# runtime, the CPU and the width; `search.rows` chooses it by costs.
+# A linear over 197 tokens may take longer than one over 200 or 208, whose rows fill the tiles of the kernel. So extra
+# rows, copies of the last tokens in reverse order, are appended to the residual stream before the first block.
+# Row-wise operations carry them along; everything that depends on all tokens reads the first rows only: attention for
+# its keys and values, an average over the tokens, an output. The fastest number depends on the runtime, the CPU and
+# the width; `search.rows` chooses it by costs.
 #
-# A copy keeps the values that it is a copy of all the way, as its query meets the same keys. So no tensor takes a value
-# that it does not take without the further rows: ranges of activations stay as they are.
+# A copy keeps the values of its token throughout, since its query meets the same keys. So no tensor takes a new value:
+# the ranges of activations stay the same.
 
 
 Use = tuple[ir.Node, int]
@@ -30,9 +30,9 @@ Use = tuple[ir.Node, int]
 
 @dataclass
 class _Flow:
-    """Everything that gets further rows. `axes`: the row axis of every such tensor; `through`: the inputs of nodes that
-    work on each row alone; `constants`: their inputs that hold something for each row, with the axis; `ends`: the
-    inputs that read all rows of such a tensor together, in graph order."""
+    """Everything that gets extra rows. `axes`: the row axis of every such tensor; `through`: the inputs of row-wise
+    nodes; `constants`: their constant inputs with an entry per row, with the axis; `ends`: the inputs that read all
+    rows of such a tensor together, in graph order."""
 
     axes: dict[ir.Value, int]
     through: list[Use] = field(default_factory=list)
@@ -41,20 +41,19 @@ class _Flow:
 
 
 def align_rows(model: ir.Model, rows: int) -> int:
-    """Let the linears of the blocks compute `rows` rows per image, the tokens first; in place.
+    """Make the linears of the blocks compute `rows` rows per image, the tokens first; in place.
 
     Exact: every number that is read is computed as before (a runtime may sum a product of more rows in another order).
-    If tokens are merged, `rows` applies in front of the first merge.
+    If tokens are merged, `rows` applies before the first merge.
 
     Args:
-        model: in canonical form, or placed, with the shapes of what is quantized (`complete_shapes`).
-        rows: more than the number of tokens, including class and register tokens, and less than twice as many.
+        model: a graph in canonical form, or a placed one with the shapes of quantized tensors (`complete_shapes`).
+        rows: more than the number of tokens, including class and register tokens, and less than twice that number.
 
-    Returns: the number of linears that compute further rows.
+    Returns: the number of linears that compute extra rows.
 
     Raises:
-        GraphError: no such blocks, or something in them that is not known to work on each row alone; or an invalid
-            number of rows.
+        GraphError: no such blocks, an operation in them that is not known to be row-wise, or an invalid number of rows.
     """
     attentions = find_attentions(model)
     stream, count = token_stream(attentions)
@@ -62,7 +61,7 @@ def align_rows(model: ir.Model, rows: int) -> int:
         raise GraphError(
             f"{count} tokens cannot be aligned to {rows} rows",
             expected=f"{count + 1} to {2 * count - 1}",
-            fix="choose a number in this range, or leave split_rows out",
+            fix="choose a number in this range, or omit split_rows",
         )
     flow = _follow(model, stream, count)
     _check(attentions, flow, count)
@@ -73,22 +72,22 @@ def align_rows(model: ir.Model, rows: int) -> int:
     for value, axis in flow.axes.items():
         if value is not stream:
             editor.resize(value, (axis,), rows)
-    ends.pop(stream, None)  # which still has its tokens alone
+    ends.pop(stream, None)  # the stream itself still has only its tokens
     _shorten(editor, flow, ends, count)
     return linears
 
 
 def token_stream(attentions: Iterable[Attention]) -> tuple[ir.Value, int]:
-    """The residual stream in front of the first self-attention [batch, tokens, channels], and how many tokens it has.
+    """The residual stream before the first self-attention [batch, tokens, channels], and its number of tokens.
 
     Raises:
-        GraphError: there is none.
+        GraphError: the graph has no such stream.
     """
     for attention in attentions:
         count, stream = dim(attention.softmax.outputs[0], -1), residual(attention)
         if count is not None and stream is not None:
             return stream[0], count
-    raise _refused("no self-attention over a fixed number of tokens with a residual sum behind it", "blocks of a ViT")
+    raise _refused("no self-attention over a fixed number of tokens followed by a residual sum", "blocks of a ViT")
 
 
 def _follow(model: ir.Model, stream: ir.Value, count: int) -> _Flow:
@@ -110,7 +109,7 @@ def _follow(model: ir.Model, stream: ir.Value, count: int) -> _Flow:
 
 
 def _row_wise(node: ir.Node, axes: dict[ir.Value, int], count: int) -> tuple[int, Rows] | None:
-    """(axis of the outputs, axes of the inputs) where a node makes further rows of further rows, and of constants."""
+    """(axis of the outputs, axes of the inputs) of a node that computes extra rows from extra rows and constants."""
     if any(output.is_graph_output() for output in node.outputs):  # outputs keep their names and shapes
         return None
     for axis in range(len(node.outputs[0].shape or ())):
@@ -124,18 +123,18 @@ def _row_wise(node: ir.Node, axes: dict[ir.Value, int], count: int) -> tuple[int
 
 
 def _check(attentions: Iterable[Attention], flow: _Flow, count: int) -> None:
-    """Check that every attention over this number of tokens is one over these tokens."""
+    """Check that every attention over this number of tokens attends to these tokens."""
     operands = {(each.scores, 1) for each in attentions} | {(each.mix, 1) for each in attentions}
     for attention in attentions:
         if dim(attention.softmax.outputs[0], -1) == count and attention.key not in flow.axes:
             ends = [f"{node.name} ({node.op_type})" for node, index in flow.ends if (node, index) not in operands]
-            reason = f"{ends[0]}, which is not known to work on each row alone" if ends else "other tokens"
-            raise _refused(f"{reason}, in front of {attention.softmax.name}", "row-wise operations between attentions")
+            reason = f"{ends[0]}, which is not known to be row-wise" if ends else "other tokens"
+            raise _refused(f"{reason}, before {attention.softmax.name}", "row-wise operations between attentions")
 
 
 def _raised(flow: _Flow, stream: ir.Value) -> dict[ir.Value, list[Use]]:
-    """The tensors whose first rows are needed, with the uses of these: each as near to the start as layout operations
-    allow that lead nowhere else. What lies behind gets no further rows."""
+    """The tensors whose first rows are needed, with their uses: moved as far up as layout operations with a single
+    reader allow. Tensors after them get no extra rows."""
     ends: dict[ir.Value, list[Use]] = {}
     for node, index in flow.ends:
         value = node.inputs[index]
@@ -152,7 +151,7 @@ def _raised(flow: _Flow, stream: ir.Value) -> dict[ir.Value, list[Use]]:
 
 
 def _extend(editor: Editor, flow: _Flow, stream: ir.Value, count: int, rows: int) -> None:
-    """Let the stream, and the constants that hold something of each row, have `rows` of them."""
+    """Extend the stream, and the constants with an entry per row, to `rows` rows."""
     uses = [(node, index) for node, index in flow.through if node.inputs[index] is stream]
     shape = list(stream.shape or ())
     shape[TOKENS] = rows
@@ -168,7 +167,7 @@ def _extend(editor: Editor, flow: _Flow, stream: ir.Value, count: int, rows: int
 
 
 def _shorten(editor: Editor, flow: _Flow, ends: dict[ir.Value, list[Use]], count: int) -> None:
-    """Let uses of tensors with further rows read the first `count` only."""
+    """Make the uses of tensors with extra rows read only the first `count` rows."""
     for value, uses in ends.items():
         first = editor.first(uses[0][0], value, flow.axes[value], count, f"{value.name}.tokens")
         for node, index in uses:
@@ -176,17 +175,15 @@ def _shorten(editor: Editor, flow: _Flow, ends: dict[ir.Value, list[Use]], count
 
 
 def _refused(found: str, expected: str) -> GraphError:
-    return GraphError(
-        "the rows of this graph cannot be aligned", found=found, expected=expected, fix="leave split_rows out"
-    )
+    return GraphError("the rows of this graph cannot be aligned", found=found, expected=expected, fix="omit split_rows")
 
 
 # --- Fewer, fuller tiles: the linears of the blocks compute their rows in parts, such as 192 and 5 of 197. Exact ------
 # INT8 kernels are fastest on whole tiles of rows. A linear over 197 tokens may take longer than one over 192 and one
-# over 5 together. What works on each row alone is written once for each part, between a Split where tokens come from
-# something else, as from attention, and a Concat where something else reads them: the same constants, the same scales,
-# the same integers. Unlike more rows than tokens nothing is computed twice. It is done on the placed
-# graph, with its Q/DQ. Which parts are fast, if any, is a property of the runtime, the CPU and the width.
+# over 5 together. Row-wise operations are written once per part, between a Split where the tokens come from other
+# operations, such as attention, and a Concat where other operations read them: the same constants, scales and integers.
+# Unlike with extra rows, nothing is computed twice. The pass runs on the placed graph, with its Q/DQ. Whether any parts
+# are faster depends on the runtime, the CPU and the width.
 
 
 QUANTIZERS = ("QuantizeLinear", "DequantizeLinear")
@@ -194,14 +191,13 @@ TILES = (64, 32, 16)
 
 
 def parts_of(tokens: int) -> list[tuple[int, ...]]:
-    """Parts that may be faster than all tokens together: as many whole tiles as there are, of 16 to 64 rows, and the
-    rest."""
+    """Parts that may be faster than all tokens together: all whole tiles of 16 to 64 rows, and the rest."""
     whole = dict.fromkeys(tokens // tile * tile for tile in TILES)
     return [(rows, tokens - rows) for rows in whole if 0 < rows < tokens]
 
 
 def layers_by_tokens(model: ir.Model) -> dict[int, list[tuple[int, int]]]:
-    """(inputs, outputs) of the linears over each number of tokens that work on each row alone; the most work first."""
+    """(inputs, outputs) of the linears by their number of tokens, the most work first."""
     complete_shapes(model)
     layers: dict[int, list[tuple[int, int]]] = {}
     for node in model.graph:
@@ -212,19 +208,20 @@ def layers_by_tokens(model: ir.Model) -> dict[int, list[tuple[int, int]]]:
 
 
 def split_rows(model: ir.Model, parts: Sequence[int]) -> int:
-    """Let the linears over sum(parts) tokens, and what lies between them, compute their rows in such parts; in place.
+    """Make the linears over sum(parts) tokens, and the row-wise nodes between them, compute their rows in these parts;
+    in place.
 
     Args:
         model: a float graph in canonical form, or a placed one.
 
-    Returns: the number of linears that do.
+    Returns: the number of these linears.
 
     Raises:
-        GraphError: parts that are none, or no linear over so many tokens.
+        GraphError: invalid parts, or no linear over sum(parts) tokens.
     """
     if len(parts) < 2 or min(parts) < 1:
-        found = ", ".join(map(str, parts)) or "none"
-        raise GraphError("rows are split into parts", found=found, expected="two or more numbers from 1 on")
+        found = ", ".join(map(str, parts)) or "no parts"
+        raise GraphError("invalid split_rows", found=found, expected="two or more positive integers")
     complete_shapes(model)
     tokens = sum(parts)
     computed = {node: inputs for node in model.graph if (inputs := _rows_of(node, tokens)) is not None}
@@ -243,7 +240,7 @@ def split_rows(model: ir.Model, parts: Sequence[int]) -> int:
 
 
 def complete_shapes(model: ir.Model) -> None:
-    """Give what quantizers make its type and shape, which placements leave out."""
+    """Set the types and shapes of quantizer outputs, which placements omit; in place."""
     for node in model.graph:
         if node.op_type not in QUANTIZERS or node.domain or node.inputs[0] is None or node.inputs[1] is None:
             continue
@@ -256,7 +253,7 @@ def complete_shapes(model: ir.Model) -> None:
 
 
 def _rows_of(node: ir.Node, tokens: int) -> tuple[ir.Value, ...] | None:
-    """The computed inputs of a node that makes each of its rows of the same row of them; None of any other node."""
+    """The computed inputs of a row-wise node; None for any other node."""
     output = node.outputs[0]
     if len(node.outputs) != 1 or rank_of(output) != 3 or dim(output, TOKENS) != tokens or output.is_graph_output():
         return None
@@ -277,7 +274,7 @@ def _of_one_scale(node: ir.Node) -> bool:
 
 
 def _is_weight(value: ir.Value) -> bool:
-    """Whether it is a constant, or one in INT8 behind its DequantizeLinear."""
+    """Whether a value is a constant, possibly a dequantized INT8 one."""
     if is_constant(value, overridable=True):
         return True
     node = value.producer()
@@ -285,7 +282,7 @@ def _is_weight(value: ir.Value) -> bool:
 
 
 def _has_weight(node: ir.Node) -> bool:
-    """Whether it is the product of a linear, with a weight of its own, maybe one in INT8."""
+    """Whether a node is the product of a linear, with a constant weight, possibly in INT8."""
     weight = node.inputs[1] if node.op_type == "MatMul" and not node.domain else None
     return weight is not None and _is_weight(weight)
 
@@ -295,7 +292,7 @@ def _is_linear(node: ir.Node) -> bool:
 
 
 def _with_linears(computed: Mapping[ir.Node, Iterable[ir.Value]]) -> set[ir.Node]:
-    """The nodes that a linear among them is connected with."""
+    """The nodes that are connected to a linear through nodes of `computed`."""
     neighbours: dict[ir.Node, set[ir.Node]] = {node: set() for node in computed}
     for node, inputs in computed.items():
         for value in inputs:
@@ -314,8 +311,8 @@ def _with_linears(computed: Mapping[ir.Node, Iterable[ir.Value]]) -> set[ir.Node
 
 
 def _ending_in_float(nodes: set[ir.Node]) -> set[ir.Node]:
-    """Without quantizers at the end whose zero point is not 0: a runtime that joins quantized parts may give each row a
-    zero point of its own, which OpenVINO 2026.4 then cannot bring behind a product."""
+    """The nodes without quantizers at the end whose zero point is not 0: a runtime that joins quantized parts may give
+    each row its own zero point, which OpenVINO 2026.4 cannot move past a product."""
     kept = set(nodes)
     while ends := {node for node in kept if _is_asymmetric(node) and _read_outside(node, kept)}:
         kept -= ends
@@ -334,8 +331,8 @@ def _read_outside(node: ir.Node, nodes: Collection[ir.Node]) -> bool:
 def _write(
     editor: Editor, nodes: Sequence[ir.Node], computed: Mapping[ir.Node, Iterable[ir.Value]], parts: Sequence[int]
 ) -> None:
-    """Replace `nodes`, in graph order, by a copy for each part. Part by part at each node, so that the weights of a
-    linear are still in the cache for its next part."""
+    """Replace `nodes`, in graph order, by a copy for each part. The copies of one node follow each other, so that the
+    weights of a linear are still in the cache for its next part."""
     inside, split = set(nodes), dict[ir.Value, Sequence[ir.Value]]()
     sizes = editor.constant(np.array(parts, np.int64), "rows.parts")
     for node in nodes:
@@ -355,7 +352,7 @@ def _write(
 
 
 def _copy(editor: Editor, node: ir.Node, split: Mapping[ir.Value, Sequence[ir.Value]], i: int, part: int) -> ir.Value:
-    """What a node makes of the rows of one part."""
+    """The output of a copy of the node for the rows of one part."""
     inputs = [split[value][i] if value in split else value for value in node.inputs if value is not None]
     output = node.outputs[0]
     name = f"{output.name}.rows{i}"
@@ -371,13 +368,13 @@ def _resized(value: ir.Value, rows: int) -> list[int | ir.SymbolicDim]:
 
 
 # --- Feature maps of several levels become one list of tokens ---------------------------------------------------------
-# joined as maps and transposed once, instead of each.
+# They are joined as maps and transposed once, instead of one by one.
 
 
 def join_before_transpose(model: ir.Model, linears: list[Linear]) -> int:
-    """Concat(Transpose(x), Transpose(y), ...) -> Transpose(Concat(x, y, ...)), where one of `linears` reads it.
+    """Concat(Transpose(x), Transpose(y), ...) -> Transpose(Concat(x, y, ...)), if one of `linears` reads it.
 
-    Returns how many there were. Transposes that something else reads stay as they are.
+    Returns the number of rewrites. Transposes with other readers stay unchanged.
     """
     read, count = {linear.input for linear in linears}, 0
     for node in list(model.graph):
@@ -403,7 +400,7 @@ def join_before_transpose(model: ir.Model, linears: list[Linear]) -> int:
 
 
 def _perm(transpose: ir.Node | None) -> tuple[int, ...] | None:
-    """The order of a Transpose that one node reads; None for any other value."""
+    """The permutation of a Transpose with a single reader; None for any other value."""
     if transpose is None or len(transpose.outputs[0].uses()) != 1 or transpose.outputs[0].is_graph_output():
         return None
     return tuple(transpose.attributes.get_ints("perm", ())) or None

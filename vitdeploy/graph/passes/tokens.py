@@ -1,4 +1,4 @@
-"""Fewer tokens, and fewer heads."""
+"""Remove tokens and pruned structures, and add attention outputs."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -32,31 +32,31 @@ from vitdeploy.graph.passes.qkv import merge, roles, separate
 from vitdeploy.graph.values import array_of, dim
 
 # --- Compute only the tokens that are read ----------------------------------------------------------------------------
-# the last block's queries, projection and MLP for the class token alone.
+# The last block's queries, projection and MLP run for the class token alone.
 #
-# A classifier reads one token of the last block (DeiT's distilled one two). Every row of a LayerNormalization, a
-# linear, an activation or a residual sum depends on the same row of its input only, so the selection of rows may move
-# from the end of the network up through all of them, until attention, where it stops at the queries: keys and values
-# are those of all tokens still. 6.9 % of the multiplications of a ViT-B/16 at 224 pixels go.
+# A classifier reads one token of the last block (two in a distilled DeiT). Every row of a LayerNormalization, a linear,
+# an activation or a residual sum depends only on the same row of its input, so the selection of rows can move from the
+# end of the network up through all of them to attention, where it stops at the queries: keys and values still cover all
+# tokens. This removes 6.9 % of the multiplications of a ViT-B/16 at 224 pixels.
 
 
 _BOUNDS = ("starts", "ends", "axes")
 
 
-# Nodes that need to compute some rows only: which, and the axis of those rows in each input that has it.
+# Nodes that need to compute only some rows: the rows, and their axis in each input that has them.
 _Narrow = dict[ir.Node, tuple[Selected, dict[int, int]]]
 
 
 def class_token_only(model: ir.Model) -> int:
     """Move selections of rows up through row-wise operations, into the queries of the last attention.
 
-    Exact: each number that is still computed is computed as before (a runtime may sum a product of fewer rows in
-    another order). A merged query-key-value linear is divided: the query's columns on the selected rows, key and value
-    in one linear on all rows.
+    Exact: every remaining number is computed as before (a runtime may sum a product of fewer rows in another order). A
+    merged query-key-value linear is divided: the query's columns on the selected rows, key and value in one linear on
+    all rows.
 
-    Left alone: a model whose other tokens are read too (average pooling, patch features as an output), selections of
-    more than half of the rows, graphs where no attention is reached. Returns the number of attentions that now compute
-    fewer rows.
+    Left unchanged: models whose other tokens are read too (average pooling, patch features as an output), selections of
+    more than half of the rows, and graphs where the selection reaches no attention. Returns the number of attentions
+    that now compute fewer rows.
     """
     editor = Editor(model)
     narrow = _plan(model)
@@ -75,7 +75,7 @@ def _attentions(narrow: _Narrow) -> int:
 
 
 def _plan(model: ir.Model) -> _Narrow:
-    """The nodes whose output is read only in some rows, in graph order; nothing is changed."""
+    """The nodes of whose output only some rows are read, in graph order. Read-only."""
     narrow: _Narrow = {}
     for node in reversed(list(model.graph)):
         outputs = [output for output in node.outputs if list(output.uses()) or output.is_graph_output()]
@@ -91,7 +91,7 @@ def _plan(model: ir.Model) -> _Narrow:
 
 
 def _expected(value: ir.Value, narrow: _Narrow) -> Selected | None:
-    """The rows of `value` that its readers read, or None if one of them reads all, or along another axis."""
+    """The rows of `value` that its readers need; None if one of them needs all, or selects along another axis."""
     if value.is_graph_output():
         return None
     found = []
@@ -110,7 +110,7 @@ def _expected(value: ir.Value, narrow: _Narrow) -> Selected | None:
 
 
 def _divide_merged(editor: Editor, model: ir.Model, narrow: _Narrow) -> int:
-    """Give queries that will be narrowed a linear of their own, and their key and value one for both."""
+    """Split merged linears for queries that will be narrowed: one linear for the query, one for key and value."""
     count = 0
     for attention in find_attentions(model):
         merged = editor.linear_behind(origin(attention.value))
@@ -124,7 +124,7 @@ def _divide_merged(editor: Editor, model: ir.Model, narrow: _Narrow) -> int:
 
 
 def _apply(editor: Editor, narrow: _Narrow) -> None:
-    have: dict[ir.Value, Selected] = {}  # what the outputs of narrowed nodes hold
+    have: dict[ir.Value, Selected] = {}  # the rows that the outputs of narrowed nodes hold
     picked: dict[tuple[ir.Value, int, tuple[int, ...]], ir.Value] = {}
 
     def pick(before: ir.Node, value: ir.Value, axis: int, rows: Sequence[int], size: int) -> ir.Value:
@@ -153,7 +153,7 @@ def _apply(editor: Editor, narrow: _Narrow) -> None:
 
 
 def _renumber(editor: Editor, node: ir.Node, held: Selected) -> None:
-    """Let a selection read its rows out of a tensor that holds the rows `held` only."""
+    """Renumber a selection that reads a tensor which holds only the rows `held`."""
     value = node.inputs[0]
     assert value is not None
     if node.op_type == "Gather":
@@ -196,31 +196,31 @@ def _select(editor: Editor, before: ir.Node, value: ir.Value, axis: int, places:
 
 
 # --- Merge similar tokens between attention and MLP -------------------------------------------------------------------
-# fewer rows for all that follows. Approximate, unlike other passes.
+# All later operations then have fewer rows. Approximate, unlike other passes.
 #
-# Token merging (ToMe, arXiv 2210.09461): patches go alternately to two sets, A and B; each of A finds the nearest of B
-# (section 3.2), and the nearest pairs become one token each, the mean of all patches in it. A token that stands for s
-# patches counts s times in all later attention (equation 1):
+# Token merging (ToMe, arXiv 2210.09461): patches go alternately to two sets, A and B; each token of A finds the nearest
+# of B (section 3.2), and the nearest pairs become one token each, the mean of all its patches. A token of s patches
+# counts s times in all later attention (equation 1):
 #
 #     softmax(Q K^T / sqrt(d) + log s) V
 #
-# Distance is Euclidean, in the residual stream: these are the numbers that the mean replaces. The paper compares keys;
-# docs/adr/0010 says why this does not. All shapes but the batch are static, operators are ONNX's own.
+# The distance is Euclidean, in the residual stream, whose numbers the mean replaces. The paper compares keys;
+# docs/adr/0010 explains the difference. All shapes except the batch are static; all operators are standard ONNX.
 
 
-# In the place of minus half a squared distance; finite, for infinities make NaN.
+# Used instead of minus half a squared distance; finite, because infinities produce NaN.
 MASKED_SCORE = np.array(np.finfo(np.float32).min)
 
 
 def merge_tokens(model: ir.Model, schedule: Mapping[int, int]) -> tuple[int, ...]:
-    """Merge tokens behind the attention of some blocks, in place.
+    """Merge tokens after the attention of some blocks, in place.
 
     Args:
-        model: as `normalise` leaves it; passes that look for all tokens' rows (`class_token_only`) come before.
-        schedule: block (as in `merge_points`) -> how many tokens remain behind its attention, those before the patches
-            (class token, registers) among them, which are never merged. Tokens keep their order.
+        model: a graph in canonical form; passes that need the rows of all tokens (`class_token_only`) run before.
+        schedule: block (as in `merge_points`) -> number of tokens that remain after its attention. The number includes
+            the tokens before the patches (class token, registers), which are never merged. Tokens keep their order.
 
-    Returns: how many tokens there are, at first and behind each block of the schedule.
+    Returns: the number of tokens at first and after each block of the schedule.
 
     Raises:
         GraphError: the tokens of this graph cannot be merged at all, or not by this schedule.
@@ -258,23 +258,23 @@ def _check(schedule: Mapping[int, int], found: MergePoints) -> None:
     for block, remaining in sorted(schedule.items()):
         if block not in found.points:
             raise GraphError(
-                f"no tokens can be merged in block {block}",
-                found=f"{tokens} tokens, merged behind the attention of {', '.join(map(str, found.points))}",
+                f"tokens cannot be merged in block {block}",
+                found=f"{tokens} tokens, which can be merged in the blocks {', '.join(map(str, found.points))}",
                 fix="choose one of these blocks",
             )
         least = tokens - (tokens - found.prefix) // 2
         if not least <= remaining < tokens:
             raise GraphError(
                 f"{remaining} tokens cannot remain in block {block}",
-                found=f"{tokens} tokens there, {found.prefix} of them before the patches",
-                expected=f"{least} to {tokens - 1}: at most half of the patches go at once",
+                found=f"{tokens} tokens before the merge, {found.prefix} of them not patches",
+                expected=f"{least} to {tokens - 1}: one merge removes at most half of the patches",
             )
         tokens = remaining
 
 
 @dataclass(frozen=True)
 class _Writer:
-    """Writes one merge, of `count` tokens to `remaining`, in front of a node. Names of nodes begin with `name`."""
+    """Writes one merge, from `count` tokens to `remaining`, before a node. Names of nodes begin with `name`."""
 
     editor: Editor
     before: ir.Node
@@ -285,11 +285,11 @@ class _Writer:
     remaining: int
 
     def merge(self, tokens: ir.Value, sizes: ir.Value | None) -> tuple[ir.Value, ir.Value, ir.Value]:
-        """Merge `tokens` [batch, count, channels]: these; `sizes` [batch, tokens, 1], of how many patches each one is
-        the mean; and the logarithm of these [batch, 1, 1, tokens], which is added to the scores of attention.
+        """Merge `tokens` [batch, count, channels]. Returns the merged tokens; their sizes [batch, tokens, 1], that is
+        the patches in each; and the logarithm of the sizes [batch, 1, 1, tokens], which is added to attention scores.
 
         Args:
-            sizes: before, [batch, count, 1]; None: one patch each.
+            sizes: the sizes before the merge, [batch, count, 1]; None: one patch each.
         """
         stay, go, joined = self._match(tokens)
         own, others = self._pick(tokens, stay), self._pick(tokens, go)
@@ -310,11 +310,11 @@ class _Writer:
         return mean, sizes, self._op("Log", [row], row.shape)
 
     def _match(self, tokens: ir.Value) -> tuple[ir.Value, ir.Value, ir.Value]:
-        """(stay, go, joined): the numbers of the tokens that stay [batch, remaining, 1] and that go [batch, going, 1];
-        and 1 where one goes into one that stays, else 0 [batch, remaining, going]."""
+        """(stay, go, joined): the indices of the tokens that stay [batch, remaining, 1] and that go [batch, going, 1];
+        and a matrix [batch, remaining, going] with 1 where a token is merged into one that stays, else 0."""
         going, second = self.count - self.remaining, np.arange(self.prefix + 1, self.count, 2)
         near, partner = self._nearest(tokens, second)
-        # Ascending: the nearest last; all that have no partner come before them.
+        # Ascending: tokens without a partner first, the nearest last.
         _, order = self._ranked(near, self.count, self.count, axis=1, largest=0)
         parts = self._constant(np.array([self.remaining, going], np.int64), "parts")
         columns = [self._column(self.remaining), self._column(going)]
@@ -330,8 +330,8 @@ class _Writer:
         return stay, go, joined
 
     def _nearest(self, tokens: ir.Value, second: npt.NDArray[np.int64]) -> tuple[ir.Value, ir.Value]:
-        """For each token of A, minus half its squared distance to the nearest of B, and the index of that one in B;
-        both [batch, count, 1]. For all other tokens MASKED_SCORE, and any index.
+        """For each token of A, minus half its squared distance to the nearest token of B, and the index of that token
+        in B; both [batch, count, 1]. For all other tokens MASKED_SCORE, and any index.
 
             -|a - b|^2 / 2 = a . b - |b|^2 / 2 - |a|^2 / 2
 
@@ -360,7 +360,7 @@ class _Writer:
         return chosen, partner
 
     def _ranked(self, values: ir.Value, count: int, rows: int, **attributes: int) -> tuple[ir.Value, ir.Value]:
-        """(the first `count` values, their numbers), both [batch, rows, 1]."""
+        """(the first `count` values, their indices), both [batch, rows, 1]."""
         shape = self._column(rows)
         best, numbers = self.editor.node(
             self.before, "TopK", [values, self._ints([count], "k")], self.name, shape, shape, **attributes
@@ -385,11 +385,11 @@ class _Writer:
         return self._constant(np.array(values, np.int64), name)
 
 
-# --- Add outputs to a graph that show where the model looks -----------------------------------------------------------
-# the attention weights, or their rollout over the patches.
+# --- Add attention outputs to a graph ---------------------------------------------------------------------------------
+# The attention weights, or their rollout over the patches.
 #
-# A second reader of the softmax keeps every runtime from fusing the attention around it. So the weights are for
-# analysis runs, never for a graph that ships; the rollout itself costs little: it computes only rows of matrices, from
+# A second reader of the softmax prevents every runtime from fusing the attention around it. So the weights are for
+# analysis runs only, never for a graph that ships. The rollout itself is cheap: it computes only rows of matrices, from
 # the last block to the first.
 
 
@@ -397,13 +397,13 @@ OUTPUT = "attention"
 
 
 def mark(model: ir.Model, weights: Weights) -> str:
-    """Make the weights, [batch, heads, queries, keys], an output of the graph; returns its name. In place."""
+    """Make the weights, [batch, heads, queries, keys], an output of the graph, in place; return its name."""
     return _output(model, weights.attention.softmax.outputs[0])
 
 
 def mark_mean(model: ir.Model, weights: Weights) -> str:
-    """The same, of the mean over the heads, [batch, queries, keys]: a large model's weights of all heads and blocks
-    would fill the memory."""
+    """Make the mean over the heads, [batch, queries, keys], an output, in place; return its name. The weights of all
+    heads and blocks of a large model would fill the memory."""
     editor, name = Editor(model), weights.name
     axis = editor.constant(np.array([-3], np.int64), f"{name}.heads")
     softmax = weights.attention.softmax.outputs[0]
@@ -420,15 +420,15 @@ def _output(model: ir.Model, value: ir.Value) -> str:
 
 
 def add_rollout(model: ir.Model, views: AttentionViews) -> str:
-    """Add the rollout (Abnar & Zuidema, arXiv 2005.00928, section 3) of the tokens that are looked at, over the
-    patches; returns the name of the output, float32 [batch, rows, columns]. In place.
+    """Add the attention rollout (Abnar & Zuidema, arXiv 2005.00928, section 3) of `views.rows` over the patches, in
+    place; return the name of the output, float32 [batch, rows, columns].
 
-    It is the mean over `views.rows` of what `pipeline.rollout` computes whole. The sum of a map is the share that goes
-    to patches; the rest goes to the tokens before them.
+    The map is the mean over `views.rows` of the whole rollout. The sum of a map is the share of the patches; the rest
+    belongs to the tokens before them.
 
     Args:
-        views: those of `model`, as `token_views` finds them. Where the batch and the heads share an axis, the map is
-            right for batch 1 only.
+        views: the views of `model` from `token_views`. If batch and heads share an axis, the map is correct for batch 1
+            only.
     """
     editor = Editor(model)
     end = views.last.attention.mix
@@ -472,7 +472,7 @@ def _over_heads(editor: Editor, end: ir.Node, value: ir.Value, name: str) -> ir.
 
 
 def _half_and_half(editor: Editor, end: ir.Node, attended: ir.Value, itself: ir.Value, name: str) -> ir.Value:
-    """A block's matrix is half attention and half its residual connection."""
+    """The matrix of a block: half attention, half residual connection."""
     half = editor.constant(np.array(0.5, np.float32), f"{name}/half")
     [both] = editor.node(end, "Add", [attended, itself], name, None)
     return editor.node(end, "Mul", [both, half], name, None)[0]
@@ -484,16 +484,16 @@ def _batch(model: ir.Model) -> int | ir.SymbolicDim | None:
     return shape[0] if shape is not None else None
 
 
-# --- Remove whole structures, hidden channels or heads, in front of a linear; the caller makes up for what they gave --
+# --- Remove structures (hidden channels or heads) before a linear; the caller compensates for them --------------------
 
 
 def prune(editor: Editor, prunable: Prunable, kept: Sequence[int], weight: Numbers, bias: Numbers) -> None:
-    """Keep some structures in front of a linear, in place; they keep their order.
+    """Keep only some structures before a linear, in place; they keep their order.
 
     Args:
-        prunable: of this graph as it is now.
-        kept: numbers of the structures that stay, ascending, at least one.
-        weight, bias: of the reader from now on, [channels that stay, out] and [out].
+        prunable: a structure of this graph in its current state.
+        kept: the indices of the structures to keep, ascending, at least one.
+        weight, bias: the new weight and bias of the reader, [kept channels, out] and [out].
     """
     for linear, columns in prunable.columns:
         stay = np.sort(columns[list(kept)].ravel())

@@ -1,7 +1,7 @@
-"""Shapes of all values, and the contents of the integer tensors that shapes are computed with, up to free sizes.
+"""Infer the shapes of all values, and the contents of integer tensors for shape arithmetic, up to free sizes.
 
-ONNX's own inference (`onnx.shape_inference`, one node at a time) knows every operator; what it cannot do is arithmetic
-on a free size, such as batch * windows, or a Reshape to it. Those operators are computed here.
+ONNX's own inference (`onnx.shape_inference`, node by node) knows every operator, but it cannot do arithmetic on a free
+size, such as batch * windows, or a Reshape to it. Those operators are computed here.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ ELEMENTWISE: dict[str, Callable[..., Extent]] = {
 }
 
 
-# --- Type and shape inference of one node by ONNX's own rules, remembered: the blocks of a ViT repeat a few nodes -----
+# --- Type and shape inference of one node by ONNX's own rules, cached: the blocks of a ViT repeat a few nodes ---------
 
 
 Result = tuple[tuple[ir.DataType | None, Dims | None], ...]
@@ -58,7 +58,7 @@ class Operators:
         self._known: dict[Any, Result] = {}
 
     def infer(self, node: ir.Node, operands: Sequence[_Operand | None]) -> Result:
-        """(type, shape) of each output; None if ONNX cannot tell. Empty for an operator that it does not know."""
+        """(type, shape) of each output; None if ONNX cannot infer it. Empty for an operator that ONNX does not know."""
         attributes = tuple(node.attributes.values())
         key: Any = (node.domain, node.op_type, len(node.outputs), *map(_simple, attributes), *operands)
         if None in map(_simple, attributes):
@@ -84,13 +84,13 @@ class Operators:
             proto.attribute.extend(ir.serde.serialize_attribute(attribute) for attribute in node.attributes.values())
             schema = onnx.defs.get_schema(node.op_type, self._opsets[node.domain], node.domain)
             found = onnx.shape_inference.infer_node_outputs(schema, proto, types, data, opset_imports=self._imports)
-        except Exception:  # an operator without inference, or a node that its inference refuses: nothing is known
+        except Exception:  # an operator without inference, or a node that inference rejects: nothing is known
             return ()
         return tuple(_result(found.get(output), sizes) for output in proto.output)
 
 
 def _simple(attribute: ir.Attr) -> tuple[str, Any] | None:
-    """An attribute as a part of a key; None for tensors and graphs."""
+    """An attribute as part of a cache key; None for tensors and graphs."""
     value = attribute.value
     if isinstance(value, (int, float, str, bytes)):
         return attribute.name, value
@@ -100,7 +100,7 @@ def _simple(attribute: ir.Attr) -> tuple[str, Any] | None:
 
 
 def _type_proto(operand: _Operand, sizes: dict[str, Extent]) -> onnx.TypeProto:
-    """Free sizes become names, which inference carries through; `sizes` collects what each stands for."""
+    """The type with free sizes as names, which inference carries through; adds the meaning of each to `sizes`."""
     if operand.dims is None:
         return onnx.helper.make_tensor_type_proto(int(operand.dtype), None)
     sizes.update({str(size): size for size in operand.dims if isinstance(size, FreeSize)})
@@ -123,11 +123,11 @@ def _result(proto: onnx.TypeProto | None, sizes: dict[str, Extent]) -> tuple[ir.
     )
 
 
-# --- What is known about values ---------------------------------------------------------------------------------------
+# --- Known facts about values -----------------------------------------------------------------------------------------
 
 
 class Facts:
-    """What is known about values so far: `dims[value]` and `contents[value]`, if present.
+    """The facts known about values: `dims[value]` and `contents[value]`, if present.
 
     `operators` caches the results for equal nodes.
     """
@@ -154,7 +154,7 @@ class Facts:
         return self.contents.get(value)
 
     def numbers(self, value: ir.Value) -> npt.NDArray[Any] | None:
-        """The value of a small tensor, constant or computed, that no free size enters."""
+        """The content of a small tensor, constant or computed, if it contains no free size."""
         contents, tensor = self.contents_of(value), value.const_value
         if contents is not None and value.dtype is not None:
             known = all(isinstance(entry, int) for entry in contents.ravel())
@@ -165,7 +165,7 @@ class Facts:
         return None
 
     def visit(self, node: ir.Node) -> None:
-        """Add what follows from the facts about the inputs of a node."""
+        """Add the facts that follow from the facts about a node's inputs."""
         self._infer_types(node)
         standard = node.domain in ("", "ai.onnx")
         if len(node.outputs) != 1:
@@ -181,7 +181,7 @@ class Facts:
             self.dims[output] = contents.shape
 
     def _of_runtime(self, node: ir.Node) -> Callable[[Facts, ir.Node], Dims | None] | None:
-        """The rule for an operator of ONNX Runtime. ONNX knows nothing of it, so its result gets its type here."""
+        """The rule for an operator of ONNX Runtime. ONNX does not know it, so this also sets the type of its result."""
         typed, rule = RUNTIME_DIMS.get((node.domain, node.op_type), (0, None))
         if rule is None or len(node.inputs) < 3:
             return None
@@ -201,7 +201,7 @@ class Facts:
                 return _as_array(function(*operands))
             rule = _CONTENTS.get(node.op_type)
             return rule(self, node) if rule is not None else None
-        except (IndexError, ValueError):  # an index out of range: the file's fault, found by its runtime
+        except (IndexError, ValueError):  # an index out of range: an invalid file, which the runtime will report
             return None
 
     def _infer_types(self, node: ir.Node) -> None:
@@ -293,8 +293,8 @@ def _constant_of_shape(inference: Facts, node: ir.Node) -> Dims | None:
 
 
 def _resize(inference: Facts, node: ir.Node) -> Dims | None:
-    """The batch of a Resize is scaled by 1, which ONNX's inference does not carry through for a free size. Where sizes
-    are given, they are it."""
+    """The shape of a Resize: its sizes if given; else the batch is scaled by 1, which ONNX's inference does not carry
+    through for a free size."""
     given = inference.contents_of(node.inputs[3]) if len(node.inputs) > 3 else None
     policy = node.attributes.get_string("keep_aspect_ratio_policy", "stretch")
     if given is not None and given.ndim == 1 and "axes" not in node.attributes and policy == "stretch":
@@ -337,14 +337,13 @@ def _packed_matmul(inference: Facts, node: ir.Node) -> Dims | None:
 
 
 def _heads(inference: Facts, node: ir.Node) -> Dims | None:
-    """The tokens of the queries with the channels of the values, where both have three axes."""
+    """The tokens of the queries with the channels of the values, if both have three axes."""
     queries, values = inference.dims_of(node.inputs[0]), inference.dims_of(node.inputs[2])
     known = queries is not None and values is not None and len(queries) == len(values) == 3
     return (*queries[:2], values[2]) if known and queries and values else None
 
 
-# Operators of ONNX Runtime that placements have, of three inputs or more: the one whose type the result has, and the
-# rule of its shape.
+# Operators of ONNX Runtime in placements: the input that gives the type of the result, and the shape rule.
 RUNTIME_DIMS: dict[tuple[str, str], tuple[int, Callable[[Facts, ir.Node], Dims | None]]] = {
     ("com.microsoft", "MatMulIntegerToFloat"): (2, _integer_matmul),
     ("com.microsoft", "MatMulNBits"): (0, _packed_matmul),
@@ -427,7 +426,7 @@ _CONTENTS: dict[str, Callable[[Facts, ir.Node], Contents | None]] = {
     "ConstantOfShape": _filled,
     "ReduceProd": _product,
 }
-# Operators whose results are known here: what none of them reads is no longer arithmetic, but its use.
+# Operators whose results are computed here; a shape that none of them reads is used, not computed further.
 ARITHMETIC = frozenset({*ELEMENTWISE, *_CONTENTS})
 
 
@@ -448,7 +447,7 @@ def _symbol(size: Extent) -> ir.SymbolicDim:
 
 
 def _as_numbers(contents: Contents, dtype: ir.DataType) -> npt.NDArray[Any] | None:
-    """None if one of them is beyond the type."""
+    """The contents as an array; None if one of them is out of range of the type."""
     try:
         return contents.astype(dtype.numpy())
     except OverflowError:

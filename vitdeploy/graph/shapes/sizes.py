@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class FreeSize:
-    """A product of a factor (not 0) and of named sizes, each at least 1; never a plain number.
+    """The product of a nonzero factor and named sizes, each at least 1; never a plain number.
 
-    Products and exact quotients stay such a product, and that is all that view, window and head arithmetic needs.
+    Products and exact quotients have this form too, which suffices for view, window and head arithmetic.
     """
 
     factor: int
@@ -26,7 +26,7 @@ class Unknown:
 
 
 UNKNOWN = Unknown()
-# Of ONNX's integers, and of the names in one product. A file can square a number forty times, and a size as often.
+# The range of ONNX's integers, and the limit of names in a product: a file can square a number or a size forty times.
 LARGEST, MAX_NAMES = 2**63 - 1, 16
 Extent = int | FreeSize | Unknown
 Dims = tuple[Extent, ...]
@@ -46,7 +46,7 @@ def times(a: Extent, b: Extent) -> Extent:
 
 
 def divided(a: Extent, b: Extent) -> Extent:
-    """a / b where that leaves no remainder whatever the named sizes are; numbers are divided as ONNX does it."""
+    """a / b if it is exact for all values of the named sizes; numbers are divided as in ONNX."""
     if isinstance(a, Unknown) or isinstance(b, Unknown) or b == 0:
         return UNKNOWN
     if isinstance(a, int) and isinstance(b, int):
@@ -77,7 +77,7 @@ def minus(a: Extent, b: Extent) -> Extent:
 
 
 def modulo(a: Extent, b: Extent) -> Extent:
-    """The remainder, for numbers that are not negative and for exact quotients."""
+    """The remainder, for non-negative numbers and exact quotients; else UNKNOWN."""
     if isinstance(a, int) and isinstance(b, int):
         return a % b if a >= 0 and b > 0 else UNKNOWN
     return UNKNOWN if isinstance(divided(a, b), Unknown) else 0
@@ -98,7 +98,7 @@ def equal(a: Extent, b: Extent) -> Extent:
 
 
 def larger(*entries: Extent) -> Extent:
-    """The largest, for numbers, for equal sizes, and for 1 beside any named size."""
+    """The largest, for numbers, for equal sizes, and for 1 and a named size."""
     found = [entry for entry in entries if entry != 1] or [1]
     if all(isinstance(entry, int) for entry in found):
         return max(entry for entry in entries if isinstance(entry, int))
@@ -120,7 +120,7 @@ def product(sizes: Dims) -> Extent:
 
 
 def broadcast(*shapes: Dims) -> Dims:
-    """The shape that all broadcast to; a free size that meets a number other than 1 is taken to be that number."""
+    """The shape that all broadcast to; a free size that meets a number other than 1 is assumed to be that number."""
     rank = max(map(len, shapes))
     columns = zip(*((1,) * (rank - len(shape)) + tuple(shape) for shape in shapes), strict=True)
     return tuple(_wider(column) for column in columns)
@@ -135,7 +135,7 @@ def _wider(column: Sequence[Extent]) -> Extent:
 
 
 def view_shape(data: Dims | None, expected: Dims | None) -> list[int] | None:
-    """The constant that reshapes `data` to `expected`: -1 for one free size, 0 for one that stays where it is."""
+    """The constant that reshapes `data` to `expected`: -1 for one free size, 0 for a size that keeps its position."""
     if expected is None or any(isinstance(size, Unknown) for size in expected):
         return None
     target, free = [], 0

@@ -1,4 +1,4 @@
-"""Results for trackers of experiments, and for Bencher: what is sent, and one file for each place that takes it."""
+"""Send results to experiment trackers and Bencher: the data that is sent, and one module per destination."""
 
 import concurrent.futures
 import contextlib
@@ -21,15 +21,15 @@ from vitdeploy.progress import Progress
 from vitdeploy.remote import PATIENCE_SECONDS as PATIENCE_SECONDS
 from vitdeploy.remote import SLOWEST_BYTES, within
 
-# --- A result as trackers of experiments have it ----------------------------------------------------------------------
-# one run, whose parameters and metrics say which engine they are of.
+# --- A result as an experiment run ------------------------------------------------------------------------------------
+# One run per result; the names of its parameters and metrics include the engine.
 #
-# A name is ENGINE/WHAT, as in "openvino-cpu-int8/p50_ms": trackers sort such names into groups, and the latencies of
-# one engine over all runs have one name. Times that are not decided are called ENGINE/undecided/WHAT, so that no plot
-# or query of the others takes them for more than they are.
+# A name is ENGINE/WHAT, as in "openvino-cpu-int8/p50_ms": trackers group by such names, and the latencies of one engine
+# have the same name in all runs. Undecided times are called ENGINE/undecided/WHAT, so that plots and queries of the
+# decided ones leave them out.
 
 
-# Columns of rows that are measured times, with their intervals; and those that are counted.
+# Columns of measured times with their intervals, and columns of counts.
 _TIMES = (
     *(f"{name}{bound}" for name in ("p50_ms", "p90_ms", "p99_ms") for bound in ("", "_low", "_high")),
     "mean_ms",
@@ -46,13 +46,13 @@ _OF_ENGINE = (
     *("target", "precision", "device", "provider", "driver", "batch", "offline_batch", "threads"),
     *("metric", "gate", "flags", "undecided", "error"),
 )
-# What no tracker takes in a name: MLflow allows the fewest characters.
+# Characters that are not allowed in a name; MLflow is the strictest.
 _ODD = re.compile(r"[^A-Za-z0-9_\-. :]")
 
 
 @dataclass(frozen=True)
 class Attached:
-    """What goes with a result: `files` by name, and what its document adds to the parameters."""
+    """Attachments of a result: `files` by name, and further parameters from its document."""
 
     files: dict[str, bytes] = field(default_factory=dict)
     params: dict[str, str] = field(default_factory=dict)
@@ -60,8 +60,8 @@ class Attached:
 
 @dataclass(frozen=True)
 class TrackedResult:
-    """The rows of one result that are about one model; at least one. `attach`: reads what goes with it, when it is
-    sent. `bundle`: a folder that goes with it too."""
+    """The rows (at least one) of one result for one model. `attach`: reads the attachments when it is sent. `bundle`:
+    a bundle folder to attach."""
 
     rows: tuple[ResultRow, ...]
     attach: Callable[[], Attached] = field(default=Attached, repr=False, compare=False)
@@ -69,7 +69,7 @@ class TrackedResult:
 
     @property
     def id(self) -> str:
-        """The same whenever this result is sent, so that it is there once: 32 hexadecimal digits."""
+        """An identifier that is the same for each sending of this result: 32 hexadecimal digits."""
         first = self.rows[0]
         known = "\n".join((first.run, first.model, first.model_digest or ""))
         return hashlib.sha256(known.encode()).hexdigest()[:32]
@@ -84,12 +84,12 @@ class TrackedResult:
 
     @property
     def failed(self) -> bool:
-        """Whether a row is of a recipe that failed, or of an engine that did not give its golden answers."""
+        """Whether a row has an error: a failed recipe, or an engine that failed its golden answers."""
         return any(row.error for row in self.rows)
 
     @property
     def tags(self) -> dict[str, str]:
-        """Few and short: what runs are searched by."""
+        """A few short tags to search runs by."""
         first = self.rows[0]
         undecided = [name for name, row in self._named() if row.undecided]
         return {
@@ -101,7 +101,7 @@ class TrackedResult:
 
     @property
     def params(self) -> dict[str, str]:
-        """What was measured, where, and with what; texts that are not empty."""
+        """The artifact, the machine and the settings, as non-empty texts."""
         first = self.rows[0]
         found = {name: getattr(first, name) for name in _OF_RESULT}
         found["time"] = first.time.isoformat(timespec="seconds")
@@ -114,7 +114,7 @@ class TrackedResult:
 
     @property
     def metrics(self) -> dict[str, float]:
-        """What was measured and counted; times that are not decided under names that say so."""
+        """The measured times and counts; undecided times have "undecided" in their names."""
         found: dict[str, float | None] = {}
         for name, row in self._named():
             mark = () if row.decided else ("undecided",)
@@ -128,7 +128,7 @@ class TrackedResult:
         return {name: float(value) for name, value in found.items() if value is not None}
 
     def _named(self) -> list[tuple[str, ResultRow]]:
-        """Each row with a name that no other has: its artifact, with a number behind it where there are several."""
+        """Each row with a unique name: its artifact, with a number if there are several."""
         found: dict[str, ResultRow] = {}
         for row in self.rows:
             name, number = row.artifact, 1
@@ -140,7 +140,7 @@ class TrackedResult:
 
 
 def outcomes_of(rows: Sequence[ResultRow]) -> list[tuple[ResultRow, ...]]:
-    """Rows of a history, in its order, as those of one result and one model each."""
+    """Group a history's rows, in its order, by result and model."""
     found: dict[tuple[str, str, str | None], list[ResultRow]] = {}
     for row in rows:
         found.setdefault((row.run, row.model, row.model_digest), []).append(row)
@@ -148,12 +148,12 @@ def outcomes_of(rows: Sequence[ResultRow]) -> list[tuple[ResultRow, ...]]:
 
 
 def _joined(*parts: str) -> str:
-    """A name of its parts, in characters that every tracker takes; an empty one is left out."""
+    """Join the non-empty parts of a name, with only the characters that every tracker accepts."""
     return "/".join(_ODD.sub("_", part)[:80].strip(". ") for part in parts if part)
 
 
 def flat(values: object, name: str) -> dict[str, str]:
-    """Nested values of JSON as texts, by the path of each: {"recipe.source.model": "vit"}."""
+    """Flatten nested JSON values to texts by path: {"recipe.source.model": "vit"}."""
     if isinstance(values, dict) and values:
         return {found: text for key, each in values.items() for found, text in flat(each, f"{name}.{key}").items()}
     if values is None or values == {} or values == []:
@@ -161,7 +161,7 @@ def flat(values: object, name: str) -> dict[str, str]:
     return {_joined(name): values if isinstance(values, str) else json.dumps(values)}
 
 
-# --- What takes results, and how its answers are waited for -----------------------------------------------------------
+# --- Trackers, and requests to them with a time limit -----------------------------------------------------------------
 
 
 T = TypeVar("T")
@@ -169,8 +169,8 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Sent:
-    """What became of results at a tracker called `where`: how many are `new` there, and how many were there `already`.
-    `left_out`: what it has no place for, with the reason."""
+    """The outcome at the tracker `where`: the number of `new` results, and of those it had `already`. `left_out`:
+    values that it cannot store, with the reason."""
 
     where: str
     new: int
@@ -179,35 +179,36 @@ class Sent:
 
     @property
     def sentence(self) -> str:
-        already = f", {self.already} there already" if self.already else ""
+        already = f", {self.already} already there" if self.already else ""
         return f"{self.where}: {self.new} result{'' if self.new == 1 else 's'} sent{already}"
 
 
 class Tracker(ABC):
-    """`name` is what messages call it; no credentials are in it. `environment`: variables that its client is used with,
-    where they are not set."""
+    """A destination of results. `name`: for messages, without credentials. `environment`: variables for its client,
+    used unless they are already set."""
 
     name: str
     environment: Mapping[str, str] = {}
 
     @abstractmethod
     def prepare(self) -> None:
-        """Raise if nothing can be sent there: so it is told before anything is measured."""
+        """Raise if the tracker is not usable, so that the error comes before any measurement."""
 
     @abstractmethod
     def send(self, outcomes: Sequence[TrackedResult], progress: Progress) -> Sent:
-        """Send what is not there yet; a result that was sent in part goes on.
+        """Send the results that the tracker does not have yet; partly sent results are completed.
 
         Raises:
-            HostError: no answer in time, a refusal, or no credentials. OutputError, StorageError: of a file.
+            HostError: no answer in time, a refusal, or missing credentials. OutputError, StorageError: a file cannot be
+                written.
         """
 
     def told(self, error: Exception) -> VitdeployError:
-        """What an error of its client means; its text is not repeated, as secrets may be in it."""
+        """Translate an error of the client, without its text, which may contain secrets."""
         return HostError(f"{self.name} cannot be used", found=type(error).__name__)
 
     def ask(self, question: Callable[[], T], size: int = 0) -> T:
-        """What its service answers, in the time that so many bytes may take; errors as `told`.
+        """Return the service's answer within a time limit for `size` bytes; errors as `told`.
 
         Raises:
             HostError: no answer in time.
@@ -223,17 +224,17 @@ class Tracker(ABC):
                 f"{self.name} does not answer",
                 found=f"no answer for {seconds:.0f} s",
                 expected="an answer",
-                fix="look at the network and the address; sending again goes on where this ended",
+                fix="check the network and the address; sending again continues where this stopped",
             ) from None
         except ImportError as error:
-            raise MissingPackageError(error.name or "that its client asks for", "", self.name) from None
+            raise MissingPackageError(error.name or "required by its client", "", self.name) from None
         except Exception as error:  # each client has its own
             raise self.told(error) from None
 
 
 @contextlib.contextmanager
 def set_where_unset(variables: Mapping[str, str]) -> Iterator[None]:
-    """The environment with these, where they are not set; as it was behind the block."""
+    """Set environment variables that are not set yet, for the duration of the block."""
     added = {name: value for name, value in variables.items() if name not in os.environ}
     os.environ.update(added)
     try:
@@ -244,29 +245,28 @@ def set_where_unset(variables: Mapping[str, str]) -> Iterator[None]:
 
 
 def folder_bytes(folder: Path) -> int:
-    """The size of all its files."""
+    """Return the total size of the folder's files."""
     return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
 
 
-# --- Trackers by their names on the command line ----------------------------------------------------------------------
+# --- Trackers by name -------------------------------------------------------------------------------------------------
 
 
-# By its module.
+# Module name -> class name.
 TRACKERS = {"mlflow": "Mlflow", "wandb": "Wandb", "bencher": "Bencher"}
 EXPECTED = "mlflow[:URI], wandb[:[ENTITY/]PROJECT] or bencher:FILE"
 
 
 def open_tracker(text: str) -> Tracker:
-    """The tracker of a text such as "mlflow:http://localhost:5000".
+    """Open the tracker named by a text such as "mlflow:http://localhost:5000".
 
     Raises:
-        InputError: no tracker that is known. MissingPackageError: its client is not installed. HostError: it cannot be
-            opened.
+        InputError: an unknown tracker. MissingPackageError: its client is missing. HostError: it cannot be opened.
     """
     kind, _, place = text.partition(":")
     if kind in TRACKERS and (place or kind != "bencher"):
         tracker: Tracker = getattr(importlib.import_module(f"{__name__}.{kind}"), TRACKERS[kind])(place)
         return tracker
     raise InputError(
-        "no tracker of this name", found="bencher without a file" if kind == "bencher" else kind[:40], expected=EXPECTED
+        "unknown tracker", found="bencher without a file" if kind == "bencher" else kind[:40], expected=EXPECTED
     )

@@ -1,8 +1,8 @@
 """The Bencher Metric Format: a JSON file of numbers by benchmark and measure, for `bencher run --adapter json`.
 
-https://bencher.dev/docs/reference/bencher-metric-format has the format. Latencies are in nanoseconds and throughput in
-operations a second, as the measures of these names that each project of Bencher has. A number has nothing beside it
-that could say it is not decided: such times are left out, and named.
+https://bencher.dev/docs/reference/bencher-metric-format defines the format. Latencies are in nanoseconds and throughput
+in operations per second, as in Bencher's built-in measures of these names. The format cannot mark a number as
+undecided: undecided times are left out and listed.
 """
 
 import contextlib
@@ -21,8 +21,8 @@ _MS, _LONGEST = 1e6, 1024
 
 
 def metrics_of(rows: Sequence[ResultRow]) -> tuple[dict[str, dict[str, dict[str, float]]], list[Omission]]:
-    """The last row of each series as a benchmark, and what is left out of it with the reason. A benchmark has the
-    machine in its name: times of two are never one series."""
+    """Return the last row of each series as a benchmark, and the omissions with their reasons. The name of a benchmark
+    includes the machine, so that times of two machines never form one series."""
     latest = {_benchmark(row): row for row in rows}
     found = {name: measures for name, row in latest.items() if (measures := _measures(row))}
     reasons = [Omission(name, row.error or row.undecided) for name, row in latest.items() if row.error or row.undecided]
@@ -30,7 +30,7 @@ def metrics_of(rows: Sequence[ResultRow]) -> tuple[dict[str, dict[str, dict[str,
 
 
 class Bencher(Tracker):
-    """A file in the Bencher Metric Format, of all that was sent since it was opened."""
+    """A file in the Bencher Metric Format with all results sent since it was opened."""
 
     def __init__(self, file: str) -> None:
         self.name, self._file = f"bencher:{Path(file)}", Path(file)
@@ -49,7 +49,7 @@ class Bencher(Tracker):
 
 
 class _Enough(Exception):
-    """The file could be written; nothing is."""
+    """Raised to leave a test write without writing the file."""
 
 
 def is_metrics(file: Path) -> bool:
@@ -95,7 +95,7 @@ def _measures(row: ResultRow) -> dict[str, dict[str, float]]:
 def _metric(
     value: float | None, low: float | None = None, high: float | None = None, unit: float = 1.0
 ) -> dict[str, float]:
-    """A number with the bounds that are known; nothing without it."""
+    """Return a metric with its known bounds; empty without a value."""
     if value is None:
         return {}
     bounds = {"lower_value": low, "upper_value": high}

@@ -12,17 +12,17 @@ from vitdeploy.progress import Progress
 from vitdeploy.remote import shown_uri
 
 EXPERIMENT = "vitdeploy"
-# What a request may hold (https://mlflow.org/docs/latest/rest-api.html), and what stands for a result that is whole.
+# Limits of a request (https://mlflow.org/docs/latest/rest-api.html), and the states of a completely sent result.
 _MOST_PARAMS, _MOST_METRICS, _LONGEST_PARAM, _LONGEST_TAG, _PAGE = 100, 1000, 500, 5000, 1000
 _WHOLE = ("FINISHED", "FAILED")
-# A refused connection is tried a few times, then told: MLflow's own seven tries take minutes.
+# Retry a refused connection only a few times: MLflow's default of seven retries takes minutes.
 _PATIENT = {"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "2", "MLFLOW_HTTP_REQUEST_TIMEOUT": "30"}
 _REFUSED = ("PERMISSION_DENIED", "UNAUTHENTICATED", "CUSTOMER_UNAUTHORIZED")
 
 
 class Mlflow(Tracker):
-    """The server, database or folder at a tracking URI; without one that of MLFLOW_TRACKING_URI. The experiment is that
-    of MLFLOW_EXPERIMENT_NAME, or "vitdeploy"."""
+    """The server, database or folder at a tracking URI (default: MLFLOW_TRACKING_URI). The experiment is
+    MLFLOW_EXPERIMENT_NAME, or "vitdeploy"."""
 
     environment = _PATIENT
 
@@ -55,7 +55,7 @@ class Mlflow(Tracker):
         return Sent(f"{self.name}, experiment {self._experiment_name}", new, len(outcomes) - new)
 
     def _there(self) -> dict[str, tuple[str, str]]:
-        """By the result, the run that has it, and its status."""
+        """Return run id and status by result."""
         found: dict[str, tuple[str, str]] = {}
         token = None
         while True:
@@ -75,7 +75,7 @@ class Mlflow(Tracker):
         )  # fmt: skip
 
     def _write(self, outcome: TrackedResult, run: str) -> None:
-        """All of a result; what is there of an earlier try is the same, and so stays as it is."""
+        """Write all of a result. Values from an earlier attempt are identical and stay."""
         from mlflow.entities import Metric, Param
 
         time, attached = _milliseconds(outcome), outcome.attach()
@@ -99,23 +99,23 @@ class Mlflow(Tracker):
         self.ask(lambda: self._client.set_terminated(run, "FAILED" if outcome.failed else "FINISHED", time))
 
     def told(self, error: Exception) -> VitdeployError:
-        """Texts of the client are not repeated: they may hold the URI with its password."""
+        """Translate an error of the client, without its text, which may contain the URI with its password."""
         code = str(getattr(error, "error_code", ""))
         status = getattr(error, "get_http_status_code", lambda: 0)()
-        said = "API request to endpoint" in str(error) and " 401" in str(error)
-        if code in _REFUSED or status in (401, 403) or said:
+        unauthorised = "API request to endpoint" in str(error) and " 401" in str(error)
+        if code in _REFUSED or status in (401, 403) or unauthorised:
             return HostError(
-                f"{self.name} refuses",
-                found=f"no credentials that it takes ({code or status})",
+                f"{self.name} refuses the credentials",
+                found=f"missing or invalid credentials ({code or status})",
                 expected="MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD, or MLFLOW_TRACKING_TOKEN",
                 fix="set them in the environment",
             )
         return HostError(
             f"{self.name} cannot be used",
             found=type(error).__name__ + (f" ({code})" if code else ""),
-            expected="an MLflow server that answers, or another tracking URI",
-            fix="look at the address (mlflow:URI or MLFLOW_TRACKING_URI) and the server; sending again goes on "
-            "where this ended",
+            expected="a reachable MLflow server",
+            fix="check the address (mlflow:URI or MLFLOW_TRACKING_URI) and the server; sending again continues "
+            "where this stopped",
         )
 
 

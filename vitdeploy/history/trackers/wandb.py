@@ -16,17 +16,17 @@ from vitdeploy.history.trackers import Sent, TrackedResult, Tracker, folder_byte
 from vitdeploy.progress import Progress
 
 PROJECT = "vitdeploy"
-# In the folder of a run that was written without a network, when it is whole.
+# Marker file in the folder of a completely written offline run.
 _WHOLE = "vitdeploy.whole"
 _OFFLINE = ("offline", "dryrun")
-# Of a file without a record, and how long its size stays the same when it is whole.
+# The size of a file without records, and how long the size of a complete file stays the same.
 _HEADER_BYTES, _MOMENT = 7, 0.05
 _SILENT = {"WANDB_SILENT": "true"}
 
 
 class Wandb(Tracker):
-    """A project, of an entity where one is named; without a name that of WANDB_PROJECT, or "vitdeploy". With
-    WANDB_MODE=offline runs are files below WANDB_DIR, or here, for `wandb sync`."""
+    """A project, optionally of an entity; by default WANDB_PROJECT, or "vitdeploy". With WANDB_MODE=offline, runs are
+    files below WANDB_DIR (default: the current folder) for `wandb sync`."""
 
     environment = _SILENT
 
@@ -50,7 +50,7 @@ class Wandb(Tracker):
             self.ask(lambda: self._wandb.login(verify=True))
 
     def _has_key(self) -> bool:
-        """Whether the client finds a key, so that it does not ask for one on a terminal."""
+        """Whether the client finds a key, so that it does not prompt for one."""
         if any(os.environ.get(name) for name in ("WANDB_API_KEY", "WANDB_IDENTITY_TOKEN_FILE")):
             return True
         settings = self._wandb.setup().settings
@@ -72,7 +72,7 @@ class Wandb(Tracker):
         return Sent(self.name + (", offline" if self._offline else ""), new, len(outcomes) - new)
 
     def _write(self, outcome: TrackedResult) -> bool:
-        """Whether the run is a new one. One that is there is written over: it has the same values."""
+        """Write a run and return whether it is new. An existing run is overwritten with the same values."""
         attached = outcome.attach()
         run = self.ask(lambda: self._begin(outcome, attached.params))
         new = not run.resumed
@@ -118,7 +118,7 @@ class Wandb(Tracker):
         )
 
     def _settings(self) -> Any:
-        """Nothing but the result is sent: no code, no load of this machine, no output of this process."""
+        """Settings that send only the result: no code, no system metrics, no console output."""
         return self._wandb.Settings(
             silent=True,
             console="off",
@@ -134,28 +134,28 @@ class Wandb(Tracker):
         return any(_home().glob(f"*wandb/offline-run-*-{outcome.id}/{_WHOLE}"))
 
     def told(self, error: Exception) -> VitdeployError:
-        """Texts of the client are not repeated: they may hold the key."""
+        """Translate an error of the client, without its text, which may contain the key."""
         kind = type(error).__name__
         if kind == "UsageError" or (kind == "AuthenticationError" and re.search("error 40[13]", str(error))):
             return self._no_key("a key that the server refuses")
         return HostError(
             f"{self.name} cannot be used",
             found=kind,
-            expected="a server that answers, and a project that takes runs",
-            fix="look at WANDB_BASE_URL and the network; WANDB_MODE=offline writes files for `wandb sync`",
+            expected="a reachable server and a project that accepts runs",
+            fix="check WANDB_BASE_URL and the network; WANDB_MODE=offline writes files for `wandb sync`",
         )
 
     def _no_key(self, found: str) -> HostError:
         return HostError(
             f"{self.name} needs credentials",
             found=found,
-            expected="WANDB_API_KEY in the environment, or a login of `wandb login`",
-            fix="set it; WANDB_MODE=offline needs none and writes files for `wandb sync`",
+            expected="WANDB_API_KEY in the environment, or a login with `wandb login`",
+            fix="set WANDB_API_KEY, or WANDB_MODE=offline to write files for `wandb sync` without credentials",
         )
 
 
 def _wait_for_file(file: Path) -> None:
-    """The client's service writes the end of its file a moment after `finish` has returned."""
+    """Wait for a complete file: the client's service finishes it shortly after `finish` returns."""
     before, size = -1, 0
     while size <= _HEADER_BYTES or size != before:
         time.sleep(_MOMENT)

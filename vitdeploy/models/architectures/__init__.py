@@ -1,1 +1,1 @@
-"""Architectures in PyTorch, each written to be read as its paper's specification."""
+"""Architectures in PyTorch, written to follow their papers closely."""

@@ -1,4 +1,4 @@
-"""DETR, with masks, on a ResNet."""
+"""DETR on a ResNet, with an optional mask head."""
 
 import math
 from dataclasses import dataclass, field
@@ -14,8 +14,8 @@ from vitdeploy.models.architectures.layers import MLP
 # 5, with the stride in the 3x3 convolution (torchvision's "v1.5"); Carion et al. (arXiv 2005.12872), section 4: batch
 # norm is frozen, and the DC5 variant replaces the last stage's stride by a dilation.
 #
-# Every halving rounds up, so an image of any size of at least 1x1 pixel has features. Axis names used in the comments:
-# b batch, c channels, H and W height and width of the image.
+# Every halving rounds up, so any image of at least 1x1 pixel has features. Axis names in comments: b batch, c channels,
+# H and W height and width of the image.
 
 
 REDUCTION = 4  # a bottleneck computes its 3x3 convolution on a quarter of its output's channels
@@ -23,7 +23,7 @@ REDUCTION = 4  # a bottleneck computes its 3x3 convolution on a quarter of its o
 
 @dataclass(frozen=True)
 class ResNetConfig:
-    """Shape of a ResNet. `widths` are the output channels of the four stages, `depths` their numbers of blocks.
+    """Configuration of a ResNet. `widths` are the output channels of the four stages, `depths` their numbers of blocks.
 
     `dilate_last`: the last stage keeps the resolution and dilates its 3x3 convolutions by 2 (DC5).
     """
@@ -36,7 +36,7 @@ class ResNetConfig:
 
     def __post_init__(self) -> None:
         if min(self.in_channels, self.stem_width, *self.widths, *self.depths) < 1:
-            raise ValueError("sizes of 0 in the backbone")
+            raise ValueError("the backbone has a size of 0")
         if any(width % REDUCTION for width in self.widths):
             raise ValueError(f"backbone widths {self.widths} are not divisible by {REDUCTION}")
 
@@ -132,27 +132,27 @@ class ResNet(nn.Module):
         return features
 
 
-# --- DETR, written to be read as its specification --------------------------------------------------------------------
+# --- DETR -------------------------------------------------------------------------------------------------------------
 # Source: Carion et al., "End-to-End Object Detection with Transformers", ECCV 2020 (arXiv 2005.12872), section 3.2 and
-# appendices A.2-A.4. A ResNet's last features, projected to the model's width, are the tokens of a transformer encoder.
+# appendices A.2-A.4. A ResNet's last features, projected to the model's width, are the tokens of a Transformer encoder.
 # A decoder turns a fixed set of learned object queries into as many objects, each with class logits and a box.
 #
-# Both transformers are post-norm. Positions are added to the queries and keys of every attention, never to its values:
-# 2-D sines for image tokens, the learned object queries for objects.
+# Encoder and decoder are post-norm. Positions are added to the queries and keys of every attention, never to the
+# values: 2-D sines for image tokens, the learned object queries for objects.
 #
-# An image fills the model's input: there is no padding and so no attention mask. Axis names used in the comments: b
-# batch, n image tokens, q object queries, d width, h heads, e width per head.
+# Images fill the model's input, so no attention mask for padding is needed. Axis names in comments: b batch, n image
+# tokens, q object queries, d width, h heads, e width per head.
 
 
-MIN_SIDE = 32  # pixels of the image for one token, without dilation; no larger size needs to be a multiple of anything
+MIN_SIDE = 32  # image pixels per token, without dilation; larger sizes need not be multiples of it
 
 
 @dataclass(frozen=True)
 class DETRConfig:
-    """Shape of a DETR. `image_size` is (height, width) in pixels, any from 32 on.
+    """Configuration of a DETR. `image_size` is (height, width) in pixels, each at least 32.
 
-    `num_classes` leaves out "no object", for which the class logits have one more column, the last. `panoptic`: with
-    the mask head of `detr_masks`.
+    `num_classes` excludes "no object", for which the class logits have one more column, the last. `panoptic`: with the
+    mask head.
     """
 
     image_size: tuple[int, int] = (800, 800)
@@ -179,7 +179,7 @@ class DETRConfig:
         if self.width % 4:
             raise ValueError(f"width {self.width} is not divisible by 4 (sine and cosine of two axes)")
         if self.panoptic and any(size < 1 or size % min(8, size) for size in self.mask_widths):
-            raise ValueError(f"the mask head's widths {self.mask_widths} cannot be divided into 8 groups")
+            raise ValueError(f"the mask head's widths {self.mask_widths} are not divisible into 8 groups")
 
     @property
     def feature_size(self) -> tuple[int, int]:
@@ -203,10 +203,10 @@ class DETRConfig:
 
 
 def sine_positions(height: int, width: int, channels: int) -> Tensor:
-    """float64 [1, height * width, channels]: sines and cosines of y in the first half of the channels, then of x.
+    """Return float64 [1, height * width, channels]: sines and cosines of y in the first half of the channels, then x.
 
-    Coordinates are 1 to size, scaled to end at 2 pi; frequencies as in arXiv 1706.03762, section 3.5. The small number
-    in the scaling is the released code's.
+    Coordinates are 1 to size, scaled to end at 2 pi; frequencies as in arXiv 1706.03762, section 3.5. The epsilon in
+    the scaling is the released code's.
     """
     half = channels // 2
     frequency = 10000.0 ** -(torch.arange(0, half, 2, dtype=torch.float64, device="cpu") / half)
@@ -221,7 +221,7 @@ def sine_positions(height: int, width: int, channels: int) -> Tensor:
 
 
 class _Attention(nn.Module):
-    """Multi-head attention: softmax(Q K^T / sqrt(e)) V, heads side by side, then one output linear."""
+    """Multi-head attention: softmax(Q K^T / sqrt(e)) V, heads concatenated, then one output linear layer."""
 
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
@@ -276,7 +276,7 @@ class _DecoderLayer(nn.Module):
 
 
 class _BoxHead(nn.Module):
-    """Three linears with ReLU between, and a sigmoid: centre x, centre y, width, height, relative to the image."""
+    """Three linear layers with ReLU, and a sigmoid: centre x, centre y, width, height, relative to the image."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -300,7 +300,7 @@ class _Decoded:
 
 
 class DETR(nn.Module):
-    """Image in, objects out.
+    """DETR: image in, objects out.
 
     Input: float32 [b, 3, height, width], normalised pixels. Output: logits [b, q, num_classes + 1], whose last column
     is "no object", and boxes [b, q, 4], centre x, centre y, width, height in 0..1.
@@ -317,14 +317,14 @@ class DETR(nn.Module):
         self.decoder_norm = nn.LayerNorm(config.width)
         self.class_embed = nn.Linear(config.width, config.num_classes + 1)
         self.box_embed = _BoxHead(config.width)
-        # A function of the image size alone. Not a buffer: a model built without memory and filled from a checkpoint
-        # would lose it.
+        # Depends only on the image size. Not a buffer, whose values would be lost when the model is built on the meta
+        # device and filled from a checkpoint.
         self.positions = sine_positions(*config.feature_size, config.width)
         self.initialise()
 
     def initialise(self) -> None:
-        """Initialise as the released code does: Glorot uniform for the transformer (query, key and value as one
-        matrix), zero for the attentions' biases, standard normal for the queries, PyTorch's defaults elsewhere."""
+        """Initialise as in the released code: Glorot uniform for the Transformer (query, key and value as one matrix),
+        zero for attention biases, standard normal for the queries, PyTorch's defaults elsewhere."""
         nn.init.normal_(self.query_embed)
         for module in (*self.encoder.modules(), *self.decoder.modules()):
             if isinstance(module, MLP):
@@ -345,8 +345,8 @@ class DETR(nn.Module):
         for layer in self.encoder:
             memory = layer(memory, positions)
         placed_memory = memory + positions
-        # The decoder starts from zeros, the same for every image: its first self-attention sees parameters only, is
-        # computed for a batch of one (a constant of the exported graph), and the first cross-attention broadcasts it.
+        # The decoder starts from zeros for every image: its first self-attention depends only on parameters, so it is
+        # computed at batch 1 (a constant of the exported graph), and the first cross-attention broadcasts it.
         queries = self.query_embed[None]
         objects = torch.zeros_like(queries)
         for layer in self.decoder:
@@ -361,12 +361,12 @@ class DETR(nn.Module):
 # --- DETR's panoptic head: one mask for every object query ------------------------------------------------------------
 # Source: Carion et al., arXiv 2005.12872, section 4.4 and figure 8. Every object attends to the encoder's output, and
 # the attention maps of its heads, concatenated to the projected features, go through a small convolutional network that
-# upsamples them thrice, each time adding the backbone's features of that resolution.
+# upsamples them three times, each time adding the backbone's features of that resolution.
 #
-# What does not depend on the object is computed once for an image and broadcast: the first convolution is linear, so
-# that of a concatenation is the sum of two (here `from_features` and `from_attention`, whose weights are the two parts
-# of the published ones). For 100 objects that takes away most of the head's work. Axis names: b batch, q object
-# queries, n image tokens, d width, h heads, e width per head, c channels.
+# Values independent of the object are computed once per image and broadcast: the first convolution is linear, so its
+# result for a concatenation is a sum of two (`from_features` and `from_attention`, which split the published weights).
+# For 100 objects, this saves most of the head's work. Axis names: b batch, q object queries, n image tokens, d width,
+# h heads, e width per head, c channels.
 
 
 class _AttentionMaps(nn.Module):
@@ -382,7 +382,7 @@ class _AttentionMaps(nn.Module):
             nn.init.zeros_(linear.bias)
 
     def forward(self, objects: Tensor, memory: Tensor) -> Tensor:
-        """[b, q, h * n] of objects [b, q, d] and memory [b, n, d]."""
+        """Objects [b, q, d] and memory [b, n, d] -> [b, q, h * n]."""
         (_, count, width), tokens = objects.shape, memory.shape[1]
         each = width // self.heads
         query = self.query(objects).reshape(-1, count, self.heads, each).transpose(1, 2)
@@ -394,7 +394,7 @@ class _AttentionMaps(nn.Module):
 class GroupNorm(nn.Module):
     """Group norm (arXiv 1803.08494) with 8 groups, or one per channel if there are fewer.
 
-    Written as instance norm of the groups, with every size but the batch a constant of the exported graph.
+    Written as instance norm of the groups, so that every size except the batch is a constant of the exported graph.
     """
 
     def __init__(self, channels: int) -> None:
@@ -411,7 +411,7 @@ class GroupNorm(nn.Module):
 
 
 class _Upsample(nn.Module):
-    """Nearest-neighbour upsampling to the next features, which are added; then convolution, group norm, ReLU."""
+    """Nearest-neighbour upsampling to the next features and their sum; then convolution, group norm, ReLU."""
 
     def __init__(self, features: int, inputs: int, outputs: int) -> None:
         super().__init__()
@@ -420,10 +420,10 @@ class _Upsample(nn.Module):
         self.norm = GroupNorm(outputs)
 
     def forward(self, x: Tensor, features: Tensor, count: int) -> Tensor:
-        """[b * q, outputs, height, width] of x [b * q, inputs, ...] and features [b, c, height, width], q = `count`."""
+        """x [b * q, inputs, ...] and features [b, c, height, width] -> [b * q, outputs, height, width], q = `count`."""
         height, width = features.shape[2:]
         if x.shape[2:] != features.shape[2:]:
-            # A halved size was rounded up: doubled, it has at most one row or column too many.
+            # Halving rounded up, so the doubled size has at most one row or column too many.
             x = F.interpolate(x, scale_factor=2.0, mode="nearest")[:, :, :height, :width]
         x = x.reshape(-1, count, x.shape[1], height, width) + self.adapter(features)[:, None]
         return F.relu(self.norm(self.conv(x.reshape(-1, *x.shape[2:]))))
@@ -444,7 +444,7 @@ class _MaskHead(nn.Module):
         self.initialise(first)
 
     def initialise(self, fan_in: int) -> None:
-        """Kaiming uniform with a = 1 and zero biases, as the released code; the first convolution as the one it is."""
+        """Kaiming uniform with a = 1 and zero biases, as in the released code; the split convolution as one."""
         for module in self.modules():
             if isinstance(module, nn.Conv2d):
                 nn.init.kaiming_uniform_(module.weight, a=1)
@@ -455,7 +455,7 @@ class _MaskHead(nn.Module):
         nn.init.uniform_(self.from_attention.weight, -bound, bound)
 
     def forward(self, projected: Tensor, maps: Tensor, features: list[Tensor]) -> Tensor:
-        """Mask logits [b, q, H / 4, W / 4] of projected [b, d, height, width], maps [b, q, h * n] and all features."""
+        """Projected [b, d, height, width], maps [b, q, h * n] and all features -> mask logits [b, q, H / 4, W / 4]."""
         count, (height, width) = maps.shape[1], projected.shape[2:]
         attention = self.from_attention(maps.reshape(-1, self.from_attention.in_channels, height, width))
         shared = self.from_features(projected)
@@ -468,7 +468,7 @@ class _MaskHead(nn.Module):
 
 
 class DETRPanoptic(DETR):
-    """Image in, objects with masks out: as DETR, and masks [b, q, ceil(height / 4), ceil(width / 4)], logits."""
+    """DETR with masks: outputs as DETR, and mask logits [b, q, ceil(height / 4), ceil(width / 4)]."""
 
     def __init__(self, config: DETRConfig) -> None:
         super().__init__(config)

@@ -1,4 +1,4 @@
-"""Layers that architectures share, and their positions."""
+"""Layers shared by architectures, and position tables."""
 
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -8,10 +8,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-# --- The layers that Vision Transformers are made of, each with the equation that it computes -------------------------
-# Axis names used in the comments: b batch, c input channels, n tokens, d width, h heads, e width per head. In every
-# reshape only the batch is -1, the one axis that stays dynamic: every other size is a constant of the exported graph.
-# Parameter names are timm's, so that its state dicts load as they are.
+# --- The layers of Vision Transformers, each with its equation --------------------------------------------------------
+# Axis names in comments: b batch, c input channels, n tokens, d width, h heads, e width per head. In every reshape only
+# the batch, the one dynamic axis, is -1: every other size is a constant of the exported graph. Parameter names are
+# timm's, so that its state dicts load unchanged.
 
 
 Activation: TypeAlias = Literal["relu", "gelu", "quick_gelu", "gelu_tanh"]
@@ -19,7 +19,7 @@ FeedForward: TypeAlias = Literal["mlp", "swiglu_packed", "swiglu"]
 
 
 def quick_gelu(x: Tensor) -> Tensor:
-    """x sigmoid(1.702 x), the approximation that OpenAI trained CLIP with (arXiv 1606.08415, section 2)."""
+    """Return x sigmoid(1.702 x), the approximation used to train OpenAI's CLIP (arXiv 1606.08415, section 2)."""
     return x * torch.sigmoid(1.702 * x)
 
 
@@ -46,10 +46,10 @@ class PatchEmbedding(nn.Module):
 
 
 class SelfAttention(nn.Module):
-    """Multi-head self-attention: softmax(Q K^T / sqrt(e)) V, heads side by side, then one output linear.
+    """Multi-head self-attention: softmax(Q K^T / sqrt(e)) V, heads concatenated, then one output linear layer.
 
-    Source: arXiv 1706.03762, section 3.2. With `qk_norm`, LayerNorm over e of every query and key (arXiv 2302.05442,
-    section 2). `causal`: a token sees itself and those before it. Float [b, n, d] -> [b, n, d].
+    Source: arXiv 1706.03762, section 3.2. `qk_norm`: LayerNorm over e of every query and key (arXiv 2302.05442, section
+    2). `causal`: a token attends to itself and earlier ones. Float [b, n, d] -> [b, n, d].
     """
 
     def __init__(
@@ -78,7 +78,7 @@ class SelfAttention(nn.Module):
 
 
 class MLP(nn.Module):
-    """W2 f(W1 x), f an activation (arXiv 1706.03762, equation 2, where it is ReLU)."""
+    """W2 f(W1 x), with an activation f (arXiv 1706.03762, equation 2, which uses ReLU)."""
 
     def __init__(self, width: int, hidden: int, activation: Activation = "gelu") -> None:
         super().__init__()
@@ -91,7 +91,7 @@ class MLP(nn.Module):
 
 
 class _PackedSwiGLU(nn.Module):
-    """W2 (SiLU(G x) * U x) with G above U in one linear (arXiv 2002.05202, equation 6; DINOv2's giant).
+    """W2 (SiLU(G x) * U x) with G stacked on U in one linear layer (arXiv 2002.05202, equation 6; DINOv2's giant).
 
     `hidden` counts the rows of that linear, both halves: `fc2` reads hidden / 2.
     """
@@ -107,7 +107,7 @@ class _PackedSwiGLU(nn.Module):
 
 
 class _SwiGLU(nn.Module):
-    """The same function with two linears of `hidden` rows: `fc1_g` for the gate, `fc1_x` for what it gates."""
+    """The same function with two linear layers of `hidden` rows: `fc1_g` for the gate, `fc1_x` for the gated values."""
 
     def __init__(self, width: int, hidden: int) -> None:
         super().__init__()
@@ -120,7 +120,7 @@ class _SwiGLU(nn.Module):
 
 
 def feed_forward(kind: FeedForward, width: int, hidden: int, activation: Activation) -> nn.Module:
-    """The second half of a block, float [b, n, d] -> [b, n, d]; a SwiGLU has its own activation."""
+    """Build the feed-forward part of a block, float [b, n, d] -> [b, n, d]; a SwiGLU has its own activation."""
     if kind == "mlp":
         return MLP(width, hidden, activation)
     return _PackedSwiGLU(width, hidden) if kind == "swiglu_packed" else _SwiGLU(width, hidden)
@@ -138,7 +138,7 @@ class LayerScale(nn.Module):
 
 
 class AttentionPool(nn.Module):
-    """One learned query that attends over all tokens, then a residual MLP: SigLIP's pooling.
+    """SigLIP's pooling: one learned query attends over all tokens, then a residual MLP.
 
         y = W_o MHA(latent, x, x),    pooled = y + MLP(LN(y))
 
@@ -158,7 +158,7 @@ class AttentionPool(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         _, tokens, width = x.shape
-        # The query is the same for every image: it keeps a batch of 1, which the attention broadcasts.
+        # The query is the same for every image, so it has a batch of 1, which the attention broadcasts.
         query = self.q(self.latent).reshape(1, 1, self.heads, width // self.heads).transpose(1, 2)
         keys_values = self.kv(x).reshape(-1, tokens, 2, self.heads, width // self.heads).permute(2, 0, 3, 1, 4)
         key, value = keys_values.unbind(0)  # each [b, h, n, e]
@@ -167,26 +167,26 @@ class AttentionPool(nn.Module):
         return pooled + self.mlp(self.norm(pooled))
 
 
-# --- Position tables: what a fresh one holds, and how one is resized to another grid of patches -----------------------
+# --- Position tables: initial values, and resizing to another grid of patches -----------------------------------------
 # A table is float32 [1, prefix + rows * columns, width]: one row for each prefix token (class token, registers) that
 # has a position, then one for each patch, row by row.
 
 
 Grid = tuple[int, int]  # (rows, columns) of patches
 Resampling: TypeAlias = Literal["antialias", "plain", "align_corners", "offset"]
-# Whose method each is: what a note says of a model at another size.
+# Descriptions of the resampling methods, for notes.
 RESAMPLING: dict[str, str] = {
-    "antialias": "bicubic with antialiasing, as timm does (the code of DINO, DeiT and MAE does not)",
-    "plain": "bicubic without antialiasing, as transformers and MAE do",
-    "align_corners": "bicubic with aligned corners, as torchvision does",
-    "offset": "bicubic at a scale that is 0.1 patches too large, as the code of DINO and DINOv2 does",
+    "antialias": "bicubic with antialiasing, as in timm (not in the code of DINO, DeiT and MAE)",
+    "plain": "bicubic without antialiasing, as in transformers and MAE",
+    "align_corners": "bicubic with aligned corners, as in torchvision",
+    "offset": "bicubic at a scale that is 0.1 patches too large, as in the code of DINO and DINOv2",
 }
-# What DINO and DINOv2 add to the number of patches, so that rounding never gives one patch too few.
+# DINO and DINOv2 add this to the number of patches, so that rounding never loses a patch.
 OFFSET = 0.1
 
 
 def sinusoidal(tokens: int, width: int) -> Tensor:
-    """The fixed 1-D table of the Transformer, float32 [1, tokens, width]; positions count every token from 0.
+    """Return the fixed 1-D table of the Transformer, float32 [1, tokens, width], with positions from 0.
 
         PE(t, 2i) = sin(t / 10000^(2i / width)),   PE(t, 2i + 1) = cos(t / 10000^(2i / width))
 
@@ -202,19 +202,19 @@ def sinusoidal(tokens: int, width: int) -> Tensor:
 
 
 def sincos_2d(grid: Grid, width: int, prefix: int = 0) -> Tensor:
-    """The fixed 2-D table of MAE, float32 [1, prefix + rows * columns, width].
+    """Return the fixed 2-D table of MAE, float32 [1, prefix + rows * columns, width].
 
     With x the column and y the row of a patch and w_i = 10000^(-4i / width) for i < width / 4, its row is
     [sin(x w), cos(x w), sin(y w), cos(y w)]. Rows of prefix tokens are 0.
 
-    Source: arXiv 2111.06377, appendix A.1, in the form of its released code. arXiv 2205.01580 has the same with
-    exponents spread over i / (width / 4 - 1); such a table is loaded as values.
+    Source: arXiv 2111.06377, appendix A.1, in the form of its released code. arXiv 2205.01580 spreads the exponents
+    over i / (width / 4 - 1) instead; such a table is loaded as values.
 
     Raises:
-        ValueError: a width that 4 does not divide.
+        ValueError: the width is not divisible by 4.
     """
     if width % 4:
-        raise ValueError(f"2-D sin-cos positions need a width that 4 divides, not {width}")
+        raise ValueError(f"2-D sin-cos positions need a width divisible by 4, not {width}")
     rows, columns = grid
     y, x = torch.meshgrid(
         torch.arange(rows, dtype=torch.float64), torch.arange(columns, dtype=torch.float64), indexing="ij"
@@ -225,22 +225,22 @@ def sincos_2d(grid: Grid, width: int, prefix: int = 0) -> Tensor:
 
 
 def _angles(positions: Tensor, width: int) -> Tensor:
-    """positions [t] times the width / 2 frequencies 10000^(-2i / width): float64 [t, width / 2]."""
+    """Return positions [t] times the width / 2 frequencies 10000^(-2i / width): float64 [t, width / 2]."""
     frequencies = 10000.0 ** -(torch.arange(0, width, 2, dtype=torch.float64) / width)
     return positions[:, None] * frequencies
 
 
 def resize_positions(table: Tensor, old: Grid, new: Grid, prefix: int, method: Resampling = "antialias") -> Tensor:
-    """The table for another grid: bicubic, in float32, rows of prefix tokens unchanged.
+    """Resize the table to another grid: bicubic, in float32, rows of prefix tokens unchanged.
 
-    Each library has its own method, so that a model at another size is the one that its library runs: timm antialiases
-    (`resample_abs_pos_embed`); transformers does not (`interpolate_pos_encoding`, "plain"; of its ViTs only DINOv2 with
-    registers antialiases); torchvision lays the outermost patches of both grids on each other
-    (`interpolate_embeddings`, "align_corners"). The code of DINO and of DINOv2 without registers samples at the scale
-    (new + 0.1) / old (`interpolate_pos_encoding`, "offset").
+    The methods are those of the libraries, so that a model at another size equals the library's: timm antialiases
+    (`resample_abs_pos_embed`); transformers does not (`interpolate_pos_encoding`, "plain"), except for DINOv2 with
+    registers; torchvision aligns the outermost patches of both grids (`interpolate_embeddings`, "align_corners"). The
+    code of DINO and of DINOv2 without registers samples at the scale (new + 0.1) / old (`interpolate_pos_encoding`,
+    "offset").
 
     Args:
-        table: [1, prefix + old rows * old columns, width], returned as it is when the grid stays the same.
+        table: [1, prefix + old rows * old columns, width], returned unchanged for the same grid.
     """
     if old == new:
         return table

@@ -1,4 +1,4 @@
-"""Swin Transformer, written to be read as its specification.
+"""Swin Transformer.
 
 Source: Liu et al., "Swin Transformer: Hierarchical Vision Transformer using Shifted Windows", ICCV 2021
 (arXiv 2103.14030). Section 3.1: patches of 4x4 pixels, stages of blocks, between stages a patch merging that halves the
@@ -9,16 +9,16 @@ windows:
     z'_{l+1} = SW-MSA(LN(z_l)) + z_l                z_{l+1} = MLP(LN(z'_{l+1})) + z'_{l+1}
     Attention(Q, K, V) = softmax(Q K^T / sqrt(e) + B) V         inside each window, B: relative position bias
 
-A resolution that the window does not divide is outside the paper, and the implementations differ there; where it fits,
-all are one function. `SwinConfig.border` says whose function the model is:
+The paper does not cover a resolution that the window does not divide, and implementations differ there; otherwise all
+compute the same function. `SwinConfig.border` selects the implementation:
 
                     larger window than resolution   resolution equal to the window     resolution not a multiple
     "timm"          window shrinks, each axis       this axis is not shifted           shifts, then pads
     "torchvision"   padded to the window            this axis is not shifted           pads, then shifts
     "transformers"  (fails)                         neither axis is shifted            pads, then shifts
 
-Axis names used in the comments: b batch, n tokens, d width, h heads, e width per head, w windows of an image.
-Parameter names are those of timm's (1.0) `swin_*` checkpoints, so such a state dict loads as it is.
+Axis names in comments: b batch, n tokens, d width, h heads, e width per head, w windows of an image. Parameter names
+are those of timm's (1.0) `swin_*` checkpoints, so that such a state dict loads unchanged.
 """
 
 import math
@@ -36,7 +36,7 @@ from vitdeploy.models.architectures.layers import MLP, PatchEmbedding
 
 Border: TypeAlias = Literal["timm", "torchvision", "transformers"]
 
-# Added to the scores of two tokens that are no neighbours in the image: the value of the paper's released code.
+# Added to the scores of tokens that are not neighbours in the image: the value in the paper's released code.
 MASKED = -100.0
 
 
@@ -53,17 +53,17 @@ class _StageShape:
 
     @property
     def padded(self) -> tuple[int, int]:
-        """The resolution, up to whole windows."""
+        """The resolution, rounded up to whole windows."""
         (height, width), (rows, columns) = self.resolution, self.window
         return -(-height // rows) * rows, -(-width // columns) * columns
 
 
 @dataclass(frozen=True)
 class SwinConfig:
-    """Shape of a Swin Transformer. Sizes in pixels, `image_size` as (height, width).
+    """Configuration of a Swin Transformer. Sizes in pixels, `image_size` as (height, width).
 
     `width` is that of the first stage. `depths` (blocks), `heads` and `windows` (side in tokens, before any shrinking)
-    have one entry a stage. `num_classes` 0: a feature extractor. `border`: see the module.
+    have one entry per stage. `num_classes` 0: a feature extractor. `border`: see the module docstring.
     """
 
     image_size: tuple[int, int] = (224, 224)
@@ -90,11 +90,11 @@ class SwinConfig:
         if min(sizes.values()) < 1:
             raise ValueError(f"sizes of 0: {', '.join(name for name, size in sizes.items() if size < 1)}")
         if self.num_classes < 0:
-            raise ValueError(f"{self.num_classes} classes")
+            raise ValueError(f"the number of classes is {self.num_classes}")
         if height % self.patch_size or width % self.patch_size:
             raise ValueError(
                 f"image size {height}x{width} is not divisible by the patch size {self.patch_size}; "
-                f"multiples of {self.patch_size} would do, those of {self.whole_windows} need no padding"
+                f"use a multiple of {self.patch_size}; multiples of {self.whole_windows} need no padding"
             )
         for stage in self.stages:
             if stage.width % stage.heads:
@@ -103,12 +103,12 @@ class SwinConfig:
                 raise ValueError(
                     f"image size {height}x{width} is too small: a stage has {stage.resolution[0]}x"
                     f"{stage.resolution[1]} tokens and windows of {stage.window[0]}x{stage.window[1]}, which the "
-                    f"transformers library cannot compute; multiples of {self.whole_windows} would do"
+                    f"transformers library cannot compute; use a multiple of {self.whole_windows}"
                 )
 
     @property
     def whole_windows(self) -> int:
-        """Pixels: an image whose sides are multiples of it has whole windows in all stages."""
+        """The number of pixels whose multiples give whole windows in all stages."""
         return math.lcm(*(2**i * self.patch_size * side for i, side in enumerate(self.windows)))
 
     @property
@@ -136,7 +136,7 @@ class SwinConfig:
 
 
 def relative_position_index(window: tuple[int, int]) -> npt.NDArray[np.int64]:
-    """[n, n]: the row of the bias table for each pair of tokens (query, key) of a window.
+    """Return [n, n]: the row of the bias table for each pair of tokens (query, key) of a window.
 
     Relative positions run from 1 - side to side - 1 along each axis; the table has them in row-major order.
     """
@@ -147,7 +147,7 @@ def relative_position_index(window: tuple[int, int]) -> npt.NDArray[np.int64]:
 
 
 def shift_mask(stage: _StageShape) -> npt.NDArray[np.float32]:
-    """[w, n, n]: 0 for pairs of tokens of one region, MASKED for pairs that the cyclic shift brought together.
+    """Return [w, n, n]: 0 for token pairs of the same region, MASKED for pairs that the cyclic shift brought together.
 
     Section 3.2, figure 4: along each shifted axis the regions are all but the last window, and its two parts.
     """
@@ -176,7 +176,7 @@ class _NormedPatches(PatchEmbedding):
 
 
 class _PatchMerging(nn.Module):
-    """2x2 neighbours side by side, normalised and projected to twice the width (section 3.1)."""
+    """2x2 neighbours concatenated, normalised and projected to twice the width (section 3.1)."""
 
     def __init__(self, width: int, resolution: tuple[int, int]) -> None:
         super().__init__()
@@ -196,11 +196,11 @@ class _PatchMerging(nn.Module):
 
 
 class WindowAttention(nn.Module):
-    """Multi-head self-attention inside windows, with relative position bias: [b * w, n, d] -> the same.
+    """Multi-head self-attention inside windows, with relative position bias: [b * w, n, d] -> [b * w, n, d].
 
-    Bias and mask depend on nothing but weights: they become one constant of the exported graph. Index and mask are kept
-    as numpy arrays, not as buffers: a model is built without storage before its weights are loaded, and a buffer that
-    no checkpoint holds would not survive that.
+    Bias and mask depend only on weights, so they become one constant of the exported graph. Index and mask are numpy
+    arrays, not buffers: a model is built on the meta device before its weights are loaded, where buffers that are not
+    in the checkpoint would lose their values.
     """
 
     def __init__(self, stage: _StageShape, config: SwinConfig, shifted: bool) -> None:
@@ -215,7 +215,7 @@ class WindowAttention(nn.Module):
         self.proj = nn.Linear(stage.width, stage.width)
 
     def bias(self) -> Tensor:
-        """The bias of the scores: [1, h, n, n], the same for all windows, or [1, w * h, n, n] if masked."""
+        """Return the bias of the scores: [1, h, n, n] for all windows, or [1, w * h, n, n] if masked."""
         bias = self.relative_position_bias_table[torch.from_numpy(self.index)].permute(2, 0, 1)
         if self.mask is None:
             return bias[None]
@@ -225,7 +225,7 @@ class WindowAttention(nn.Module):
         _, tokens, width = x.shape
         head = width // self.heads
         qkv = self.qkv(x).reshape(-1, tokens, 3, self.heads, head).permute(2, 0, 3, 1, 4)
-        if self.mask is not None:  # windows count as heads: a bias of their own for each, still of rank 4
+        if self.mask is not None:  # windows become heads, so that each has its own bias at rank 4
             qkv = qkv.reshape(3, -1, len(self.mask) * self.heads, tokens, head)
         query, key, value = qkv.unbind(0)  # each [b * w, h, n, e], or [b, w * h, n, e]
         mixed = F.scaled_dot_product_attention(query, key, value, attn_mask=self.bias())
@@ -234,7 +234,7 @@ class WindowAttention(nn.Module):
 
 
 class _SwinBlock(nn.Module):
-    """Attention in windows, regular or shifted, then the MLP: [b, n, d] -> the same."""
+    """Attention in windows, regular or shifted, then the MLP: [b, n, d] -> [b, n, d]."""
 
     def __init__(self, stage: _StageShape, config: SwinConfig, shifted: bool) -> None:
         super().__init__()
@@ -244,7 +244,7 @@ class _SwinBlock(nn.Module):
         self.norm1 = nn.LayerNorm(stage.width)
         self.attn = WindowAttention(stage, config, any(self.shift))
         self.norm2 = nn.LayerNorm(stage.width)
-        # Rounded down, but not from a product that only an error of rounding keeps below the whole number.
+        # Round down, except if only a rounding error keeps the product below an integer.
         self.mlp = MLP(stage.width, int(stage.width * config.mlp_ratio + 1e-6))
 
     def forward(self, x: Tensor) -> Tensor:
@@ -275,7 +275,7 @@ class _SwinBlock(nn.Module):
 
 
 def to_windows(x: Tensor, window: tuple[int, int]) -> Tensor:
-    """[b, height, width, d] -> [b * w, n, d], in four axes: rows of tokens side by side, then rows of windows."""
+    """[b, height, width, d] -> [b * w, n, d], with at most four axes at each step."""
     _, height, width, depth = x.shape
     rows, columns = window
     if (height, width) != window:
@@ -284,7 +284,7 @@ def to_windows(x: Tensor, window: tuple[int, int]) -> Tensor:
 
 
 def from_windows(x: Tensor, size: tuple[int, int], window: tuple[int, int]) -> Tensor:
-    """[b * w, n, d] -> [b, height, width, d]: what `to_windows` did, undone."""
+    """[b * w, n, d] -> [b, height, width, d]: the inverse of `to_windows`."""
     (height, width), (rows, columns) = size, window
     depth = x.shape[-1]
     if size != window:
@@ -293,7 +293,7 @@ def from_windows(x: Tensor, size: tuple[int, int], window: tuple[int, int]) -> T
 
 
 class _SwinStage(nn.Module):
-    """Patch merging, where there is a stage before, then the blocks: [b, n, d] -> [b, n / 4, 2 d], or the same."""
+    """Patch merging, except in the first stage, then the blocks: [b, n, d] -> [b, n / 4, 2 d] or [b, n, d]."""
 
     def __init__(self, stage: _StageShape, before: _StageShape | None, config: SwinConfig) -> None:
         super().__init__()
@@ -305,10 +305,10 @@ class _SwinStage(nn.Module):
 
 
 class SwinTransformer(nn.Module):
-    """Image in, class logits or features out.
+    """Swin Transformer: image in, class logits or features out.
 
     Input: float32 [b, in_channels, height, width], normalised pixels. Output: float32 [b, num_classes], logits; with
-    `num_classes` 0 the pair [b, d] and [b, n, d], the tokens of the last stage, normalised, and their average.
+    `num_classes` 0 the average [b, d] of the normalised tokens of the last stage, and these tokens [b, n, d].
     """
 
     def __init__(self, config: SwinConfig) -> None:
@@ -326,7 +326,7 @@ class SwinTransformer(nn.Module):
         self.initialise()
 
     def initialise(self) -> None:
-        """Linears and bias tables: truncated normal of deviation 0.02; biases zero (the paper's released code)."""
+        """Linear layers and bias tables: truncated normal with std 0.02; biases zero (the paper's released code)."""
         for module in self.modules():
             if isinstance(module, nn.Linear):
                 nn.init.trunc_normal_(module.weight, std=0.02)
@@ -336,7 +336,7 @@ class SwinTransformer(nn.Module):
                 nn.init.trunc_normal_(module.relative_position_bias_table, std=0.02)
 
     def encode(self, image: Tensor) -> Tensor:
-        """The tokens of the last stage, normalised: [b, n, d]."""
+        """Return the normalised tokens of the last stage: [b, n, d]."""
         return self.norm(self.layers(self.patch_embed(image)))
 
     def forward(self, image: Tensor) -> Tensor | tuple[Tensor, Tensor]:

@@ -1,4 +1,4 @@
-"""The Transformer, encoder and decoder, written to be read as its specification.
+"""The Transformer, encoder and decoder.
 
 Source: Vaswani et al., "Attention Is All You Need", NeurIPS 2017 (arXiv 1706.03762):
 
@@ -8,11 +8,11 @@ Source: Vaswani et al., "Attention Is All You Need", NeurIPS 2017 (arXiv 1706.03
     embedding * sqrt(d); one matrix for both embeddings and the generator  section 3.4
     PE(pos, 2i) = sin(pos / 10000^(2i/d)), PE(pos, 2i+1) = cos(same)       section 3.5
 
-Axis names used in the comments: b batch, s source tokens, t target tokens, p cached tokens, d width, h heads, e width
-per head, v vocabulary.
+Axis names in comments: b batch, s source tokens, t target tokens, p cached tokens, d width, h heads, e width per head,
+v vocabulary.
 
-Decoding one token at a time needs only that token's query: keys and values of earlier tokens are kept (the cache), and
-those of the source are computed once for all steps (`Encoded.cross`).
+A decoding step needs only the new token's query: keys and values of earlier tokens are cached, and those of the source
+are computed once for all steps (`Encoded.cross`).
 """
 
 import math
@@ -26,19 +26,19 @@ from torch import Tensor, nn
 
 from vitdeploy.models.architectures.layers import MLP, sinusoidal
 
-# What is added to the score of a masked token. Its softmax is exactly 0 in float16, float32 and float64 alike, and a
-# row with nothing but masked tokens stays finite, which minus infinity would turn into NaN.
+# Added to the score of a masked token. Its softmax is exactly 0 in float16, float32 and float64, and a row with only
+# masked tokens stays finite, whereas minus infinity would give NaN.
 MASKED = -1e4
 
 
 @dataclass(frozen=True)
 class TransformerConfig:
-    """Shape of a Transformer; the defaults are the base model (section 5.1 and table 3).
+    """Configuration of a Transformer; the defaults are the base model (section 5.1 and table 3).
 
-    `pad`, `start` and `end` are token ids: what fills short sequences, begins a target and ends it. `max_length` is the
-    largest number of tokens of a source and of a target. `pre_norm` normalises before each sublayer, not after the
-    sum; `final_norm` normalises the output of the encoder and of the decoder once more (torch.nn.Transformer does; with
-    pre-norm it is usual). `shared_embeddings`: one matrix embeds source and target and is the generator's weight.
+    `pad`, `start` and `end` are token ids: padding, start and end of a target. `max_length` is the maximum number of
+    tokens of a source and of a target. `pre_norm` normalises before each sublayer, not after the sum; `final_norm`
+    also normalises the outputs of encoder and decoder (torch.nn.Transformer does; usual with pre-norm).
+    `shared_embeddings`: one matrix embeds source and target and is the generator's weight.
     """
 
     source_vocabulary: int = 37_000
@@ -84,10 +84,10 @@ KeyValue: TypeAlias = tuple[Tensor, Tensor]
 
 
 class Encoded(NamedTuple):
-    """All that the decoder needs of a source.
+    """The encoded source, as needed by the decoder.
 
     memory: [b, s, d], the encoder's output. mask: [b, 1, 1, s], 0 for tokens and MASKED for padding, added to scores.
-    cross: one KeyValue of the memory for each block of the decoder.
+    cross: the KeyValue of the memory for each decoder block.
     """
 
     memory: Tensor
@@ -96,12 +96,12 @@ class Encoded(NamedTuple):
 
 
 def causal_mask(length: int, like: Tensor) -> Tensor:
-    """[t, t], 0 on and below the diagonal and MASKED above: no token sees a later one. dtype and device of `like`."""
+    """Return [t, t], 0 on and below the diagonal and MASKED above, with the dtype and device of `like`."""
     return torch.full((length, length), MASKED, dtype=like.dtype, device=like.device).triu(1)
 
 
 class _SplitHeads(nn.Module):
-    """The output of `parts` linears side by side, split into heads: [b, n, parts * d] -> that many [b, h, n, e]."""
+    """Split concatenated outputs of `parts` linear layers into heads: [b, n, parts * d] -> `parts` x [b, h, n, e]."""
 
     def __init__(self, heads: int) -> None:
         super().__init__()
@@ -114,7 +114,7 @@ class _SplitHeads(nn.Module):
 
 
 class _SelfAttention(nn.Module):
-    """Multi-head attention of a sequence to itself and, with `past`, to the cached tokens before it."""
+    """Multi-head attention of a sequence to itself and, with `past`, to cached earlier tokens."""
 
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
@@ -123,7 +123,7 @@ class _SelfAttention(nn.Module):
         self.proj = nn.Linear(width, width)
 
     def forward(self, x: Tensor, mask: Tensor | None, past: KeyValue | None = None) -> tuple[Tensor, KeyValue]:
-        """x: [b, n, d]. Returns [b, n, d], and keys and values [b, h, p + n, e] of past and present."""
+        """x: [b, n, d]. Return [b, n, d], and the keys and values [b, h, p + n, e] of past and present tokens."""
         query, key, value = self.split(self.qkv(x), 3)
         if past is not None:
             key, value = (torch.cat(pair, dim=2) for pair in zip(past, (key, value), strict=True))
@@ -142,7 +142,7 @@ class _CrossAttention(nn.Module):
         self.proj = nn.Linear(width, width)
 
     def read(self, memory: Tensor) -> KeyValue:
-        """Keys and values [b, h, s, e] of the memory [b, s, d]: the same for every target token."""
+        """Return the keys and values [b, h, s, e] of the memory [b, s, d], the same for every target token."""
         key, value = self.split(self.key_value(memory), 2)
         return key, value
 
@@ -195,7 +195,7 @@ class _DecoderBlock(nn.Module):
 
 
 class Generator(nn.Module):
-    """The linear before the softmax, with a weight of its own or that of the shared embedding."""
+    """The linear layer before the softmax, with its own weight or that of the shared embedding."""
 
     def __init__(self, config: TransformerConfig) -> None:
         super().__init__()
@@ -210,10 +210,10 @@ class Generator(nn.Module):
 
 
 class Transformer(nn.Module):
-    """Source and target tokens in, logits of each next target token out.
+    """Transformer: source and target tokens in, logits of each next target token out.
 
-    Padding follows the tokens of a sequence. Padded source tokens are masked; padded target tokens need no mask, for
-    no earlier token sees them.
+    Padding follows the tokens of a sequence. Padded source tokens are masked; padded target tokens need no mask,
+    because no earlier token attends to them.
     """
 
     def __init__(self, config: TransformerConfig) -> None:
@@ -230,13 +230,13 @@ class Transformer(nn.Module):
         if config.final_norm:
             self.encoder_norm = nn.LayerNorm(config.width, eps=config.layer_norm_eps)
             self.decoder_norm = nn.LayerNorm(config.width, eps=config.layer_norm_eps)
-        # No buffer, and on the CPU: a model built without memory (on the meta device) has its table all the same.
+        # Not a buffer, and on the CPU, so that a model built on the meta device still has its table.
         with torch.device("cpu"):
             self.positions = sinusoidal(config.max_length, config.width)[0]
         self.initialise()
 
     def initialise(self) -> None:
-        """Glorot-uniform linears without bias, embeddings of deviation d^-0.5 (the authors' released code)."""
+        """Glorot-uniform linear layers with zero biases, embeddings with std d^-0.5 (the authors' released code)."""
         for module in self.modules():
             if isinstance(module, nn.Linear):
                 nn.init.xavier_uniform_(module.weight)
@@ -259,7 +259,7 @@ class Transformer(nn.Module):
         return self._generate(x)
 
     def encode(self, source: Tensor) -> Encoded:
-        """int64 [b, s] -> what every decoder step reads."""
+        """int64 [b, s] -> the encoded source, which every decoder step reads."""
         x = self._embed(source, self._embeddings[0])
         x = x + self.positions.to(x)[: source.shape[1]]
         mask = torch.where(source == self.config.pad, MASKED, 0.0).to(x.dtype)[:, None, None, :]
@@ -272,11 +272,11 @@ class Transformer(nn.Module):
     def step(
         self, token: Tensor, mask: Tensor, cross: Sequence[KeyValue], past: Sequence[KeyValue]
     ) -> tuple[Tensor, list[KeyValue]]:
-        """One more token of each target.
+        """Decode one more token of each target.
 
         Args:
             token: int64 [b, 1], the latest token; its position is the number of cached ones.
-            mask, cross: as `encode` gives them.
+            mask, cross: from `encode`.
             past: for each block of the decoder, [b, h, p, e] of the p tokens before; p is 0 at the first step.
 
         Returns:
@@ -292,7 +292,7 @@ class Transformer(nn.Module):
 
     @property
     def _embeddings(self) -> tuple[nn.Embedding, nn.Embedding]:
-        """That of the source and that of the target."""
+        """Return the embeddings of source and target."""
         if self.config.shared_embeddings:
             return self.embedding, self.embedding
         return self.source_embedding, self.target_embedding

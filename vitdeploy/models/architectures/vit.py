@@ -10,19 +10,19 @@ from torch import Tensor, nn
 
 from vitdeploy.models.architectures import layers
 
-# --- Vision Transformer, written to be read as its specification ------------------------------------------------------
+# --- Vision Transformer -----------------------------------------------------------------------------------------------
 # Source: Dosovitskiy et al., "An Image is Worth 16x16 Words", ICLR 2021 (arXiv 2010.11929), equations 1-4:
 #
 #     z_0  = [x_class; x_1 E; ...; x_N E] + E_pos          patch embedding, class token, position embedding  (1)
 #     z'_l = MSA(LN(z_{l-1})) + z_{l-1}                    multi-head self-attention, pre-norm                (2)
-#     z_l  = MLP(LN(z'_l)) + z'_l                          two linears with GELU between                      (3)
+#     z_l  = MLP(LN(z'_l)) + z'_l                          two linear layers with GELU                        (3)
 #     y    = LN(z_L)[0]                                    the class token, then a linear head                (4)
 #
-# The default configuration is exactly that. Each later variant changes one term, as `ViTConfig` says field by field:
+# This is exactly the default configuration. Each later variant changes one term, described by the `ViTConfig` fields:
 # DeiT-III (2204.07118), DINOv2 (2304.07193) and its registers (2309.16588), MAE (2111.06377), the image towers of CLIP
-# (2103.00020) and SigLIP (2303.15343). DeiT with a distillation token is in deit.py.
+# (2103.00020) and SigLIP (2303.15343). DeiT with a distillation token is below.
 #
-# Parameter names are those of timm's `vit_*` checkpoints, so such a state dict loads as it is.
+# Parameter names are those of timm's `vit_*` checkpoints, so that such a state dict loads unchanged.
 
 
 Positions: TypeAlias = Literal["learned", "sinusoidal", "sincos_2d", "none"]
@@ -37,23 +37,23 @@ class ViTConfig:
     """Configuration of a Vision Transformer. Sizes are in pixels, `image_size` as (height, width).
 
     mlp_ratio: rows of the MLP's first linear over the width; a packed SwiGLU counts both halves.
-    num_classes: 0 for a model that gives features instead of logits.
+    num_classes: 0 for a model that returns features instead of logits.
     drop_remainder: allows an image size that the patch size does not divide; the last rows and columns are not read
         (SigLIP so400m/14 at 384).
-    positions: what E_pos of equation 1 is. Whatever its origin, it is stored as the table `pos_embed`.
-    position_resampling: how that table is resized for images of another size: see `resize_positions`.
+    positions: the origin of E_pos in equation 1; it is always stored as the table `pos_embed`.
+    position_resampling: how that table is resized for other image sizes, see `resize_positions`.
     class_token, registers: the tokens before the patches, in this order.
     prefix_positions: whether E_pos has rows for these tokens too (not in DeiT-III, nor with DINOv2's registers).
     stem_norm: LayerNorm right after equation 1, and no bias in the patch embedding (CLIP).
-    post_norm: z' = LN(z + MSA(z)) and so on in place of equations 2 and 3, as in arXiv 1706.03762. There the last block
+    post_norm: z' = LN(z + MSA(z)) and so on instead of equations 2 and 3, as in arXiv 1706.03762. The last block then
         ends in a LayerNorm, so `final_norm` is "none".
     layer_scale: a learned factor per channel after MSA and after MLP (DeiT-III, DINOv2).
     pooling: "class": equation 4. "average" of the patches. "attention": a learned query over the patches (SigLIP).
-        "class_average": class token and average side by side, twice the width (DINOv2's classifiers).
-    final_norm: where the LayerNorm of equation 4 stands: on all tokens (`norm`), on the pooled one (`fc_norm`: MAE
+        "class_average": class token and average concatenated, twice the width (DINOv2's classifiers).
+    final_norm: the position of the LayerNorm of equation 4: on all tokens (`norm`), on the pooled one (`fc_norm`: MAE
         fine-tuned with "average"), or nowhere.
     pre_logits: width of tanh(W y) before the linear head, the paper's MLP head for pre-training; 0 for none.
-    head: "linear", or "projection": without bias, to the `num_classes` dimensions that CLIP's two encoders share.
+    head: "linear", or "projection": without bias, to the `num_classes` dimensions shared by CLIP's two encoders.
     preset: the source of the default preprocessing (pixel statistics and crop); does not affect the function.
     """
 
@@ -101,15 +101,15 @@ class ViTConfig:
         if self.width % self.heads:
             raise ValueError(f"width {self.width} is not divisible by {self.heads} heads")
         if self.positions == "sincos_2d" and self.width % 4:
-            raise ValueError(f"2-D sin-cos positions need a width that 4 divides, not {self.width}")
+            raise ValueError(f"2-D sin-cos positions need a width divisible by 4, not {self.width}")
         if self.positions == "sinusoidal" and self.width % 2:
             raise ValueError(f"sinusoidal positions need an even width, not {self.width}")
         if self.mlp == "swiglu_packed" and self.hidden % 2:
-            raise ValueError(f"the two halves of a SwiGLU cannot share {self.hidden} rows")
+            raise ValueError(f"the {self.hidden} rows of a SwiGLU cannot be split into halves")
         if self.pooling in ("class", "class_average") and not self.class_token:
             raise ValueError(f"pooling {self.pooling!r} needs a class token")
         if self.head == "projection" and not self.num_classes:
-            raise ValueError("a projection needs num_classes, the dimensions that it projects to")
+            raise ValueError("a projection needs num_classes, its number of output dimensions")
 
     @property
     def grid(self) -> layers.Grid:
@@ -132,17 +132,17 @@ class ViTConfig:
 
     @property
     def hidden(self) -> int:
-        """Rows of the MLP's first linear: width * mlp_ratio rounded down, but not below a whole number by its error."""
+        """Rows of the MLP's first linear layer: width * mlp_ratio, rounded down with tolerance for rounding errors."""
         return int(self.width * self.mlp_ratio + 1e-6)
 
     @property
     def pooled_width(self) -> int:
-        """Width of what the pooling gives."""
+        """Width of the pooled features."""
         return 2 * self.width if self.pooling == "class_average" else self.width
 
     @property
     def feature_width(self) -> int:
-        """Width of the features: what the linear head reads."""
+        """Width of the features that the linear head reads."""
         return self.pre_logits or self.pooled_width
 
 
@@ -169,11 +169,11 @@ class EncoderBlock(nn.Module):
 
 
 class VisionTransformer(nn.Module):
-    """Image in; class logits out, or features where `config.num_classes` is 0.
+    """Image in; class logits out, or features if `config.num_classes` is 0.
 
-    Input: float32 [b, in_channels, height, width], normalised pixels. Output: float32 [b, num_classes], logits (of a
-    projection: the embedding). Without classes two tensors: pooled features [b, feature_width], and the patch tokens
-    [b, num_patches, width], normed where the final norm stands before the pooling.
+    Input: float32 [b, in_channels, height, width], normalised pixels. Output: float32 [b, num_classes], logits (for a
+    projection, the embedding). Without classes, two tensors: pooled features [b, feature_width], and the patch tokens
+    [b, num_patches, width], normalised if the final norm precedes the pooling.
     """
 
     def __init__(self, config: ViTConfig) -> None:
@@ -205,7 +205,7 @@ class VisionTransformer(nn.Module):
         self.initialise()
 
     def initialise(self) -> None:
-        """Truncated normal of deviation 0.02 for weights and tokens, zero for biases (the paper's released code)."""
+        """Truncated normal with std 0.02 for weights and tokens, zero for biases (the paper's released code)."""
         for parameter in (self.cls_token, self.reg_token, self.pos_embed):
             if parameter is not None and parameter.requires_grad:
                 nn.init.trunc_normal_(parameter, std=0.02)
@@ -218,14 +218,14 @@ class VisionTransformer(nn.Module):
             nn.init.trunc_normal_(self.attn_pool.latent, std=self.config.width**-0.5)
 
     def prefix_tokens(self) -> list[Tensor]:
-        """The learned tokens before the patches, each [1, count, d], in their order."""
+        """Return the learned tokens before the patches, each [1, count, d], in order."""
         return [token for token in (self.cls_token, self.reg_token) if token is not None]
 
     def embed(self, image: Tensor) -> Tensor:
         """Equation 1: [b, c, height, width] -> [b, prefix + num_patches, d].
 
-        In the form [0; x_1 E; ...; x_N E] + [x_class + p_0; p_1; ...; p_N], whose second term is one constant of the
-        exported graph: repeating the class token for every image of a batch would bring its size into the graph.
+        Computed as [0; x_1 E; ...; x_N E] + [x_class + p_0; p_1; ...; p_N], whose second term is one constant of the
+        exported graph: repeating the class token for every image would make the graph depend on the batch size.
         """
         patches, table = self.patch_embed(image), self.token_table()
         if table is None:
@@ -233,9 +233,9 @@ class VisionTransformer(nn.Module):
         return (F.pad(patches, (0, 0, self.config.prefix, 0)) if self.config.prefix else patches) + table
 
     def token_table(self) -> Tensor | None:
-        """The part that is the same for every image: the learned tokens, and E_pos on the rows that have a position.
+        """Return the part that is the same for every image: the learned tokens, plus E_pos on rows with a position.
 
-        Float [1, prefix + num_patches, d]; None if there are neither.
+        Float [1, prefix + num_patches, d]; None if the model has neither.
         """
         tokens, config = self.prefix_tokens(), self.config
         learned = F.pad(torch.cat(tokens, dim=1), (0, 0, 0, config.num_patches)) if tokens else None
@@ -245,7 +245,7 @@ class VisionTransformer(nn.Module):
         return positions if learned is None else learned + positions
 
     def encode(self, image: Tensor) -> Tensor:
-        """Equations 1 to 3, and the final norm where it stands before the pooling: [b, prefix + num_patches, d]."""
+        """Equations 1 to 3, and the final norm if it precedes the pooling: [b, prefix + num_patches, d]."""
         x = self.norm_pre(self.embed(image))
         for block in self.blocks:
             x = block(x)
@@ -285,7 +285,7 @@ def _position_table(config: ViTConfig) -> nn.Parameter | None:
 
 
 def linear_head(config: ViTConfig) -> nn.Module:
-    """The last linear, [b, feature_width] -> [b, num_classes]; nothing where there are no classes."""
+    """Return the last linear layer, [b, feature_width] -> [b, num_classes]; the identity without classes."""
     if not config.num_classes:
         return nn.Identity()
     return nn.Linear(config.feature_width, config.num_classes, bias=config.head != "projection")
@@ -294,9 +294,9 @@ def linear_head(config: ViTConfig) -> nn.Module:
 # --- DeiT with its distillation token ---------------------------------------------------------------------------------
 # Source: Touvron et al., "Training data-efficient image transformers & distillation through attention", ICML 2021
 # (arXiv 2012.12877), section 4: a second learned token, after the class token, which a second linear head reads. It was
-# trained on a teacher's answers as the class token was on the labels; at inference the two heads' outputs are averaged.
+# trained on a teacher's outputs, like the class token on the labels; at inference the two heads' outputs are averaged.
 #
-# A DeiT without that token is a plain ViT, and DeiT-III is one with LayerScale: see vit.py.
+# A DeiT without that token is a plain ViT, and DeiT-III is a ViT with LayerScale.
 
 
 @dataclass(frozen=True)
@@ -308,7 +308,7 @@ class DeiTConfig(ViTConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.registers or self.pre_logits or (self.pooling, self.final_norm) != ("class", "before_pooling"):
-            raise ValueError("a distilled DeiT pools its class and distillation tokens after the final norm, no others")
+            raise ValueError("a distilled DeiT must pool its class and distillation tokens after the final norm")
 
     @property
     def prefix(self) -> int:
@@ -316,7 +316,7 @@ class DeiTConfig(ViTConfig):
 
 
 class DistilledVisionTransformer(VisionTransformer):
-    """Image in; class logits out, or features where `config.num_classes` is 0.
+    """Image in; class logits out, or features if `config.num_classes` is 0.
 
     As `VisionTransformer`; the pooled features are the mean of the class and the distillation token.
     """
@@ -343,11 +343,11 @@ class DistilledVisionTransformer(VisionTransformer):
 
 # --- The text encoders of CLIP and SigLIP: a pre-norm Transformer over tokens, one of which becomes the features ------
 # Sources: Radford et al., "Learning Transferable Visual Models From Natural Language Supervision", ICML 2021 (arXiv
-# 2103.00020), section 2.4: each token sees itself and those before it, and the features are those of the end token.
-# Zhai et al., "Sigmoid Loss for Language Image Pre-Training", ICCV 2023 (arXiv 2303.15343): every token sees all of
-# them, padding too, and the features are those of the last one.
+# 2103.00020), section 2.4: each token attends to itself and earlier ones, and the features are those of the end token.
+# Zhai et al., "Sigmoid Loss for Language Image Pre-Training", ICCV 2023 (arXiv 2303.15343): every token attends to all
+# tokens, including padding, and the features are those of the last one.
 #
-# Parameter names are those of our Vision Transformer, so that both towers are read alike.
+# Parameter names are those of our Vision Transformer, so that both towers are read the same way.
 
 
 TextPooling: TypeAlias = Literal["end", "highest", "last"]
@@ -355,9 +355,9 @@ TextPooling: TypeAlias = Literal["end", "highest", "last"]
 
 @dataclass(frozen=True)
 class TextConfig:
-    """`length`: tokens of every text, padded. `features`: width of what is given. `end`: the token whose features are
-    taken, by `pooling` "end" at the first place where it stands; "highest" at the first place of the largest token
-    number (CLIP's own rule, whose end token has the largest), "last" at the last place."""
+    """Configuration of a text encoder. `length`: tokens of every padded text. `features`: width of the output. `end`:
+    the end token. `pooling`: "end" for the features at the first end token, "highest" at the first occurrence of the
+    largest token id (CLIP's own rule, whose end token has the largest id), "last" at the last position."""
 
     vocabulary: int
     length: int
@@ -391,7 +391,7 @@ class _TextBlock(nn.Module):
 
 
 class TextEncoder(nn.Module):
-    """Token numbers int64 [b, length] in, features float32 [b, features] out, not normalised to length 1."""
+    """Token ids int64 [b, length] in, features float32 [b, features] out, not normalised to length 1."""
 
     places: Tensor
 
@@ -412,8 +412,8 @@ class TextEncoder(nn.Module):
         return self.head(self.pool(self.norm(x), text))
 
     def pool(self, tokens: Tensor, text: Tensor) -> Tensor:
-        """[b, n, d] -> [b, d]. One row is chosen by a product with zeros and a one: an index would bring the size of
-        the batch into the graph."""
+        """[b, n, d] -> [b, d]. A product with a one-hot vector selects a row: an index would make the graph depend on
+        the batch size."""
         if self.config.pooling == "last":
             return tokens[:, -1]
         marks = text if self.config.pooling == "highest" else (text == self.config.end).to(torch.int64)

@@ -1,1 +1,1 @@
-"""Files of weights: read, unwrapped, and loaded into a module or refused."""
+"""Weight files: read, unwrap, and load into a module or refuse."""

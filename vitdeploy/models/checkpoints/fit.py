@@ -1,11 +1,11 @@
-"""A checkpoint's keys against a model's: wrappings, prefixes, what does not fit.
+"""Match a checkpoint's keys with a model's: wrappers, prefixes, mismatches.
 
-The content of a file becomes one flat state dict: no containers, no wrapper prefixes, float32. Training scripts save
-their state dict inside a dict, with the optimizer, the epoch and the arguments:
+A file's content becomes one flat state dict: no containers, no wrapper prefixes, float32. Training scripts save their
+state dict inside a dict, with the optimizer, the epoch and the arguments:
 
     timm            state_dict, state_dict_ema, optimizer, epoch, args ...
     DeiT, MAE       model, model_ema, optimizer, lr_scheduler, epoch, args ...
-    DINO, DINOv2    teacher, student, optimizer, epoch ...; keys `backbone.*` and the projection heads of the training
+    DINO, DINOv2    teacher, student, optimizer, epoch ...; keys `backbone.*` and the training's projection heads
     RT-DETR, YOLO   ema: {module: ..., updates: ...}
 
 Exponential moving averages (a teacher is one) are preferred: they are what such scripts evaluate and publish.
@@ -29,19 +29,19 @@ PLAIN = ("state_dict", "model_state_dict", "model", "module", "student")
 PREFIXES = ("module.", "_orig_mod.", "model.", "backbone.", "encoder.")
 # Projection heads of DINO (arXiv 2104.14294) and DINOv2 (arXiv 2304.07193), used in training only.
 FOREIGN_HEADS = ("head.mlp", "head.last_layer.", "dino_head.", "ibot_head.")
-# What wraps a module anywhere inside another: torch.compile, FSDP, activation checkpointing, Lightning's strategies.
+# Wrappers that may occur anywhere in a key: torch.compile, FSDP, activation checkpointing, Lightning's strategies.
 WRAPPERS = re.compile(r"(?<![^.])(?:_orig_mod|_fsdp_wrapped_module|_checkpoint_wrapped_module|_forward_module)\.")
 _DEEPEST = 4
 
 
 def unwrap(loaded: object, file: str = "FILE") -> tuple[dict[str, Tensor], tuple[str, ...]]:
-    """The flat state dict in `loaded`, and what was chosen, dropped or converted on the way, one per line.
+    """Return the flat state dict in `loaded`, and notes on what was chosen, dropped or converted.
 
-    A prefix is dropped only if all keys share it; for `backbone.` the known projection heads are left out first.
+    A prefix is dropped only if all keys share it; for `backbone.` the known projection heads are dropped first.
     Tensors in float16 or bfloat16 become float32; any other tensor is passed on unchanged.
 
     Raises:
-        CheckpointError: no tensors anywhere, keys that are not text, or two state dicts of equal standing.
+        CheckpointError: no tensors anywhere, keys that are not text, or several equally likely state dicts.
     """
     notes: list[str] = []
     state = _tensors(_innermost(loaded, notes, file), notes)
@@ -63,13 +63,13 @@ def _innermost(loaded: object, notes: list[str], file: str) -> Mapping[Any, Any]
         if name is None:
             return container
         beside = [str(other) for other in container if other != name]
-        notes.append(f"weights taken from {name!r}{f', ignored beside it: {listed(beside)}' if beside else ''}")
+        notes.append(f"weights taken from {name!r}{f'; ignored: {listed(beside)}' if beside else ''}")
         container, opened = container[name], f"{opened}[{name!r}]"
-    raise CheckpointError(f"more than {_DEEPEST} dicts inside each other", fix="save model.state_dict() alone")
+    raise CheckpointError(f"the checkpoint nests more than {_DEEPEST} dicts", fix="save model.state_dict() alone")
 
 
 def _chosen(container: Mapping[Any, Any], opened: str, file: str) -> str | None:
-    """The entry that holds the weights, None if `container` is the state dict itself. `opened` led to it."""
+    """Return the key of the weights, None if `container` is the state dict itself. `opened`: the path to it."""
     for names in (AVERAGED, PLAIN):
         found = [name for name in names if _holds_tensors(container.get(name))]
         if len(found) == 1:
@@ -87,10 +87,10 @@ def _chosen(container: Mapping[Any, Any], opened: str, file: str) -> str | None:
 def _undecided(names: list[str], opened: str, file: str) -> CheckpointError:
     state = f"torch.load({file!r}, map_location='cpu', weights_only=True){opened}[{names[0]!r}]"
     return CheckpointError(
-        "the checkpoint holds several state dicts of equal standing",
+        "the checkpoint holds several state dicts, and the choice is ambiguous",
         found=", ".join(repr(name) for name in names),
-        expected="one of them",
-        fix="save the one you mean alone: " + python_command(f"import torch; torch.save({state}, 'weights.pt')"),
+        expected="one state dict",
+        fix="save the right one alone: " + python_command(f"import torch; torch.save({state}, 'weights.pt')"),
     )
 
 
@@ -144,12 +144,12 @@ def _without_prefixes(state: dict[str, Tensor], notes: list[str]) -> dict[str, T
 
 
 def _unwrapped(state: dict[str, Tensor], notes: list[str]) -> dict[str, Tensor]:
-    """The state without the names of wrappers inside its keys, where that leaves all keys different."""
+    """Return the state without wrapper names in its keys, if all keys stay distinct."""
     renamed = {WRAPPERS.sub("", key): tensor for key, tensor in state.items()}
     if renamed.keys() == state.keys() or len(renamed) < len(state):
         return state
     names = sorted({found.rstrip(".") for key in state for found in WRAPPERS.findall(key)})
-    notes.append(f"wrappers' names dropped from keys: {', '.join(names)}")
+    notes.append(f"wrapper names dropped from keys: {', '.join(names)}")
     return _without_prefixes(renamed, notes)
 
 
@@ -165,7 +165,7 @@ def _in_float32(state: dict[str, Tensor], notes: list[str]) -> dict[str, Tensor]
     }
 
 
-# --- Whether the tensors of a checkpoint are plain numbers, and as many as the file holds -----------------------------
+# --- Check that the tensors of a checkpoint are plain numbers, and not larger than their storage ----------------------
 
 
 DTYPES = frozenset(
@@ -174,16 +174,16 @@ DTYPES = frozenset(
         *(torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.uint16, torch.uint32, torch.uint64),
     }
 )
-# A pickle may show one number as a tensor of 10^12. Parts of one storage under several names are a few times its size.
+# A pickle may present one number as a tensor of 10^12. Tensors that share a storage add up to a few times its size.
 MAX_REPEATED, SMALL_BYTES = 16, 64 << 20
 
 
 def refuse_unreadable(state: Mapping[str, Tensor]) -> None:
-    """Raise CheckpointError for tensors that are not dense, of another type, or larger than what is stored of them."""
+    """Raise CheckpointError for tensors that are not dense, have an unsupported type or exceed their storage."""
     foreign = [f"{key} {kind}" for key, tensor in state.items() if (kind := _kind(tensor))]
     if foreign:
         raise CheckpointError(
-            "the checkpoint has tensors of a type that vitdeploy does not read",
+            "the checkpoint has tensors of an unsupported type",
             found=listed(foreign)[:500],
             expected="dense tensors of float32, float16, bfloat16, float64, or integers",
             fix=FLOAT_FIX,
@@ -192,33 +192,33 @@ def refuse_unreadable(state: Mapping[str, Tensor]) -> None:
     shown, held = sum(tensor.nbytes for tensor in state.values()), sum(storages.values())
     if shown > MAX_REPEATED * held + SMALL_BYTES:
         raise CheckpointError(
-            "the checkpoint shows more numbers than it holds",
+            "the checkpoint's tensors are larger than their storage",
             found=f"{shown:,} bytes of tensors, {held:,} stored",
-            expected="tensors with numbers of their own",
+            expected="tensors with storage of their own",
             fix="save each tensor as tensor.clone()",
         )
 
 
 def _kind(tensor: Tensor) -> str:
-    """What is not readable about a tensor; "" for a plain one."""
-    if tensor.is_nested or tensor.is_quantized:  # asked first: what else they are is an error of theirs
+    """Describe why a tensor is unsupported; "" for a plain one."""
+    if tensor.is_nested or tensor.is_quantized:  # first: other queries raise for these
         return "nested" if tensor.is_nested else "quantized"
     if tensor.layout != torch.strided:
         return str(tensor.layout).removeprefix("torch.")
     if tensor.device.type == "meta":
-        return "without numbers (meta)"
+        return "without data (meta)"
     return "" if tensor.dtype in DTYPES else str(tensor.dtype).removeprefix("torch.")
 
 
 # --- Find the model within a state dict -------------------------------------------------------------------------------
-# training scripts save it below names of their own, such as `net.backbone.`.
+# Training scripts save it below prefixes of their own, such as `net.backbone.`.
 #
-# The prefix is found by what is below it, whatever it is called: by suffixes of keys that are a known module's names,
-# or by an architecture that is recognised there. If two parts fit, the choice would be a guess, so neither is taken.
+# The prefix is identified by the keys below it: they are the names of a known module, or an architecture is recognised
+# there. If two parts fit, the choice would be a guess, so neither is used.
 
 
 Found = TypeVar("Found")
-FEWEST = 4  # keys of a model
+FEWEST = 4  # minimum number of keys of a model
 ALL_DROPPED = "prefix {!r} dropped from all keys"
 
 
@@ -232,17 +232,17 @@ def search(
     file: str,
     fits: Callable[[Found], bool],
 ) -> tuple[Found, tuple[str, ...]] | None:
-    """The result of `recognise` for `state`, or for the one part that it recognises, and what was dropped; else None.
+    """Return the result of `recognise` for `state`, or for the one part that it recognises, and notes; else None.
 
     Raises:
-        CheckpointError: several parts fit equally well, or tensors outside the part may belong to the model; or the
-            error of `recognise` for the largest part, if there is nothing better.
+        CheckpointError: several parts fit equally well, or tensors outside the part may belong to the model; if no part
+            fits, the error of `recognise` for the largest part.
     """
     found: dict[str, Found] = {}
     refused: list[CheckpointError] = []
     for prefix in ("", *_prefixes(state)):
         if prefix.startswith(tuple(found)):
-            continue  # a part of what is found already, as all are of the whole
+            continue  # within a part that was already recognised
         try:
             result = recognise(below(state, prefix))
         except CheckpointError as error:
@@ -264,10 +264,10 @@ def search(
 def towards(
     state: Mapping[str, Tensor], names: Collection[str], file: str
 ) -> tuple[dict[str, Tensor], tuple[str, ...]]:
-    """The state under the `names` of a module, if they differ by a prefix only, and what was dropped.
+    """Return the state under the `names` of a module if they differ only by a prefix, and notes.
 
-    A prefix of the names that a checkpoint reader took for a wrapper's is restored if this makes most names match. If
-    no part of `state` has most of the names, it stays unchanged.
+    A prefix that a reader dropped as a wrapper's is restored if most names then match. If no part of `state` has most
+    of the names, it stays unchanged.
 
     Raises:
         CheckpointError: several parts have all names.
@@ -289,14 +289,14 @@ def towards(
     if 2 * most < len(names) or "" in best:
         return dict(state), ()
     prefix = _only(state, best, file)
-    # Other tensors keep their names: the module's names are compared with all of them.
+    # Other tensors keep their names, since all are compared with the module's names.
     beside = {key: tensor for key, tensor in state.items() if not key.startswith(prefix)}
     notes = (_told(prefix, beside),) if most == len(names) or not beside else ()
     return {**beside, **below(state, prefix)}, notes
 
 
 def dropped(state: Mapping[str, Tensor], prefix: str, file: str) -> tuple[str, ...]:
-    """Notes on a dropped prefix, and on dropped training tensors outside it.
+    """Return notes on a dropped prefix, and on dropped training tensors outside it.
 
     Raises:
         CheckpointError: tensors outside the prefix may be part of the model.
@@ -305,29 +305,29 @@ def dropped(state: Mapping[str, Tensor], prefix: str, file: str) -> tuple[str, .
     unknown = [key for key in beside if not of_training(key)]
     if unknown:
         raise CheckpointError(
-            f"{file} has a model below {prefix!r}, and tensors beside it whose use cannot be known",
-            found=f"{len(unknown)} beside it: {listed(patterns(unknown, state))}",
+            f"{file} has a model below {prefix!r} and unknown tensors outside it",
+            found=f"{len(unknown)} outside it: {listed(patterns(unknown, state))}",
             expected="the tensors of one model",
-            fix=f"where the model does without them: {keeping(file, prefix)}; else --model package.module:function, "
-            "your own module that has them",
+            fix=f"if the model does not need them: {keeping(file, prefix)}; otherwise use --model "
+            "package.module:function with a module that has them",
         )
     training = [f"left out, used in training only: {listed(patterns(beside, state))}"] if beside else []
     return (*training, _told(prefix, beside))
 
 
 def keeping(file: str, prefix: str) -> str:
-    """A command that writes what is below a prefix as a checkpoint of its own."""
+    """Return a command that writes the tensors below a prefix as a separate checkpoint."""
     out = f"{prefix.strip('.').replace('.', '_')}.safetensors"
     call = f"save_part({file!r}, {prefix!r}, {out!r})"
     return python_command(f"from vitdeploy.models.checkpoints.read import save_part; {call}")
 
 
 def _told(prefix: str, beside: Collection[str]) -> str:
-    return f"the model is what is below {prefix!r}" if beside else ALL_DROPPED.format(prefix)
+    return f"using the tensors below {prefix!r}" if beside else ALL_DROPPED.format(prefix)
 
 
 def _prefixes(state: Mapping[str, Tensor]) -> Iterable[str]:
-    """Prefixes of keys, up to a dot, the shortest first; without those of too few keys."""
+    """Return the prefixes of keys, up to a dot, shortest first; without those with too few keys."""
     counts: Counter[str] = Counter()
     for key in state:
         counts.update(key[: at + 1] for at, character in enumerate(key) if character == ".")
@@ -339,22 +339,22 @@ def _only(state: Mapping[str, Tensor], prefixes: list[str], file: str) -> str:
     if len(prefixes) == 1:
         return prefixes[0]
     raise CheckpointError(
-        f"{file} holds several models that fit",
+        f"{file} holds several matching models",
         found=listed([f"{prefix!r} ({len(below(state, prefix))} tensors)" for prefix in prefixes]),
-        expected="one of them",
-        fix=f"keep the one you mean, and give that file: {keeping(file, prefixes[0])}",
+        expected="one model",
+        fix=f"extract the right one and use that file: {keeping(file, prefixes[0])}",
     )
 
 
-# --- Load a state dict into a model, refusing whatever does not fit ---------------------------------------------------
+# --- Load a state dict into a model, strictly -------------------------------------------------------------------------
 
 
 def load_state(model: nn.Module, state: Mapping[str, Tensor], source: str, file: str = "") -> tuple[str, ...]:
     """Load `state` into `model`, strictly; returns notes on the differences that were accepted, one per line.
 
-    A prefix that the model's names do not have is found and dropped. Accepted are: buffers that a module computes, on
-    one side only; a tensor with several names in the model, under one of them; and tensors in the state that only the
-    training needs. Nothing else is. `file` is where the state was read from, `source` its name in errors.
+    A prefix that the model's names lack is dropped. Only these differences are accepted: buffers that a module
+    computes, on either side; a tensor with several names in the model, stored under one of them; and tensors in the
+    state that only training needs. `file` is where the state was read from, `source` its name in errors.
 
     Raises:
         CheckpointError: missing, unexpected or differently shaped tensors; all of them, grouped.
@@ -368,16 +368,16 @@ def load_state(model: nn.Module, state: Mapping[str, Tensor], source: str, file:
         raise CheckpointError(
             f"{source} does not fit the architecture",
             found=found.told(own, state),
-            expected=f"{len(own)} tensors named and shaped as the model's",
+            expected=f"{len(own)} tensors with the model's names and shapes",
             fix=_mend(found),
         )
     for key, tensor in state.items():
         bad = int((~torch.isfinite(tensor)).sum()) if tensor.is_floating_point() else 0
         if bad:
             raise NonFiniteWeightsError(
-                f"{source}: {key} has values that are not finite",
-                found=f"{bad} of {tensor.numel()} are NaN or infinite",
-                fix="use another checkpoint: no step can fix this one",
+                f"{source}: {key} has non-finite values",
+                found=f"{bad} of {tensor.numel()} values are NaN or infinite",
+                fix="use another checkpoint: this one cannot be repaired",
             )
     model.load_state_dict(state, strict=True)
     return (*notes, *remarks)
@@ -385,16 +385,16 @@ def load_state(model: nn.Module, state: Mapping[str, Tensor], source: str, file:
 
 def _mend(found: mismatch.Mismatch) -> str:
     if found.kinds:
-        return "save the float weights: integers without their scales are other numbers"
+        return "save the float weights: integers are meaningless without their scales"
     if found.missing or found.shapes:
         return "choose the model that the checkpoint was made for (size, patch, image size)"
-    return "save the state dict without the unexpected tensors, or bring the module that has them (--model)"
+    return "save the state dict without the unexpected tensors, or use a module that has them (--model)"
 
 
 def _reconciled(
     own: Mapping[str, Tensor], state: Mapping[str, Tensor], source: str
 ) -> tuple[dict[str, Tensor], tuple[str, ...]]:
-    """The state with the names of the model's tensors, where what is more or less of them makes no difference."""
+    """Return the state with the model's tensor names, adding or dropping tensors that make no difference."""
     whole, notes = dict(state), []
     groups: dict[int, list[str]] = {}
     for key, tensor in own.items():
@@ -403,21 +403,21 @@ def _reconciled(
         there = [name for name in names if name in state]
         if any(not torch.equal(state[name], state[there[0]]) for name in there[1:]):
             raise CheckpointError(
-                f"{source} has different numbers for what is one tensor in the model",
+                f"{source} has different values for a shared tensor of the model",
                 found=" and ".join(there),
-                expected="the same numbers under all names of a shared tensor",
+                expected="the same values under all names of the shared tensor",
                 fix="save the state dict of the model as it is built now",
             )
         if there and len(there) < len(names):
             whole |= dict.fromkeys(names, state[there[0]])
             notes.append(f"shared with {there[0]}: {mismatch.listed([name for name in names if name not in there])}")
-    # What was learned under such a name is missing like any other.
+    # A learned tensor with such a name still counts as missing.
     buffers = [key for key in own if key not in whole and not isinstance(own[key], nn.Parameter)]
     absent = [key for key in buffers if mismatch.COMPUTED.fullmatch(key)]
     whole |= {key: own[key].detach() for key in absent}
     if absent:
-        told = mismatch.listed(mismatch.patterns(absent, own))
-        notes.append(f"not in the checkpoint, computed by the model itself: {told}")
+        summary = mismatch.listed(mismatch.patterns(absent, own))
+        notes.append(f"not in the checkpoint, computed by the model itself: {summary}")
     extra = [key for key in whole if key not in own]
     computed = [key for key in extra if mismatch.COMPUTED.fullmatch(key)]
     training = [key for key in extra if key not in computed and mismatch.of_training(key)]

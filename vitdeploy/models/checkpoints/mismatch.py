@@ -1,5 +1,5 @@
-"""What does not fit: files, folders and state dicts that people take for checkpoints, and how a state dict and a model
-differ, briefly: hundreds of keys become a handful of patterns. Without PyTorch."""
+"""Mismatches, without PyTorch: files, folders and state dicts that are not checkpoints, and short summaries of how a
+state dict differs from a model, in which hundreds of keys become a few patterns."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 SHOWN_KEYS = 5
-# What modules compute when they are built; some versions of a library store it, others do not.
+# Buffers that modules compute when they are built; some versions of a library store them, others do not.
 COMPUTED = re.compile(
     r"(?:.*\.)?(?:position_ids|relative_position_index|relative_coords_table|attn_mask|num_batches_tracked)"
 )
-# Parts of names: losses, metrics, counters, and heads that only self-supervised training has. A projector is none of
-# these: some models answer with what it gives.
+# Parts of names: losses, metrics, counters, and heads that only self-supervised training uses. A projector is not
+# among them: some models return its output.
 TRAINING = re.compile(
     r"(?:.*_)?(?:loss|losses|loss_fn|criterion|criteria|metrics?|acc|accuracy)|n_averaged|initted|step|queue|queue_ptr|"
     r"(?:dino|ibot|byol|simclr|mim|mlm)_head|total_ops|total_params|mixup_fn"
@@ -33,7 +33,7 @@ _NUMBER = re.compile(r"(?<![^.])\d+(?![^.])")
 
 @dataclass(frozen=True)
 class Mismatch:
-    """Keys of a model and of a state dict that have no counterpart, or one that is not alike.
+    """Keys of a model and of a state dict without a counterpart, or with a different one.
 
     `shapes` and `kinds`: for a key, what the state dict has and what the model has.
     """
@@ -47,20 +47,20 @@ class Mismatch:
         return bool(self.missing or self.unexpected or self.shapes or self.kinds)
 
     def told(self, expected: Collection[str], found: Collection[str]) -> str:
-        """All of it in one line, by kind. `expected` and `found` are all keys of the model and of the state dict."""
+        """Return a one-line summary by kind. `expected`, `found`: all keys of the model and of the state dict."""
         parts = []
         if self.missing:
             parts.append(f"{len(self.missing)} missing: {listed(patterns(self.missing, expected))}")
         if self.unexpected:
             parts.append(f"{len(self.unexpected)} unexpected: {listed(patterns(self.unexpected, found))}")
-        for what, pairs in (("of another shape", self.shapes), ("of another type", self.kinds)):
+        for what, pairs in (("with another shape", self.shapes), ("with another type", self.kinds)):
             if pairs:
                 parts.append(f"{len(pairs)} {what}: {listed(_alike(pairs, expected))}")
         return "; ".join(parts)
 
 
 def compare(own: Mapping[str, Tensor], state: Mapping[str, Tensor]) -> Mismatch:
-    """What loading `state` into a model with the tensors `own` would leave, drop or distort.
+    """Return what loading `state` into a model with the tensors `own` would leave unset, drop or distort.
 
     Integers instead of weights come from a quantised model: without their scales they are different numbers.
     """
@@ -88,8 +88,8 @@ def _dtype(tensor: Tensor) -> str:
 
 
 def patterns(keys: Iterable[str], everything: Iterable[str]) -> list[str]:
-    """Keys as they are where they are few, else by what they have in common: `blocks.{2-11}.*`, where all of
-    `everything` below these is among them.
+    """Return few keys as they are, many keys as patterns: `blocks.{2-11}.*` if they include all of `everything` below
+    that stem.
     """
     chosen = dict.fromkeys(keys)
     if len(chosen) <= SHOWN_KEYS:
@@ -105,13 +105,13 @@ def patterns(keys: Iterable[str], everything: Iterable[str]) -> list[str]:
 
 
 def of_training(key: str) -> bool:
-    """Whether a key's name says that only training needs it."""
+    """Whether a key's name shows that only training needs it."""
     stem, _, _ = key.rpartition(".")
     return any(map(TRAINING.fullmatch, (stem or key).split(".")))
 
 
 def _whole(chosen: Collection[str], everything: Iterable[str]) -> set[str]:
-    """Stems of two keys or more, below which there is no key that is not chosen."""
+    """Return the stems of two or more keys below which every key is chosen."""
     counts: dict[str, int] = {}
     broken: set[str] = set()
     for key in {*everything, *chosen}:
@@ -125,20 +125,20 @@ def _whole(chosen: Collection[str], everything: Iterable[str]) -> set[str]:
 
 
 def _numbered(keys: Iterable[str]) -> list[str]:
-    """Names that differ by their numbers alone as one: `blocks.{0-3,7}.ls1.gamma`."""
+    """Merge names that differ only by their numbers: `blocks.{0-3,7}.ls1.gamma`."""
     groups: dict[str, list[list[int]]] = {}
     for key in keys:
         groups.setdefault(_NUMBER.sub("\0", key), []).append([int(number) for number in _NUMBER.findall(key)])
-    told = []
+    merged = []
     for template, numbers in groups.items():
         for column in zip(*numbers, strict=True):
             template = template.replace("\0", _ranges(column), 1)
-        told.append(template)
-    return told
+        merged.append(template)
+    return merged
 
 
 def _ranges(numbers: Iterable[int]) -> str:
-    """1, 2, 3, 7 as "{1-3,7}"; one number alone as it is."""
+    """Format 1, 2, 3, 7 as "{1-3,7}"; a single number without braces."""
     runs: list[list[int]] = []
     for number in sorted(set(numbers)):
         if runs and number == runs[-1][1] + 1:
@@ -154,9 +154,7 @@ def _alike(pairs: Mapping[str, tuple[str, str]], everything: Collection[str]) ->
     for key, pair in pairs.items():
         groups.setdefault(pair, []).append(key)
     return [
-        f"{name} {pair[0]} (the model: {pair[1]})"
-        for pair, keys in groups.items()
-        for name in patterns(keys, everything)
+        f"{name} {pair[0]} (model: {pair[1]})" for pair, keys in groups.items() for name in patterns(keys, everything)
     ]
 
 
@@ -165,61 +163,61 @@ def listed(items: list[str]) -> str:
     return ", ".join(items[:SHOWN_KEYS]) + more
 
 
-# --- What is no checkpoint of a whole float model, and how to get its weights -----------------------------------------
+# --- Files that are not checkpoints of a whole float model, and how to get their weights ------------------------------
 
 
-FLOAT_FIX = "take the float weights that it was made from: vitdeploy quantises them itself"
-# How files begin, what they are, and what to do.
+FLOAT_FIX = "use the float weights that it was made from: vitdeploy quantises them itself"
+# First bytes of a file, its kind, and the fix.
 _BEGINNINGS = (
-    (b"\x89HDF\r\n", "an HDF5 file, as Keras and TensorFlow write", "load it there and export it to ONNX: FILE.onnx"),
-    (b"GGUF", "a GGUF file of llama.cpp", "take the weights that it was made from, as .safetensors"),
-    (b"\x1f\x8b", "compressed by gzip", "gunzip it first"),
-    (b"\xfd7zXZ", "compressed by xz", "unxz it first"),
-    (b"\x28\xb5\x2f\xfd", "compressed by zstd", "unzstd it first"),
+    (b"\x89HDF\r\n", "an HDF5 file (Keras, TensorFlow)", "export it to ONNX with its own framework: FILE.onnx"),
+    (b"GGUF", "a GGUF file of llama.cpp", "use the weights that it was made from, as .safetensors"),
+    (b"\x1f\x8b", "compressed with gzip", "gunzip it first"),
+    (b"\xfd7zXZ", "compressed with xz", "unxz it first"),
+    (b"\x28\xb5\x2f\xfd", "compressed with zstd", "unzstd it first"),
 )
 _ONNX = re.compile(rb"\x08[\x03-\x1f][\x12\x1a\x22\x3a\x42]", re.DOTALL)
 _ZERO = ("zero_to_fp32.py", "mp_rank_*_model_states.pt", "*zero_pp_rank_*", "*/mp_rank_*_model_states.pt")
 _TO_FP32 = "where it was made, in that folder: python zero_to_fp32.py . fp32; then --checkpoint fp32/pytorch_model.bin"
-# What loads a program or a pickle may run what its maker put there: no fix proposes that here.
-ALONE = "where it was made, save the weights alone: torch.save(model.state_dict(), 'weights.pt')"
-_MERGE = "merge it where it was trained: model.merge_and_unload().save_pretrained('merged'); then hf:merged"
-# Keys that only such state dicts have, what they are, and what to do.
+# Loading a program or a pickle may run its author's code, so no fix suggests loading the file here.
+ALONE = "where it was trained, save the weights alone: torch.save(model.state_dict(), 'weights.pt')"
+_MERGE = "merge it where it was trained: model.merge_and_unload().save_pretrained('merged'); then use hf:merged"
+# Keys that identify a kind of state dict, the kind, and the fix.
 _KEYS = (
-    (r"(^|\.)lora_(A|B|embedding_[AB])(\.|$)", "an adapter (LoRA) and not a model's own weights", _MERGE),
+    (r"(^|\.)lora_(A|B|embedding_[AB])(\.|$)", "an adapter (LoRA), not a whole model", _MERGE),
     (
         r"(^|\.)_?flat_param(_\d+)?$",
-        "flattened by FSDP: shapes and names of its parameters are not in it",
-        "save it whole: torch.distributed.checkpoint.state_dict.get_model_state_dict(model, "
+        "flattened by FSDP, without the names and shapes of the parameters",
+        "save the full state dict: torch.distributed.checkpoint.state_dict.get_model_state_dict(model, "
         "options=StateDictOptions(full_state_dict=True))",
     ),
     (
         r"\.(SCB|quant_state\.\S+|absmax|qweight|qzeros|_packed_params\S*)$",
-        "quantised already: its weights are codes",
-        "take the float weights that it was made from; vitdeploy quantises them itself",
+        "already quantised: its weights are integer codes",
+        "use the float weights that it was made from; vitdeploy quantises them itself",
     ),
     (
-        r"\.weight_mask$",  # `weight_orig` alone is of a spectral norm
-        "of a model that is being pruned: weights and masks apart",
+        r"\.weight_mask$",  # `weight_orig` alone belongs to a spectral norm
+        "from a model that is being pruned, with separate weights and masks",
         "torch.nn.utils.prune.remove(module, 'weight') for each pruned module, then save its state dict",
     ),
 )
 
 
 def refuse_archive(path: Path) -> None:
-    """Raise CheckpointError if a zip file is something else than `torch.save` writes, or not whole."""
+    """Raise CheckpointError if a zip file was not written by `torch.save`, or is incomplete."""
     try:
         found = members(path)
     except (zipfile.BadZipFile, OSError) as error:
         raise CheckpointError(
-            f"{path} is not a whole PyTorch checkpoint", found=str(error)[:200], fix="download it again"
+            f"{path} is not a complete PyTorch checkpoint", found=str(error)[:200], fix="download it again"
         ) from None
     names, expanded = [member.filename for member in found], sum(member.file_size for member in found)
     if expanded > MAX_EXPANSION * path.stat().st_size:
         raise CheckpointError(
-            f"{path} would expand to an absurd size",
+            f"{path} expands to an implausible size",
             found=f"{expanded:,} bytes from {path.stat().st_size:,}",
             expected=f"at most {MAX_EXPANSION} times the packed size",
-            fix="download it again, from a source that you trust",
+            fix="download it again from a trusted source",
         )
     ends = {name.partition("/")[2] for name in names}
     if "constants.pkl" in ends and any(end.startswith("code/") for end in ends):
@@ -238,59 +236,59 @@ def refuse_archive(path: Path) -> None:
         )
     if names and not any(name.endswith("data.pkl") for name in names):
         raise CheckpointError(
-            f"{path} is a zip archive of other files",
+            f"{path} is a zip archive, not a checkpoint",
             found=listed(names),
             expected="a checkpoint file",
-            fix=f"unpack it, and name the file with the weights: unzip {quoted(path)}",
+            fix=f"unpack it and name the weight file: unzip {quoted(path)}",
         )
 
 
 def refuse_beginning(path: Path, start: bytes) -> None:
-    """Raise CheckpointError if the first bytes are those of another kind of file."""
+    """Raise CheckpointError if the first bytes identify another kind of file."""
     for beginning, what, fix in _BEGINNINGS:
         if start.startswith(beginning):
             raise CheckpointError(f"{path} is {what}, not a checkpoint", found=f"it begins with {beginning!r}", fix=fix)
     if _ONNX.match(start):
         raise CheckpointError(
-            f"{path} is an ONNX file: a graph with its weights",
+            f"{path} is an ONNX file, not a checkpoint",
             found=f"a file that begins with {start[:24]!r}",
             expected="a checkpoint, or this file as the model",
-            fix=f"name it as the model, without a checkpoint: vitdeploy export {quoted(path)} -o exported",
+            fix=f"use it as the model, without a checkpoint: vitdeploy export {quoted(path)} -o exported",
         )
 
 
 def refuse_folder(path: Path) -> None:
-    """Raise CheckpointError if a folder is the checkpoint of several processes, or an adapter's."""
+    """Raise CheckpointError if a folder is a checkpoint written by several processes, or an adapter."""
     if any(any(path.glob(pattern)) for pattern in _ZERO):
         raise CheckpointError(
-            f"{path} is a checkpoint of DeepSpeed, in one file a process",
+            f"{path} is a DeepSpeed checkpoint with one file per process",
             expected="one state dict of whole tensors",
             fix=_TO_FP32,
         )
     if (path / ".metadata").is_file() and any(path.glob("*.distcp")):
         raise CheckpointError(
-            f"{path} is a checkpoint of torch.distributed (FSDP), in one file a process",
+            f"{path} is a torch.distributed (FSDP) checkpoint with one file per process",
             expected="one state dict of whole tensors",
-            fix="where it was made: python -m torch.distributed.checkpoint.format_utils dcp_to_torch "
+            fix="where it was trained: python -m torch.distributed.checkpoint.format_utils dcp_to_torch "
             f"{quoted(path)} weights.pt; then --checkpoint weights.pt",
         )
     if (path / "adapter_config.json").is_file():
         raise CheckpointError(
-            f"{path} is an adapter (LoRA) and not a model's own weights", found="adapter_config.json", fix=_MERGE
+            f"{path} is an adapter (LoRA), not a whole model", found="adapter_config.json", fix=_MERGE
         )
 
 
 def refuse_state(file: str, state: Mapping[str, Tensor]) -> None:
-    """Raise CheckpointError if the keys or the tensors are not those of a whole float model."""
+    """Raise CheckpointError if the keys or tensors do not belong to a whole float model."""
     for pattern, what, fix in _KEYS:
         found = [key for key in state if re.search(pattern, key)]
         if found:
-            told = f"{len(found)} of {len(state)} tensors: {listed(patterns(found, found))}"
-            raise CheckpointError(f"{file} is {what}", found=told, expected="a state dict of whole tensors", fix=fix)
+            summary = f"{len(found)} of {len(state)} tensors: {listed(patterns(found, found))}"
+            raise CheckpointError(f"{file} is {what}", found=summary, expected="a state dict of whole tensors", fix=fix)
     if len(state) > 1 and not any(tensor.numel() for tensor in state.values()):
         raise CheckpointError(
-            f"{file} has the names of a model, but none of its numbers",
-            found=f"{len(state)} tensors without elements, as DeepSpeed's ZeRO stage 3 leaves them",
+            f"{file} has a model's tensor names, but no values",
+            found=f"{len(state)} empty tensors, as from DeepSpeed's ZeRO stage 3",
             expected="a state dict of whole tensors",
             fix=_TO_FP32,
         )

@@ -1,4 +1,4 @@
-"""Checkpoint files: safetensors, pickles, npz, shards."""
+"""Read checkpoint files: safetensors, pickles, npz, shards."""
 
 import argparse
 import contextlib
@@ -29,7 +29,7 @@ from vitdeploy.models.json_file import files_of, require_checkpoint
 from vitdeploy.paths import is_dir, is_file, not_utf8
 from vitdeploy.zip_members import DAMAGED, MAX_EXPANSION, members
 
-# --- Read NumPy's `.npz` as a state dict, without ever unpickling and without taking a file's word for its size -------
+# --- Read NumPy's `.npz` as a state dict, without unpickling and without trusting the sizes that it declares ----------
 
 
 # ViT-e, the largest published ViT, has 15.6 GB in float32 (arXiv 2209.06794, table 1).
@@ -42,12 +42,12 @@ def is_npz(path: Path) -> bool:
     try:
         names = [member.filename for member in members(path)]
     except (zipfile.BadZipFile, OSError):
-        return path.suffix == SUFFIX_OF_ARCHIVE  # whose reader says what is wrong
+        return path.suffix == SUFFIX_OF_ARCHIVE  # its reader reports the error
     return bool(names) and all(name.endswith(SUFFIX) for name in names)
 
 
 def read_npz(path: Path) -> dict[str, Tensor]:
-    """The arrays of a `.npz` under their names, bfloat16 (saved by JAX as two raw bytes) as float32.
+    """Return the arrays of a `.npz` by name, bfloat16 (saved by JAX as two raw bytes) as float32.
 
     Raises:
         CheckpointError: not a `.npz`, damaged, or larger than any ViT.
@@ -60,7 +60,7 @@ def read_npz(path: Path) -> dict[str, Tensor]:
             return {member.filename.removesuffix(SUFFIX): _read(path, archive, member) for member in archive.infolist()}
     except DAMAGED as error:
         raise CheckpointError(
-            f"{path} is not a whole .npz file",
+            f"{path} is not a complete .npz file",
             found=(str(error).splitlines() or [type(error).__name__])[0][:200],
             expected="a zip archive of .npy arrays",
             fix="download it again",
@@ -72,14 +72,14 @@ def _check_sizes(path: Path, archive: zipfile.ZipFile) -> None:
     others = [member.filename for member in found if not member.filename.endswith(SUFFIX)]
     if others or not found:
         raise ValueError(f"holds {others[0]!r}" if others else "an empty archive")
-    # zipfile never gives more bytes of a member than the directory declares, so these bound what reading can take.
+    # zipfile never returns more bytes of a member than the directory declares, so these sizes bound the memory.
     expanded, packed = sum(member.file_size for member in found), sum(member.compress_size for member in found)
     if expanded > MAX_BYTES or expanded > MAX_EXPANSION * max(packed, 1):
         raise CheckpointError(
-            f"{path} would expand to an absurd size",
+            f"{path} expands to an implausible size",
             found=f"{expanded:,} bytes from {packed:,}",
             expected=f"at most {MAX_BYTES:,} bytes and {MAX_EXPANSION} times the packed size",
-            fix="download it again, from a source that you trust",
+            fix="download it again from a trusted source",
         )
 
 
@@ -116,20 +116,20 @@ def _header(file: IO[bytes]) -> tuple[tuple[int, ...], bool, np.dtype]:
 
 
 # --- PyTorch's pickles ------------------------------------------------------------------------------------------------
-# read by its restricted unpickler alone; what that refuses is named, with a way out that does not. read the file:
-# whoever proposes to run a pickle of unknown origin has run it.
+# Only PyTorch's restricted unpickler reads them. A refused pickle is described with a fix that does not load it: a
+# pickle of unknown origin must not be run.
 
 
-MAX_PICKLE = 64 << 20  # bytes that are searched for names
+MAX_PICKLE = 64 << 20  # bytes searched for names
 MAX_PICKLES = 5  # in a file of the old format: magic number, version, system, the object, the keys of its storages
 TAR_BLOCK = 512  # members of a tar archive begin at multiples of it
 _MODULE = {"_parameters", "_modules"}
-# What takes commands, code or names of attributes; other built-ins (range, slice, int) make values.
+# Callables that take commands, code or attribute names; other built-ins (range, slice, int) create values.
 _RUNS = re.compile(
     r"(posix|nt|os|subprocess|sys|runpy|importlib|shutil|pty|ctypes|_?pickle|marshal|code|timeit|types|socket)\..*|"
     r"(builtins|__builtin__|_?io)\.(__\w+|eval|exec\w*|compile|open|file|[gsd][a-z]+attr|(raw_)?input|breakpoint|apply)(\..*)?"
 )
-# What stands in plain weights.
+# Names that occur in plain weights.
 _PLAIN = re.compile(
     r"collections\.\w+|_codecs\.encode|(builtins|__builtin__)\.(set|bytearray|complex)|"
     r"torch\.(_utils\._rebuild\w+|Size|\w+Storage|\w+\d+|bool)"
@@ -138,11 +138,11 @@ _SHARDED = ("deepspeed.", "torch.distributed.")
 
 
 def inert() -> list[Callable[..., Any] | tuple[Callable[..., Any], str]]:
-    """Classes that training scripts save with the weights: holders of values, which run nothing when they are read.
+    """Return classes that training scripts save with the weights: value holders that run no code when they are read.
 
-    Paths are read as pure ones, which exist on every system; numpy's names changed in version 2.
+    Paths are read as pure paths, which exist on every system; numpy's names changed in version 2.
     """
-    core = np.asarray(0).__reduce__()[0]  # the function itself, wherever this numpy keeps it
+    core = np.asarray(0).__reduce__()[0]  # the function itself, whatever its module in this numpy
     scalar = np.float64(0).__reduce__()[0]
     assert callable(core) and callable(scalar)
     moved = [
@@ -160,14 +160,14 @@ def inert() -> list[Callable[..., Any] | tuple[Callable[..., Any], str]]:
 
 
 def read_pickle(path: Path) -> object:
-    """Whatever a file of `torch.save` holds, if that is plain data.
+    """Return the content of a `torch.save` file, if it is plain data.
 
     Raises:
-        PickleError: it holds more; names what.
-        CheckpointError: not whole.
+        PickleError: it holds more; the error names it.
+        CheckpointError: the file is incomplete.
     """
     try:
-        # A path would let PyTorch choose the reader by its suffix.
+        # Given a path, PyTorch would choose the reader by its suffix.
         with path.open("rb") as file, torch.serialization.safe_globals(inert()):
             return torch.load(file, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as error:
@@ -177,29 +177,29 @@ def read_pickle(path: Path) -> object:
             raise refusal(path, str(error)) from None
         lines = str(error).splitlines() or [type(error).__name__]
         raise CheckpointError(
-            f"{path} is not a whole PyTorch checkpoint", found=lines[0].split(". ")[0][:200], fix="download it again"
+            f"{path} is not a complete PyTorch checkpoint", found=lines[0].split(". ")[0][:200], fix="download it again"
         ) from None
 
 
 def refusal(path: Path, text: str) -> PickleError:
-    """The error of a pickle that the restricted unpickler refused, saying `text`: what is in it, and what to do."""
+    """Return the error for a pickle that the restricted unpickler refused with the message `text`."""
     names, strings = _content(path)
     refused = re.search(r"GLOBAL (\S+)", text)
-    lines = text.split("WeightsUnpickler error:")[-1].strip().splitlines() or ["not readable by that"]
+    lines = text.split("WeightsUnpickler error:")[-1].strip().splitlines() or ["refused by the restricted unpickler"]
     shown = [name for name in names if not _PLAIN.fullmatch(name)] or [refused[1] if refused else lines[0][:200]]
     message, expected, fix = "is a pickle that holds more than plain weights", "a state dict of tensors", ALONE
     if runs := [name for name in (*names, *shown) if _RUNS.fullmatch(name)]:
         shown = [*dict.fromkeys(runs), *(name for name in shown if name not in runs)]
         message = "is a pickle that runs commands when it is read"
-        fix = "do not open it; get the weights from where you trust them, as .safetensors"
+        fix = "do not open it; get the weights from a trusted source, as .safetensors"
     elif strings >= _MODULE:
         message = "is a whole pickled module, which only its own code can read"
-        expected = "a state dict of tensors, or the module as a function of yours"
-        fix = f"{ALONE}; a function build() of yours in my_model.py makes the module and loads them: vitdeploy export "
-        fix += "--model my_model:build -o exported"
+        expected = "a state dict of tensors, or a function that builds the module"
+        fix = f"{ALONE}; write a function build() in my_model.py that builds the module and loads them: "
+        fix += "vitdeploy export --model my_model:build -o exported"
     elif any(name.startswith(_SHARDED) for name in names):
-        message, expected = "is one part of a checkpoint that several processes wrote", "one state dict of whole tensors"
-        fix = "join the parts where they were written: DeepSpeed's zero_to_fp32.py beside them, or "
+        message, expected = "is one part of a sharded training checkpoint", "one state dict of whole tensors"
+        fix = "merge the parts where they were written: with DeepSpeed's zero_to_fp32.py next to them, or "
         fix += "python -m torch.distributed.checkpoint.format_utils dcp_to_torch FOLDER weights.pt"
     return PickleError(f"{path} {message}, so it is not loaded", found=listed(shown), expected=expected, fix=fix)
 
@@ -209,14 +209,14 @@ def is_tar(start: bytes) -> bool:
 
 
 def refuse_tar(path: Path) -> None:
-    """Raise PickleError for a tar archive of pickles, as PyTorch wrote before 0.2: nothing restricted reads it."""
+    """Raise PickleError for a tar archive of pickles (PyTorch before 0.2), which no restricted unpickler reads."""
     if _content(path)[0]:
         raise refusal(path, "a tar archive of pickles")
 
 
 def _content(path: Path) -> tuple[list[str], set[str]]:
-    """The full names that the pickles of a file refer to, in any of PyTorch's three formats, and all text in them.
-    Nothing of it is run; of what is cut short, or no pickle, what stands before that."""
+    """Return the full names that a file's pickles refer to, in any of PyTorch's three formats, and all text in them.
+    Nothing is executed; a truncated or invalid pickle is read up to the error."""
     names, strings = set[str](), set[str]()
     with contextlib.suppress(Exception):
         for data in _pickles(path):
@@ -245,8 +245,8 @@ def _pickles(path: Path) -> Iterator[bytes]:
 
 
 def _named(stream: io.BytesIO) -> Iterator[tuple[str, str]]:
-    """(full name, "") of each thing that the next pickle refers to, and ("", text) of each text, in their order: what
-    an unpickler does to its stack, but for making anything. Raises ValueError where it ends."""
+    """Yield (full name, "") for each object that the next pickle refers to, and ("", text) for each text, in order: an
+    unpickler's stack operations without creating objects. Raises ValueError at an invalid end."""
     stack: list[object] = []
     memo: dict[object, object] = {}
     mark = pickletools.markobject
@@ -279,26 +279,26 @@ def _named(stream: io.BytesIO) -> Iterator[tuple[str, str]]:
 
 
 # --- Read a checkpoint file into a state dict -------------------------------------------------------------------------
-# The first bytes of a file determine its format, never its name. A `.pt`/`.pth` is a pickle: it is read only with
-# PyTorch's restricted unpickler (`weights_only=True`), with no fallback.
+# A file's first bytes determine its format, never its name. A `.pt`/`.pth` is a pickle: it is read only with PyTorch's
+# restricted unpickler (`weights_only=True`), with no fallback.
 
 
 _ZIP, _PICKLE, _LFS = b"PK\x03\x04", b"\x80", b"version https://git-lfs"
-MAX_HEADER = 100 << 20  # bytes, the safetensors library's own limit: what is longer is no such file
+MAX_HEADER = 100 << 20  # bytes, the safetensors library's own limit
 SUFFIXES = (".safetensors", ".pt", ".pth", ".bin", ".npz", ".ckpt")
 FORMATS = "a .safetensors file, a .pt/.pth with a state dict, or JAX's .npz"
 
 
 def read_checkpoint(path: Path, *shards: Path) -> tuple[dict[str, Tensor], tuple[str, ...]]:
-    """The state dict in a safetensors file, a `.pt`/`.pth` of plain weights, or a `.npz` of JAX, in float32.
+    """Read the state dict in a safetensors file, a `.pt`/`.pth` of plain weights, or a JAX `.npz`, in float32.
 
-    With `shards`, which hold the rest of one state dict: of all of them together, so that prefixes are seen as a whole.
-    Also returns what was chosen, dropped or converted on the way (see `unwrap`), one per line.
+    With `shards`, which hold the rest of the state dict, all files are read together, so that prefixes are shared.
+    Also returns notes on what was chosen, dropped or converted (see `unwrap`).
 
     Raises:
         MissingFileError: no such file.
         PickleError: a pickle that holds more than plain weights.
-        CheckpointError: not a checkpoint, truncated, without one state dict, or not of a whole float model.
+        CheckpointError: not a checkpoint, truncated, without a unique state dict, or not from a whole float model.
     """
     state, notes = read_tensors(path, *shards)
     mismatch.refuse_state(str(path), state)
@@ -306,7 +306,7 @@ def read_checkpoint(path: Path, *shards: Path) -> tuple[dict[str, Tensor], tuple
 
 
 def read_tensors(path: Path, *shards: Path) -> tuple[dict[str, Tensor], tuple[str, ...]]:
-    """`read_checkpoint` without a look at what the tensors are of: a module of the user's own may be of that kind."""
+    """Like `read_checkpoint` without `refuse_state`: a user's own module may have such tensors."""
     if not shards:
         path, *shards = files_of(path)  # type: ignore[assignment]
     with bounded(f"read {path.name}", size_of(path, *shards)):
@@ -317,12 +317,12 @@ def read_tensors(path: Path, *shards: Path) -> tuple[dict[str, Tensor], tuple[st
         try:
             return fit.unwrap(loaded, str(path))
         except CheckpointError as error:
-            said = f"{path}: {error.message}"
-            raise CheckpointError(said, found=error.found, expected=error.expected, fix=error.fix) from None
+            message = f"{path}: {error.message}"
+            raise CheckpointError(message, found=error.found, expected=error.expected, fix=error.fix) from None
 
 
 def class_names(path: Path) -> tuple[str, ...]:
-    """The names of classes in the arguments of training beside the weights (`args.class_names`); () where none are."""
+    """Return the class names among the training arguments next to the weights (`args.class_names`); () if none."""
     loaded = _loaded(path)
     arguments = loaded.get("args") if isinstance(loaded, Mapping) else None
     named = arguments if isinstance(arguments, Mapping) else getattr(arguments, "__dict__", {})
@@ -340,7 +340,7 @@ def _loaded(path: Path) -> object:
     with path.open("rb") as file:
         start = file.read(512)
     if not start:
-        raise CheckpointError(f"{path} is an empty file", expected=FORMATS, fix="get it again")
+        raise CheckpointError(f"{path} is an empty file", expected=FORMATS, fix="download it again")
     if start.startswith(_LFS):
         raise CheckpointError(f"{path} is a git-lfs pointer, not the weights", fix="git lfs pull")
     if _is_safetensors(start):
@@ -355,33 +355,33 @@ def _loaded(path: Path) -> object:
         refuse_tar(path)
     mismatch.refuse_beginning(path, start)
     raise CheckpointError(
-        f"{path} is no checkpoint that vitdeploy can read",
+        f"{path} is not a checkpoint that vitdeploy can read",
         found=f"a file that begins with {start[:24]!r}",
         expected=FORMATS,
-        fix="look at the file: a download may have been answered with a web page",
+        fix="check the file: it may be a web page that was downloaded instead",
     )
 
 
 def _of_folder(path: Path) -> str:
     if is_file(path / "config.json"):
-        return f"give it as the model: {quoted(f'hf:{path}')}"
+        return f"use it as the model: {quoted(f'hf:{path}')}"
     files = sorted(entry.name for entry in path.iterdir() if entry.suffix in SUFFIXES)
     return f"name one of its files, such as {quoted(path / files[0])}" if files else "check --checkpoint"
 
 
 def _is_safetensors(start: bytes) -> bool:
-    """Eight bytes of the length of a header, which is JSON: by the first alone it may be taken for a pickle."""
+    """Whether a file begins with an 8-byte header length and JSON; the first byte alone could also start a pickle."""
     return start[8:9] == b"{" and int.from_bytes(start[:8], "little") <= MAX_HEADER
 
 
 def _read_safetensors(path: Path) -> dict[str, Tensor]:
     check_header(path)
     try:
-        # The library takes no path that is not UTF-8.
+        # The library accepts only UTF-8 paths.
         return load(path.read_bytes()) if not_utf8(str(path)) else load_file(path)
     except (SafetensorError, ValueError, OverflowError) as error:
         raise CheckpointError(
-            f"{path} is not a whole safetensors file",
+            f"{path} is not a complete safetensors file",
             found=str(error)[:200],
             expected=FORMATS,
             fix="download it again",
@@ -389,21 +389,21 @@ def _read_safetensors(path: Path) -> dict[str, Tensor]:
 
 
 def save_part(path: str, prefix: str, out: str) -> None:
-    """Write what is below a prefix in a checkpoint as a .safetensors file of its own, the prefix dropped.
+    """Write the tensors below a prefix of a checkpoint to a separate .safetensors file, without the prefix.
 
-    For a checkpoint that holds several models, or a model among other tensors: the way to say which is meant.
+    It selects the model in a checkpoint that holds several models, or a model among other tensors.
     """
     part = fit.below(read_checkpoint(Path(path))[0], prefix)
     if not part:
-        raise CheckpointError(f"{path} has nothing below {prefix!r}", fix="check the prefix")
+        raise CheckpointError(f"{path} has no tensors below {prefix!r}", fix="check the prefix")
     save_file({key: tensor.clone().contiguous() for key, tensor in part.items()}, out)
 
 
-# --- The header of a safetensors file, looked at before the library builds a tensor for each of its entries -----------
+# --- Check the header of a safetensors file before the library creates a tensor for each entry ------------------------
 # Source: README of safetensors, "Format": 8 bytes of length, that much JSON, then the data.
 
 
-# The largest models known to us have 2,000 tensors in a file, and 300 kB of header.
+# The largest models known to us have 2,000 tensors and a header of 300 kB in a file.
 MAX_HEADER_READ, MAX_TENSORS = 4 << 20, 20_000
 HEADER_DTYPES = frozenset(
     {"F64", "F32", "F16", "BF16", "I64", "I32", "I16", "I8", "U64", "U32", "U16", "U8", "BOOL", "C64"}
@@ -411,8 +411,8 @@ HEADER_DTYPES = frozenset(
 
 
 def check_header(path: Path) -> None:
-    """Refuse a file with too many tensors, or with numbers of a type that no model here is made of. What is no header
-    is left to the library, which says so.
+    """Refuse a file with too many tensors or an unsupported data type. An invalid header is left to the library, which
+    reports it.
 
     Raises:
         CheckpointError: such a file.
@@ -437,7 +437,7 @@ def check_header(path: Path) -> None:
     ]
     if foreign:
         raise CheckpointError(
-            f"{path} has numbers of a type that vitdeploy does not read",
+            f"{path} has tensors of an unsupported type",
             found=listed(foreign)[:500],
             expected=", ".join(sorted(HEADER_DTYPES)),
             fix=FLOAT_FIX,
@@ -446,8 +446,8 @@ def check_header(path: Path) -> None:
 
 def _too_much(path: Path, found: str, expected: str) -> CheckpointError:
     return CheckpointError(
-        f"{path} lists more tensors than any model has",
+        f"{path} lists an implausible number of tensors",
         found=found,
         expected=expected,
-        fix="save the model's tensors alone; download it again if it is not yours",
+        fix="save only the model's tensors, or download the file again",
     )

@@ -1,1 +1,1 @@
-"""Modules that are not ours: timm's, transformers', and the user's own."""
+"""External modules: timm's, transformers' and the user's own."""

@@ -1,5 +1,5 @@
-"""A module that is not ours with a signature, which one run of it tells: the names and shapes of its outputs say which
-task they are for. It then goes through the same export, parity and bundle as ours.
+"""An external module with a signature inferred from one run: the names and shapes of its outputs determine the task.
+It then goes through the same export, parity check and bundle as a built-in model.
 """
 
 import dataclasses
@@ -46,12 +46,12 @@ LEAST = float(np.finfo(np.float32).tiny)
 
 
 class Adapted(nn.Module):
-    """An external module with the outputs of a `Signature`: tensors in a fixed order, whatever it returns.
+    """An external module that returns the outputs of a `Signature`: tensors in a fixed order.
 
-    `arguments` are passed after the image, the module's first argument. `task`: what its outputs are to be taken for.
-    `passings`: how values that a user bound reach further arguments; tensors of them become buffers. `inputs`: what
-    each image brings for others, which `forward` takes behind the image.
-    `probabilities`: they are a softmax already, of which the logarithm gives logits; `independent`: they are sigmoids.
+    `arguments` are passed after the image, the module's first argument. `task`: the task to interpret its outputs as.
+    `passings`: how the user's bound values are passed to further arguments; tensors become buffers. `inputs`: further
+    per-image inputs, which `forward` takes after the image.
+    `probabilities`: the outputs are softmax values, whose logarithm gives logits; `independent`: they are sigmoids.
     """
 
     def __init__(
@@ -71,16 +71,16 @@ class Adapted(nn.Module):
         for name, passing in self.passings.items():
             if isinstance(passing.value, Tensor):
                 self.register_buffer(f"bound_{name}", passing.value, persistent=False)
-        # timm's modules without classes, and those made like them, return their pooled features.
+        # timm's modules without classes, and similar ones, return their pooled features.
         self.task: Task | None = task or ("features" if getattr(model, "num_classes", None) == 0 else None)
         self.probabilities = self.independent = False
 
     def returned(self, image: Tensor, *further: Tensor) -> Any:
-        """Whatever the module itself gives."""
+        """Return the module's own result."""
         values = dict(self.arguments)
         values |= {tensor.name: value for tensor, value in zip(self.inputs, further, strict=True)}
         for name, passing in self.passings.items():
-            tensor = getattr(self, f"bound_{name}", None)  # where a copy of this module on another device has it
+            tensor = getattr(self, f"bound_{name}", None)  # on the device of this copy of the module
             values[name] = passing.for_images(image, passing.value if tensor is None else tensor)
         return self.model(image, **values) if self.keyword is None else self.model(**{self.keyword: image}, **values)
 
@@ -94,7 +94,7 @@ class Adapted(nn.Module):
 
 
 def size_of(model: nn.Module, pretrained: Mapping[str, Any]) -> tuple[int, int] | None:
-    """The image size, (height, width), that a module says: timm's, torchvision's and transformers' do."""
+    """Return the image size (height, width) declared by a module of timm, torchvision or transformers; else None."""
     found = (
         getattr(getattr(model, "patch_embed", None), "img_size", None),
         getattr(model, "image_size", None),
@@ -105,7 +105,7 @@ def size_of(model: nn.Module, pretrained: Mapping[str, Any]) -> tuple[int, int] 
 
 
 def size_within(model: nn.Module) -> tuple[int, int] | None:
-    """The image size, (height, width), that the parts of a module say, where all that say one say the same."""
+    """Return the image size (height, width) declared by the parts of a module, if all declarations agree."""
     to_dict = getattr(getattr(model, "config", None), "to_dict", None)
     if callable(to_dict) and (size := backbone_size(to_dict())) is not None:
         return size
@@ -123,21 +123,21 @@ def adapt(
     task: Task | None = None,
     bind: Sequence[str] = (),
 ) -> tuple[Adapted, family.Signature]:
-    """Wrap the module in `Adapted`; also returns what one run on two images of noise shows about its outputs.
+    """Wrap the module in `Adapted`; also return the signature inferred from one run on two images of noise.
 
-    `bind`: "NAME=VALUE" of further arguments, see `arguments`; "NAME=input:..." of those that each image brings.
+    `bind`: "NAME=VALUE" for further arguments, see `arguments`; "NAME=input:..." for per-image inputs.
 
     Raises:
-        CheckpointError: it does not run on such images, or its outputs are of no task, or of another than `task`; or a
-            bound value does not fit it.
+        CheckpointError: it does not run on such images, its outputs match no task, or not `task`; or a bound value does
+            not fit it.
     """
     inputs = bound.declared_inputs(bind, what)
     passings = _passings(model.float(), bind, what, (channels, *image_size), task, inputs)
     module = Adapted(model, arguments, task, passings, inputs).eval()
-    # No image is blank: what its answers have in common, such as a length of 1, is to be seen.
+    # Noise instead of blank images, so that common properties of the outputs show, such as a length of 1.
     image = torch.rand(2, channels, *image_size, generator=torch.Generator().manual_seed(SEED))
     try:
-        # Not inference_mode: what a module keeps from this run must still be usable when it is exported.
+        # Not inference_mode: tensors that a module keeps from this run must be usable during export.
         with torch.no_grad(), _QueriesTaken():
             further = bound.example_inputs(inputs, len(image))
             returned, watch = watched(module.model, lambda: module.returned(image, *further))
@@ -159,7 +159,7 @@ def adapt(
             f"{key} {_dtype(tensor)} {list(tensor.shape)}" for key, tensor in (found[1] if found else [])
         )
         raise CheckpointError(
-            f"{what} returns something that vitdeploy has no task for",
+            f"the outputs of {what} match no task of vitdeploy",
             found=f"for 2 images: {shapes or _described(returned)}"[:SHOWN_CHARACTERS],
             expected="; or ".join(row.expected for row in reversed(ROWS)),
             fix="wrap it in a module that returns one of these",
@@ -167,21 +167,21 @@ def adapt(
     row, outputs = found
     outputs = [(PROBABILITIES, tensor) for _, tensor in outputs] if module.independent else outputs
     nearest = sizes_of_patches(model, image_size) if row.task in ("segmentation", "depth", "foreground") else None
-    if nearest is not None:  # the rest of the image would be left out, and the map stretched over all of it
+    if nearest is not None:  # the rest of the image would be ignored, and the map stretched over all of it
         raise CheckpointError(
-            f"{what} does not see the whole of an image of {image_size[0]}x{image_size[1]}",
-            found="sides that its patches do not divide",
+            f"the patches of {what} do not cover an image of {image_size[0]}x{image_size[1]}",
+            found="sides that are not multiples of the patch size",
             expected=nearest,
             fix=f"--image-size {nearest.split()[0]}",
         )
     specs = tuple(TensorSpec(name, _dtype(tensor), ("batch", *tensor.shape[1:])) for name, tensor in outputs)
     if task not in (None, row.task):
         raise CheckpointError(
-            f"{what} gives no answers of the task that is asked for",
+            f"{what} cannot be used for the task {task}",
             found=f"{row.task}: {', '.join(f'{spec.name} {list(spec.shape)}' for spec in specs)}"
             + "".join(f"; {note.removeprefix(meanings.OUTPUTS)}" for note in notes if row.task == "tensors"),
             expected=str(task),
-            fix="name its own task, or wrap it in a module that returns what the task is made of",
+            fix="name its own task, or wrap it in a module that returns the outputs of this task",
         )
     if row.task == "tensors" != task:
         notes = notes or (last_resort(other_tasks(returned, row.task)),)
@@ -194,8 +194,8 @@ def adapt(
 
 
 def _expected(channels: int, inputs: Sequence[TensorSpec]) -> str:
-    beside = ", ".join(map(str, inputs)) or "nothing else"
-    return f"a model that takes float32 [batch, {channels}, height, width] and {beside}"
+    beside = f" and {', '.join(map(str, inputs))}" if inputs else " only"
+    return f"a model that takes float32 [batch, {channels}, height, width]{beside}"
 
 
 def _passings(
@@ -206,7 +206,7 @@ def _passings(
     task: Task | None,
     inputs: Sequence[TensorSpec],
 ) -> dict[str, bound.Passing]:
-    """How bound values reach the module, for images [channels, height, width]."""
+    """Choose how bound values are passed to the module, for images [channels, height, width]."""
     bind = constants(bind)
     if not bind:
         return {}
@@ -220,67 +220,67 @@ def _passings(
         outputs = [tensor for _, tensor in match[1]] if match is not None else []
         for output in outputs:
             if len(output) != len(images):
-                raise ValueError(f"an output {list(output.shape)} for {len(images)} images")
+                raise ValueError(f"an output has shape {list(output.shape)} for {len(images)} images")
         return outputs
 
     return bound.chosen_passings(model, bind, what, (image[1], image[2]), run)
 
 
 def _fix(module: Adapted, size: tuple[int, int], channels: int) -> str:
-    """What a module that does not run needs, as far as it is found by trying."""
+    """Suggest a fix for a module that does not run, by trying other channels and image sizes."""
     other = 1 if channels == 3 else 3
     if runs(module, size, other):
         side, mean = f"[{size[0]}, {size[1]}]", f"[{', '.join(['0.5'] * other)}]"
         values = f"resize: {min(size)}, crop: {side}, mean: {mean}, std: {mean}"
-        kind = "grey images" if other == 1 else "images of 3 channels"
-        return f"preprocess: {{{values}}} in a recipe, with the values of its training: it runs on {kind}"
+        kind = "grey images" if other == 1 else "images with 3 channels"
+        return f"preprocess: {{{values}}} in a recipe, with the values from training: the model runs on {kind}"
     near = " or ".join(f"{h}x{w}" for h, w in nearest_sizes(module, size, channels))
     if near:
-        return f"--image-size {near}: it runs on these"
-    return "--image-size HEIGHTxWIDTH, or wrap it in a module that takes the image alone"
+        return f"--image-size {near}: the model runs at these sizes"
+    return "--image-size HEIGHTxWIDTH, or wrap it in a module that takes only the image"
 
 
 def _settle(module: Adapted, returned: Any, watch: OutputWatch, image_size: tuple[int, int]) -> tuple[str, ...]:
-    """Decide what is no matter of shapes: `task` and `probabilities` of the module. Returns notes on what is assumed,
-    or is not as the user asked."""
-    asked, found = module.task, recognised(returned, module.task)
+    """Set `task` and `probabilities` of the module, which shapes alone do not determine. Returns notes on assumptions
+    and on deviations from the user's request."""
+    requested, found = module.task, recognised(returned, module.task)
     if found is None or found[0].task == "tensors":
         return ()
-    (row, outputs), told = found, ""
+    (row, outputs), note = found, ""
     task, tensor = row.task, outputs[0][1]
     if task in meanings.SCORES:
         name, layer = name_of(returned, tensor), watch.layers.get(tensor.data_ptr(), "")
         width, ending = tensor.shape[1] if tensor.ndim == 2 else 1, watch.ending(tensor)
         config = {"problem_type": getattr(getattr(module.model, "config", None), "problem_type", None)}
         classes, problem = _classes(module.model), meanings.of_problem(config)
-        meaning = meanings.meaning_of(name, width, ending, layer, classes, problem=problem, asked=asked)
+        meaning = meanings.meaning_of(name, width, ending, layer, classes, problem=problem, asked=requested)
         if meaning.refusal:
-            why, fix = "that is asked for", "leave the task out"
-            if asked is None:
-                why, fix = f"that its config names (problem_type {config['problem_type']})", "name another (--task)"
+            why, fix = str(requested), "omit the task"
+            if requested is None:
+                why, fix = f"of its config (problem_type {config['problem_type']})", "name another (--task)"
             raise CheckpointError(
-                f"the module gives no answers of the task {why}",
+                f"the module cannot be used for the task {why}",
                 found=meaning.refusal,
                 expected=meaning.expected,
                 fix=f"{fix}, or wrap the module in one that returns its logits",
             )
-        task, told = meaning.task, meaning.note
+        task, note = meaning.task, meaning.note
         module.probabilities, module.independent = meaning.scores, meaning.independent
-    elif task == "features" != asked and isinstance(returned, Tensor):
-        task, told = map_of(returned, image_size)
-    # A library's own module gives one answer, and what it was computed of.
+    elif task == "features" != requested and isinstance(returned, Tensor):
+        task, note = map_of(returned, image_size)
+    # A library's own module returns one result, and its intermediate values.
     left = () if _is_library(module.model) else names_beside(returned, [tensor for _, tensor in outputs])
     own = [name for name in left if not meanings.of_training(name)]
-    if own and task in meanings.FLAT and asked != task:
+    if own and task in meanings.FLAT and requested != task:
         module.probabilities = module.independent = False
-        task, told, left = "tensors", meanings.all_kept(task, [name_of(returned, tensor)], own), ()
+        task, note, left = "tensors", meanings.all_kept(task, [name_of(returned, tensor)], own), ()
     if task != row.task:
         module.task = task
-    return (*filter(None, [told]), *([meanings.left_out(left)] if left and task != "tensors" else []))
+    return (*filter(None, [note]), *([meanings.left_out(left)] if left and task != "tensors" else []))
 
 
 def _classes(model: nn.Module) -> int | None:
-    """How many classes a module of timm or of transformers, or one made like them, says that it has."""
+    """Return the number of classes that a module declares as timm or transformers do; else None."""
     config = getattr(model, "config", None) if "Classification" in type(model).__name__ else None
     found = getattr(model, "num_classes", getattr(config, "num_labels", None))
     return found if isinstance(found, int) else None
@@ -301,7 +301,7 @@ def _described(result: Any) -> str:
     if isinstance(result, Mapping):
         return f"{type(result).__name__} of {', '.join(f'{key} {_short(value)}' for key, value in result.items())}"
     if isinstance(result, tuple | list):
-        return f"{type(result).__name__} of {', '.join(map(_short, result)) or 'nothing'}"
+        return f"{type(result).__name__} of {', '.join(map(_short, result)) or 'no elements'}"
     return type(result).__name__
 
 
@@ -309,30 +309,30 @@ def _short(value: Any) -> str:
     return _described(value) if isinstance(value, Tensor) else type(value).__name__
 
 
-# --- How a module scales its own pixels: its forward pass up to the first layer, for a few images ---------------------
-# The module's own code runs, under a mode of PyTorch that sees each operator. Operators that scale, shift and move
-# values are followed from the image on; the pass ends at the first other one that reads what they made.
+# --- Detect how a module scales its pixels: run its forward pass up to the first layer, for a few images --------------
+# The module's own code runs under a PyTorch mode that sees each operator. Operators that scale, shift and move values
+# are followed from the image on; the pass stops at the first other operator that reads their result.
 
 
 MOVES = (
     *("_reshape_alias", "_to_copy", "_unsafe_view", "alias", "cat", "clone", "detach", "expand", "flip", "index"),
     *("index_select", "lift_fresh", "permute", "select", "slice", "split", "split_with_sizes", "squeeze", "stack"),
     *("transpose", "unbind", "unsqueeze", "view"),
-    # Of values that are even, or lie between the bounds, as those that are tried are.
+    # These keep values that are uniform or within the bounds, like those of the trial images.
     *("_upsample_bicubic2d_aa", "_upsample_bilinear2d_aa", "clamp", "clamp_max", "clamp_min", "upsample_bicubic2d"),
     *("upsample_bilinear2d", "upsample_nearest2d"),
 )
 NORMS = ("_batch_norm_no_update", "_native_batch_norm_legit_no_training", "native_batch_norm")
-# Of these one operand may be of the image, or both; of the others one alone.
+# Sums: one operand or both may depend on the image; products: only one.
 SUMS, PRODUCTS = ("add", "rsub", "sub"), ("div", "mul", "neg")
 
 
 class _Reached(BaseException):
-    """The first layer is reached; no module takes it for an error of its own."""
+    """Raised when the first layer is reached; a BaseException, so that no module handles it as its own error."""
 
 
 class _Following(TorchDispatchMode):
-    """`values`: what the first layer read of the image."""
+    """`values`: the values derived from the image that the first layer read."""
 
     def __init__(self, image: Tensor) -> None:
         super().__init__()
@@ -361,8 +361,8 @@ def _tensors(values: Any) -> list[Tensor]:
 
 
 def first_values(module: nn.Module, images: pixel_range.Floats) -> list[pixel_range.Floats]:
-    """What the first layer of a module reads of images; [] where the module does not come so far."""
-    image = torch.from_numpy(images.copy())  # which the module may change
+    """Return what the first layer of a module reads from images; [] if the module fails earlier."""
+    image = torch.from_numpy(images.copy())  # the module may modify it
     following = _Following(image)
     try:
         with torch.no_grad(), following:
@@ -370,13 +370,13 @@ def first_values(module: nn.Module, images: pixel_range.Floats) -> list[pixel_ra
             module(image, *further)
     except _Reached:
         pass
-    except Exception:  # a scripted module wraps whatever ends it
+    except Exception:  # a scripted module wraps the exception that stops it
         return [value.numpy() for value in following.values]
     return [value.numpy() for value in following.values]
 
 
 def with_own_scaling(original: family.LoadedModel, assumed: str | None) -> family.LoadedModel:
-    """The model with the pixels that its own scaling asks for, and notes on it; `assumed` as of `settled`."""
+    """Return the model with preprocessing that suits its own scaling, and notes; `assumed`: see `settled`."""
     signature, spec = original.signature, original.preprocess
     assert spec is not None
     scaling = pixel_range.scaling_of(
@@ -386,22 +386,22 @@ def with_own_scaling(original: family.LoadedModel, assumed: str | None) -> famil
     return dataclasses.replace(original, preprocess=spec, notes=(*original.notes, *notes))
 
 
-# --- Which image sizes a module takes, found by running it on tensors without numbers ---------------------------------
-# Patches, windows and strides that a size must be a multiple of have other names in every library.
+# --- Find the image sizes that a module accepts, by running it on meta tensors ----------------------------------------
+# Every library has its own names for the patches, windows and strides that sizes must be multiples of.
 
 
-# What sizes of published models are multiples of: patches and strides, with windows of 2 to 8 of them.
+# Units of the sizes of published models: patches and strides, with windows of 2 to 8 of them.
 UNITS = (8, 12, 14, 16, 24, 28, 32, 48, 56, 64, 96, 112, 128, 224, 256)
-# Sizes that are tried before there is no answer.
+# Maximum number of sizes to try.
 TRIALS = 24
 
 
 class _FewTokens(Exception):
-    """More is to be taken than there is: how many there are, and how many are expected."""
+    """A top-k exceeds the number of tokens. Arguments: the available and the requested number."""
 
 
 class _QueriesTaken(TorchFunctionMode):
-    """Inside it a `torch.topk` of more than there is raises `_FewTokens`."""
+    """Mode in which a `torch.topk` of more elements than available raises `_FewTokens`."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         options = {**dict(zip(("input", "k", "dim"), args, strict=False)), **(kwargs or {})}
@@ -416,14 +416,14 @@ Size = tuple[int, int]  # (height, width)
 
 
 def _multiples(size: tuple[float, float], stride: int = 1) -> set[Size]:
-    """Sizes whose sides are the multiples of one unit that are next to `size`."""
+    """Return sizes whose sides are multiples of one unit, next to `size`."""
     units = [(unit, up) for unit in UNITS if unit % stride == 0 for up in (0, 1)]
     sizes = {(int(size[0] // unit + up) * unit, int(size[1] // unit + up) * unit) for unit, up in units}
     return {candidate for candidate in sizes if min(candidate) > 0}
 
 
 def smallest_size(module: Adapted, size: Size, channels: int, share: float) -> Size | None:
-    """The smallest size of about the same aspect that the module takes; it needs `share` times the tokens that it has
+    """Return the smallest accepted size of about the same aspect ratio; it needs `share` times the tokens that it has
     at `size`."""
     sizes = _multiples((size[0] * share**0.5, size[1] * share**0.5))
     larger = sorted(
@@ -434,10 +434,10 @@ def smallest_size(module: Adapted, size: Size, channels: int, share: float) -> S
 
 
 def nearest_sizes(module: Adapted, size: Size, channels: int) -> list[Size]:
-    """The nearest sizes below and above `size` that the module takes, where there are any; smallest first."""
+    """Return the closest accepted sizes below and above `size`, if any, smallest first."""
     nearest: dict[bool, Size] = {}
     first = next((part for part in module.modules() if isinstance(part, nn.Conv2d)), None)
-    stride = max(first.stride) if first is not None else 1  # what is no multiple of a patch would be cut off
+    stride = max(first.stride) if first is not None else 1  # pixels beyond a multiple of the patch would be cut off
 
     def distance(candidate: Size) -> tuple[int, Size]:
         return sum(abs(a - b) for a, b in zip(candidate, size, strict=True)), candidate
@@ -452,10 +452,10 @@ def nearest_sizes(module: Adapted, size: Size, channels: int) -> list[Size]:
 
 
 def runs(module: Adapted, size: Size, channels: int) -> bool:
-    """Whether the module gives anything for images of this size. Nothing is computed."""
+    """Whether the module runs on images of this size, tested without computing values."""
     logger = logging.getLogger(fake_tensor.__name__)
     level = logger.level
-    logger.setLevel(logging.CRITICAL)  # it reports every operator that refuses a shape
+    logger.setLevel(logging.CRITICAL)  # it logs every operator that rejects a shape
     try:
         with FakeTensorMode(allow_non_fake_inputs=True), torch.no_grad():
             module.returned(torch.empty(2, channels, *size), *bound.example_inputs(module.inputs, 2))

@@ -1,7 +1,7 @@
-"""Arguments of a module's `forward` beside the image, bound to values: a mask, a size, features of texts.
+"""Arguments of a module's `forward` besides the image, bound to values: a mask, a size, text features.
 
-A graph declares the shape and type of each input. A module does not, so each way to pass a value is tried on a few
-images of noise; where several ways run, their answers must be the same.
+A graph declares the shape and type of each input. A module does not, so each form of a value is tried on a few images
+of noise; if several forms run, their outputs must agree.
 """
 
 import inspect
@@ -21,9 +21,9 @@ from vitdeploy.models import source
 from vitdeploy.runtime.inputs import random_inputs
 from vitdeploy.spec import TensorSpec
 
-# Images of a trial, at least: no usual number of channels, coordinates or heads, which a batch axis could be taken for.
+# Minimum number of trial images: not a usual number of channels, coordinates or heads, to identify the batch axis.
 TRIAL_BATCH = 5
-# Two answers are the same up to this share of the largest number.
+# Two outputs agree up to this share of the largest value.
 TOLERANCE = 1e-4
 SHOWN = 3
 _PLAIN = re.compile(r"\b(int|float|bool|tuple|list|sequence)\b", re.IGNORECASE)
@@ -32,8 +32,8 @@ _NAMED = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONL
 
 @dataclass(frozen=True, eq=False)
 class Passing:
-    """One way to pass a value: a number, a tuple of numbers, or a tensor. `repeated`: the tensor is [1, ...], and each
-    image of a batch gets it."""
+    """One form of a value: a number, a tuple of numbers, or a tensor. `repeated`: the tensor [1, ...] is repeated for
+    each image of a batch."""
 
     value: Any
     repeated: bool = False
@@ -46,7 +46,7 @@ class Passing:
         return f"{dtype} [{sizes}]" + ("" if self.repeated else " for all images together")
 
     def for_images(self, image: Tensor, value: Any) -> Any:
-        """What the module gets of `value` beside images [batch, ...]."""
+        """Return the argument for `value` with images [batch, ...]."""
         return value.expand(image.shape[0], *value.shape[1:]) if self.repeated else value
 
 
@@ -54,7 +54,7 @@ Passings = Mapping[str, Passing]
 
 
 def parameters_of(model: nn.Module) -> dict[str, inspect.Parameter]:
-    """The parameters of its `forward`, by name; none where Python cannot tell them."""
+    """Return the parameters of its `forward` by name; none if Python cannot inspect them."""
     try:
         return dict(inspect.signature(model.forward).parameters)
     except (TypeError, ValueError):
@@ -62,30 +62,30 @@ def parameters_of(model: nn.Module) -> dict[str, inspect.Parameter]:
 
 
 def image_keyword(model: nn.Module, bound: Sequence[str]) -> str | None:
-    """The name by which the module takes the image, where bound arguments come before it; None: as the first."""
+    """Return the keyword for the image if bound arguments precede it; None if the image is the first argument."""
     names = list(parameters_of(model))
     place = next((number for number, name in enumerate(names) if name not in bound), 0)
     return names[place] if place else None
 
 
 def trial_batch(bind: Sequence[str]) -> int:
-    """How many images a trial has: the length of no axis of a value, which could be taken for the batch axis."""
+    """Return the number of trial images: unequal to all axis lengths of the values, to identify the batch axis."""
     lengths = {length for text in bind for length in value_of(text).shape}
     return next(count for count in itertools.count(TRIAL_BATCH, 2) if count not in lengths)
 
 
 def declared_inputs(bind: Sequence[str], what: str) -> tuple[TensorSpec, ...]:
-    """The inputs that each image brings, each [batch, ...].
+    """Return the per-image inputs, each [batch, ...].
 
     Raises:
-        CheckpointError: nothing says the type and shape of one. InputError: what says it cannot be read.
+        CheckpointError: an input has no type and shape. InputError: its declaration cannot be read.
     """
     found = []
     for name, tensor in asked_inputs(bind).items():
         if tensor is None:
             raise CheckpointError(
-                f"nothing says of which type and shape the input {name} of {what} is",
-                found=f"{name}=input, and a module declares nothing",
+                f"the input {name} of {what} has no type and shape",
+                found=f"{name}=input, but modules do not declare inputs",
                 expected="its type, and its sizes for one image",
                 fix=f"for example --bind {name}=input:float32:1x64x64, or {name}=input:float32 for one number",
             )
@@ -94,7 +94,7 @@ def declared_inputs(bind: Sequence[str], what: str) -> tuple[TensorSpec, ...]:
 
 
 def example_inputs(inputs: Sequence[TensorSpec], batch: int) -> tuple[Tensor, ...]:
-    """`random_inputs` as tensors, in their order."""
+    """Return `random_inputs` as tensors, in order."""
     return tuple(map(torch.from_numpy, random_inputs(inputs, batch).values()))
 
 
@@ -102,7 +102,7 @@ def require_arguments(model: nn.Module, bind: Sequence[str], what: str) -> None:
     """Check the names of `bind` against the parameters of `forward`.
 
     Raises:
-        CheckpointError: a name that is no further parameter or has two values, or a further parameter without a value.
+        CheckpointError: a name is not a further parameter or has two values, or a further parameter has no value.
     """
     parameters, names = parameters_of(model), [named(text)[0] for text in bind]
     if len(set(names)) < len(names):
@@ -122,7 +122,7 @@ def require_arguments(model: nn.Module, bind: Sequence[str], what: str) -> None:
         raise CheckpointError(
             f"{what} has no input {unknown[0]!r} to bind",
             found=shown,
-            expected="the name of a parameter of its forward beside the image",
+            expected="a parameter of its forward other than the image",
         )
     free = [name for name, kind in zip(parameters, kinds, strict=True) if name not in names]
     if not free:
@@ -130,17 +130,17 @@ def require_arguments(model: nn.Module, bind: Sequence[str], what: str) -> None:
             f"all inputs of {what} are bound",
             found=shown,
             expected="one parameter that takes the images",
-            fix="leave out the binding of that one",
+            fix="remove the binding of the image",
         )
     missing = [name for name in free[1:] if parameters[name].kind in _NAMED and _is_required(parameters[name])]
     if missing:
         raise CheckpointError(
-            f"{what} takes more than an image",
+            f"{what} takes further inputs besides the image",
             found=shown,
             expected=f"a value for {', '.join(missing)}",
-            fix=f"--bind {missing[0]}=VALUE, a number, numbers with commas or a .npy file (source.bind in a recipe, "
-            f"bind= in Python); {missing[0]}=input:float32:SIZES where each image brings its own; or wrap the module "
-            "in one that takes the image alone",
+            fix=f"--bind {missing[0]}=VALUE, a number, comma-separated numbers or a .npy file (source.bind in a "
+            f"recipe, bind= in Python); {missing[0]}=input:float32:SIZES for a per-image input; or wrap the module in "
+            "one that takes only the image",
         )
 
 
@@ -155,13 +155,13 @@ def chosen_passings(
     image_size: tuple[int, int],
     run: Callable[[Passings], Sequence[Tensor]],
 ) -> dict[str, Passing]:
-    """How the value of each binding reaches the module: the first way that runs.
+    """Return how the value of each binding is passed to the module: the first form that runs.
 
     Args:
-        run: the outputs for `trial_batch` images of noise, each [batch, ...]; what the module raises propagates.
+        run: returns the outputs for `trial_batch` images of noise, each [batch, ...]; its exceptions propagate.
 
     Raises:
-        CheckpointError: no way runs, or two ways run with different answers.
+        CheckpointError: no form runs, or two forms run with different outputs.
         InputError, MissingFileError: a value cannot be read.
     """
     parameters = parameters_of(model)
@@ -176,32 +176,32 @@ def chosen_passings(
             failures.append(f"{_in_words(passings)}: {source.where(error)}")
     else:
         raise CheckpointError(
-            f"{what} does not run on images of {image_size[0]}x{image_size[1]} with the values that are bound",
+            f"{what} does not run on images of {image_size[0]}x{image_size[1]} with the bound values",
             found="; ".join(failures[:SHOWN]),
-            expected=f"a value of a shape and type that its forward takes, for {', '.join(ways)}",
-            fix="a .npy file of what one image needs, without a batch axis or with one of 1; or another --image-size "
-            "(source.image_size in a recipe)",
+            expected=f"a value with a shape and type that its forward accepts, for {', '.join(ways)}",
+            fix="a .npy file with the value for one image, without a batch axis or with one of 1; or another "
+            "--image-size (source.image_size in a recipe)",
         )
     for name, passing in passings.items():
         for other in ways[name]:
             if _is_other_shape(passing, other) and _differ(outputs, run, {**passings, name: other}):
                 raise CheckpointError(
-                    f"the input {name} of {what} can be read in two ways, with different answers",
+                    f"the value of the input {name} of {what} is ambiguous: two readings give different outputs",
                     found=f"{passing}, or {other}",
                     expected="a value that only one reading fits",
-                    fix="wrap the module in one that takes the image alone and holds the value",
+                    fix="wrap the module in one that takes only the image and holds the value",
                 )
     return passings
 
 
 def _ways(text: str, parameter: inspect.Parameter | None) -> Iterator[Passing]:
-    """The ways to pass a value, the most likely first: Python's numbers of what a user wrote, then tensors."""
+    """Yield the forms of a value, most likely first: Python numbers if the user wrote numbers, then tensors."""
     value, written = value_of(text), file_of(text) is None
     if value.dtype.kind not in "fiub":
         raise CheckpointError(
             f"the value of the input {named(text)[0]} cannot be passed to a module",
             found=str(value.dtype),
-            expected="an array of floats, whole numbers or booleans",
+            expected="an array of floats, integers or booleans",
         )
     annotation, default = ("", None) if parameter is None else (str(parameter), parameter.default)
     annotation = annotation.partition(":")[2].partition("=")[0]
@@ -219,7 +219,7 @@ def _ways(text: str, parameter: inspect.Parameter | None) -> Iterator[Passing]:
 
 
 def _plain(value: np.ndarray, annotation: str, default: Any) -> list[Any]:
-    """A number, or a tuple of numbers: whole ones as int first, 0 and 1 as bool where the parameter is one."""
+    """Return a number or a tuple of numbers: integers as int first, 0 and 1 as bool if the parameter is a bool."""
     numbers = [float(number) for number in value.reshape(-1)]
     kinds: list[Callable[[float], Any]] = [float]
     if isinstance(default, bool) or annotation.strip() == "bool":
@@ -230,12 +230,12 @@ def _plain(value: np.ndarray, annotation: str, default: Any) -> list[Any]:
 
 
 def _typed(value: np.ndarray, written: bool) -> list[np.ndarray]:
-    """The value in types that modules take: written numbers as float32, whole ones also as int64; an array in its own
-    type, but floats as float32."""
+    """Return the value in the usual types of modules: written numbers as float32, integers also as int64; an array in
+    its own type, but floats as float32."""
     if value.dtype.kind == "f":
         whole = written and bool(np.all(np.isfinite(value) & (value == np.trunc(value))))
         return [value.astype(np.float32), *([value.astype(np.int64)] if whole else [])]
-    wide = value.dtype.kind == "u" and value.dtype.itemsize > 1  # which PyTorch computes little with
+    wide = value.dtype.kind == "u" and value.dtype.itemsize > 1  # PyTorch supports few operators for these
     return [value.astype(np.int64) if wide else value.astype(value.dtype.newbyteorder("="))]
 
 
@@ -245,10 +245,10 @@ def _is_other_shape(passing: Passing, other: Passing) -> bool:
 
 
 def _differ(outputs: Sequence[Tensor], run: Callable[[Passings], Sequence[Tensor]], passings: Passings) -> bool:
-    """Whether these ways run, and give other answers."""
+    """Whether these forms run and give other outputs."""
     try:
         others = run(passings)
-    except Exception:  # of the user's own code, which does not take it so
+    except Exception:  # the user's code does not accept this form
         return False
     if [output.shape for output in others] != [output.shape for output in outputs]:
         return True
@@ -265,6 +265,6 @@ def _in_words(passings: Passings) -> str:
 
 
 def passing_notes(passings: Passings, bind: Sequence[str]) -> list[str]:
-    """A note on each binding: the value, and how the module gets it."""
+    """Return a note on each binding: the value, and the form in which it is passed."""
     values = dict(map(named, without_folders(constants(bind))))
     return [f"the input {name} is bound to {values[name]}: {passing}" for name, passing in passings.items()]

@@ -1,4 +1,4 @@
-"""Modules of others: from a function, a file or an object, with their size and preprocessing."""
+"""User modules from a function, a file or an object, with their image size and preprocessing."""
 
 import contextlib
 import copy
@@ -36,11 +36,11 @@ from vitdeploy.runtime.tasks.detection import PostprocessSpec
 from vitdeploy.runtime.values import number_of_classes
 from vitdeploy.spec import PreprocessSpec, Task, postprocess_of
 
-# --- A module of the user's own, with what has to be known of it ------------------------------------------------------
-# what a function returned, or one that is in memory.
+# --- A user's module with its signature and preprocessing -------------------------------------------------------------
+# The module was returned by a function, or is in memory.
 
 
-ASSUMED = "the module does not say how images are prepared: mean = std = 0.5 is assumed"
+ASSUMED = "the module does not declare its preprocessing: assuming mean = std = 0.5"
 
 
 def from_module(
@@ -53,25 +53,25 @@ def from_module(
     labels: Sequence[str] = (),
     bind: Sequence[str] = (),
 ) -> LoadedModel:
-    """A copy of a module in memory as the original of a job: on the CPU, float32, in evaluation mode.
+    """Return a copy of a module in memory as the original of a job: on the CPU, float32, in evaluation mode.
 
     Args:
-        name: for people; by default that of its class.
-        preprocess: how its images are prepared; by default as `pretrained_cfg` says (timm's modules have it), else
-            as its first operators scale pixels, or mean = std = 0.5. Where answers lie in the image, as maps and boxes
-            do, by default both sides are resized.
-        image_size: (height, width) in pixels; by default the crop of `preprocess`, else what the module says, else 224.
-        task: what its outputs are to be taken for; "features" where one output [batch, width] is no logits.
-        labels: one name a class, in the order of the outputs.
-        bind: "NAME=VALUE" of arguments beside the image, which become constants.
+        name: the displayed name; by default that of its class.
+        preprocess: how its images are prepared; by default from its `pretrained_cfg` (timm's modules have it), else
+            from the pixel scaling of its first operators, else mean = std = 0.5. For outputs with positions in the
+            image, such as maps and boxes, both sides are resized by default.
+        image_size: (height, width) in pixels; by default the crop of `preprocess`, else the module's own, else 224.
+        task: the task to interpret its outputs as; "features" for a single output [batch, width] that is not logits.
+        labels: one name per class, in the order of the outputs.
+        bind: "NAME=VALUE" for arguments besides the image, which become constants.
 
     Raises:
-        UserCodeError: no torch.nn.Module, or one that cannot be copied.
-        CheckpointError: it does not run on such images, its outputs are of no task or of another one, or preprocessing,
+        UserCodeError: not a torch.nn.Module, or one that cannot be copied.
+        CheckpointError: it does not run on such images, its outputs match no task or not `task`, or preprocessing,
             labels or bound values do not fit it.
         InputError, MissingFileError: a bound value cannot be read.
     """
-    require_module(module, f"{name or 'what is given'} is no model")
+    require_module(module, f"{name or 'the object'} is not a model")
     name = name or type(module).__name__
     own = copied(module, name)
     original = described(own, name, image_size, preprocess=preprocess, task=task, bind=bind)
@@ -81,26 +81,26 @@ def from_module(
         raise CheckpointError(
             f"the labels do not fit {name}",
             found=f"{len(labels)} labels",
-            expected=f"one per class: {classes}" if classes else "none: it has no classes",
+            expected=f"one per class: {classes}" if classes else "no labels: the model has no classes",
         )
     return dataclasses.replace(original, family="module", labels=tuple(labels))
 
 
 def copied(module: nn.Module, name: str) -> nn.Module:
-    """A copy on the CPU. Raises UserCodeError if copy.deepcopy does not take the module."""
+    """Return a copy on the CPU. Raises UserCodeError if copy.deepcopy fails."""
     try:
         return copy.deepcopy(module).cpu()
-    except Exception as error:  # tensors that are results of a computation, locks, open files
+    except Exception as error:  # non-leaf tensors, locks, open files
         raise UserCodeError(
             f"{name} cannot be copied",
             found=f"{type(error).__name__}: {last_line(error)}",
-            expected="a module that copy.deepcopy takes: the one that is given stays as it is",
-            fix="give one that is built anew, with load_state_dict(module.state_dict())",
+            expected="a module that copy.deepcopy accepts (vitdeploy does not modify the original)",
+            fix="pass a newly built module with load_state_dict(module.state_dict())",
         ) from None
 
 
 def require_module(model: object, refused: str) -> nn.Module:
-    """The model itself. Raises UserCodeError, called `refused`, where it is no torch.nn.Module."""
+    """Return the model itself. Raises UserCodeError with the message `refused` if it is not a torch.nn.Module."""
     if isinstance(model, nn.Module):
         return model
     found = f"the class {model.__name__} itself" if isinstance(model, type) else type(model).__name__
@@ -117,14 +117,14 @@ def described(
     notes: Sequence[str] = (),
     bind: Sequence[str] = (),
 ) -> LoadedModel:
-    """A user's module with its size, preprocessing and outputs, as far as it declares them; `notes` come first.
+    """Return a user's module with its size, preprocessing and outputs, declared or assumed; `notes` come first.
 
     Raises:
-        CheckpointError: it does not run on such images, its outputs fit no task, or `preprocess` or a value of `bind`
+        CheckpointError: it does not run on such images, its outputs match no task, or `preprocess` or a value of `bind`
             does not fit it.
         InputError, MissingFileError: a value of `bind` cannot be read.
     """
-    told = list(notes)
+    remarks = list(notes)
     require_arguments(model, bind, name)
     own = getattr(model, "pretrained_cfg", None) or {}
     known = size_of(model, own)
@@ -136,27 +136,29 @@ def described(
         raise CheckpointError(
             f"the preprocessing does not fit {name}",
             found=f"crop {preprocess.crop[0]}x{preprocess.crop[1]}",
-            expected=f"crop {size[0]}x{size[1]}, the image size that is asked for",
-            fix="change the crop, or leave the image size out",
+            expected=f"crop {size[0]}x{size[1]}, the requested image size",
+            fix="change the crop, or omit the image size",
         )
     if chosen is None and known is None:
-        assumption = f"{size[0]}x{size[1]} is {'that of its parts' if within else 'assumed'}"
-        told.append(
-            f"the module does not say its image size: {assumption} (--image-size; source.image_size in a recipe)"
+        assumption = f"{'using that of its parts' if within else 'assuming'} {size[0]}x{size[1]}"
+        remarks.append(
+            f"the module does not declare its image size: {assumption} (--image-size; source.image_size in a recipe)"
         )
     adapted, signature = adapt(model, size, channels, name, task=task, bind=bind)
-    told += [*passing_notes(adapted.passings, bind), *further_note(signature.inputs)]
+    remarks += [*passing_notes(adapted.passings, bind), *further_note(signature.inputs)]
     if isinstance(signature.postprocess, PostprocessSpec):
         scores = signature.postprocess.scores
-        told.append(f"detections are scored by {scores}, as far as the module tells (postprocess: says otherwise)")
+        remarks.append(f"detections are scored by {scores}, inferred from the module (override with postprocess:)")
     assumed = None if preprocess is not None or own else ASSUMED
     preprocess = preprocess or _preprocess(own, channels, size, signature.task)
-    return with_own_scaling(LoadedModel(name, "function", adapted, signature, preprocess, notes=tuple(told)), assumed)
+    return with_own_scaling(
+        LoadedModel(name, "function", adapted, signature, preprocess, notes=tuple(remarks)), assumed
+    )
 
 
 def _preprocess(pretrained: Mapping[str, Any], channels: int, size: tuple[int, int], task: Task) -> PreprocessSpec:
-    """Of timm's config, or one that is assumed. Where answers are about an image as such, its short side is resized and
-    the middle cut out; where they lie in the image the model sees all of it."""
+    """Return timm's preprocessing, or an assumed one. If outputs describe an image as a whole, its short side is
+    resized and the centre cropped; if they have positions in the image, the model gets all of it."""
     if pretrained:
         spec = timm_preprocess(pretrained, channels, size)
     else:
@@ -168,18 +170,18 @@ def _preprocess(pretrained: Mapping[str, Any], channels: int, size: tuple[int, i
 
 
 def _channels(model: nn.Module) -> int:
-    """Input channels of the first convolution; 3 where there is none."""
+    """Return the input channels of the first convolution; 3 without a convolution."""
     first = next((module for module in model.modules() if isinstance(module, nn.Conv2d)), None)
     return first.in_channels if first is not None else 3
 
 
-# --- The working folder as a place for the modules of a user's own model, and for nobody else's imports ---------------
-# Python looks for every import in the folder that a program was started in. There a folder called `triton` is then
-# taken for the package of that name, by PyTorch too, which asks for it while it exports. So that folder is on no path
-# of ours (`runtime.interpreter`), and this finder shows it to the code that lies in it alone.
+# --- Imports from the working folder, for the user's own model code only ----------------------------------------------
+# Python searches the folder that a program was started in for every import. A folder called `triton` in it would shadow
+# the package of that name, which PyTorch imports during export. So that folder is not on our path
+# (`runtime.interpreter`), and this finder exposes it only to the code inside it.
 
 
-# Frames between an import and who asks for it.
+# Frames between an import and the importing code.
 MACHINERY = ("<frozen importlib", str(Path(importlib.__file__).parent))
 PROBES = ("<frozen importlib.util>", str(Path(importlib.__file__).parent / "util.py"))
 INSTALLED = {"site-packages", "dist-packages"}
@@ -189,8 +191,8 @@ STANDARD = Path(sysconfig.get_path("stdlib"))
 class WorkingFolder(MetaPathFinder):
     """Finds the modules of one folder.
 
-    For code of this folder they come first, as for a script that is started there; folders without `__init__.py` come
-    last. Libraries that this code calls find its modules by name while the model is built (a pickle, a registry).
+    For code in this folder they take precedence, as for a script started there; folders without `__init__.py` come
+    last. Libraries called by this code find its modules by name while the model is built (a pickle, a registry).
     """
 
     def __init__(self, folder: Path) -> None:
@@ -201,13 +203,13 @@ class WorkingFolder(MetaPathFinder):
     def find_spec(
         self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        if path is not None:  # of a package, which has a path of its own
+        if path is not None:  # within a package, which has its own path
             return None
         spec = PathFinder.find_spec(fullname, [str(self.folder)])
         if spec is None:
             return None
         asked_by_own = fullname == self.named or is_own(_asking(), self.folder)
-        if spec.origin is None:  # a folder without __init__.py: whatever else has the name is meant
+        if spec.origin is None:  # a folder without __init__.py: any other module of that name takes precedence
             return spec if asked_by_own and not self._elsewhere(fullname) else None
         if asked_by_own:
             return spec
@@ -219,7 +221,7 @@ class WorkingFolder(MetaPathFinder):
 
     @contextlib.contextmanager
     def build(self) -> Iterator[None]:
-        """While the user's own code makes a model."""
+        """Context in which the user's code builds a model."""
         self.building = True
         try:
             yield
@@ -236,7 +238,7 @@ class WorkingFolder(MetaPathFinder):
             self.named = ""
 
     def hidden(self, name: str) -> str | None:
-        """The file of a module that is loaded already, where it hides one of this folder; None otherwise."""
+        """Return the file of a loaded module that hides one of this folder, else None."""
         top = name.partition(".")[0]
         loaded = sys.modules.get(top)
         spec = PathFinder.find_spec(top, [str(self.folder)]) if loaded is not None else None
@@ -248,7 +250,7 @@ class WorkingFolder(MetaPathFinder):
 
 
 def shown_folder() -> WorkingFolder:
-    """The finder of the working folder, which stays: a model may import when it first runs."""
+    """Return the finder of the working folder; it stays installed, as a model may import when it first runs."""
     folder = Path.cwd()
     for finder in sys.meta_path:
         if isinstance(finder, WorkingFolder) and finder.folder == folder:
@@ -276,13 +278,13 @@ def _frames() -> Iterator[FrameType]:
 
 
 def _asking() -> str | None:
-    """The file of the code that asks for an import."""
+    """Return the file of the importing code."""
     files = (frame.f_code.co_filename for frame in _frames())
     return next((file for file in files if not file.startswith(MACHINERY)), None)
 
 
 def _probed() -> bool:
-    """Whether the caller only checks that such a module exists, as libraries do for optional ones."""
+    """Whether the caller only checks that a module exists, as libraries do for optional ones."""
     for frame in _frames():
         if not frame.f_code.co_filename.startswith(MACHINERY):
             return False
@@ -291,10 +293,10 @@ def _probed() -> bool:
     return False
 
 
-# --- Load the module, with its weights, that a user's own function returns; the working folder is searched too --------
+# --- Load the module that a user's function returns; the working folder is searched too -------------------------------
 
 
-EXPECTED = "a function that takes nothing and returns a torch.nn.Module"
+EXPECTED = "a function without arguments that returns a torch.nn.Module"
 
 
 def from_function(
@@ -307,8 +309,8 @@ def from_function(
 ) -> LoadedModel:
     """Call `package.module:function` without arguments; the result gets the weights of `checkpoint` if given.
 
-    `preprocess` None: as the module's `pretrained_cfg` says (timm's modules have it), else as `described` assumes.
-    `bind`: "NAME=VALUE" of arguments of its forward beside the image.
+    `preprocess` None: from the module's `pretrained_cfg` (timm's modules have it), else as assumed by `described`.
+    `bind`: "NAME=VALUE" for arguments of its forward besides the image.
 
     Raises:
         UserCodeError: no such module or function, it fails, or it returns something other than a torch.nn.Module.
@@ -319,11 +321,11 @@ def from_function(
     if checkpoint is not None:
         state, remarks = read.read_tensors(checkpoint)
         try:
-            told = fit.load_state(model, state, str(checkpoint))
+            differences = fit.load_state(model, state, str(checkpoint))
         except CheckpointError:
-            mismatch.refuse_state(str(checkpoint), state)  # which says what it is, where that is known
+            mismatch.refuse_state(str(checkpoint), state)  # it names the kind of file, if known
             raise
-        notes += [*remarks, *told, f"its weights are those of {checkpoint.name}"]
+        notes += [*remarks, *differences, f"weights from {checkpoint.name}"]
     return described(model, reference, image_size, preprocess=preprocess, task=task, notes=notes, bind=bind)
 
 
@@ -331,16 +333,16 @@ def _function(reference: str) -> Callable[[], Any]:
     module_name, _, function_name = reference.partition(":")
     if not module_name or not function_name:
         raise UserCodeError(
-            f"{reference!r} names no function",
+            f"{reference!r} does not name a function",
             expected="package.module:function",
             fix="for build() in my_model.py: --model my_model:build",
         )
     folder = shown_folder()
     if (file := folder.hidden(module_name)) is not None:
         raise UserCodeError(
-            f"{module_name} in the working folder has the name of another module, which is loaded already",
+            f"{module_name} in the working folder has the name of another, already loaded module",
             found=file,
-            expected="a name of its own",
+            expected="a unique name",
             fix="rename the file",
         )
     try:
@@ -368,17 +370,17 @@ def _function(reference: str) -> Callable[[], Any]:
 
 def _call(function: Callable[[], Any], reference: str) -> nn.Module:
     try:
-        # The model is built again in other processes; weights that it draws must be the same there.
+        # Other processes build the model again; its random weights must be the same there.
         with _seeded(), shown_folder().build():
             model = function()
     except (Exception, SystemExit) as error:
         raise UserCodeError(f"{reference} failed", found=where(error), expected=EXPECTED) from None
-    return require_module(model, f"{reference} returned no model").float().eval()
+    return require_module(model, f"{reference} did not return a model").float().eval()
 
 
 @contextlib.contextmanager
 def _seeded() -> Iterator[None]:
-    """The generators of PyTorch, numpy and Python, seeded, and afterwards as they were before."""
+    """Context in which the generators of PyTorch, numpy and Python are seeded; it restores their state."""
     before = random.getstate(), np.random.get_state()
     try:
         with torch.random.fork_rng(devices=()):
@@ -392,10 +394,10 @@ def _seeded() -> Iterator[None]:
 
 
 # --- The identity of an external module -------------------------------------------------------------------------------
-# as digests of all that its answers depend on; equal identities share artifacts.
+# A digest of everything that its outputs depend on; equal identities share artifacts.
 #
-# No checkpoint file stands for such a module. Its code may change with the same weights, and its weights with the same
-# code; and neither shows what a function reads, draws at random or downloads.
+# Such a module has no checkpoint file. Its code may change with the same weights, and its weights with the same code;
+# and neither shows what a function reads, draws at random or downloads.
 
 
 IDENTITY_SEED = 0
@@ -403,7 +405,7 @@ OURS = Path(vitdeploy.__file__).parent
 
 
 def weights_digest(module: nn.Module) -> str:
-    """SHA-256 of all parameters and buffers, those too that no checkpoint holds: names, types, shapes and numbers."""
+    """Return the SHA-256 of all parameters and buffers, non-persistent ones too: names, types, shapes and values."""
     total = hashlib.sha256()
     for name, tensor in (*module.named_parameters(), *module.named_buffers()):
         total.update(f"{name} {tensor.dtype} {list(tensor.shape)}\n".encode())
@@ -412,8 +414,8 @@ def weights_digest(module: nn.Module) -> str:
 
 
 def identity(original: LoadedModel) -> str:
-    """SHA-256 of the weights, the structure as the module prints it, the user's code that is loaded, the versions of
-    the packages that its layers are of, and the answers to two seeded images where it takes images."""
+    """Return the SHA-256 of the weights, the module's printed structure, the loaded user code, the versions of the
+    packages of its layers, and the outputs for two seeded images if it takes images."""
     module = original.module
     total = hashlib.sha256(f"{weights_digest(module)}\n{module}\n".encode())
     for line in (*_packages(module), *_code()):
@@ -431,8 +433,8 @@ def identity(original: LoadedModel) -> str:
 
 
 def identity_in_memory(original: LoadedModel) -> str:
-    """`identity` of a module whose code may lie in no file, as a notebook's: SHA-256 of the weights and of the program
-    that PyTorch traces of its code. Where it cannot be traced: `identity`."""
+    """`identity` of a module whose code may not be in a file, such as a notebook's: the SHA-256 of the weights and of
+    the program that PyTorch traces. If it cannot be traced: `identity`."""
     signature = original.signature
     images = torch.zeros(2, signature.channels, *signature.image_size)
     further, opened = example_inputs(signature.inputs, len(images)), {0: torch.export.Dim.DYNAMIC}
@@ -440,7 +442,7 @@ def identity_in_memory(original: LoadedModel) -> str:
     try:
         with torch.no_grad():
             program = torch.export.export(original.module, (images, *further), dynamic_shapes=batch, strict=False)
-    except Exception:  # the export says what is wrong with it
+    except Exception:  # the export reports the error
         return identity(original)
     total = hashlib.sha256(weights_digest(original.module).encode())
     for name, part in program.graph_module.named_modules():
@@ -458,7 +460,7 @@ def _bytes(tensor: Tensor) -> bytes:
 
 
 def _packages(module: nn.Module) -> list[str]:
-    """The installed packages that the layers' classes are of, with the versions of their distributions."""
+    """Return the installed packages of the layers' classes, with the versions of their distributions."""
     names = {type(layer).__module__.partition(".")[0] for layer in module.modules()} - {"torch", "vitdeploy"}
     files = {name: getattr(sys.modules.get(name), "__file__", None) or "" for name in names}
     installed = [name for name, file in files.items() if INSTALLED & set(Path(file).parts)]
@@ -469,21 +471,21 @@ def _packages(module: nn.Module) -> list[str]:
 
 
 def _code() -> list[str]:
-    """The files of all loaded modules that are neither Python's, nor installed, nor ours, with their digests."""
+    """Return the files and digests of all loaded modules that are neither Python's, nor installed, nor ours."""
     loaded = {file for module in list(sys.modules.values()) if (file := getattr(module, "__file__", None))}
     files = {Path(file) for file in loaded if file.endswith(".py") and not _known(file)}
     return sorted(f"{file.name} {hashlib.sha256(file.read_bytes()).hexdigest()}" for file in files if file.is_file())
 
 
-@functools.cache  # of some 4,000 files that are loaded with PyTorch, at every look at a module
+@functools.cache  # PyTorch loads some 4,000 files, which every identity checks
 def _known(file: str) -> bool:
     path = Path(file)
     return bool(INSTALLED & set(path.parts)) or path.is_relative_to(OURS) or path.is_relative_to(STANDARD)
 
 
-# --- A module in memory for other processes of the same run: with its code, which may be a notebook's -----------------
-# cloudpickle writes classes of a notebook or of the user's own files by value, so that a measuring process needs none
-# of these. The file lies in a folder that only this user can read, is named by no recipe and no bundle, and is read by
+# --- Pass a module in memory, with its code, to other processes of the same run ---------------------------------------
+# cloudpickle writes classes from a notebook or the user's own files by value, so that a measuring process does not need
+# them. The file is in a folder that only this user can read, is not named in any recipe or bundle, and is read only by
 # processes of the run that wrote it.
 
 
@@ -500,7 +502,7 @@ def save_module(
     Raises:
         UserCodeError: not a torch.nn.Module, or one that cannot be copied or written.
     """
-    model = require_module(module, "what is given is no model")
+    model = require_module(module, "the object is not a model")
     name = type(model).__name__
     options = {"preprocess": preprocess, "image_size": image_size, "task": task}
     file = folder / f"{name}.pickle"
@@ -511,10 +513,10 @@ def save_module(
         raise
     except Exception as error:  # open files, locks, generators in attributes
         raise UserCodeError(
-            f"{name} cannot be given to other processes, which measure it",
+            f"{name} cannot be passed to the measuring processes",
             found=f"{type(error).__name__}: {last_line(error)}",
             expected="a module whose attributes can be pickled",
-            fix="take the attribute away, or give a function that builds it: model(function='package.module:function')",
+            fix="remove the attribute, or pass a function that builds it: model(function='package.module:function')",
         ) from None
     return file
 
@@ -525,9 +527,9 @@ def open_module(
     preprocess: PreprocessSpec | None = None,
     bind: Sequence[str] = (),
 ) -> LoadedModel:
-    """Read what `save_module` wrote, as the original of a job; a size and preprocessing that are given count. Errors as
-    in `from_module`."""
-    module, options = cloudpickle.loads(file.read_bytes())  # written by this run, in a folder of this user's alone
+    """Read a file of `save_module` as the original of a job; a size and preprocessing passed here take precedence.
+    Errors as in `from_module`."""
+    module, options = cloudpickle.loads(file.read_bytes())  # written by this run, in a folder private to this user
     options["image_size"] = image_size or options["image_size"]
     options["preprocess"] = preprocess or options["preprocess"]
     return from_module(module, name=file.stem, bind=bind, **options)
@@ -535,7 +537,7 @@ def open_module(
 
 @contextlib.contextmanager
 def _by_value(model: nn.Module) -> Iterator[None]:
-    """Classes of the user's own files are written whole: another process may not find these."""
+    """Context in which classes from the user's own files are pickled by value: another process may not find them."""
     names = {type(layer).__module__ for layer in model.modules()}
     own = [module for name in sorted(names) if (module := sys.modules.get(name)) is not None and _is_users(module)]
     for module in own:

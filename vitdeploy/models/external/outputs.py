@@ -1,4 +1,4 @@
-"""What a module of others returns, by the names and shapes of its outputs."""
+"""Recognise the outputs of an external module by their names and shapes."""
 
 import contextlib
 import dataclasses
@@ -31,7 +31,7 @@ from vitdeploy.spec import (
     recognising_classes,
 )
 
-# --- The row of a task among those that recognise what a module returned, and what such rows share --------------------
+# --- The row of a task in the recogniser, and helpers shared by rows --------------------------------------------------
 
 
 Output = tuple[str, Tensor]
@@ -39,11 +39,11 @@ Output = tuple[str, Tensor]
 
 @dataclass(frozen=True)
 class TaskOutputs:
-    """How a task's outputs are found in what a module returned.
+    """How to find a task's outputs in a module's result.
 
-    find: takes that, and whether the user asked for this task, or the module says that it is made for it; returns the
-        outputs by the names of `family.Signature`, [] if it is not of the task. A bare tensor may be of several tasks:
-        which have to be asked for.
+    find: takes the result, and whether the user requested this task or the module declares it; returns the outputs by
+        the names in `family.Signature`, [] if the task does not match. Tasks whose output is a bare tensor that other
+        tasks also have must be requested.
     expected: the outputs in words.
     postprocess: what the outputs mean, from the module and their shapes.
     """
@@ -55,27 +55,27 @@ class TaskOutputs:
 
 
 def tensors_of(result: Any, *lengths: int) -> Sequence[Tensor]:
-    """The tensors of a tuple or list that is made of tensors alone, of one of these lengths; () of all else."""
+    """Return the tensors of a tuple or list of tensors with one of these lengths; () for anything else."""
     several = isinstance(result, tuple | list) and not isinstance(result, Mapping) and len(result) in lengths
     return result if several and all(isinstance(each, Tensor) for each in result) else ()
 
 
 def field(result: Any, *names: str) -> Tensor | None:
-    """The first of these fields of a mapping, such as transformers' outputs, that is a tensor."""
+    """Return the first of these fields of a mapping, such as transformers' outputs, that is a tensor."""
     fields: Mapping[str, Any] = result if isinstance(result, Mapping) else {}
     return next((fields[name] for name in names if isinstance(fields.get(name), Tensor)), None)
 
 
-# --- Whatever tensors a module returned, for the task of last resort --------------------------------------------------
+# --- The tensors of any result, for the fallback task -----------------------------------------------------------------
 
 
-# What every runtime has, and numpy too.
+# Types that every runtime and numpy support.
 DTYPES = (torch.float32, torch.float16, torch.float64, torch.int64, torch.int32, torch.uint8, torch.int8, torch.bool)
 INPUT = "image"
 
 
-def _tensors(result: Any, asked: bool) -> list[Output]:
-    """Every tensor, however deep in tuples and mappings; [] where one is of a type that no runtime gives."""
+def _tensors(result: Any, requested: bool) -> list[Output]:
+    """Return every tensor, also in nested tuples and mappings; [] if one has an unsupported type."""
     found = [(name or "output", tensor) for name, tensor in _named(result, "")]
     if not found or any(tensor.dtype not in DTYPES or not tensor.ndim or not tensor.numel() for _, tensor in found):
         return []
@@ -106,7 +106,8 @@ def _named(result: Any, name: str) -> Iterator[Output]:
 
 
 def evidence(task: Task, result: Any, outputs: Sequence[Output], watch: "OutputWatch") -> OutputSpec | None:
-    """What these outputs mean where the task's class says it by more than their range (`OutputSpec.by_evidence`)."""
+    """Return the meaning of these outputs if the task's class infers it from more than their range
+    (`OutputSpec.by_evidence`)."""
     kind = postprocess_of(task)
     if kind is None or "by_evidence" not in vars(kind) or not outputs:
         return None
@@ -118,20 +119,20 @@ def evidence(task: Task, result: Any, outputs: Sequence[Output], watch: "OutputW
 
 
 def proposals(result: Any, watch: "OutputWatch") -> Iterator[str]:
-    """How a user says what the outputs are, by each class that takes them if they are said."""
+    """Yield how a user can declare the outputs, for each class that accepts them when declared."""
     for task, kind in recognising_classes(None).items():
-        told = evidence(task, result, _by_class(task, kind, result).find(result, True), watch)
-        if told is not None and told.proposal:
-            yield told.proposal
+        spec = evidence(task, result, _by_class(task, kind, result).find(result, True), watch)
+        if spec is not None and spec.proposal:
+            yield spec.proposal
 
 
 def name_of(result: Any, tensor: Tensor) -> str:
-    """By which name a module returned a tensor; "" of a bare one."""
+    """Return the name of a tensor in a module's result; "" for a bare tensor."""
     return next((name for name, each in _named(result, "") if each is tensor), "")
 
 
 def names_beside(result: Any, outputs: Sequence[Tensor]) -> tuple[str, ...]:
-    """The names of what a module returned beside these, and beside what these are views of."""
+    """Return the names of the other tensors in a module's result, without those that `outputs` are views of."""
     kept = {tensor.untyped_storage().data_ptr() for tensor in outputs}
     return tuple(name for name, each in _named(result, "") if each.untyped_storage().data_ptr() not in kept)
 
@@ -143,23 +144,23 @@ def _exact(model: nn.Module, outputs: Sequence[TensorSpec]) -> TensorsSpec:
 ROW = TaskOutputs("tensors", _tensors, "any tensors [batch, ...] (--task tensors)", _exact)
 
 
-# --- What modules with an answer for every pixel return: classes, or depth --------------------------------------------
+# --- Modules with a value for every pixel: classes, or depth ----------------------------------------------------------
 
 
-# transformers' own post-processing enlarges the masks to this size first, whatever the input's is.
+# transformers' own post-processing first enlarges the masks to this size, whatever the input size.
 MASK2FORMER_MASKS = (384, 384)
-# Classes of transformers whose predicted depth is in metres; all others say it in their config, or are relative.
+# transformers classes with depth in metres; all others declare it in their config, or are relative.
 METRIC = ("ZoeDepthFor", "GLPNFor", "DepthProFor", "PromptDepthAnythingFor")
 
 
-def _class_maps(result: Any, asked: bool) -> list[Output]:
-    """Logits [b, c, h, w] by their name, a tensor alone only where it is asked for; queries with masks."""
+def _class_maps(result: Any, requested: bool) -> list[Output]:
+    """Logits [b, c, h, w] by name, or a bare tensor if the task is requested; or queries with masks."""
     if isinstance(result, Mapping):
         classes, masks = field(result, "class_queries_logits"), field(result, "masks_queries_logits")
         if classes is not None and masks is not None:
             return [("class_logits", classes), ("masks", masks)]
-        logits = field(result, "logits", *(["out"] if asked else []))  # torchvision's
-    elif asked:
+        logits = field(result, "logits", *(["out"] if requested else []))  # torchvision's
+    elif requested:
         logits = result if isinstance(result, Tensor) else None
     else:
         return []
@@ -171,17 +172,17 @@ def _segmentation(model: nn.Module, outputs: Sequence[TensorSpec]) -> Segmentati
 
 
 def mask_size(model: nn.Module) -> tuple[int, int] | None:
-    """(height, width) to which transformers' processor enlarges the masks of this class first; None if it does not."""
+    """Return the (height, width) to which transformers' processor first enlarges this class's masks; None if none."""
     name = type(model).__name__
     if name.startswith("Mask2Former"):
         return MASK2FORMER_MASKS
     return sides(getattr(getattr(model, "config", None), "image_size", None)) if name.startswith("Eomt") else None
 
 
-def _depth_maps(result: Any, asked: bool) -> list[Output]:
-    """Depth [b, h, w] by its name; a tensor alone, also [b, 1, h, w], only where it is asked for."""
+def _depth_maps(result: Any, requested: bool) -> list[Output]:
+    """Depth [b, h, w] by name; a bare tensor, also [b, 1, h, w], if the task is requested."""
     depth = field(result, "predicted_depth")
-    if depth is None and asked:
+    if depth is None and requested:
         depth = result if isinstance(result, Tensor) else field(result, "depth")
     if depth is None or not (depth.ndim == 3 or (depth.ndim == 4 and depth.shape[1] == 1)):
         return []
@@ -196,8 +197,8 @@ def _depth(model: nn.Module, outputs: Sequence[TensorSpec]) -> DepthSpec:
 
 
 def sizes_of_patches(model: nn.Module, image_size: tuple[int, int]) -> str | None:
-    """The next smaller and larger image sizes that the model's patches divide, in words; None if they divide this one,
-    or the model does not say its patches."""
+    """Describe the next smaller and larger image sizes that the model's patches divide; None if they divide this one,
+    or the model does not declare its patch size."""
     config = getattr(model, "config", None)
     parts = (config, getattr(config, "backbone_config", None))
     patch = next((side for part in parts if isinstance(side := getattr(part, "patch_size", None), int)), None)
@@ -218,12 +219,12 @@ SEGMENTATION = TaskOutputs(
 DEPTH = TaskOutputs("depth", _depth_maps, "predicted_depth [batch, height, width]", _depth)
 
 
-# --- Recognises the picture that an image-to-image model gives --------------------------------------------------------
+# --- Recognise the picture of an image-to-image model -----------------------------------------------------------------
 
 
-def _picture(result: Any, asked: bool) -> list[Output]:
-    """[b, c, h, w] of 1 or 3 channels: by transformers' name, a tensor alone only where it is asked for."""
-    found = result if isinstance(result, Tensor) and asked else field(result, RECONSTRUCTION)
+def _picture(result: Any, requested: bool) -> list[Output]:
+    """[b, c, h, w] with 1 or 3 channels: by transformers' name, or a bare tensor if the task is requested."""
+    found = result if isinstance(result, Tensor) and requested else field(result, RECONSTRUCTION)
     return [(RECONSTRUCTION, found)] if found is not None and found.ndim == 4 and found.shape[1] in (1, 3) else []
 
 
@@ -232,26 +233,26 @@ IMAGE_ROW = TaskOutputs(
 )
 
 
-# --- Recognises the queries with masks of an instance segmentation model ----------------------------------------------
+# --- Recognise the queries with masks of an instance segmentation model -----------------------------------------------
 
 
-# transformers' processor of EoMT shows what has this score.
+# Score threshold of transformers' EoMT processor.
 EOMT_THRESHOLD = 0.8
-# The class of transformers whose queries with boxes and masks are instances; those of all others are panoptic.
+# The transformers class whose queries with boxes and masks are instances; those of all others are panoptic.
 RF_DETR = "RfDetrForInstanceSegmentation"
 
 
-def _queries(result: Any, asked: bool) -> list[Output]:
-    """Only where it is asked for: semantic models have the same outputs."""
-    if not asked or not isinstance(result, Mapping) or field(result, "pred_boxes") is not None:
+def _queries(result: Any, requested: bool) -> list[Output]:
+    """Only if the task is requested: semantic models have the same outputs."""
+    if not requested or not isinstance(result, Mapping) or field(result, "pred_boxes") is not None:
         return []
     classes = field(result, "class_queries_logits", "pred_logits")
     return _pair(classes, field(result, "masks_queries_logits", "pred_masks"))
 
 
-def _with_boxes(result: Any, asked: bool) -> list[Output]:
-    """Only where it is asked for: panoptic models have the same outputs. The masks say more than the boxes."""
-    if not asked or not isinstance(result, Mapping) or field(result, "pred_boxes") is None:
+def _with_boxes(result: Any, requested: bool) -> list[Output]:
+    """Only if the task is requested: panoptic models have the same outputs. The boxes are dropped."""
+    if not requested or not isinstance(result, Mapping) or field(result, "pred_boxes") is None:
         return []
     return _pair(field(result, "logits", "pred_logits"), field(result, "pred_masks"))
 
@@ -263,7 +264,7 @@ def _pair(classes: Tensor | None, masks: Tensor | None) -> list[Output]:
 
 
 def _spec(model: nn.Module, outputs: Sequence[TensorSpec]) -> InstanceSpec:
-    """As transformers' processor of the class reads them; as Mask2Former's of a class that is not theirs."""
+    """Return the decoding of the class's transformers processor; Mask2Former's for classes outside transformers."""
     if type(model).__name__.startswith("Eomt"):
         return InstanceSpec("softmax", "queries", mask_size(model), "bilinear", EOMT_THRESHOLD)
     return InstanceSpec(mask_size=mask_size(model))
@@ -280,17 +281,17 @@ DETECTOR = TaskOutputs(
 )
 
 
-# --- Recognises the heat maps of a model of key points ----------------------------------------------------------------
+# --- Recognise the heat maps of a keypoint model ----------------------------------------------------------------------
 
 
-def _heatmaps(result: Any, asked: bool) -> list[Output]:
-    """[b, k, h, w] by the name of transformers and mmpose, a tensor alone only where it is asked for."""
-    maps = result if isinstance(result, Tensor) and asked else field(result, "heatmaps")
+def _heatmaps(result: Any, requested: bool) -> list[Output]:
+    """[b, k, h, w] by the name in transformers and mmpose, or a bare tensor if the task is requested."""
+    maps = result if isinstance(result, Tensor) and requested else field(result, "heatmaps")
     return [(HEATMAPS, maps)] if maps is not None and maps.ndim == 4 else []
 
 
 def _points(model: nn.Module, outputs: Sequence[TensorSpec]) -> KeypointSpec:
-    """The lines of a skeleton as transformers' configs have them."""
+    """Return the keypoint spec with the skeleton's lines from a transformers config."""
     edges = getattr(getattr(model, "config", None), "edges", None)
     count = KeypointSpec().number_of_classes(outputs) or 0
     pairs = [tuple(each) for each in edges] if isinstance(edges, list | tuple) else []
@@ -301,19 +302,19 @@ def _points(model: nn.Module, outputs: Sequence[TensorSpec]) -> KeypointSpec:
 KEYPOINT_ROW = TaskOutputs("keypoints", _heatmaps, "heatmaps [batch, points, height, width]", _points)
 
 
-# --- What a module that is not ours returned, as the outputs of a task: a row per task --------------------------------
+# --- The recogniser: one row per task ---------------------------------------------------------------------------------
 
 
-# Of a mapping, the names of an embedding.
+# Names of an embedding in a mapping.
 VECTORS = ("image_embeds", "pooler_output", "features", "embedding", "embeddings")
-# Channels of a map that are more than classes usually are; and pixels of the image for each of its own, where fewer.
+# A map with fewer channels, or with fewer image pixels per map pixel on a side, is a value for every pixel.
 _MANY_CHANNELS, _FINE = 64, 8
-_FEW_CHANNELS = 3  # of a mask, or of a picture: no vector
+_FEW_CHANNELS = 3  # a mask or a picture, not a vector
 
 
 def recognised(result: Any, task: Task | None) -> tuple[TaskOutputs, list[Output]] | None:
-    """The first row that finds its outputs, that of `task` before all others; None if none does. What is no float is of
-    no task but that of last resort."""
+    """Return the first row that finds its outputs, trying that of `task` first; None if no row does. Outputs that are
+    not float match only the fallback task."""
     if isinstance(result, tuple | list) and len(result) == 1:
         return recognised(result[0], task)
     rows = (*_declared(result, task), *ROWS)
@@ -325,14 +326,14 @@ def recognised(result: Any, task: Task | None) -> tuple[TaskOutputs, list[Output
 
 
 def other_tasks(result: Any, task: Task) -> tuple[Task, ...]:
-    """The other tasks, best first, that find their outputs if they are asked for; not that of last resort."""
+    """Return the other tasks, best first, that match if requested, without the fallback task."""
     known = [*ROWS, *_declared(result, None), *(row for each in DEVICE_ROWS for row in _added(each))]
     rows = [row for row in known if row.task != task and row is not ROW and row.find(result, True)]
     return tuple(dict.fromkeys(row.task for row in rows))
 
 
-def _objects(result: Any, asked: bool) -> list[Output]:
-    """A detector's: [b, q, c] and [b, q, 4], by the names of transformers and of the papers' code, or in this order."""
+def _objects(result: Any, requested: bool) -> list[Output]:
+    """A detector's [b, q, c] and [b, q, 4], by the names in transformers and in the papers' code, or in this order."""
     if isinstance(result, Mapping):
         logits, boxes = field(result, "logits", "pred_logits"), field(result, "pred_boxes")
     else:
@@ -342,24 +343,24 @@ def _objects(result: Any, asked: bool) -> list[Output]:
     return [("logits", logits), ("boxes", boxes)]
 
 
-def _segments(result: Any, asked: bool) -> list[Output]:
-    """A detector's, and masks [b, q, h, w] of its queries."""
+def _segments(result: Any, requested: bool) -> list[Output]:
+    """A detector's outputs, and masks [b, q, h, w] of its queries."""
     masks = field(result, "pred_masks") if isinstance(result, Mapping) else next(iter(tensors_of(result, 3)[2:]), None)
-    objects = _objects(result, asked)
+    objects = _objects(result, requested)
     return [*objects, ("masks", masks)] if objects and masks is not None else []
 
 
-def _classes(result: Any, asked: bool) -> list[Output]:
-    """[b, k]; [b] of a tensor alone."""
+def _classes(result: Any, requested: bool) -> list[Output]:
+    """[b, k]; or [b] as a bare tensor."""
     logits = result if isinstance(result, Tensor) else field(result, "logits")
     fits = logits is not None and (logits.ndim == 2 or (logits is result and logits.ndim == 1))
     return [("logits", logits)] if logits is not None and fits else []
 
 
-def _features(result: Any, asked: bool) -> list[Output]:
-    """[b, d], a tensor alone only where it is asked for; tokens; a pooled and a token tensor; transformers' fields."""
+def _features(result: Any, requested: bool) -> list[Output]:
+    """[b, d], as a bare tensor if the task is requested; tokens; pooled and token tensors; transformers' fields."""
     if isinstance(result, Tensor):
-        return [("features", result)] if result.ndim == 2 and asked else _tokens(result)
+        return [("features", result)] if result.ndim == 2 and requested else _tokens(result)
     if isinstance(result, Mapping):
         pooled, hidden = field(result, *VECTORS), field(result, "last_hidden_state")
         found: list[Output] = [] if pooled is None else [("features", pooled.flatten(1))]
@@ -372,7 +373,7 @@ def _features(result: Any, asked: bool) -> list[Output]:
 
 
 def map_of(result: Any, image_size: tuple[int, int]) -> tuple[Task, str]:
-    """Whether a bare tensor that might be features is, with a note, or an answer for every pixel: numbers, then.
+    """Decide whether a bare tensor is features, with a note, or a value for every pixel (the task "tensors").
 
     A backbone's map is coarse and has many channels."""
     sides, channels = result.shape[-2:], result.shape[1] if result.ndim == 4 else 1
@@ -383,12 +384,12 @@ def map_of(result: Any, image_size: tuple[int, int]) -> tuple[Task, str]:
         return "tensors", ""
     return (
         "features",
-        f"{OUTPUTS}{list(result.shape[1:])} of an image is taken for a feature map: features are its mean",
+        f"{OUTPUTS}{list(result.shape[1:])} per image is treated as a feature map: features are its mean",
     )
 
 
 def _tokens(result: Tensor) -> list[Output]:
-    """[b, n, d]: the first token and the others; [b, d, h, w]: a feature map and its mean."""
+    """Return pooled features and patches: the first token and the others of [b, n, d], or the mean of [b, d, h, w]."""
     if result.ndim == 3:
         return [("features", result[:, 0]), ("patch_features", result[:, 1:])]
     if result.ndim == 4 and result.shape[1] > _FEW_CHANNELS:
@@ -397,14 +398,14 @@ def _tokens(result: Tensor) -> list[Output]:
 
 
 def _object_scores(model: nn.Module, outputs: Sequence[TensorSpec]) -> PostprocessSpec | None:
-    """How objects are read from a detector's outputs: as transformers does; by sigmoid if it is no model of theirs."""
+    """Return how objects are decoded from a detector's outputs: as in transformers; by sigmoid for other models."""
     config = getattr(model, "config", None)
     own = {key: getattr(config, key, None) for key in ("model_type", "use_focal_loss")}
     return reading_rule(own) if own["model_type"] else PostprocessSpec(scores="sigmoid")
 
 
 OBJECTS = "logits [batch, queries, classes] and boxes [batch, queries, 4]"
-# The first that finds its outputs has them; what a person reads of them is in this order, too.
+# The first matching row applies; messages list the tasks in reverse order.
 ROWS = (
     TaskOutputs("panoptic", _segments, f"{OBJECTS}, and masks [batch, queries, height, width]", _object_scores),
     TaskOutputs("detection", _objects, OBJECTS, _object_scores),
@@ -421,12 +422,12 @@ ROWS = (
 
 
 def _added(task: Task | None) -> Iterator[TaskOutputs]:
-    """The row of a task whose class names its tensors, where it is asked for: these, or as many in their order; of a
-    mapping with one tensor this one."""
+    """Yield the row of a requested task whose class names its tensors: by name, or as many tensors in order, or the
+    only tensor of a mapping."""
     if task is None or (kind := postprocess_of(task)) is None or not kind.tensors or kind.reads:
         return
 
-    def find(result: Any, asked: bool) -> list[Output]:
+    def find(result: Any, requested: bool) -> list[Output]:
         values: Sequence[Any] = [*result.values()] if isinstance(result, Mapping) else [result]
         if isinstance(result, Mapping) and len(values) != 1:
             tensors: Sequence[Tensor | None] = [field(result, name) for name in kind.tensors]
@@ -440,15 +441,15 @@ def _added(task: Task | None) -> Iterator[TaskOutputs]:
 
 
 def _declared(result: Any, task: Task | None) -> Iterator[TaskOutputs]:
-    """The rows of tasks whose class says itself which outputs are theirs."""
+    """Yield the rows of tasks whose class recognises its own outputs."""
     for name, kind in recognising_classes(task).items():
         yield _by_class(name, kind, result)
 
 
 def _by_class(task: Task, kind: type[OutputSpec], result: Any) -> TaskOutputs:
-    def find(result: Any, asked: bool) -> list[Output]:
+    def find(result: Any, requested: bool) -> list[Output]:
         floats = {name or "output": each for name, each in _named(result, "") if each.is_floating_point() and each.ndim}
-        chosen = kind.among({name: tuple(each.shape[1:]) for name, each in floats.items()}, asked)
+        chosen = kind.among({name: tuple(each.shape[1:]) for name, each in floats.items()}, requested)
         return [(name, floats[own]) for name, own in chosen.items()]
 
     def meaning(model: nn.Module, outputs: Sequence[TensorSpec]) -> OutputSpec:
@@ -457,10 +458,10 @@ def _by_class(task: Task, kind: type[OutputSpec], result: Any) -> TaskOutputs:
     return TaskOutputs(task, find, kind.in_words(), meaning)
 
 
-# --- How the output of a module ends, seen in one run of it: the operator and the layer that gave its numbers ---------
+# --- The last operator and layer that produced an output, observed in one run -----------------------------------------
 
 
-# Operators of ATen: what keeps the numbers of rows, or averages them, tells nothing of its own.
+# ATen operators that keep or average rows, and so do not characterise the output.
 _KEEPS = ("mean", "clone", "_to_copy", "index", "gather", "index_select", "select", "cat")
 _ENDINGS: dict[str, Ending] = {
     **dict.fromkeys(("sigmoid", "sigmoid_", "hardsigmoid"), "sigmoid"),
@@ -490,12 +491,12 @@ class OutputWatch(TorchDispatchMode):
             percent = before == "sigmoid" and len(sources) == 1 and name in ("mul", "div")
             if (name in _KEEPS and sources) or percent:
                 self.operators[first.data_ptr()] = "scaled" if percent else before
-            elif first.data_ptr() not in sources:  # else a view
+            elif first.data_ptr() not in sources:  # not a view
                 self.operators[first.data_ptr()] = _ENDINGS.get(name, "")
         return result
 
     def layer(self, name: str) -> Callable[..., None]:
-        """A forward hook."""
+        """Return a forward hook for the layer."""
 
         def hook(module: nn.Module, args: Any, output: Any) -> None:
             if isinstance(output, Tensor):
@@ -504,7 +505,7 @@ class OutputWatch(TorchDispatchMode):
         return hook
 
     def ending(self, output: Tensor) -> Ending:
-        """Of [batch, width] or [batch]: by its numbers where these tell, else by the operator."""
+        """Return the ending of an output [batch, width] or [batch]: from its values if conclusive, else by operator."""
         rows = output.detach().double().reshape(len(output), -1)
         if rows.shape[1] > 1 and bool(rows.isfinite().all()):
             if bool((rows >= 0).all()) and (_all_one(rows.sum(1)) or _all_one(rows.sum(1) / 100)):
@@ -521,12 +522,12 @@ def _all_one(numbers: Tensor) -> bool:
 
 
 def watched(model: nn.Module, run: Callable[[], Any]) -> tuple[Any, OutputWatch]:
-    """What `run` returns, and what it did. A module that cannot be watched is run alone."""
+    """Return the result of `run` and its watch. A module that cannot be watched is run without it."""
     watch = OutputWatch()
     with contextlib.ExitStack() as hooks:
         for name, layer in model.named_modules():
             if next(layer.children(), None) is None:
-                with contextlib.suppress(Exception):  # a layer of TorchScript takes none
+                with contextlib.suppress(Exception):  # TorchScript layers do not accept hooks
                     hooks.callback(layer.register_forward_hook(watch.layer(name)).remove)
         try:
             with watch:

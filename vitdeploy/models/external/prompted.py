@@ -1,10 +1,10 @@
-"""SAM (arXiv 2304.02643), and of single images SAM 2 (arXiv 2408.00714), EdgeTAM (arXiv 2501.07256) and SAM 3's tracker
-(arXiv 2511.16719), of transformers as two modules: an image encoder, and a decoder of one prompt for each image. The
-last two are SAM 2 with other backbones.
+"""transformers' SAM (arXiv 2304.02643) and, for single images, SAM 2 (arXiv 2408.00714), EdgeTAM (arXiv 2501.07256) and
+SAM 3's tracker (arXiv 2511.16719), as two modules: an image encoder, and a decoder with one prompt per image. The last
+two are SAM 2 with other backbones.
 
-A prompt is a fixed number of slots, of which those without a kind are masked in every attention that reads the prompt.
-So the masks are those of transformers for the same points and boxes, however many there are. The decoder gives all four
-masks; transformers cuts off the first, or the last three.
+A prompt has a fixed number of slots; empty slots are masked in every attention that reads the prompt. So the masks
+equal those of transformers for the same points and boxes, whatever their number. The decoder returns all four masks;
+transformers drops the first, or the last three.
 """
 
 from collections.abc import Callable, Mapping
@@ -21,13 +21,13 @@ from vitdeploy.models.model_folder.folder import sides
 from vitdeploy.runtime.prompts import EMPTY, IOU_SCORES, MASKS, NO_POINT, PromptSpec
 from vitdeploy.spec import TensorSpec
 
-# Points and corners of a prompt: they cost little next to the image's thousands of tokens.
+# Points and box corners per prompt: cheap compared with the image's thousands of tokens.
 SLOTS = 10
-# Added to the scores of what is masked. The exponential of it is 0 in float16 and in float32, and it is finite in both.
+# Added to the scores of masked tokens. It is finite in float16 and float32, and its exponential is 0 in both.
 MASKED = -1e4
 EMBEDDING = "embedding"
 MULTIPLE = 3
-# A blank image and prompt, on which the module is run once to see the shapes of its tensors.
+# Batch of a blank image and prompt, on which the module is run once to get its tensor shapes.
 BLANK_BATCH = 2
 
 
@@ -43,10 +43,11 @@ class _SamEncoder(nn.Module):
 
 
 class _Sam2Encoder(nn.Module):
-    """float32 [b, channels, side, side] -> the embedding [b, width, h, w], and two finer maps for the decoder's end.
+    """float32 [b, channels, side, side] -> the embedding [b, width, h, w], and two finer maps for the decoder's last
+    layers.
 
-    SAM 3's encoder may give a coarser map, too, that its tracker does not read; transformers then adds what stands for
-    "no memory" to that one.
+    SAM 3's encoder may also return a coarser map that its tracker does not read; transformers then adds the "no memory"
+    embedding to that map.
     """
 
     def __init__(self, model: Any) -> None:
@@ -64,7 +65,7 @@ class _Sam2Encoder(nn.Module):
 
 class _PromptDecoder(nn.Module):
     """The embedding and finer maps, points float32 [b, slots, 2] in pixels of the input, kinds int64 [b, slots] ->
-    masks [b, 4, 4h, 4w], logits, and the IoU promised of each [b, 4]."""
+    masks [b, 4, 4h, 4w], logits, and their predicted IoU [b, 4]."""
 
     gaussian: Tensor
     kinds: Tensor
@@ -94,7 +95,7 @@ class _PromptDecoder(nn.Module):
         dense = (embedding + self.no_mask.weight.reshape(1, -1, 1, 1)).flatten(2).transpose(1, 2)[:, None]
         found, dense = _two_way(self.decoder.transformer, tokens, dense, self.positions, mask)
         maps = self._enlarged(dense[:, 0].transpose(1, 2).unflatten(2, (height, width)), finer)
-        first = len(own) - MULTIPLE - 1  # of the masks' tokens; before them stands that of their IoU
+        first = len(own) - MULTIPLE - 1  # index of the first mask token; the IoU token precedes it
         networks = enumerate(self.networks, start=first)
         weights = torch.stack([network(found[:, 0, token]) for token, network in networks], dim=1)
         masks = (weights @ maps.flatten(2)).unflatten(2, maps.shape[2:])
@@ -108,7 +109,7 @@ class _PromptDecoder(nn.Module):
         return torch.where((labels == NO_POINT)[..., None], self.no_point.weight, found)
 
     def _enlarged(self, image: Tensor, finer: list[Tensor]) -> Tensor:
-        """[b, width / 8, 4h, 4w] of the embedding that has seen the prompt."""
+        """Upscale the embedding after the prompt attention to [b, width / 8, 4h, 4w]."""
         decoder = self.decoder
         half, full = decoder.upscale_conv1, decoder.upscale_conv2
         if not finer:
@@ -120,7 +121,7 @@ class _PromptDecoder(nn.Module):
 
 def _two_way(transformer: Any, prompt: Tensor, image: Tensor, positions: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
     """The decoder's transformer on prompt tokens [b, 1, n, width] and image tokens [b, 1, hw, width]: section A of
-    arXiv 2304.02643, and the `forward` of transformers' classes. mask: [b, 1, 1, n], added where the prompt is read."""
+    arXiv 2304.02643, and the `forward` of transformers' classes. mask: [b, 1, 1, n], added to prompt scores."""
     queries, keys = prompt, image
     for layer in transformer.layers:
         if layer.skip_first_layer_pe:
@@ -139,7 +140,7 @@ def _two_way(transformer: Any, prompt: Tensor, image: Tensor, positions: Tensor,
 
 
 class Prompted(nn.Module):
-    """Both: [b, channels, side, side], points [b, slots, 2] and kinds [b, slots] -> masks and their scores."""
+    """Both modules: [b, channels, side, side], points [b, slots, 2], kinds [b, slots] -> masks and their scores."""
 
     def __init__(self, image_encoder: nn.Module, prompt_decoder: _PromptDecoder) -> None:
         super().__init__()
@@ -171,7 +172,7 @@ def _sam2(model: Any) -> tuple[Prompted, PromptSpec]:
     return module, PromptSpec(SLOTS, closed_box=True, stability=stability)
 
 
-# The classes of transformers, and how each becomes two modules.
+# The transformers classes, and how each is split into two modules.
 CLASSES: Mapping[str, Callable[[Any], tuple[Prompted, PromptSpec]]] = {
     "SamModel": _sam,
     "Sam2Model": _sam2,
@@ -181,10 +182,10 @@ CLASSES: Mapping[str, Callable[[Any], tuple[Prompted, PromptSpec]]] = {
 
 
 def as_prompted(model: Any, image_size: tuple[int, int]) -> tuple[Prompted, Signature] | None:
-    """The two modules of a model of `CLASSES`; None of any other.
+    """Return the two modules of a model of `CLASSES`; None for any other model.
 
     Raises:
-        CheckpointError: it is made for another image size, or gives another number of masks.
+        CheckpointError: the model needs another image size, or returns another number of masks.
     """
     make = CLASSES.get(type(model).__name__)
     if make is None:
@@ -192,17 +193,17 @@ def as_prompted(model: Any, image_size: tuple[int, int]) -> tuple[Prompted, Sign
     own = sides(model.prompt_encoder.input_image_size)
     if own != image_size:
         raise CheckpointError(
-            f"transformers' {type(model).__name__} is made for one image size",
+            f"transformers' {type(model).__name__} works at one image size only",
             found=f"{image_size[0]}x{image_size[1]}",
             expected="x".join(map(str, own or ())),
-            fix="leave --image-size out: the positions of patches and prompts belong to the model's own size",
+            fix="omit --image-size: the positions of patches and prompts are tied to the model's own size",
         )
     multiple = model.mask_decoder.num_multimask_outputs
     if multiple != MULTIPLE:
         raise CheckpointError(
-            f"transformers' {type(model).__name__} gives another number of masks than SAM",
+            f"transformers' {type(model).__name__} returns another number of masks than SAM",
             found=f"num_multimask_outputs {multiple}",
-            expected=f"{MULTIPLE}, beside the one for prompts that mean one thing",
+            expected=f"num_multimask_outputs {MULTIPLE}",
         )
     module, spec = make(model.eval())
     channels = next(int(part.in_channels) for part in model.vision_encoder.modules() if isinstance(part, nn.Conv2d))
@@ -214,12 +215,12 @@ def as_prompted(model: Any, image_size: tuple[int, int]) -> tuple[Prompted, Sign
         TensorSpec(name, "float32", ("batch", *tensor.shape[1:]))
         for name, tensor in zip((MASKS, IOU_SCORES), found, strict=True)
     )
-    told = f"a prompt has up to {spec.slots} points and corners of a box"
-    return module, Signature("promptable-segmentation", image_size, channels, outputs, spec, notes=(told,))
+    note = f"a prompt has up to {spec.slots} points and box corners"
+    return module, Signature("promptable-segmentation", image_size, channels, outputs, spec, notes=(note,))
 
 
 def embeddings_of(module: Prompted, channels: int, image_size: tuple[int, int]) -> tuple[TensorSpec, ...]:
-    """What passes from the encoder to the decoder: the embedding, and finer maps, the finest first."""
+    """Return the tensors passed from encoder to decoder: the embedding, and finer maps, finest first."""
     with torch.no_grad():
         found = module.image_encoder(torch.zeros(1, channels, *image_size))
     names = [EMBEDDING, *(f"finer_{i}" for i in range(len(found) - 1))]

@@ -1,4 +1,4 @@
-"""Modules of transformers and of timm."""
+"""Load modules of transformers and timm."""
 
 import contextlib
 import dataclasses
@@ -24,43 +24,43 @@ from vitdeploy.models.source import cannot_import, last_line, library
 from vitdeploy.runtime.tasks.instance_segmentation import QUERIES_ASSUMED
 from vitdeploy.spec import PreprocessSpec, Task
 
-# --- transformers' own module of a model folder, for architectures that are not ours ----------------------------------
+# --- transformers' own module of a model folder, for architectures that are not built in ------------------------------
 
 
 POOLER = "pooler."
 _POINTS = "a model whose prompts are points and boxes"
-_TRACKER = "take its tracker: transformers' Sam3TrackerModel.from_pretrained(FOLDER).save_pretrained(OTHER)"
-# Classes whose answers would not be those of their library: what they do, what would be needed, and a way around.
+_TRACKER = "use its tracker: transformers' Sam3TrackerModel.from_pretrained(FOLDER).save_pretrained(OTHER)"
+# Classes whose outputs would differ from the library's: their special part, the supported alternative, and the fix.
 MISSING = {
     "ZoeDepthForDepthEstimation": (
-        "a processor that mirrors the borders of an image outwards and cuts them off the answer; of several metric "
-        "heads the one that the images of a batch vote for",
+        "a processor that pads images by mirroring and crops the output; several metric heads, selected by a vote "
+        "over the batch",
         "no such padding, and one head",
-        "take DepthAnythingForDepthEstimation with depth_estimation_type metric, or DPTForDepthEstimation",
+        "use DepthAnythingForDepthEstimation with depth_estimation_type metric, or DPTForDepthEstimation",
     ),
     "SamHQModel": (
-        "a decoder that reads what the encoder's middle blocks give, with a mask of its own beside SAM's four",
+        "a decoder that reads the encoder's intermediate blocks, with one mask more than SAM's four",
         "SAM's encoder and decoder",
-        "take SamModel, Sam2Model or EdgeTamModel",
+        "use SamModel, Sam2Model or EdgeTamModel",
     ),
-    "Sam3Model": ("layers that attend to the tokens of a text, which says what is to be found", _POINTS, _TRACKER),
+    "Sam3Model": ("layers that attend to the tokens of a text prompt", _POINTS, _TRACKER),
     "Sam3LiteTextModel": (
-        "layers that attend to the tokens of a text, which says what is to be found",
+        "layers that attend to the tokens of a text prompt",
         _POINTS,
-        "take Sam3TrackerModel, Sam2Model or EdgeTamModel",
+        "use Sam3TrackerModel, Sam2Model or EdgeTamModel",
     ),
-    "Sam3VideoModel": ("a detector of what a text says, and a tracker, in one", _POINTS, _TRACKER),
+    "Sam3VideoModel": ("a text-prompted detector combined with a tracker", _POINTS, _TRACKER),
 }
-# Classes that hold another one whole, of single images, and what else a video needs: the library loads the inner one
-# from the same files, as its pages on SAM 2 do.
+# Video classes that contain a whole single-image class: the library loads the inner class from the same files, as in
+# its documentation of SAM 2.
 OF_VIDEOS = {
     "Sam2VideoModel": "Sam2Model",
     "EdgeTamVideoModel": "EdgeTamModel",
     "Sam3TrackerVideoModel": "Sam3TrackerModel",
 }
-# SigLIP 2 with images of any aspect: its patches come with a mask and sizes, as a sequence of their own.
+# SigLIP 2 for images of any aspect ratio: it takes a sequence of patches with a mask and sizes.
 NAFLEX = ("siglip2", "siglip2_vision_model")
-# Detectors that are told at run time what to find, by layers that read the text (ADR 18), by model_type.
+# Open-vocabulary detectors with layers that read the text prompt (ADR 18), by model_type.
 OPEN_VOCABULARY = {
     "grounding-dino": "Grounding DINO",
     "mm-grounding-dino": "MM Grounding DINO",
@@ -69,27 +69,26 @@ OPEN_VOCABULARY = {
 
 
 def refuse_unsupported(config: Mapping[str, Any]) -> None:
-    """Raise CheckpointError for a model that cannot be taken as it is, before anything of it is read."""
+    """Raise CheckpointError for an unsupported model, before its files are read."""
     kind, name = str(config.get("model_type")), str((config.get("architectures") or [""])[0])
     if kind in NAFLEX:
         raise CheckpointError(
-            "SigLIP 2 with images of any aspect (NaFlex) is not exported by this version",
+            "this version does not support SigLIP 2 for images of any aspect ratio (NaFlex)",
             found=f"model_type {kind}: it takes patches with pixel_attention_mask and spatial_shapes",
-            expected="a SigLIP 2 of one image size, whose config has model_type siglip",
-            fix="take the checkpoint of a fixed size, such as google/siglip2-base-patch16-224",
+            expected="a SigLIP 2 with a fixed image size, whose config has model_type siglip",
+            fix="use a checkpoint with a fixed size, such as google/siglip2-base-patch16-224",
         )
     if kind in OPEN_VOCABULARY:
         raise CheckpointError(
-            f"{OPEN_VOCABULARY[kind]} is not exported by this version: what it is to find is text at run time",
-            found=f"model_type {kind}; its layers attend to the tokens of the text: no flow passes these and their "
-            "masks yet",
-            expected="a detector with classes of its own",
-            fix="for a fixed list of things: --model package.module:function, which returns a module that keeps their "
-            "tokens, takes the image alone and returns class logits and boxes",
+            f"this version does not support {OPEN_VOCABULARY[kind]}, a detector with text prompts at run time",
+            found=f"model_type {kind}; its layers attend to the text tokens, which flows do not support yet",
+            expected="a detector with fixed classes",
+            fix="for a fixed list of classes: --model package.module:function, returning a module that holds their "
+            "tokens, takes only the image and returns class logits and boxes",
         )
     if name in MISSING:
         found, expected, fix = MISSING[name]
-        raise CheckpointError(f"vitdeploy does not take transformers' {name}", found=found, expected=expected, fix=fix)
+        raise CheckpointError(f"transformers' {name} is not supported", found=found, expected=expected, fix=fix)
 
 
 def from_transformers(
@@ -100,13 +99,13 @@ def from_transformers(
     state: Mapping[str, Tensor] | None = None,
     task: Task | None = None,
 ) -> LoadedModel:
-    """transformers' own module of a folder, of the class that the config's "architectures" names; with the weights of
+    """Load transformers' own module of a folder, of the class in the config's "architectures"; with the weights of
     `state`, or those of the folder.
 
     Raises:
         MissingPackageError: transformers is not installed.
-        UnknownModelError: it has no such class.
-        CheckpointError: it cannot load the folder; or the weights are not all and only those of the class.
+        UnknownModelError: transformers has no such class.
+        CheckpointError: transformers cannot load the folder; or weights of the class are missing or unexpected.
     """
     model, name, notes = library_model(folder, config, state)
     own = adapted.size_of(model, {})
@@ -144,13 +143,13 @@ def from_transformers(
 def library_model(
     folder: Path, config: Mapping[str, Any], state: Mapping[str, Tensor] | None = None
 ) -> tuple[Any, str, list[str]]:
-    """The module itself, the name of its class, and notes; arguments and errors as `from_transformers`."""
+    """Return the module itself, its class name, and notes; arguments and errors as `from_transformers`."""
     named = str((config.get("architectures") or [""])[0])
     name = OF_VIDEOS.get(named, named)
     transformers = library("transformers", f"the architecture {name or config.get('model_type')}")
     try:
         cls = getattr(transformers, name, None)
-    except Exception as error:  # its classes are imported when they are looked up
+    except Exception as error:  # classes are imported on access
         raise cannot_import("transformers", f"transformers' {name}", error) from None
     if cls is None:
         raise UnknownModelError(
@@ -162,25 +161,26 @@ def library_model(
     with _quiet(transformers):
         model, remarks = _loaded(cls, folder, state, name)
     if name != named:
-        remarks.append(f"{name}, the part of {named} that sees single images")
+        remarks.append(f"{name}, the single-image part of {named}")
     _settle(model)
     return model, name, [f"exported from transformers {transformers.__version__}'s own module", *remarks]
 
 
 def _instances(name: str) -> CheckpointError:
-    """Masks whose queries are scored by sigmoid may overlap: they are no panoptic map. And DETR's are nothing else."""
+    """Return the error for masks without a task: with sigmoid scores they may overlap, which a panoptic map cannot; and
+    DETR's are panoptic only."""
     return CheckpointError(
-        f"transformers' {name} returns masks that vitdeploy has no task for",
-        found="logits, boxes and masks that its processor does not read so",
-        expected='a panoptic map of masks of a softmax over classes and "no object" (DETR), or instances of '
+        f"vitdeploy does not support the masks of transformers' {name}",
+        found="logits, boxes and masks that its processor decodes differently",
+        expected='panoptic masks with a softmax over classes and "no object" (DETR), or instances of '
         f"{outputs.RF_DETR}",
-        fix="save it as its class ...ForObjectDetection, for boxes alone",
+        fix="for boxes only, save it as its class ...ForObjectDetection",
     )
 
 
 def _settle(model: Any) -> None:
-    """Numbers of the checkpoint that the model's Python branches on become constants: an exporter follows no branch on
-    a tensor. EoMT keeps the probabilities of its masks so, which training has annealed."""
+    """Turn checkpoint values that the model's Python code branches on into constants, as an exporter cannot trace a
+    branch on a tensor: EoMT's mask probabilities, which training has annealed."""
     for name in ("attn_mask_probs",):
         if isinstance(found := getattr(model, name, None), Tensor):
             delattr(model, name)
@@ -188,22 +188,22 @@ def _settle(model: Any) -> None:
 
 
 def _loaded(cls: Any, folder: Path, state: Mapping[str, Tensor] | None, name: str) -> tuple[Any, list[str]]:
-    """The model and notes. A pooling layer without weights in the file is left out: it would be random numbers."""
+    """Return the model and notes. A pooling layer without weights in the file is removed, as it would be random."""
     model, found, remarks = _attempt(cls, folder, state)
     takes = inspect.signature(cls.__init__).parameters
     if found.missing and all(POOLER in key for key in found.missing) and "add_pooling_layer" in takes:
         model, found, remarks = _attempt(cls, folder, state, add_pooling_layer=False)
-        remarks.append("without its pooling layer, of which the weights are not there")
+        remarks.append("pooling layer removed: the checkpoint has no weights for it")
     if found:
-        # transformers would go on: random numbers for what is missing, nothing for what it does not expect.
+        # transformers would continue, with random values for missing weights and without the unexpected ones.
         own = model.state_dict()
-        told = found.told(own, [*own, *found.unexpected])
+        summary = found.told(own, [*own, *found.unexpected])
         if len(found.missing) == len(own):
-            told += "; no name is the model's"
+            summary += "; none of the names matches the model"
         raise CheckpointError(
-            f"the weights in {folder} are not all, and only, those of a {name}",
-            found=told,
-            expected="every tensor of the model, and no other",
+            f"the weights in {folder} do not match the class {name}",
+            found=summary,
+            expected="exactly the tensors of the model",
             fix='save the whole model, or name the class that was saved in "architectures" of config.json',
         )
     return model, remarks
@@ -212,7 +212,7 @@ def _loaded(cls: Any, folder: Path, state: Mapping[str, Tensor] | None, name: st
 def _attempt(
     cls: Any, folder: Path, state: Mapping[str, Tensor] | None, **more: Any
 ) -> tuple[Any, Mismatch, list[str]]:
-    """The model as transformers loads it, what does not fit, and notes of what may be left out."""
+    """Return the model as loaded by transformers, the mismatch, and notes on weights that can be ignored."""
     arguments: dict[str, Any] = {"dtype": torch.float32, "output_loading_info": True, "ignore_mismatched_sizes": True}
     try:
         if state is None:
@@ -225,7 +225,7 @@ def _attempt(
         raise CheckpointError(
             f"transformers cannot load {folder} as {cls.__name__}",
             found=last_line(error),
-            expected="a config.json and weights that this version of transformers takes",
+            expected="a config.json and weights that this version of transformers accepts",
             fix="load it where it was saved, and save it again with save_pretrained",
         ) from None
     unexpected = sorted(loaded["unexpected_keys"])
@@ -236,7 +236,7 @@ def _attempt(
     computed = [key for key in absent if key not in learned and COMPUTED.fullmatch(key)]
     missing = [key for key in absent if key not in computed]
     found = Mismatch(tuple(missing), tuple(key for key in unexpected if key not in left), shapes, {})
-    remarks = [f"left out, no part of the model: {listed(patterns(left, unexpected))}"] if left else []
+    remarks = [f"left out, not part of the model: {listed(patterns(left, unexpected))}"] if left else []
     if computed:
         remarks.append(
             f"not in the checkpoint, computed by the model itself: {listed(patterns(computed, model.state_dict()))}"
@@ -246,7 +246,7 @@ def _attempt(
 
 @contextlib.contextmanager
 def _quiet(transformers: ModuleType) -> Iterator[None]:
-    """transformers draws a bar of its own while it loads weights, and prints a report of what does not fit."""
+    """Suppress transformers' progress bar while loading weights, and its report of mismatches."""
     logging = transformers.utils.logging
     shown, level = logging.is_progress_bar_enabled(), logging.get_verbosity()
     logging.disable_progress_bar()
@@ -259,7 +259,7 @@ def _quiet(transformers: ModuleType) -> Iterator[None]:
             logging.enable_progress_bar()
 
 
-# --- timm's own module of an architecture that is not ours ------------------------------------------------------------
+# --- timm's own module of an architecture that is not built in --------------------------------------------------------
 
 
 RESIZED = ("pos_embed", "patch_embed.proj.weight", "relative_position_bias_table")
@@ -274,8 +274,8 @@ def from_timm(
     task: Task | None = None,
     preprocess: PreprocessSpec | None = None,
 ) -> LoadedModel:
-    """timm's own module of an architecture; `config` is timm's config.json, {} without one; `state`, read from `file`,
-    None: seeded noise; `preprocess` None: as timm's config says.
+    """Build timm's own module of an architecture. `config`: timm's config.json, or {}; `state`, read from `file`: None
+    for seeded random weights; `preprocess`: None to use timm's config.
 
     Raises:
         MissingPackageError: timm is not installed.
@@ -301,7 +301,7 @@ def from_timm(
             raise CheckpointError(
                 f"timm cannot build {name}",
                 found=last_line(error),
-                expected=f"arguments that it takes, not {arguments}" if arguments else "",
+                expected=f"arguments that it accepts, not {arguments}" if arguments else "",
             ) from None
     own = {**model.pretrained_cfg, **(timm_config(config) or {})}
     if state is not None:
@@ -322,11 +322,10 @@ def from_timm(
 
 
 def _converted(timm: ModuleType, name: str, state: Mapping[str, Tensor]) -> tuple[Mapping[str, Tensor], list[str]]:
-    """A state dict under the names that a paper's authors gave their tensors, as timm converts it when it loads one;
-    any other as it is.
+    """Convert a state dict with a paper's original tensor names, as timm does on loading; return any other unchanged.
 
     Raises:
-        CheckpointError: biases of query, key and value that this architecture of timm does not have.
+        CheckpointError: biases of query, key and value that this timm architecture does not have.
     """
     with torch.device("meta"):
         own = {key for key, _ in timm.create_model(name, pretrained=False).named_parameters()}
@@ -337,26 +336,26 @@ def _converted(timm: ModuleType, name: str, state: Mapping[str, Tensor]) -> tupl
     convert = getattr(sys.modules[type(model).__module__], "checkpoint_filter_fn", None)
     try:
         converted = convert(dict(state), model) if convert is not None else {}
-    except Exception:  # of a state dict that is for something else, which `load_state` says
+    except Exception:  # the state dict belongs to another model, which `load_state` reports
         return state, []
-    # timm's loader also resizes tables without a word: those of another size are for another model.
+    # timm's loader also resizes tables silently, but tables of another size belong to another model.
     tables = [key for key in converted.keys() & state.keys() if key.endswith(RESIZED)]
     if not own <= converted.keys() or any(converted[key].numel() != state[key].numel() for key in tables):
         return state, []
     lost = [key for key in state if key.endswith("attn.qkv.bias") and state[key].any()]
     if lost and not any(key.endswith(("q_bias", "qkv.bias")) for key in converted):
         raise CheckpointError(
-            f"timm's {name} has no biases of query, key and value, and the checkpoint has",
+            f"the checkpoint has biases of query, key and value, but timm's {name} does not",
             found=f"{lost[0]} and {len(lost) - 1} more",
             expected="an architecture with them",
             fix=f"name timm:{name}_qkvb",
         )
-    return converted, [f"names of the original release, converted by timm's loader of {name}"]
+    return converted, [f"tensor names of the original release, converted by timm's loader for {name}"]
 
 
 def _resized(model: Any, image_size: tuple[int, int], build: Callable[[], nn.Module]) -> nn.Module:
-    """timm's module for another image size: as `build` makes it, if the weights fit, so that windows keep their size;
-    else with its positions resized by timm. A module without sizes, made of convolutions, takes all."""
+    """Return timm's module for another image size: the one of `build` if the weights fit, so that windows keep their
+    size; else with positions resized by timm. A fully convolutional module accepts all sizes."""
     if not hasattr(model, "set_input_size"):
         return model
     state, other = model.state_dict(), build()
@@ -371,8 +370,8 @@ def _resized(model: Any, image_size: tuple[int, int], build: Callable[[], nn.Mod
 def _arguments(
     timm: ModuleType, name: str, config: Mapping[str, Any], state: Mapping[str, Tensor] | None
 ) -> tuple[dict[str, Any], list[str]]:
-    """Arguments for timm's `create_model`: from its config.json, else inferred from a fine-tuned checkpoint."""
-    # The weights are those of the folder; timm would read the file of this name, wherever it lies.
+    """Return arguments for timm's `create_model`: from its config.json, else inferred from a fine-tuned checkpoint."""
+    # Use the weights of the folder; timm would read the file at this path, wherever it is.
     arguments = {key: value for key, value in (config.get("model_args") or {}).items() if key != "checkpoint_path"}
     if config.get("num_classes") is not None:
         arguments["num_classes"] = config["num_classes"]

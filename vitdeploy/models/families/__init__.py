@@ -1,1 +1,1 @@
-"""Our architectures: a row of the catalog for each."""
+"""Built-in architecture families, each a row of the catalog."""

@@ -1,13 +1,13 @@
-"""DETR in the catalog: names, inputs and outputs of a model, and the shape that a checkpoint implies.
+"""DETR in the catalog: names, inputs and outputs of a model, and the configuration that a checkpoint implies.
 
     detr_<resnet50|resnet101>[_dc5][_panoptic]                                  the published models
-    detr_r<n>-<n>-<n>-<n>c<C>_w<W>h<H>e<E>d<D>q<Q>_<size>[_dc5][_panoptic]      any other
+    detr_r<n>-<n>-<n>-<n>c<C>_w<W>h<H>e<E>d<D>q<Q>_<size>[_dc5][_panoptic]      any other configuration
 
-<n> are the blocks of the backbone's stages and C the channels of its stem (64 in ResNet-50); W the width, H the heads,
+<n> is the number of blocks of a backbone stage, C the channels of its stem (64 in ResNet-50), W the width, H the heads,
 E and D the layers of encoder and decoder, Q the object queries; <size> is a side in pixels, or <height>x<width>.
 
-Two generations of transformers' names are read: those of files (hubs, and whatever `save_pretrained` writes) and those
-of the modules of transformers 5, for example
+Two generations of transformers' names are read: those of files (hubs, `save_pretrained`) and those of the modules of
+transformers 5, for example
 
     original  transformer.decoder.layers.0.multihead_attn.in_proj_weight       mask_head.lay3.weight
     file      model.decoder.layers.0.encoder_attn.out_proj.weight              mask_head.lay3.weight
@@ -45,7 +45,7 @@ _NAME = re.compile(
     r"_w(?P<width>\d+)h(?P<heads>\d+)e(?P<encoder>\d+)d(?P<decoder>\d+)q(?P<queries>\d+)"
     r"_(?P<height>\d+)(?:x(?P<image_width>\d+))?)(?P<dc5>_dc5)?(?P<panoptic>_panoptic)?"
 )
-# What makes another architecture, by the word that a user knows it by.
+# Attributes that define the architecture, by display name.
 ARCHITECTURE = {
     "backbone's blocks": "backbone.depths",
     "backbone's widths": "backbone.widths",
@@ -60,7 +60,7 @@ ARCHITECTURE = {
 
 
 def parse(name: str) -> DETRConfig | None:
-    """The configuration that a name spells out, with COCO's number of classes until a checkpoint says otherwise.
+    """Return the configuration of a name, with COCO's number of classes unless a checkpoint has another.
 
     Raises:
         UnknownModelError: the sizes in the name contradict each other.
@@ -102,10 +102,10 @@ def build(config: DETRConfig) -> nn.Module:
 
 
 def describe(config: DETRConfig) -> Signature:
-    """Outputs, and how they are read: thresholds as the released code's, all else as transformers' defaults.
+    """Return the outputs and their decoding: thresholds of the released code, otherwise transformers' defaults.
 
-    Which classes are things is known for COCO's panoptic labels only; with any other number of classes all are, so that
-    no segments of a class are fused (transformers' default).
+    Which classes are things is known only for COCO's panoptic labels; with any other number of classes all are things,
+    so that segments of a class are not fused (transformers' default).
     """
     outputs = [
         TensorSpec("logits", "float32", ("batch", config.queries, config.num_classes + 1)),
@@ -121,9 +121,9 @@ def describe(config: DETRConfig) -> Signature:
 
 
 def preprocess(config: DETRConfig) -> PreprocessSpec:
-    """ImageNet's mean and deviation, bilinear. Both sides are scaled to the model's input.
+    """Return the preprocessing: ImageNet's mean and std, bilinear, both sides scaled to the model's input.
 
-    The released code keeps the aspect and pads batches instead: an engine has one input size and no padding.
+    The released code keeps the aspect ratio and pads batches; an engine has one input size and no padding.
 
     Raises:
         CheckpointError: the backbone does not take 3 channels.
@@ -135,7 +135,7 @@ def preprocess(config: DETRConfig) -> PreprocessSpec:
 def resize(
     config: DETRConfig, state: Mapping[str, Tensor], image_size: tuple[int, int]
 ) -> tuple[DETRConfig, dict[str, Tensor]]:
-    """The same weights at another image size: no tensor of a DETR depends on it.
+    """Return config and state for another image size: no tensor of a DETR depends on it.
 
     Raises:
         CheckpointError: a side of less than 32 pixels.
@@ -162,16 +162,16 @@ def transformers_keys(values: Mapping[str, Any], config: DETRConfig) -> dict[str
 
 
 def recognise(state: Mapping[str, Tensor], hints: Hints) -> Recognised | None:
-    """A DETR by its keys; its shape by its tensors; what they cannot show from `hints`.
+    """Recognise a DETR by its keys, its configuration by tensor shapes, and the rest by `hints`.
 
-    Tensors cannot show the heads of a model without a mask head, nor whether the backbone is dilated (DC5): that is
+    Tensors do not show the heads of a model without a mask head, nor whether the backbone is dilated (DC5), which is
     `"dilation": true` in the config.
 
     Raises:
-        CheckpointError: the heads cannot be known, tensors are missing, or a variant that is another function.
+        CheckpointError: the heads are unknown, tensors are missing, or the variant is not supported.
     """
     if hints.config.get("model_type", "detr") != "detr":
-        return None  # others have the same names: Table Transformer, for one
+        return None  # other models have the same names, such as Table Transformer
     named = read(state)
     if named is None:
         return None
@@ -193,7 +193,7 @@ def recognise(state: Mapping[str, Tensor], hints: Hints) -> Recognised | None:
             panoptic=panoptic,
         )
     except ValueError as error:
-        raise CheckpointError("the state dict is that of a DETR which cannot be built", found=str(error)) from None
+        raise CheckpointError("the state dict describes an invalid DETR", found=str(error)) from None
     return Recognised("detr", style, config, found, tuple(notes))
 
 
@@ -205,20 +205,20 @@ def _check_config(config: Mapping[str, Any]) -> None:
         expected[key], found[key] = str(config.get("encoder_attention_heads")), config.get(key)
     if found:
         raise CheckpointError(
-            "config.json is that of a DETR which vitdeploy does not have",
+            "config.json describes a DETR variant that vitdeploy does not support",
             found=", ".join(f"{key} {value!r}" for key, value in found.items()),
             expected=", ".join(f"{key} {expected[key]}" for key in found),
-            fix="export it where it was made, and bring the ONNX file",
+            fix="export it to ONNX with its own library, and use the ONNX file",
         )
 
 
 def _backbone(state: Mapping[str, Tensor], config: Mapping[str, Any], notes: list[str]) -> ResNetConfig:
     if "backbone.layers.0.0.conv2.weight" in state and "backbone.layers.0.0.conv3.weight" not in state:
         raise CheckpointError(
-            "the backbone has blocks of two convolutions",
-            found="as ResNet-18 and ResNet-34",
-            expected="bottlenecks of three, as ResNet-50 and ResNet-101",
-            fix="export it where it was made, and bring the ONNX file",
+            "vitdeploy does not support DETR backbones with basic blocks",
+            found="blocks of two convolutions, as in ResNet-18 and ResNet-34",
+            expected="bottlenecks of three, as in ResNet-50 and ResNet-101",
+            fix="export it to ONNX with its own library, and use the ONNX file",
         )
     first, second, third, fourth = (_size(state, f"backbone.layers.{stage}.0.conv3.weight", 0) for stage in range(4))
     depths = [count_below(state, f"backbone.layers.{stage}.") for stage in range(4)]
@@ -226,7 +226,7 @@ def _backbone(state: Mapping[str, Tensor], config: Mapping[str, Any], notes: lis
     stride = own.get("output_stride") if isinstance(own, Mapping) else None
     dilated = bool(config.get("dilation", stride == 16))
     if "dilation" not in config and stride is None:
-        notes.append("backbone taken as not dilated: tensors cannot show whether it is (DC5)")
+        notes.append("assuming a backbone without dilation (DC5), which tensors do not show")
     return ResNetConfig(
         in_channels=_size(state, "backbone.conv1.weight", 1),
         stem_width=_size(state, "backbone.conv1.weight", 0),
@@ -237,35 +237,35 @@ def _backbone(state: Mapping[str, Tensor], config: Mapping[str, Any], notes: lis
 
 
 def _heads(state: Mapping[str, Tensor], width: int, hints: Hints, notes: list[str]) -> int:
-    said = hints.heads or hints.config.get("encoder_attention_heads")
+    stated = hints.heads or hints.config.get("encoder_attention_heads")
     shown = state.get("mask_head.from_attention.weight")
-    if shown is not None and said not in (None, shown.shape[1]):
+    if shown is not None and stated not in (None, shown.shape[1]):
         raise CheckpointError(
-            "the number of attention heads is not that of the mask head",
-            found=f"{said} heads",
-            expected=f"{shown.shape[1]}, as mask_head's first convolution has",
-            fix="leave out --heads",
+            "the number of attention heads contradicts the mask head",
+            found=f"{stated} heads",
+            expected=f"{shown.shape[1]}, from mask_head's first convolution",
+            fix="omit --heads",
         )
     if shown is not None:
         return int(shown.shape[1])
-    if said is None and width != _PUBLISHED_WIDTH:
+    if stated is None and width != _PUBLISHED_WIDTH:
         raise CheckpointError(
-            "the number of attention heads cannot be known from the tensors",
+            "the tensors do not determine the number of attention heads",
             found=f"width {width}",
-            expected=f"the published width ({_PUBLISHED_WIDTH}), a config.json, or the number",
+            expected=f"the published width ({_PUBLISHED_WIDTH}), a config.json, or --heads",
             fix=f"--heads N, a divisor of {width}",
         )
-    if said is None:
-        notes.append(f"{_PUBLISHED_HEADS} heads, as the published models of width {width} have; --heads says otherwise")
-    return int(said or _PUBLISHED_HEADS)
+    if stated is None:
+        notes.append(f"assuming {_PUBLISHED_HEADS} heads, as in published models of width {width} (override: --heads)")
+    return int(stated or _PUBLISHED_HEADS)
 
 
 def _size(state: Mapping[str, Tensor], key: str, axis: int) -> int:
     tensor = state.get(key)
     if tensor is None or tensor.ndim <= axis:
         raise CheckpointError(
-            "the state dict has the names of a DETR, but is not whole",
-            found=f"no {key}" if tensor is None else f"{key} of {list(tensor.shape)}",
+            "the state dict has the names of a DETR, but is incomplete",
+            found=f"no {key}" if tensor is None else f"{key} {list(tensor.shape)}",
             expected="every tensor of the model",
             fix="save model.state_dict() of the whole model",
         )
@@ -290,7 +290,7 @@ _MARKS = {
 }
 _PRE_NORM = ("transformer.encoder.norm.weight", "model.encoder.layernorm.weight")
 _LEARNED = ("backbone.1.row_embed.weight", "model.position_embedding.row_embeddings.weight")
-# What no rule takes keeps its name.
+# A key without a rule keeps its name.
 RULES = rules(
     """
     **.num_batches_tracked                          -
@@ -346,12 +346,12 @@ RULES = rules(
 
 
 def read(state: Mapping[str, Tensor]) -> tuple[str, dict[str, Tensor], list[str]] | None:
-    """Style of the keys, the tensors under our names, and what was left out; None if the keys are not those of a DETR.
+    """Return the key style, the tensors under our names, and notes; None if the keys are not from a DETR.
 
-    Keys that the style does not have are passed on as they are: loading then names them as unexpected.
+    Unknown keys are passed on unchanged: loading then reports them as unexpected.
 
     Raises:
-        CheckpointError: a variant of DETR that is another function (pre-norm, learned image positions).
+        CheckpointError: an unsupported variant of DETR (pre-norm, learned image positions).
     """
     inner = {key.removeprefix("detr."): tensor for key, tensor in state.items()}
     style = next((style for style, marks in _MARKS.items() if all(mark in inner for mark in marks)), None)
@@ -369,15 +369,15 @@ def _refuse_variants(state: Mapping[str, Tensor]) -> None:
         found = [key for key in keys if key in state]
         if found:
             raise CheckpointError(
-                f"the state dict is that of a DETR with {variant}, which vitdeploy does not have",
+                f"the state dict belongs to a DETR with {variant}, which vitdeploy does not support",
                 found=found[0],
                 expected="DETR as published: post-norm, with sine positions",
-                fix="export it where it was made, and bring the ONNX file",
+                fix="export it to ONNX with its own library, and use the ONNX file",
             )
 
 
 def _split(state: dict[str, Tensor], width: int) -> dict[str, Tensor]:
-    """With the mask head's first convolution as two, by its inputs: projected features, then attention maps."""
+    """Split the mask head's first convolution by its inputs: projected features, then attention maps."""
     stem = "mask_head.from_features"
     if (bias := state.pop("mask_head.conv1.bias", None)) is not None:
         state[f"{stem}.bias"] = bias

@@ -1,5 +1,5 @@
-"""Detectors that are modules of transformers, of checkpoints that their original repositories saved: what does not
-depend on the family. What transformers saved comes as a folder instead (`hf:`), with its config.json."""
+"""Shared code of detectors that are transformers modules with checkpoints from their original repositories. Checkpoints
+saved by transformers come as a folder (`hf:`) with config.json instead."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -15,29 +15,29 @@ from vitdeploy.runtime.tasks.detection import PostprocessSpec
 from vitdeploy.spec import TensorSpec
 
 Kind: TypeAlias = Literal["rt_detr", "rt_detr_v2", "d_fine", "rf_detr"]
-# The classes of transformers, and a module that they have under the names of today, and not under earlier ones.
+# The transformers classes, and a module name that only supported versions have.
 LIBRARY: dict[Kind, tuple[str, str]] = {
     "rt_detr": ("RTDetr", "model.encoder.aifi"),
     "rt_detr_v2": ("RTDetrV2", "model.encoder.aifi"),
     "d_fine": ("DFine", "model.encoder.aifi"),
     "rf_detr": ("RfDetr", "model.backbone.projector.projector_layer"),
 }
-_NEEDED = "5.23"  # whose names of tensors the tables of keys have
+_NEEDED = "5.23"  # the version whose tensor names the key tables use
 
 
-# A frozen dataclass with `kind`, `queries`, `num_classes`, `image_size`, `multiple` (of which both sides of an image
-# are multiples), `tokens` (how many an image (height, width) has, of which the queries are taken) and `settings`
-# (what a config.json of transformers says of it).
+# A frozen dataclass with `kind`, `queries`, `num_classes`, `image_size`, `multiple` (both image sides must be multiples
+# of it), `tokens` (the number of tokens of an image (height, width), from which queries are selected) and `settings`
+# (the values of a transformers config.json).
 DetectorConfig: TypeAlias = Any
 
 
 class LibraryDetector(nn.Module):
-    """Takes float32 [batch, 3, height, width]; returns class logits [batch, queries, classes], for a sigmoid, and boxes
-    [batch, queries, 4] as cxcywh in shares of the image.
+    """float32 [batch, 3, height, width] -> class logits [batch, queries, classes], for a sigmoid, and boxes [batch,
+    queries, 4] as cxcywh relative to the image.
 
     Raises:
         MissingPackageError: transformers is not installed.
-        CapabilityError: it cannot be imported, is too old, or builds no such model.
+        CapabilityError: it cannot be imported, is too old, or cannot build the model.
     """
 
     def __init__(self, config: DetectorConfig) -> None:
@@ -45,7 +45,7 @@ class LibraryDetector(nn.Module):
         self.config = config
         self.model = _detector(*LIBRARY[config.kind], config.settings())
         if config.kind != "rf_detr" and hasattr(self.model, "class_embed"):
-            # The decoder's own: one module stays one where tensors are replaced.
+            # Share the decoder's module, so that it stays one module when tensors are replaced.
             self.model.class_embed = self.model.model.decoder.class_embed
             self.model.bbox_embed = self.model.model.decoder.bbox_embed
 
@@ -55,10 +55,10 @@ class LibraryDetector(nn.Module):
 
 
 def _detector(name: str, part: str, settings: Mapping[str, Any]) -> Any:
-    """transformers' `<name>ForObjectDetection`, with first weights; it has a module `part`."""
-    why = f"{name}, whose module is transformers' own,"
+    """Build transformers' `<name>ForObjectDetection` with initial weights; it has a module `part`."""
+    why = f"{name}, a transformers module,"
     transformers = library("transformers", why)
-    try:  # its classes are imported when they are looked up
+    try:  # classes are imported on access
         config = getattr(transformers, f"{name}Config", None)
         detector = getattr(transformers, f"{name}ForObjectDetection", None)
     except Exception as error:
@@ -69,20 +69,20 @@ def _detector(name: str, part: str, settings: Mapping[str, Any]) -> Any:
         raise CapabilityError(
             f"transformers {transformers.__version__} cannot build this {name}",
             found=last_line(error),
-            fix="export it where it was trained, and bring the ONNX file",
+            fix="export it to ONNX where it was trained, and use the ONNX file",
         ) from None
     if model is None or part not in dict(model.named_modules()):
         raise CapabilityError(
-            f"transformers here is too old for checkpoints of {name}'s original repository",
+            f"the installed transformers is too old for checkpoints from {name}'s original repository",
             found=f"transformers {transformers.__version__}",
-            expected=f"a version that names the layers of {name} as {_NEEDED} does",
+            expected=f"a version with the layer names of {_NEEDED}",
             fix="pip install --upgrade transformers",
         )
     return model
 
 
 def describe(config: DetectorConfig) -> Signature:
-    """Outputs, and how they are read: all queries by the best classes of a sigmoid, as the repositories do."""
+    """Return the outputs and their decoding: the best classes over all queries by sigmoid, as in the repositories."""
     outputs = (
         TensorSpec("logits", "float32", ("batch", config.queries, config.num_classes)),
         TensorSpec("boxes", "float32", ("batch", config.queries, 4)),
@@ -93,10 +93,10 @@ def describe(config: DetectorConfig) -> Signature:
 def resize(
     names: tuple[str, str], config: DetectorConfig, state: Mapping[str, Tensor], image_size: tuple[int, int]
 ) -> tuple[DetectorConfig, dict[str, Tensor]]:
-    """The same weights at another image size; `names` of the models, as many and as one.
+    """Return config and state for another image size. `names`: the start of the error message, and the model's name.
 
     Raises:
-        CheckpointError: what both sides are multiples of does not divide them, or there are fewer tokens than queries.
+        CheckpointError: a side is not a multiple of `multiple`, or there are fewer tokens than queries.
     """
     unit = config.multiple
     if refused := _indivisible(image_size, unit):
@@ -104,7 +104,7 @@ def resize(
         raise CheckpointError(
             f"{names[0]} this image size",
             found=refused,
-            expected=f"a height and a width that are multiples of {unit}",
+            expected=f"height and width that are multiples of {unit}",
             fix=f"--image-size {near}",
         )
     refuse_few_tokens(names[1], image_size, config.queries, config.tokens, unit)
@@ -112,23 +112,23 @@ def resize(
 
 
 def _indivisible(size: tuple[int, int], unit: int) -> str:
-    """A size that is no multiple of the unit, in words; "" for one that is."""
+    """Describe a size that is not a multiple of the unit; "" if it is."""
     whole = all(side > 0 and side % unit == 0 for side in size)
-    return "" if whole else f"an image of {size[0]}x{size[1]}, of which {unit} does not divide both sides"
+    return "" if whole else f"image size {size[0]}x{size[1]}, not a multiple of {unit} on both sides"
 
 
 def checked(what: str, make: Callable[[], DetectorConfig], published: str) -> DetectorConfig:
-    """The config that a state dict makes; raises CheckpointError where it makes none."""
+    """Return the config of a state dict; raises CheckpointError if it is invalid."""
     try:
         config = make()
         if refused := _indivisible(config.image_size, config.multiple):
             raise ValueError(refused)
     except (KeyError, ValueError) as error:
         raise CheckpointError(
-            f"the state dict is that of an {what} which vitdeploy cannot build",
+            f"vitdeploy cannot build the {what} in the state dict",
             found=f"no tensor {error}" if isinstance(error, KeyError) else str(error),
             expected=f"every tensor of a published variant{published}, with any number of classes",
-            fix="save the whole state dict",
+            fix="save the complete state dict",
         ) from None
     return config
 

@@ -1,8 +1,8 @@
-"""RF-DETR in the catalog: checkpoints of the original repository, by their own names.
+"""RF-DETR in the catalog: checkpoints of the original repository, under its tensor names.
 
     rfdetr_<nano|small|medium|base|large>
 
-`large` is that of 2026, at 704x704.
+`large` is the version of 2026, at 704x704.
 """
 
 import math
@@ -20,19 +20,19 @@ from vitdeploy.models.keys.rules import apply, count_below, rules
 from vitdeploy.models.model_folder.image_processor import IMAGENET_MEAN, IMAGENET_STD
 from vitdeploy.spec import PreprocessSpec
 
-_HEAD = 64  # channels of a head of DINOv2
+_HEAD = 64  # channels per head of DINOv2
 
 
 @dataclass(frozen=True)
 class RFDETRConfig:
-    """One RF-DETR (arXiv 2511.09554): DINOv2 with its patches in windows, a projector to one map, and a decoder.
+    """Configuration of an RF-DETR (arXiv 2511.09554): DINOv2 with windowed patches, a projector to one map, a decoder.
 
-    positions: the side of the square grid that positions were learned for.
-    windows: in how many each side of the image is cut.
-    taken: the layers whose outputs are taken, counted from 1; the one after each attends over all windows.
+    positions: the side of the square grid of the learned positions.
+    windows: the number of windows along each side of the image.
+    taken: the layers whose outputs are used, counted from 1; the layer after each attends over all windows.
     fusions: blocks of the projector.
-    points: what a head of the decoder samples.
-    groups: sets of queries in training, of which the first answers.
+    points: sampling points per decoder head.
+    groups: query groups in training, of which inference uses the first.
     """
 
     patch_size: int = 16
@@ -54,15 +54,15 @@ class RFDETRConfig:
 
     @property
     def multiple(self) -> int:
-        """What both sides of an image are multiples of."""
+        """The number of pixels that both image sides must be a multiple of."""
         return self.patch_size * self.windows
 
     def tokens(self, size: tuple[int, int]) -> int:
-        """The tokens of an image (height, width), of which the queries are taken."""
+        """Return the number of tokens of an image (height, width), from which queries are selected."""
         return (size[0] // self.patch_size) * (size[1] // self.patch_size)
 
     def settings(self) -> dict[str, Any]:
-        """What a config.json of transformers says of it."""
+        """Return the values for a transformers config.json."""
         return {
             "backbone_config": {
                 "model_type": "rf_detr_dinov2",
@@ -75,7 +75,7 @@ class RFDETRConfig:
                 "out_indices": list(self.taken),
             },
             "c2f_num_blocks": self.fusions,
-            "layer_norm_eps": 1e-6,  # of the projector's convolutions; transformers' own default is 1e-5
+            "layer_norm_eps": 1e-6,  # for the projector's convolutions; transformers' own default is 1e-5
             "d_model": self.decoder_width,
             "decoder_ffn_dim": self.decoder_hidden,
             "decoder_layers": self.decoder_layers,
@@ -89,11 +89,11 @@ class RFDETRConfig:
 
 
 def _cross_heads(width: int) -> int:
-    """Heads of RF-DETR's deformable attention, of 16 channels each in all published models."""
+    """Return the heads of RF-DETR's deformable attention, with 16 channels each in all published models."""
     return width // 16
 
 
-# Of the repository's config.py.
+# From the repository's config.py.
 _BASE = RFDETRConfig(14, positions=37, windows=4, taken=(2, 5, 8, 11), image_size=(560, 560))
 _VARIANTS = (
     RFDETRConfig(positions=24, decoder_layers=2, image_size=(384, 384)),
@@ -105,7 +105,7 @@ _VARIANTS = (
 _PARAMETERS = (30_467_298, 32_111_170, 33_687_458, 32_174_530, 33_933_218)
 _EMBEDDINGS = "backbone.0.encoder.encoder.embeddings."
 _MARKS = ("refpoint_embed.weight", "query_feat.weight", f"{_EMBEDDINGS}position_embeddings")
-# The repository's keys under the names of transformers' module.
+# The repository's keys and the names in transformers' module.
 RULES = rules(
     """
     backbone.0.encoder.encoder.{embeddings,layernorm}.      model.backbone.backbone.{embeddings,layernorm}.
@@ -135,28 +135,28 @@ RULES = rules(
 
 
 def _recognise(state: Mapping[str, Tensor], hints: family.Hints) -> family.Recognised | None:
-    """A checkpoint of the original repository, by its keys; its shape by its tensors.
+    """Recognise a checkpoint of the original repository by its keys, and its configuration by tensor shapes.
 
-    Tensors do not show windows, the layers that are taken, nor heads: they are those of the published models, of which
+    Tensors do not show the windows, the layers used and the heads: those of the published models are assumed, of which
     `base` has patches of 14 pixels and all others patches of 16.
 
     Raises:
-        CheckpointError: a variant that vitdeploy does not have (masks, several maps), or tensors are missing.
+        CheckpointError: an unsupported variant (masks, several maps), or tensors are missing.
     """
     if any(mark not in state for mark in _MARKS) or "model_type" in hints.config:
-        return None  # transformers saves its own models under these names, too: their config.json says what they are
+        return None  # transformers saves other models under these names, too; their config.json names them
     renamed = apply(RULES, state)
     if unknown := [key for key, tensors in renamed.items() if tensors is None]:
         raise CheckpointError(
-            "the state dict is that of an RF-DETR which vitdeploy does not have",
+            "vitdeploy does not support the RF-DETR variant of the state dict",
             found=told_unknown(unknown, state),
             expected=f"{', '.join(names.NAMES['rfdetr'])}, with any number of classes",
-            fix="export it where it was trained (model.export() in the repository), and bring the ONNX file",
+            fix="export it where it was trained (model.export() in the repository), and use the ONNX file",
         )
     config = checked("RF-DETR", partial(_config, state), "")
     mapped = {f"model.{name}": tensor for tensors in renamed.values() for name, tensor in (tensors or {}).items()}
     taken = ", ".join(map(str, config.taken))
-    note = f"{config.windows}x{config.windows} windows, layers {taken} taken: as published with patches of "
+    note = f"assuming {config.windows}x{config.windows} windows and layers {taken}, as published for patches of "
     return family.Recognised("rfdetr", "original", config, mapped, (f"{note}{config.patch_size} pixels",))
 
 
@@ -195,7 +195,7 @@ FAMILY = family.Family(
     build=LibraryDetector,
     describe=describe,
     recognise=_recognise,
-    # The module scales its positions itself.
+    # The module resizes its positions itself.
     resize=partial(resize, ("RF-DETR does not take", "RF-DETR")),
     preprocess=lambda config: PreprocessSpec(
         config.image_size, config.image_size, "bilinear", IMAGENET_MEAN, IMAGENET_STD

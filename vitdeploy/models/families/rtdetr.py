@@ -1,9 +1,9 @@
-"""RT-DETR, RT-DETRv2 and D-FINE in the catalog: checkpoints of the original repositories, by their own names.
+"""RT-DETR, RT-DETRv2 and D-FINE in the catalog: checkpoints of the original repositories, under their tensor names.
 
     rtdetr_<backbone>, rtdetrv2_<backbone>[_dsp | _sp<n>]     r18vd, r34vd, r50vd_m, r50vd, r101vd
     dfine_<n|s|m|l|x>
 
-`_dsp` samples the nearest cell instead of between four ("discrete sampling"), `_sp<n>` has n points in each map.
+`_dsp` samples the nearest cell instead of interpolating four ("discrete sampling"), `_sp<n>` has n points per map.
 """
 
 import math
@@ -24,21 +24,21 @@ from vitdeploy.models.names import NAMES
 from vitdeploy.spec import PreprocessSpec
 
 Sampling: TypeAlias = Literal["default", "discrete"]
-STRIDES = (4, 8, 16, 32)  # of a backbone's four stages
+STRIDES = (4, 8, 16, 32)  # strides of a backbone's four stages
 
 
 @dataclass(frozen=True)
 class RTDETRConfig:
-    """One RT-DETR (arXiv 2304.08069), RT-DETRv2 (arXiv 2407.17140) or D-FINE (arXiv 2410.13842): a convolutional
-    backbone, a hybrid encoder, which attends within the smallest map and mixes the scales by convolutions, and a
-    decoder whose queries are the encoder's best cells. Takes colours in 0 to 1.
+    """Configuration of an RT-DETR (arXiv 2304.08069), RT-DETRv2 (arXiv 2407.17140) or D-FINE (arXiv 2410.13842): a
+    convolutional backbone, a hybrid encoder, which attends within the smallest map and fuses scales by convolutions,
+    and a decoder whose queries are the encoder's best cells. Input pixels are in 0 to 1.
 
-    backbone: what a config.json of transformers says of it.
-    maps: how many of the backbone's last stages the encoder takes.
+    backbone: the values for a transformers config.json.
+    maps: the number of the backbone's last stages that the encoder reads.
     width, hidden: channels of the encoder, and of its MLP.
-    fused, fusions: channels and blocks where it mixes two scales.
-    decoder_layers: those that are run; training may have more.
-    points: what a head of the decoder samples of each map; between cells, or the nearest ("discrete").
+    fused, fusions: channels and blocks of the fusion of two scales.
+    decoder_layers: the layers that are run; training may have more.
+    points: sampling points of a decoder head in each map; interpolated, or the nearest cell ("discrete").
     bins: intervals of D-FINE's distributions over a box's sides.
     """
 
@@ -62,7 +62,7 @@ class RTDETRConfig:
 
     @property
     def multiple(self) -> int:
-        """What both sides of an image are multiples of."""
+        """The number of pixels that both image sides must be a multiple of."""
         return STRIDES[-1]
 
     @property
@@ -70,11 +70,11 @@ class RTDETRConfig:
         return STRIDES[-self.maps :]
 
     def tokens(self, size: tuple[int, int]) -> int:
-        """The cells of all maps of an image (height, width), of which the queries are taken."""
+        """Return the number of cells of all maps for an image (height, width), from which queries are selected."""
         return sum((size[0] // stride) * (size[1] // stride) for stride in self.strides)
 
     def settings(self) -> dict[str, Any]:
-        """What a config.json of transformers says of it."""
+        """Return the values for a transformers config.json."""
         settings: dict[str, Any] = {
             "backbone_config": {**self.backbone, "out_indices": list(range(5 - self.maps, 5))},
             "encoder_hidden_dim": self.width,
@@ -92,13 +92,13 @@ class RTDETRConfig:
             "decoder_n_points": self.points[0],
             "num_feature_levels": self.maps,
             "num_queries": self.queries,
-            "num_denoising": 0,  # training alone has queries of noisy boxes
+            "num_denoising": 0,  # only training has queries of noisy boxes
             "num_labels": self.num_classes,
         }
         if self.kind != "rt_detr":
             settings |= {"decoder_method": self.sampling, "decoder_n_levels": self.maps}
         if self.kind == "d_fine":
-            # Half of an odd number of channels is rounded down there, so that any number can be had.
+            # transformers rounds half of an odd number of channels down, so that any number is possible.
             settings |= {
                 "hidden_expansion": (2 * self.fused + 1) / self.width,
                 "depth_mult": self.fusions / 3,
@@ -109,7 +109,7 @@ class RTDETRConfig:
 
 
 def _resnet(depths: Sequence[int], bottlenecks: bool) -> dict[str, Any]:
-    """ResNet-D (arXiv 1812.01187): blocks of its four stages; bottlenecks, or basic blocks of two convolutions."""
+    """Return the settings of a ResNet-D (arXiv 1812.01187), with bottlenecks or basic blocks of two convolutions."""
     return {
         "model_type": "rt_detr_resnet",
         "depths": list(depths),
@@ -119,9 +119,9 @@ def _resnet(depths: Sequence[int], bottlenecks: bool) -> dict[str, Any]:
 
 
 def _hgnet(stem: Sequence[int], stages: Sequence[Sequence[int]], affine: bool) -> dict[str, Any]:
-    """PaddlePaddle's PP-HGNetV2. `stem`: channels inside the stem and after it; `affine`: a learned scale and bias
-    after each activation. A stage has `layers` convolutions of `inner` channels in each of `blocks`, whose results are
-    joined to `width` channels. Light ones are a pointwise and a depthwise convolution."""
+    """Return the settings of PaddlePaddle's PP-HGNetV2. `stem`: channels inside and after the stem; `affine`: a learned
+    scale and bias after each activation. Each of the `blocks` of a stage has `layers` convolutions of `inner` channels,
+    whose results are joined to `width` channels. Light ones are a pointwise and a depthwise convolution."""
     inner, widths, blocks, light, kernels, layers = (list(column) for column in zip(*stages, strict=True))
     return {
         "model_type": "hgnet_v2",
@@ -143,7 +143,7 @@ def _hgnet(stem: Sequence[int], stages: Sequence[Sequence[int]], affine: bool) -
 def _published_hgnet(
     stem: tuple[int, int], inner: int, outer: Sequence[int], blocks: Sequence[int], layers: int
 ) -> dict[str, Any]:
-    """`inner`: that of the first stage. The small ones have affine blocks."""
+    """Return the settings of a published PP-HGNetV2. `inner`: channels of the first stage. Small ones are affine."""
     stages = [
         (inner << index, width, count, index > 1, 5 if index > 1 else 3, layers)
         for index, (width, count) in enumerate(zip(outer, blocks, strict=True))
@@ -157,7 +157,7 @@ _B4 = _published_hgnet((32, 48), 48, (128, 512, 1024, 2048), (1, 1, 3, 1), 6)
 _B5 = _published_hgnet((32, 64), 64, (128, 512, 1024, 2048), (1, 2, 5, 2), 6)
 _R50 = _resnet((3, 4, 6, 3), True)
 _SMALLEST = {"maps": 2, "width": 128, "hidden": 512, "decoder_width": 128, "decoder_hidden": 512, "points": (6, 6)}
-# Of the repositories' files in configs/, where they differ from `RTDETRConfig`, and parameters.
+# Parameter counts, and values in the repositories' configs/ that differ from `RTDETRConfig`.
 _VARIANTS: Mapping[str, tuple[int, dict[str, Any]]] = {
     "r18vd": (20_153_872, {"backbone": _resnet((2, 2, 2, 2), False), "fused": 128, "decoder_layers": 3}),
     "r34vd": (31_403_652, {"backbone": _resnet((3, 4, 6, 3), False), "fused": 128, "decoder_layers": 4}),
@@ -173,13 +173,13 @@ _VARIANTS: Mapping[str, tuple[int, dict[str, Any]]] = {
     "l": (31_223_416, {"backbone": _B4, "fused": 128}),
     "x": (62_600_824, {"backbone": _B5, "fused": 192, "width": 384, "hidden": 2048}),
 }
-_FEWER = {"_sp1": 19_987_336, "_sp2": 20_042_848, "_sp3": 20_098_360}  # parameters of r18vd
+_FEWER = {"_sp1": 19_987_336, "_sp2": 20_042_848, "_sp3": 20_098_360}  # parameter counts of r18vd
 _KINDS: Mapping[str, Kind] = {"rtdetr": "rt_detr", "rtdetrv2": "rt_detr_v2", "dfine": "d_fine"}
 _NAME = re.compile(r"(rtdetr|rtdetrv2|dfine)_(.+?)(_dsp|_sp\d)?")
 
 
 def _published(name: str) -> tuple[RTDETRConfig, int]:
-    """The config of a published model, and its parameters."""
+    """Return the config of a published model, and its number of parameters."""
     match = _NAME.fullmatch(name)
     assert match is not None
     family, variant, sampling = match.groups()
@@ -195,22 +195,21 @@ def _published(name: str) -> tuple[RTDETRConfig, int]:
 
 _RESNET_KEY, _HGNET_KEY = "backbone.conv1.conv1_1.conv.weight", "backbone.stem.stem1.conv.weight"
 _FIRST = "decoder.dec_score_head.0.weight"
-_MEDIUM = "encoder.fpn_blocks.0.conv3.conv.weight"  # of CSP blocks that are narrower than the encoder
-# Of RT-DETR's and of D-FINE's encoder.
+_MEDIUM = "encoder.fpn_blocks.0.conv3.conv.weight"  # exists only in CSP blocks narrower than the encoder
+# Fusion tensors in RT-DETR's and in D-FINE's encoder.
 _FUSED = ("encoder.fpn_blocks.0.conv1.conv.weight", "encoder.fpn_blocks.0.cv2.1.conv.weight")
 _FUSIONS = ("encoder.fpn_blocks.0.bottlenecks.", "encoder.fpn_blocks.0.cv2.0.bottlenecks.")
 _LAYER = re.compile(r"decoder\.(?:decoder\.(?:layers|lqe_layers)|dec_score_head|dec_bbox_head)\.(\d+)\..*")
 
 
 def _recognise(state: Mapping[str, Tensor], hints: Hints) -> Recognised | None:
-    """A checkpoint of the original repositories, by its keys; its shape by its tensors.
+    """Recognise a checkpoint of the original repositories by its keys, and its configuration by tensor shapes.
 
-    Tensors do not show how cells are sampled ("default", until a name or a config says "discrete"), nor that a model
-    answers before its last decoder layer.
+    Tensors do not show how cells are sampled ("default" unless a name or a config says "discrete"), nor whether a model
+    stops before its last decoder layer.
 
     Raises:
-        CheckpointError: a variant that transformers has no module for, tensors are missing, or what they cannot show
-            makes a difference.
+        CheckpointError: a variant without a transformers module, missing tensors, or an ambiguous configuration.
     """
     if _FIRST not in state or not (_RESNET_KEY in state or _HGNET_KEY in state) or "model_type" in hints.config:
         return None
@@ -226,12 +225,12 @@ def _recognise(state: Mapping[str, Tensor], hints: Hints) -> Recognised | None:
     other = [key for key, twin in TWINS.items() if key in kept and not kept[key].equal(kept.get(twin, kept[key]))]
     if unknown or other:
         problems = [told_unknown(unknown, state)] if unknown else []
-        problems += [f"other numbers than its twin has: {listed(other)}"] if other else []
+        problems += [f"values that differ from those of the duplicate: {listed(other)}"] if other else []
         raise CheckpointError(
-            "the state dict is that of an RT-DETR or D-FINE which vitdeploy does not have",
+            "vitdeploy does not support the RT-DETR or D-FINE variant of the state dict",
             found="; ".join(problems),
             expected="a published variant, with any number of classes: vitdeploy export list rtdetr, or dfine",
-            fix="export it where it was trained (export_onnx.py in the repository's tools/), and bring the ONNX file",
+            fix="export it where it was trained (export_onnx.py in the repository's tools/), and use the ONNX file",
         )
     make = partial(_config, kept, kind, layers, hints, notes)
     config = checked("RT-DETR or D-FINE", make, " (vitdeploy export list)")
@@ -240,12 +239,12 @@ def _recognise(state: Mapping[str, Tensor], hints: Hints) -> Recognised | None:
             notes.append(f"left out, {why}: {listed(there)}")
     mapped = {f"model.{name}": tensor for tensors in renamed.values() for name, tensor in (tensors or {}).items()}
     for name in [name for name in mapped if name.endswith(".reg_scale")]:
-        mapped[name] = mapped[name].float()  # D-FINE saves a whole number where its configuration has one
+        mapped[name] = mapped[name].float()  # D-FINE saves an integer if its configuration has one
     return Recognised("rtdetr", "original", config, mapped, tuple(notes))
 
 
 def _layers_run(state: Mapping[str, Tensor], kind: Kind, hints: Hints, notes: list[str]) -> int:
-    """How many of the decoder's layers answer."""
+    """Return the number of decoder layers used at inference."""
     trained = count_below(state, "decoder.dec_score_head.")
     run = hints.config.get("decoder_layers")
     if isinstance(run, int) and 0 < run < trained:
@@ -253,8 +252,8 @@ def _layers_run(state: Mapping[str, Tensor], kind: Kind, hints: Hints, notes: li
         return run
     if run is None and kind != "d_fine" and trained == 6 and _MEDIUM in state:
         raise CheckpointError(
-            "no tensor says after which decoder layer this RT-DETR answers",
-            found=f"narrow CSP blocks and {trained} layers, of which r50vd_m, as published, answers after the third",
+            "the tensors do not determine the last decoder layer of this RT-DETR at inference",
+            found=f"narrow CSP blocks and {trained} layers; the published r50vd_m stops after the third",
             expected="the model's name",
             fix=f"vitdeploy export {'rtdetrv2' if kind == 'rt_detr_v2' else 'rtdetr'}_r50vd_m --checkpoint FILE",
         )
@@ -285,7 +284,7 @@ def _config(state: Mapping[str, Tensor], kind: Kind, layers: int, hints: Hints, 
 
 
 def _points(state: Mapping[str, Tensor], maps: int) -> tuple[tuple[int, ...], int]:
-    """What a head samples of each map, and the heads: 8, where no tensor says the points."""
+    """Return the sampling points of a head in each map, and the number of heads: 8 if no tensor has the points."""
     attention = "decoder.decoder.layers.0.cross_attn"
     rows = len(state[f"{attention}.attention_weights.bias"])
     if (scale := state.get(f"{attention}.num_points_scale")) is None:
@@ -294,21 +293,21 @@ def _points(state: Mapping[str, Tensor], maps: int) -> tuple[tuple[int, ...], in
     while sum(points) < len(scale):
         points.append(max(1, round(1 / float(scale[sum(points)]))))
     if len(points) != maps or sum(points) != len(scale):
-        raise ValueError(f"{len(points)} maps to sample in the decoder, {maps} in the encoder")
+        raise ValueError(f"the decoder samples {len(points)} maps, the encoder has {maps}")
     return tuple(points), rows // len(scale)
 
 
 def _sampling(kind: Kind, hints: Hints, notes: list[str]) -> Sampling:
     method = hints.config.get("decoder_method") if kind != "rt_detr" else "default"
-    if method is None and kind == "rt_detr_v2":  # of D-FINE no model is published that samples otherwise
-        notes.append('sampling between cells is assumed ("default"); name a discretely sampled model: rtdetrv2_..._dsp')
+    if method is None and kind == "rt_detr_v2":  # all published D-FINE models use the default
+        notes.append('assuming interpolated sampling ("default"); for discrete sampling, name it: rtdetrv2_..._dsp')
     return "discrete" if method == "discrete" else "default"
 
 
 def _evaluated_size(
     state: Mapping[str, Tensor], config: RTDETRConfig, hints: Hints, notes: list[str]
 ) -> tuple[int, int]:
-    """The size of the anchors in the checkpoint, which are those of the size that it was evaluated at."""
+    """Return the image size of the anchors in the checkpoint, at which it was evaluated."""
     anchors, usual = state.get("decoder.anchors"), hints.image_size or config.image_size
     if anchors is None:
         return usual
@@ -316,7 +315,7 @@ def _evaluated_size(
     side = math.isqrt(round(cells / sum(1 / stride**2 for stride in config.strides)))
     if side and config.tokens((side, side)) == cells:
         return side, side
-    notes.append(f"{cells} anchors, which no square image has: {usual[0]}x{usual[1]} is assumed")
+    notes.append(f"{cells} anchors do not match a square image: assuming {usual[0]}x{usual[1]}")
     return usual
 
 
@@ -336,17 +335,17 @@ def _hgnet_of(state: Mapping[str, Tensor]) -> dict[str, Any]:
     return _hgnet(stem, stages, "backbone.stem.stem1.lab.scale" in state)
 
 
-# --- The repositories' keys under the names of transformers' modules --------------------------------------------------
+# --- The repositories' keys and the names in transformers' modules ----------------------------------------------------
 
 
-# What a model computes for one image size, and what only training asks for.
+# Tensors that a model computes for one image size, and tensors that only training needs.
 COMPUTED = ("decoder.anchors", "decoder.valid_mask")
 TRAINING = ("decoder.denoising_class_embed.",)
-# One number of D-FINE's decoder under a second name, which the model has once.
+# Duplicate names of scalars in D-FINE's decoder.
 TWINS = {"decoder.decoder.up": "decoder.up", "decoder.decoder.reg_scale": "decoder.reg_scale"}
 
-# The backbone's norms count no batches: they are the constants that they are in training. After a pooling that halves
-# the map, the convolution of a shortcut is the second part.
+# The backbone's norms are frozen and have no batch counters. In shortcuts with pooling, the convolution is the second
+# module.
 _RESNET = """
     backbone.**.num_batches_tracked                 -
     backbone.conv1.conv1_{1,2,3}.{conv,norm}.       $NET.embedder.embedder.{0,1,2}.{convolution,normalization}.
@@ -379,7 +378,7 @@ _SHARED = """
     decoder.enc_output.{0,1,proj,norm}.             model.enc_output.{0,1,0,1}.
     decoder.enc_{score,bbox}_head.                  model.enc_{score,bbox}_head.
 """
-# Transformers' later modules hold the heads twice, as one tensor.
+# transformers' later modules hold the heads under two names, as one tensor.
 _HEAD = """
     decoder.dec_{score,bbox}_head.*.                model.decoder.{class,bbox}_embed.*.
 """
@@ -437,11 +436,11 @@ FAMILY = Family(
     build=LibraryDetector,
     describe=describe,
     recognise=_recognise,
-    # None of the weights depends on it.
+    # The weights do not depend on the image size.
     resize=partial(resize, ("RT-DETR and D-FINE do not take", "RT-DETR or D-FINE")),
-    # Both sides are scaled to the input; colours in 0 to 1, with no mean and deviation.
+    # Both sides are scaled to the input; pixels in 0 to 1, without mean and std.
     preprocess=lambda config: PreprocessSpec(config.image_size, config.image_size, "bilinear", (0.0,) * 3, (1.0,) * 3),
-    # What no tensor shows, as transformers' config.json would say it.
+    # Values that tensors do not show, in the form of a transformers config.json.
     hints=lambda name, config: Hints(
         config={"decoder_layers": config.decoder_layers, "decoder_method": config.sampling}
     ),

@@ -1,9 +1,9 @@
-"""The Swin Transformer family: its names, its checkpoints, other image sizes.
+"""The Swin Transformer family: names, checkpoints, and other image sizes.
 
     swin_<size>_patch<patch>_window<window>_<image>         size: tiny, small, base, large
-    swin_w<width>d<depths>h<heads>_patch<patch>_window<window>_<image>          any other
+    swin_w<width>d<depths>h<heads>_patch<patch>_window<window>_<image>          any other configuration
 
-<width> is that of the first stage. <depths> and <heads> have one number a stage, joined by "-"; so may <window>.
+<width> is that of the first stage. <depths> and <heads> have one number per stage, joined by "-"; so may <window>.
 <image> is a side in pixels, or <height>x<width>.
 
 Checkpoints of other libraries are renamed to the keys of `architectures.swin`:
@@ -49,7 +49,7 @@ _NAME = re.compile(
 )
 _BLOCK = re.compile(r"layers\.(\d+)\.blocks\.(\d+)\.attn\.relative_position_bias_table")
 _TABLE = "layers.{}.blocks.{}.attn.relative_position_bias_table"
-# What makes another architecture, by the word that a user knows it by.
+# Attributes that define the architecture, by display name.
 ARCHITECTURE = {
     "patch size": "patch_size",
     "width": "width",
@@ -62,7 +62,7 @@ ARCHITECTURE = {
 
 
 def parse(name: str) -> SwinConfig | None:
-    """The configuration that a name spells out, with 1,000 classes and 3 channels; None for names of other families.
+    """Return the configuration of a name, with 1,000 classes and 3 channels; None for names of other families.
 
     Raises:
         UnknownModelError: the sizes contradict each other.
@@ -94,7 +94,8 @@ def _numbers(text: str) -> tuple[int, ...]:
 
 
 def describe(config: SwinConfig) -> Signature:
-    """Classification, or features where there are no classes: "features" [batch, width] is their average."""
+    """Return the signature of a classifier or, without classes, a feature extractor: "features" [batch, width] is the
+    average of the patch features."""
     if config.num_classes:
         outputs: tuple[TensorSpec, ...] = (TensorSpec("logits", "float32", ("batch", config.num_classes)),)
         return Signature("classification", config.image_size, config.in_channels, outputs)
@@ -107,12 +108,12 @@ def describe(config: SwinConfig) -> Signature:
 
 
 def preprocess(config: SwinConfig) -> PreprocessSpec:
-    """timm's for its pretrained Swin: ImageNet's mean and deviation, bicubic, crop 90 %, from 384 pixels the whole.
+    """Return timm's preprocessing for pretrained Swin: ImageNet's mean and std, bicubic, crop 90 % (100 % from 384).
 
-    For grey images mean and deviation are the averages of the three channels.
+    For grey images, mean and std are the averages over the three channels.
 
     Raises:
-        CheckpointError: the patch embedding has neither 1 nor 3 channels, so no image fits it.
+        CheckpointError: the patch embedding has neither 1 nor 3 channels.
     """
     refuse_channels(config.in_channels)
     share = 1.0 if min(config.image_size) >= 384 else 0.9
@@ -120,12 +121,12 @@ def preprocess(config: SwinConfig) -> PreprocessSpec:
 
 
 def recognise(state: Mapping[str, Tensor], hints: Hints) -> Recognised | None:
-    """The configuration that keys and shapes spell out: all but the image size, which hints or stored masks may tell.
+    """Recognise a Swin Transformer by keys and shapes; the image size comes from hints or stored masks.
 
-    Bias tables of other windows than the image size asks for are resized, as timm does when it loads.
+    Bias tables are resized, as in timm, if the image size implies other windows.
 
     Raises:
-        CheckpointError: bias tables that are no window's, or a variant or shapes that this family does not have.
+        CheckpointError: bias tables that match no window, or an unsupported variant or shape.
     """
     named = read(state)
     if named is None:
@@ -141,18 +142,18 @@ def recognise(state: Mapping[str, Tensor], hints: Hints) -> Recognised | None:
         raise CheckpointError("the patches are not square", found=f"{patch}x{across}", expected="square patches")
     image_size = hints.image_size or folder.stated_size(hints.config) or _masked_size(state, patch)
     if image_size is None:
-        # Like every published model's: the last stage is one window.
+        # As in all published models, the last stage is one window.
         side = 2 ** (len(tables) - 1) * patch * _square_side(len(tables[-1][0]))
         image_size = (side, side)
         notes.append(
-            f"image size is not in the checkpoint: {side}x{side}, at which the last stage is one window; "
-            "--image-size says otherwise"
+            f"image size is not in the checkpoint: assuming {side}x{side}, at which the last stage is one window "
+            "(override: --image-size)"
         )
     head = weights.get("head.fc.weight")
     classes = 0 if head is None or head.ndim != 2 else len(head)
     if not classes:
-        notes.append("no classification head: a feature extractor")
-    # Of the last stage, which is the widest: other libraries round down ratios that are no whole numbers.
+        notes.append("no classification head: used as a feature extractor")
+    # From the last, widest stage: other libraries round down if the ratio is not an integer.
     hidden = weights.get(f"layers.{len(tables) - 1}.blocks.0.mlp.fc2.weight")
     border = _BORDERS.get(style, "timm")
     try:
@@ -174,14 +175,16 @@ def recognise(state: Mapping[str, Tensor], hints: Hints) -> Recognised | None:
         )
     except ValueError as error:
         raise CheckpointError(
-            "the state dict makes no Swin Transformer", found=str(error), fix="--image-size HEIGHTxWIDTH, --heads N"
+            "the state dict is not a valid Swin Transformer",
+            found=str(error),
+            fix="--image-size HEIGHTxWIDTH, --heads N",
         ) from None
     _fit_tables(weights, tables, config, notes)
     return Recognised("swin", style, config, weights, tuple(notes))
 
 
 def _fit_tables(weights: dict[str, Tensor], tables: list[list[Tensor]], config: SwinConfig, notes: list[str]) -> None:
-    """Resize the bias tables of stages whose window is another at the config's image size."""
+    """Resize the bias tables of stages whose window differs at the config's image size."""
     for i, (stage, of_stage) in enumerate(zip(config.stages, tables, strict=True)):
         if len(of_stage[0]) != _rows(stage.window):
             side = _square_side(len(of_stage[0]))
@@ -195,13 +198,13 @@ def _fit_tables(weights: dict[str, Tensor], tables: list[list[Tensor]], config: 
 def resize(
     config: SwinConfig, state: Mapping[str, Tensor], image_size: tuple[int, int]
 ) -> tuple[SwinConfig, dict[str, Tensor]]:
-    """Config and state for another image size; windows stay, but where the resolution is smaller, they shrink.
+    """Return config and state for another image size; windows stay unless the resolution is smaller.
 
-    This is what timm does for `create_model(..., img_size=...)`, and what torchvision and transformers do for an image
-    of that size. Bias tables are resized where a window changes.
+    timm does the same for `create_model(..., img_size=...)`, and torchvision and transformers for an image of that
+    size. Bias tables are resized if a window changes.
 
     Raises:
-        CheckpointError: the size is not divisible by the patch size, or too small; says which sizes would do.
+        CheckpointError: the size is not divisible by the patch size, or too small; the error names valid sizes.
     """
     try:
         resized = replace(config, image_size=image_size)
@@ -217,7 +220,7 @@ def resize(
 
 
 def settle(own: SwinConfig, named: SwinConfig) -> tuple[SwinConfig, list[str]]:
-    """Take the name's windows: the tensors of a window that shrank to its image do not show its full size."""
+    """Use the name's windows: the tensors of a window that shrank to the image do not show its full size."""
     return (replace(own, windows=named.windows) if own.image_size == named.image_size else own), []
 
 
@@ -234,10 +237,10 @@ def transformers_keys(values: Mapping[str, Any], config: SwinConfig) -> dict[str
 
 
 def resize_table(table: Tensor, old: tuple[int, int], new: tuple[int, int]) -> Tensor:
-    """Bias table [(2 h - 1) (2 w - 1), heads] of window `old`, (h, w) in tokens, for window `new`.
+    """Resize a bias table [(2 h - 1) (2 w - 1), heads] of window `old`, (h, w) in tokens, for window `new`.
 
-    The rows of `old` are placed at distances that grow geometrically from the centre so that the outermost of both
-    windows meet, then interpolated linearly at whole distances; beyond the outermost the bias stays what it is there.
+    The rows of `old` are placed at distances that grow geometrically from the centre so that the outermost rows of both
+    windows coincide, then interpolated linearly at integer distances; beyond the outermost row the bias is constant.
     Source: the fine-tuning code of BEiT (arXiv 2106.08254), with linear interpolation as in timm 1.0.
     """
     if old == new:
@@ -248,7 +251,7 @@ def resize_table(table: Tensor, old: tuple[int, int], new: tuple[int, int]) -> T
 
 
 def _interpolation(old: int, new: int) -> Tensor:
-    """[2 new - 1, 2 old - 1]: weights that take values at the relative positions of one axis to those of another."""
+    """Return weights [2 new - 1, 2 old - 1] that map values at relative positions of the old window to the new one."""
     low, high, ratio = 1.01, 1.5, 1.5
     while high - low > 1e-6:
         ratio = (low + high) / 2
@@ -263,7 +266,7 @@ def _interpolation(old: int, new: int) -> Tensor:
 
 
 def _tables(weights: Mapping[str, Tensor]) -> list[list[Tensor]]:
-    """The bias tables of every block, by stage."""
+    """Return the bias tables of every block, by stage."""
     found = sorted((int(match[1]), int(match[2])) for match in map(_BLOCK.fullmatch, weights) if match)
     stages = [[weights[_TABLE.format(i, j)] for stage, j in found if stage == i] for i in range(found[-1][0] + 1)]
     for i, stage in enumerate(stages):
@@ -271,15 +274,15 @@ def _tables(weights: Mapping[str, Tensor]) -> list[list[Tensor]]:
             raise CheckpointError(
                 f"stage {i} of a Swin Transformer cannot be read",
                 found=f"bias tables of shapes {[list(table.shape) for table in stage]}",
-                expected="one a block, all of one shape, [(2 h - 1) (2 w - 1), heads]",
+                expected="one table per block, all with the same shape [(2 h - 1) (2 w - 1), heads]",
             )
     return stages
 
 
 def _windows(rows: Sequence[int], image_size: tuple[int, int], patch: int, *, shrunk: bool) -> tuple[int, ...]:
-    """The side of each stage's window from the number of rows of its bias tables.
+    """Return the side of each stage's window from the number of rows of its bias tables.
 
-    A window may have `shrunk` with the resolution; its original size is unknown then, and taken to be no larger.
+    A window may have `shrunk` with the resolution; its original size is then unknown and assumed to be the same.
     """
     sides = []
     height, width = (size // patch for size in image_size)
@@ -299,16 +302,16 @@ def _square_side(rows: int) -> int:
     side = (math.isqrt(rows) + 1) // 2
     if _rows((side, side)) != rows:
         raise CheckpointError(
-            "the window of a Swin Transformer cannot be known from the tensors",
-            found=f"a bias table of {rows} rows, which no square window has",
-            expected="the image size of the checkpoint, where windows shrink with it",
+            "the tensors do not determine the window of this Swin Transformer",
+            found=f"a bias table of {rows} rows, which does not match a square window",
+            expected="the image size of the checkpoint, with which windows shrink",
             fix="--image-size HEIGHTxWIDTH",
         )
     return side
 
 
 def _masked_size(state: Mapping[str, Tensor], patch: int) -> tuple[int, int] | None:
-    """Image size from the stored mask [w, n, n] of the first shifted block: a square of w windows of n tokens."""
+    """Return the image size from the stored mask [w, n, n] of the first shifted block: a square of w windows."""
     mask = state.get("layers.0.blocks.1.attn_mask")
     if mask is None or mask.ndim != 3:
         return None
@@ -328,10 +331,10 @@ def _refuse_variants(state: Mapping[str, Tensor], config: Mapping[str, Any]) -> 
     }
     if any(found.values()):
         raise CheckpointError(
-            "a variant of the Swin Transformer that vitdeploy does not have",
+            "vitdeploy does not support this variant of the Swin Transformer",
             found=", ".join(name for name, present in found.items() if present),
-            expected="relative position bias alone, GELU, epsilon 1e-5, windows no larger than the resolution",
-            fix="export it from the library that made it: timm:NAME or hf:REPO",
+            expected="only relative position bias, GELU, epsilon 1e-5, windows no larger than the resolution",
+            fix="load it with the library that wrote it: timm:NAME or hf:REPO",
         )
 
 
@@ -346,7 +349,7 @@ _TRANSFORMERS = re.compile(
 )
 _COMPUTED = (".relative_position_index", ".attn_mask")
 _PRETRAINING = re.compile(r"(swin\.)?embeddings\.mask_token|decoder\.\d+\.(weight|bias)")
-# What no rule takes keeps its name. Patch merging at the end of a stage is ours at the start of the next.
+# A key without a rule keeps its name. Patch merging at the end of a stage becomes the start of the next one here.
 _NAMES_OF: Mapping[str, tuple[Rule, ...]] = {
     "timm": (),
     "original": rules("""
@@ -382,9 +385,9 @@ _NAMES_OF: Mapping[str, tuple[Rule, ...]] = {
 
 
 def read(state: Mapping[str, Tensor]) -> tuple[str, dict[str, Tensor], list[str]] | None:
-    """Style of the keys, the tensors under our names, and what was done, one per line; None if no style fits.
+    """Return the key style, the tensors under our names, and notes; None if no style fits.
 
-    Keys that the style does not have are passed on as they are: loading then names them as unexpected.
+    Unknown keys are passed on unchanged: loading then reports them as unexpected.
     """
     if any(_TIMM.fullmatch(key) for key in state):
         old = "layers.0.downsample.reduction.weight" in state or "head.weight" in state
@@ -412,7 +415,7 @@ def read(state: Mapping[str, Tensor]) -> tuple[str, dict[str, Tensor], list[str]
 
 
 def _join_qkv(state: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], int]:
-    """Weights and biases of three linears, one below the other; three that are not alike are left as they are."""
+    """Stack the weights and biases of query, key and value; those with different shapes are left unchanged."""
     joined = dict(state)
     count = 0
     for key in state:

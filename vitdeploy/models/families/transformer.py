@@ -1,10 +1,10 @@
-"""The Transformer family: its names, and its checkpoints.
+"""The Transformer family: names and checkpoints.
 
     transformer_base, transformer_big               table 3 of arXiv 1706.03762, one vocabulary of 37,000
     transformer_w<width>e<blocks>d<blocks>h<heads>_v<vocabulary>_l<max length>          any other (e encoder, d decoder)
 
-The hidden width is four times the width, embeddings and generator share their weight, and tokens 0, 1 and 2 pad, start
-and end, where no checkpoint or config says otherwise.
+Defaults without a checkpoint or config: the hidden width is four times the width, embeddings and generator share their
+weight, and tokens 0, 1 and 2 are padding, start and end.
 """
 
 import dataclasses
@@ -31,12 +31,12 @@ NAMES = {
 _NAME = re.compile(
     r"transformer_w(?P<width>\d+)e(?P<encoder>\d+)d(?P<decoder>\d+)h(?P<heads>\d+)_v(?P<vocabulary>\d+)_l(?P<length>\d+)"
 )
-# Fields that no tensor tells; a config may have torch.nn.Transformer's word for them.
+# Fields that tensors do not show; a config may use torch.nn.Transformer's names for them.
 _UNTOLD = ("heads", "max_length", "pad", "start", "end", "pre_norm", "layer_norm_eps")
 _WORDS = {"nhead": "heads", "norm_first": "pre_norm"}
 _OWN = "decoder.0.cross_attention.key_value.weight"
 _TORCH = "decoder.layers.0.multihead_attn.in_proj_weight"
-# What makes another architecture, by the word that a user knows it by.
+# Attributes that define the architecture, by display name.
 ARCHITECTURE = {
     "width": "width",
     "encoder blocks": "encoder_depth",
@@ -47,7 +47,7 @@ ARCHITECTURE = {
 
 
 def parse(name: str) -> TransformerConfig | None:
-    """The configuration that a name spells out; None for names of other families.
+    """Return the configuration of a name; None for names of other families.
 
     Raises:
         UnknownModelError: the sizes contradict each other.
@@ -77,26 +77,26 @@ def build(config: TransformerConfig) -> Transformer:
 
 
 def recognise(state: Mapping[str, Tensor], hints: Hints) -> Recognised | None:
-    """A state dict with our names, or one of torch.nn.Transformer between embeddings and a generator.
+    """Recognise a state dict with our names, or a torch.nn.Transformer between embeddings and a generator.
 
     The latter as in PyTorch's translation tutorial (`transformer.`, `src_tok_emb.embedding.`, `tgt_tok_emb.embedding.`,
-    `generator.`), or with our names for the embeddings. The number of heads is a hint or in the config; so are, where
-    they differ from the defaults, `max_length`, `pad`, `start`, `end`, `pre_norm` and `layer_norm_eps`: a config is
-    read by the names of TransformerConfig's fields, or `nhead` and `norm_first`.
+    `generator.`), or with our names for the embeddings. The number of heads is a hint or in the config; the config also
+    has `max_length`, `pad`, `start`, `end`, `pre_norm` and `layer_norm_eps` if they differ from the defaults. Config
+    keys are the names of TransformerConfig's fields, or `nhead` and `norm_first`.
 
     Raises:
-        CheckpointError: heads that nothing tells; learned positions; tensors without a place; shapes that are no
-            Transformer's; a config value of another type.
+        CheckpointError: unknown number of heads; learned positions; unknown tensors; invalid shapes; a config value of
+            the wrong type.
     """
-    told: dict[str, Any] = {}
+    known: dict[str, Any] = {}
     notes: list[str] = []
     if _OWN in state:
         style, weights = "original", dict(state)
     elif any(key.endswith(_TORCH) for key in state):
-        style, weights = "torch", _from_torch(state, told, notes)
+        style, weights = "torch", _from_torch(state, known, notes)
     else:
         return None
-    config = _configure(weights, _untold(hints, told, notes))
+    config = _configure(weights, _untold(hints, known, notes))
     return Recognised(NAME, style, config, weights, tuple(notes))
 
 
@@ -120,60 +120,60 @@ def _configure(weights: Mapping[str, Tensor], fields: dict[str, Any]) -> Transfo
         )
     except KeyError as error:
         raise CheckpointError(
-            "the state dict is a Transformer's, but not a whole one",
+            "the state dict is an incomplete Transformer",
             found=f"no tensor {error.args[0]}",
             expected="an encoder, a decoder, their embeddings and a generator",
         ) from None
     except (ValueError, IndexError) as error:
-        raise CheckpointError("the state dict makes no Transformer", found=str(error)) from None
+        raise CheckpointError("the state dict is not a valid Transformer", found=str(error)) from None
 
 
-def _untold(hints: Hints, told: Mapping[str, Any], notes: list[str]) -> dict[str, Any]:
-    """Fields of the configuration that hints give, with their types checked, in addition to those already `told`."""
+def _untold(hints: Hints, known: Mapping[str, Any], notes: list[str]) -> dict[str, Any]:
+    """Return the configuration fields from hints, with their types checked, besides those in `known`."""
     types = {field.name: type(field.default) for field in dataclasses.fields(TransformerConfig)}
-    fields = dict(told)
+    fields = dict(known)
     for key, value in hints.config.items():
         name = _WORDS.get(key, key)
         if name not in _UNTOLD:
             continue
         if type(value) is not types[name]:
             raise CheckpointError(
-                f"the config's {key!r} cannot be used", found=repr(value)[:60], expected=types[name].__name__
+                f"the config's {key!r} has the wrong type", found=repr(value)[:60], expected=types[name].__name__
             )
         fields[name] = value
     if hints.heads is not None:
         fields["heads"] = hints.heads
     if "heads" not in fields:
         raise CheckpointError(
-            "the number of heads of a Transformer cannot be known from its tensors",
-            expected="the number that it was trained with",
-            fix='--heads N, or a config.json with "heads" beside the checkpoint',
+            "the tensors of a Transformer do not determine its number of heads",
+            expected="the number of heads used in training",
+            fix='--heads N, or a config.json with "heads" next to the checkpoint',
         )
     defaults = TransformerConfig()
     assumed = [f"{name} {getattr(defaults, name)}" for name in _UNTOLD if name not in fields]
     if assumed:
-        notes.append(f"not in the checkpoint, taken as usual: {', '.join(assumed)}")
+        notes.append(f"not in the checkpoint, using defaults: {', '.join(assumed)}")
     return fields
 
 
-def _from_torch(state: Mapping[str, Tensor], told: dict[str, Any], notes: list[str]) -> dict[str, Tensor]:
-    """Our names for the tensors of torch.nn.Transformer, embeddings and generator.
+def _from_torch(state: Mapping[str, Tensor], known: dict[str, Any], notes: list[str]) -> dict[str, Tensor]:
+    """Rename the tensors of torch.nn.Transformer, embeddings and generator to our names.
 
-    Adds to `told` what a stored position table implies, and to `notes` what was left out.
+    Adds facts from a stored position table to `known`, and dropped tensors to `notes`.
     """
     prefix = next(key for key in state if key.endswith(_TORCH)).removesuffix(_TORCH)
     inner: dict[str, Tensor] = {}
     for key, tensor in state.items():
         if _is_positions(key):
-            told["max_length"] = _sinusoidal_length(key, tensor)
-            notes.append(f"{key}: the fixed sinusoidal positions, left out")
+            known["max_length"] = _sinusoidal_length(key, tensor)
+            notes.append(f"left out, fixed sinusoidal positions: {key}")
         else:
             inner[key.removeprefix(prefix)] = tensor
     weights, _, refused = renamed(_RULES, inner)
     unknown = [key if key in state else prefix + key for key in refused]
     if unknown:
         raise CheckpointError(
-            "the state dict is a Transformer's, with tensors that have no place in it",
+            "the Transformer state dict has unknown tensors",
             found=", ".join(unknown[:5]) + (f" and {len(unknown) - 5} more" if len(unknown) > 5 else ""),
             expected=f"torch.nn.Transformer's, and {', '.join(_AROUND)}",
         )
@@ -183,16 +183,16 @@ def _from_torch(state: Mapping[str, Tensor], told: dict[str, Any], notes: list[s
         for name in ("source_embedding", "target_embedding", "generator"):
             del weights[f"{name}.weight"]
         weights["embedding.weight"] = first
-        notes.append("embeddings and generator have equal weights: kept once")
+        notes.append("embeddings and generator have equal weights: stored once")
     return weights
 
 
-# Tensors around the stacks.
+# Tensors outside the block stacks.
 _AROUND = (
     *("src_tok_emb.embedding.weight", "tgt_tok_emb.embedding.weight", "embedding.weight", "source_embedding.weight"),
     *("target_embedding.weight", "generator.weight", "generator.bias"),
 )
-# `in_proj` is query, key and value on top of each other; those of cross-attention are two linears here.
+# `in_proj` stacks query, key and value; in cross-attention they become two linear layers here.
 _RULES = rules(
     """
     {src,tgt}_tok_emb.embedding.weight              {source,target}_embedding.weight
@@ -216,20 +216,20 @@ def _is_positions(key: str) -> bool:
 
 
 def _sinusoidal_length(key: str, table: Tensor) -> int:
-    """The length of the tutorial's table, [length, 1, width] or without the middle axis: the paper's sinusoids."""
+    """Return the length of the tutorial's sinusoid table, [length, 1, width] or [length, width]."""
     rows = table.squeeze().double()
     width = rows.shape[-1] if rows.ndim == 2 else 1
     if width % 2 or not bool((rows - sinusoidal(len(rows), width)[0]).abs().max() < 1e-3):
         raise CheckpointError(
-            "the Transformer has positions of its own",
-            found=f"{key} {list(table.shape)}, which are not the sinusoids of section 3.5",
+            "vitdeploy does not support this Transformer's positions",
+            found=f"{key} {list(table.shape)}, different from the sinusoids of section 3.5",
             expected="sinusoidal positions",
         )
     return len(rows)
 
 
 def describe(config: TransformerConfig) -> Signature:
-    """Tokens in, tokens out: no image at all."""
+    """Return the signature: tokens in, tokens out, no image."""
     spec = SequenceSpec(config.start, config.end, config.pad, config.max_length, config.source_vocabulary)
     return Signature("sequence", (0, 0), 0, SEQUENCE_OUTPUTS, sequence=spec)
 
@@ -241,7 +241,7 @@ def hints(name: str, config: TransformerConfig) -> Hints:
 def resize(
     config: TransformerConfig, state: Mapping[str, Tensor], image_size: tuple[int, int]
 ) -> tuple[TransformerConfig, dict[str, Tensor]]:
-    raise CheckpointError("a Transformer takes tokens, no images", found=f"an image size of {image_size}")
+    raise CheckpointError("a Transformer takes tokens, not images", found=f"an image size of {image_size}")
 
 
 FAMILY = Family(

@@ -16,8 +16,8 @@ from vitdeploy.models.model_folder import image_processor
 from vitdeploy.models.names import NAMES
 from vitdeploy.spec import PreprocessSpec, TensorSpec
 
-# Mean, deviation and the share of the resized image that the crop keeps, below 384 pixels and from there on. From the
-# default configurations of timm 1.0.31.
+# Mean, std, and the crop's share of the resized image below 384 pixels and from 384 on. From the default configurations
+# of timm 1.0.31.
 PRESETS: Mapping[Preset, tuple[tuple[float, ...], tuple[float, ...], float, float]] = {
     "augreg": (image_processor.HALF, image_processor.HALF, 0.9, 1.0),
     "imagenet": (image_processor.IMAGENET_MEAN, image_processor.IMAGENET_STD, 0.9, 1.0),
@@ -30,7 +30,7 @@ READERS = (
     *(vit_timm.recognise, vit_transformers.recognise, vit_others.recognise_torchvision, vit_others.recognise_jax),
 )
 Config = TypeVar("Config", bound=ViTConfig)
-# What makes another architecture, by the word that a user knows it by.
+# Attributes that define the architecture, by display name.
 ARCHITECTURE = {
     "patch size": "patch_size",
     "width": "width",
@@ -47,7 +47,8 @@ ARCHITECTURE = {
 
 
 def describe(config: ViTConfig) -> Signature:
-    """Logits of a classifier; the embedding of a projection; of a model without head, pooled and patch features."""
+    """Return the signature: a classifier's logits, a projection's embedding, or pooled and patch features without a
+    head."""
     outputs: list[tuple[str, tuple[int, ...]]]
     if config.num_classes and config.head == "linear":
         outputs = [("logits", (config.num_classes,))]
@@ -66,12 +67,12 @@ def describe(config: ViTConfig) -> Signature:
 def resize(
     config: Config, state: Mapping[str, Tensor], image_size: tuple[int, int]
 ) -> tuple[Config, dict[str, Tensor]]:
-    """Config and state for images of `image_size` (height, width): only the position table changes, as the config says.
+    """Return config and state for images of `image_size` (height, width): only the position table is resized.
 
-    A table that followed a formula is then one of values, "learned".
+    A table that followed a formula becomes a "learned" one.
 
     Raises:
-        CheckpointError: the patch size does not divide the image size; says which sizes near it would do.
+        CheckpointError: the patch size does not divide the image size; the error names valid sizes close to it.
     """
     try:
         resized = replace(config, image_size=image_size)
@@ -92,10 +93,10 @@ def resize(
 
 
 def preprocess(config: ViTConfig) -> PreprocessSpec:
-    """The preprocessing that timm evaluates models of the config's `preset` with: bicubic, short side, centre crop.
+    """Return timm's evaluation preprocessing for the config's `preset`: bicubic, short side, centre crop.
 
     Raises:
-        CheckpointError: the patch embedding has neither 1 nor 3 channels, so no image fits it.
+        CheckpointError: the patch embedding has neither 1 nor 3 channels.
     """
     refuse_channels(config.in_channels)
     mean, std, small, large = PRESETS[config.preset]
@@ -106,15 +107,15 @@ def preprocess(config: ViTConfig) -> PreprocessSpec:
 
 
 def hints(name: str, config: ViTConfig) -> Hints:
-    """The name stands for timm's config file of that architecture."""
+    """Return hints in the form of timm's config file for that name."""
     return Hints(heads=config.heads, config={"architecture": name})
 
 
 def settle(own: Config, named: ViTConfig) -> tuple[Config, list[str]]:
-    """Settle what a reader has to assume if keys of another library come without that library's config file."""
+    """Use the name's conventions where a reader had to assume them, as another library's config file is missing."""
     changed = [f"{f} {getattr(named, f)}" for f in CONVENTIONS if getattr(named, f) != getattr(own, f)]
-    said = {field: getattr(named, field) for field in (*CONVENTIONS, "preset")}
-    return replace(own, **said), changed
+    conventions = {field: getattr(named, field) for field in (*CONVENTIONS, "preset")}
+    return replace(own, **conventions), changed
 
 
 def transformers_keys(values: Mapping[str, Any], config: ViTConfig) -> dict[str, Any]:
@@ -132,18 +133,18 @@ def transformers_keys(values: Mapping[str, Any], config: ViTConfig) -> dict[str,
     }
     if "use_swiglu_ffn" not in values:
         return keys | {"intermediate_size": config.hidden}
-    # DINOv2's; it rounds the width of a SwiGLU.
+    # For DINOv2, whose SwiGLU rounds the hidden width.
     ratio = {"mlp_ratio": config.mlp_ratio} if config.mlp == "mlp" else {}
     return keys | {"use_swiglu_ffn": config.mlp != "mlp"} | ratio
 
 
 def recognise_vit(state: Mapping[str, Tensor], hints: Hints) -> Recognised | None:
-    """A ViT without distillation token in any key style; errors as the readers'."""
+    """Recognise a ViT without distillation token in any key style; errors as the readers'."""
     return _read(state, hints, "vit")
 
 
 def recognise_deit(state: Mapping[str, Tensor], hints: Hints) -> Recognised | None:
-    """A DeiT with distillation token in any key style; errors as the readers'."""
+    """Recognise a DeiT with distillation token in any key style; errors as the readers'."""
     return _read(state, hints, "deit")
 
 

@@ -1,1 +1,1 @@
-"""Names of tensors and architectures in other libraries, and their equivalents here."""
+"""Map tensor names and architecture names of other libraries to ours."""

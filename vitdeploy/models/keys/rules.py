@@ -1,9 +1,9 @@
-"""Rename the keys of a state dict by a table of rules, each key by one rule.
+"""Rename the keys of a state dict by a table of rules, one rule per key.
 
-A line of a table is a rule: a key, and what stands for it, or several names that get the same tensor, or `-` where it
-is left out. A key that ends in "." or "_" is the beginning of keys. In it `*` is one part, the same in the names, and
-`**` any; `{a,b}` is each of these, with that of the same place in the names; `(a|b)` is either. `<a,b,b>` in a name:
-these take equal shares of the rows of the tensor, of which b gets two. The first rule that fits counts.
+A line of a table is a rule: a key, and its new name, or several names that get the same tensor, or `-` to drop it. A
+key that ends in "." or "_" is a prefix. In a key, `*` is one part, copied to the names, and `**` any number of parts;
+`{a,b}` stands for each alternative, matched by position with those in the names; `(a|b)` is either. `<a,b,b>` in a
+name splits the rows of the tensor into equal shares, of which b gets two. The first matching rule applies.
 """
 
 import re
@@ -19,7 +19,7 @@ _GROUP, _SHARES = re.compile(r"\{([^}]*)\}"), re.compile(r"<([^>]*)>")
 
 
 def rules(table: str, **words: str) -> tuple[Rule, ...]:
-    """The rules of a table, in which `$WORD` stands for that word's text."""
+    """Return the rules of a table, after replacing `$WORD` by the text of `words`."""
     for word, text in words.items():
         table = table.replace(f"${word}", text)
     lines = [line.split() for line in table.splitlines() if line.strip()]
@@ -45,7 +45,7 @@ def _pattern(key: str) -> re.Pattern[str]:
 
 
 def apply(table: Sequence[Rule], state: Mapping[str, Tensor]) -> dict[str, dict[str, Tensor] | None]:
-    """What each key became: tensors by their new names, none where it is left out; None where no rule takes it."""
+    """Return for each key its tensors by new name, {} if it is dropped, None if no rule matches."""
     return {key: _named(key, tensor, table) for key, tensor in state.items()}
 
 
@@ -75,7 +75,7 @@ def _named(key: str, tensor: Tensor, table: Sequence[Rule]) -> dict[str, Tensor]
 
 
 def renamed(table: Sequence[Rule], state: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], list[str], list[str]]:
-    """The tensors by their new names; the keys that are left out; those that no rule takes, or whose name is taken."""
+    """Return the tensors by new name, the dropped keys, and the keys without a rule or with a name already in use."""
     named: dict[str, Tensor] = {}
     unused, unknown = [], []
     for key, tensors in apply(table, state).items():
@@ -89,6 +89,6 @@ def renamed(table: Sequence[Rule], state: Mapping[str, Tensor]) -> tuple[dict[st
 
 
 def count_below(state: Iterable[str], stem: str) -> int:
-    """How many numbered parts there are below a stem: one more than the largest number."""
+    """Return the number of numbered parts below a stem: one more than the largest number."""
     parts = (key[len(stem) :].partition(".")[0] for key in state if key.startswith(stem))
     return 1 + max((int(part) for part in parts if part.isdecimal()), default=-1)

@@ -1,4 +1,4 @@
-"""Keys of a ViT in the checkpoints of other libraries."""
+"""Read the ViT keys of other libraries' checkpoints."""
 
 import math
 import re
@@ -14,10 +14,10 @@ from vitdeploy.models.checkpoints.mismatch import listed
 from vitdeploy.models.family import Hints, Recognised
 from vitdeploy.models.keys.rules import count_below
 
-# --- Shared code of the key readers for ViTs: checking, merging and measuring a renamed state dict --------------------
+# --- Shared code of the ViT key readers: check, merge and measure a renamed state dict --------------------------------
 # Every reader turns its library's tensors into timm's names (`blocks.0.attn.qkv.weight`, `patch_embed.proj.weight`
-# ...), which are also those of `VisionTransformer`. What follows from names and shapes is measured here; what does not
-# (epsilon, activation, pooling) the reader says.
+# ...), which are also those of `VisionTransformer`. Names and shapes are measured here; the reader adds what they do
+# not show (epsilon, activation, pooling).
 
 
 # Published models: DeiT (192, 384), ViT (768, 1024, 1280: table 1 of arXiv 2010.11929), "Scaling ViT" (512, 1408, 1664:
@@ -29,7 +29,7 @@ BLOCK_PARTS = ("norm1", "attn.q", "attn.k", "attn.v", "attn.proj", "norm2", "mlp
 
 
 def shown_fields(state: Mapping[str, Tensor]) -> dict[str, Any]:
-    """The fields of ViTConfig that names and shapes under timm's names show, whatever the image size."""
+    """Return the fields of ViTConfig that names and shapes under timm's names determine, whatever the image size."""
     patches, gate = state["patch_embed.proj.weight"], state.get("blocks.0.mlp.fc1_g.weight")
     rows = (state["blocks.0.mlp.fc1.weight"] if gate is None else gate).shape[0]
     packed = rows == 2 * state["blocks.0.mlp.fc2.weight"].shape[1]
@@ -51,12 +51,12 @@ def shown_fields(state: Mapping[str, Tensor]) -> dict[str, Any]:
 
 
 def measured(state: Mapping[str, Tensor], heads: int, image_size: tuple[int, int], **conventions: Any) -> ViTConfig:
-    """The configuration of a whole state dict under timm's names.
+    """Return the configuration of a whole state dict under timm's names.
 
     conventions: fields of ViTConfig that names and shapes leave open.
 
     Raises:
-        CheckpointError: sizes that make no ViT.
+        CheckpointError: sizes that are not valid for a ViT.
     """
     fields = shown_fields(state)
     patch = fields["patch_size"]
@@ -73,7 +73,7 @@ def measured(state: Mapping[str, Tensor], heads: int, image_size: tuple[int, int
             **conventions,
         )
     except ValueError as error:
-        raise CheckpointError("the tensors make no Vision Transformer", found=str(error)) from None
+        raise CheckpointError("the tensors are not a valid Vision Transformer", found=str(error)) from None
 
 
 def recognised(style: str, state: dict[str, Tensor], config: ViTConfig, notes: list[str]) -> Recognised:
@@ -89,10 +89,10 @@ def depth_of(state: Iterable[str]) -> int:
 
 
 def require(state: Mapping[str, Tensor], style: str, stem: Iterable[str] = ()) -> None:
-    """Check that every tensor that each ViT has is there, as readers need it to merge query, key and value.
+    """Check that the tensors common to all ViTs are present, as readers need them to merge query, key and value.
 
     Raises:
-        CheckpointError: lists what is missing, under timm's names, or says what has another shape.
+        CheckpointError: lists missing tensors, under timm's names, or names one with another shape.
     """
     expected = {"patch_embed.proj.weight": 4, "pos_embed": 0, **dict.fromkeys(stem, 0)}
     for block in range(max(1, depth_of(state))):
@@ -101,7 +101,7 @@ def require(state: Mapping[str, Tensor], style: str, stem: Iterable[str] = ()) -
     missing = [key for key in expected if key not in state]
     if missing:
         raise CheckpointError(
-            f"the state dict has the names of {style}, but is not whole",
+            f"the state dict has the names of {style}, but is incomplete",
             found=f"{len(missing)} missing: {listed(missing)}",
             expected="every tensor of the model",
             fix="save model.state_dict() of the whole model",
@@ -131,20 +131,20 @@ def _with_axes(state: Mapping[str, Tensor], key: str, axes: int, style: str) -> 
 def _misshapen(state: Mapping[str, Tensor], key: str, expected: str, style: str) -> CheckpointError:
     return CheckpointError(
         f"the state dict has the names of {style}, but not its shapes",
-        found=f"{key} of {list(state[key].shape)}",
+        found=f"{key} {list(state[key].shape)}",
         expected=expected,
     )
 
 
 def as_rows(state: dict[str, Tensor]) -> dict[str, Tensor]:
-    """The state with tokens and positions as [1, n, width]."""
+    """Return the state with tokens and positions as [1, n, width]."""
     return state | {key: state[key].reshape(1, -1, state[key].shape[-1]) for key in TOKENS if key in state}
 
 
 def merge_attention(state: dict[str, Tensor], notes: list[str]) -> dict[str, Tensor]:
-    """`attn.q`, `attn.k` and `attn.v` of every block as the rows of one `attn.qkv`, in that order.
+    """Merge `attn.q`, `attn.k` and `attn.v` of every block into the rows of one `attn.qkv`, in that order.
 
-    A bias that only some of them have is zero where it is missing.
+    If only some of them have a bias, missing ones are zero.
 
     Raises:
         CheckpointError: the three differ in shape.
@@ -159,7 +159,7 @@ def merge_attention(state: dict[str, Tensor], notes: list[str]) -> dict[str, Ten
             raise CheckpointError(
                 f"block {block}: query, key and value differ in shape",
                 found=", ".join(str(list(weight.shape)) for weight in weights),
-                expected="three of one shape",
+                expected="the same shape",
             )
         merged[f"{own}.qkv.weight"] = torch.cat(weights)
         if biased:
@@ -167,27 +167,27 @@ def merge_attention(state: dict[str, Tensor], notes: list[str]) -> dict[str, Ten
             merged[f"{own}.qkv.bias"] = torch.cat(biases)
             zeros += [name for name in "qkv" if f"{own}.{name}.bias" not in state]
     if zeros:
-        notes.append(f"{len(zeros)} biases of query, key or value are not in the file: zero")
+        notes.append(f"{len(zeros)} biases of query, key or value are not in the file: using zero")
     return merged
 
 
 def heads_for(width: int, hints: Hints, configured: int | None, notes: list[str]) -> int:
-    """Heads from the flag, else the config file, else what published models of that width have.
+    """Return the heads from the flag, else the config file, else from published models of that width.
 
     Raises:
-        CheckpointError: nothing tells, or the width is not divisible by the number.
+        CheckpointError: the number is unknown, or does not divide the width.
     """
     heads = hints.heads or configured
     if heads is None:
         if width not in HEADS_OF_WIDTH:
             raise CheckpointError(
-                "the number of attention heads cannot be known from the tensors",
+                "the tensors do not determine the number of attention heads",
                 found=f"width {width}",
-                expected=f"a published width ({', '.join(map(str, HEADS_OF_WIDTH))}), a config.json, or the number",
+                expected=f"a published width ({', '.join(map(str, HEADS_OF_WIDTH))}), a config.json, or --heads",
                 fix=f"--heads N, a divisor of {width}",
             )
         heads = HEADS_OF_WIDTH[width]
-        notes.append(f"{heads} heads, as published models of width {width} have; --heads says otherwise")
+        notes.append(f"assuming {heads} heads, as in published models of width {width} (override: --heads)")
     if not isinstance(heads, int) or heads < 1 or width % heads:
         raise CheckpointError(
             "the number of attention heads does not divide the width",
@@ -201,23 +201,23 @@ def heads_for(width: int, hints: Hints, configured: int | None, notes: list[str]
 def image_size_for(
     patches: int, patch: int, hints: Hints, configured: tuple[int, int] | None, notes: list[str]
 ) -> tuple[int, int]:
-    """Image size (height, width) from `patches` positions: the flag or the config file where they fit, else a square.
+    """Return the image size (height, width) for `patches` positions: from the flag or config if it fits, else a square.
 
-    A flag that does not fit asks for another size than the checkpoint's and is not this function's to answer.
+    A flag that does not fit requests another size than the checkpoint's, which this function does not handle.
 
     Raises:
-        CheckpointError: the patches make no square, and nothing says which rectangle they are.
+        CheckpointError: the patches do not form a square, and the rectangle is unknown.
     """
     for size in (hints.image_size, configured):
         if size is not None and (size[0] // patch) * (size[1] // patch) == patches:
             if size[0] % patch or size[1] % patch:
-                notes.append(f"image size {size[0]}x{size[1]}: patches of {patch} leave its last rows or columns out")
+                notes.append(f"image size {size[0]}x{size[1]}: patches of {patch} leave out its last rows or columns")
             return size
     side = math.isqrt(max(patches, 0))
     if side * side != patches or side == 0:
         rectangles = [f"{h * patch}x{patches // h * patch}" for h in range(1, patches + 1) if patches % h == 0]
         raise CheckpointError(
-            f"{patches} positions are not those of a square image",
+            f"{patches} positions do not match a square image",
             found=f"patches of {patch}x{patch}",
             expected=f"one of {listed(rectangles)}" if rectangles else "at least one patch",
             fix="--image-size HEIGHTxWIDTH",
@@ -226,7 +226,7 @@ def image_size_for(
 
 
 def left_out(keys: Iterable[str], why: str) -> list[str]:
-    """One note for tensors that the model has no use for, by the part that they belong to; none without keys."""
+    """Return one note on unused tensors, grouped by the part that they belong to; [] without keys."""
     parts: dict[str, int] = {}
     for key in keys:
         part = re.sub(r"\.(weight|bias)$", "", key) if key.count(".") < 3 else key.split(".")[0] + ".*"
@@ -235,10 +235,10 @@ def left_out(keys: Iterable[str], why: str) -> list[str]:
     return [f"left out, {why}: {listed(list(parts))} ({total} tensor{'s' if total > 1 else ''})"] if parts else []
 
 
-# --- Names of Vision Transformers, as timm spells them, and the configuration that each spells out --------------------
+# --- Names of Vision Transformers in timm's spelling, and their configurations ----------------------------------------
 #     vit_<size>_patch<P>_<image>[.mae|.dino]              plain; the tags are self-supervised encoders (features)
-#     vit_<size>_patch<P>_clip_[quickgelu_]<image>         CLIP's image tower, to its projection
-#     vit_<size>_patch<P>_siglip_[gap_]<image>             SigLIP's image tower (features); gap: averaged, not attended
+#     vit_<size>_patch<P>_clip_[quickgelu_]<image>         CLIP's image tower with its projection
+#     vit_<size>_patch<P>_siglip_[gap_]<image>             SigLIP's image tower (features); gap: average pooling
 #     vit_<size>_patch<P>_[reg<R>_]dinov2                  DINOv2 at 518 (features), with R registers
 #     deit_<size>_patch<P>_<image>, deit3_...              DeiT without its distillation token, DeiT-III
 #     deit_<size>_distilled_patch<P>_<image>               DeiT with it
@@ -248,7 +248,7 @@ def left_out(keys: Iterable[str], why: str) -> list[str]:
 
 # Width, depth, heads, MLP ratio: DeiT (arXiv 2012.12877) for tiny and small; table 1 of arXiv 2010.11929 for base,
 # large and huge; table 2 of arXiv 2106.04560 for giant and gigantic; arXiv 2305.13035 for so400m; SigLIP 2 (arXiv
-# 2502.14786) for giantopt; timm for medium, which is DeiT-III's.
+# 2502.14786) for giantopt; timm for medium (DeiT-III).
 SIZES: Mapping[str, tuple[int, int, int, float]] = {
     "tiny": (192, 12, 3, 4.0),
     "small": (384, 12, 6, 4.0),
@@ -261,20 +261,20 @@ SIZES: Mapping[str, tuple[int, int, int, float]] = {
     "giantopt": (1536, 40, 16, 4.0),
     "gigantic": (1664, 48, 16, 64 / 13),
 }
-# DINOv2's giant (arXiv 2304.07193, table 17) is another; its SwiGLU has 8192 rows, both halves together.
+# DINOv2's giant (arXiv 2304.07193, table 17) differs; its SwiGLU has 8192 rows, both halves together.
 DINOV2_GIANT = (1536, 40, 24, 16 / 3)
 DINOV2_SIDE = 518
-# Dimensions that image and text share: table 20 of arXiv 2103.00020 (base, large), OpenCLIP's for the others.
+# Dimensions shared by image and text: table 20 of arXiv 2103.00020 (base, large), OpenCLIP's for the others.
 CLIP_DIMENSIONS = {"medium": 512, "base": 512, "large": 768, "huge": 1024, "giant": 1024, "gigantic": 1280}
-# timm runs these (size, patch) with exact GELU (large only below 512), though SigLIPs were trained with its tanh form.
+# timm runs these (size, patch) with exact GELU (large only below 512), although SigLIP was trained with the tanh form.
 SIGLIP_EXACT_GELU = {("base", 16), ("large", 16), ("so400m", 14)}
-# SigLIP so400m/14 was trained at 384; its patches leave out the last 6 rows and columns.
+# SigLIP so400m/14 was trained at 384; its patches do not cover the last 6 rows and columns.
 SIGLIP_REMAINDER = ("so400m", 14, (384, 384))
 
 _SIZE = r"(?P<size>[a-z]+[0-9]*m?|w(?P<width>\d+)d(?P<depth>\d+)h(?P<heads>\d+))"
 _PATCH = r"_patch(?P<patch>\d+)"
 _IMAGE = r"_(?P<height>\d+)(?:x(?P<image_width>\d+))?"
-# From a match: fields of the config beside those that every name spells out.
+# Maps a match to config fields besides those that every name has.
 Fields = Callable[["re.Match[str]", tuple[int, int]], dict[str, Any]]
 
 
@@ -336,7 +336,7 @@ Config = TypeVar("Config", bound=ViTConfig)
 
 
 def parse_vit(name: str) -> ViTConfig | None:
-    """The configuration that a name of a ViT without distillation token spells out; None for any other name.
+    """Return the configuration of a name of a ViT without distillation token; None for any other name.
 
     Raises:
         UnknownModelError: the name's sizes contradict each other.
@@ -345,7 +345,7 @@ def parse_vit(name: str) -> ViTConfig | None:
 
 
 def parse_deit(name: str) -> DeiTConfig | None:
-    """The configuration that a name of a distilled DeiT spells out; None for any other name.
+    """Return the configuration of a name of a distilled DeiT; None for any other name.
 
     Raises:
         UnknownModelError: the name's sizes contradict each other.
@@ -369,8 +369,8 @@ def _parse(name: str, patterns: Iterable[tuple[re.Pattern[str], Fields]], config
             raise UnknownModelError(
                 f"{name!r} cannot be built",
                 found=str(error),
-                expected="an image size that the patch size divides, and a width that the heads divide",
-                fix="change the numbers in the name; --image-size gives another size to a model with learned positions",
+                expected="an image size divisible by the patch size, and a width divisible by the heads",
+                fix="change the numbers in the name; --image-size resizes a model with learned positions",
             ) from None
     return None
 

@@ -1,12 +1,12 @@
-"""ViTs with torchvision's keys, and with those of the original JAX code.
+"""ViTs with the keys of torchvision or of the original JAX code.
 
-torchvision (`vit_b_16` and its sizes, torchvision.models.vision_transformer): files and older versions name the MLP's
-linears `mlp.linear_1` and `mlp.linear_2`, newer modules `mlp.0` and `mlp.3`.
+torchvision (`vit_b_16` and other sizes, torchvision.models.vision_transformer): files and older versions name the MLP's
+linear layers `mlp.linear_1` and `mlp.linear_2`, newer modules `mlp.0` and `mlp.3`.
 
 JAX (google-research/vision_transformer, augreg; and big_vision):
 
-A Flax kernel is [inputs, outputs]; one of attention has the heads as an axis: query, key and value [width, heads, e],
-out [heads, e, width]; one of a convolution is [height, width, inputs, outputs]. The two code bases differ so:
+A Flax kernel is [inputs, outputs]; an attention kernel has an axis for the heads: query, key and value [width, heads,
+e], out [heads, e, width]; a convolution kernel is [height, width, inputs, outputs]. Differences of the two code bases:
 
                          vision_transformer                      big_vision
     parts of a block     LayerNorm_0, _2, MlpBlock_3,            LayerNorm_0, _1, MlpBlock_0,
@@ -51,16 +51,16 @@ _TORCHVISION_RULES = rules(
 
 
 def recognise_torchvision(state: Mapping[str, Tensor], hints: Hints) -> Recognised | None:
-    """The model and its renamed tensors; None if the keys are not those of torchvision's ViT.
+    """Return the model and its renamed tensors; None if the keys are not from torchvision's ViT.
 
     Raises:
-        CheckpointError: a convolutional stem, tensors missing or of odd shapes, heads or image size unknown.
+        CheckpointError: a convolutional stem, missing or misshapen tensors, unknown heads or image size.
     """
     if "class_token" not in state or "encoder.pos_embedding" not in state:
         return None
     if any(key.startswith("conv_proj.conv_") for key in state):
         raise CheckpointError(
-            "the model has a convolutional stem, which vitdeploy's ViT does not",
+            "vitdeploy does not support a ViT with a convolutional stem",
             found="conv_proj.conv_*",
             expected="one convolution, conv_proj.weight",
             fix="export it from your own module: --model package.module:function",
@@ -68,7 +68,7 @@ def recognise_torchvision(state: Mapping[str, Tensor], hints: Hints) -> Recognis
     tensors, _, unknown = renamed(_TORCHVISION_RULES, state)
     if unknown:
         raise CheckpointError(
-            f"the state dict has the names of {TORCHVISION}, and tensors that this model does not have",
+            f"the state dict has the names of {TORCHVISION}, and unknown tensors",
             found=f"{len(unknown)} unknown: {listed(unknown)}",
         )
     notes: list[str] = []
@@ -77,7 +77,7 @@ def recognise_torchvision(state: Mapping[str, Tensor], hints: Hints) -> Recognis
     width, _, patch, _ = tensors["patch_embed.proj.weight"].shape
     heads = vit.heads_for(width, hints, None, notes)
     image_size = vit.image_size_for(tensors["pos_embed"].shape[1] - 1, patch, hints, None, notes)
-    # torchvision has these as constants of its code.
+    # Constants in torchvision's code.
     conventions = {"layer_norm_eps": 1e-6, "activation": "gelu", "position_resampling": "align_corners"}
     config = vit.measured(tensors, heads, image_size, **conventions, preset="imagenet")
     return vit.recognised("torchvision", tensors, config, notes)
@@ -86,7 +86,7 @@ def recognise_torchvision(state: Mapping[str, Tensor], hints: Hints) -> Recognis
 # --- JAX --------------------------------------------------------------------------------------------------------------
 
 
-# In this order: a text tower is a sibling of `img/`, an optimizer's state one of `target/`.
+# Order matters: a text tower is a sibling of `img/`, an optimizer state a sibling of `target/`.
 PREFIXES = ("params/img/", "img/", "params/", "opt/target/", "target/", "")
 
 _JAX_RULES = rules(
@@ -115,13 +115,13 @@ _STACKED = "Transformer/encoderblock/"
 
 
 def recognise_jax(state: Mapping[str, Tensor], hints: Hints) -> Recognised | None:
-    """The model and its renamed tensors; None if the keys are not those of the JAX code.
+    """Return the model and its renamed tensors; None if the keys are not from the JAX code.
 
-    `state` is what `read_npz` gives. Heads are an axis of the kernels, so no hint is needed for them.
+    `state` comes from `read_npz`. Heads are an axis of the kernels, so they need no hint.
 
     Raises:
-        CheckpointError: a hybrid with a ResNet, positions that are computed instead of stored, tensors missing, unknown
-            or of odd shapes, or an image size that cannot be known.
+        CheckpointError: a hybrid with a ResNet, computed instead of stored positions, tensors that are missing, unknown
+            or misshapen, or an unknown image size.
     """
     prefix = next((prefix for prefix in PREFIXES if f"{prefix}embedding/kernel" in state), None)
     if prefix is None or not any(key.startswith(f"{prefix}Transformer/encoderblock") for key in state):
@@ -129,8 +129,8 @@ def recognise_jax(state: Mapping[str, Tensor], hints: Hints) -> Recognised | Non
     own = {key.removeprefix(prefix): tensor for key, tensor in state.items() if key.startswith(prefix)}
     _check_variant(own)
     notes = [
-        "GELU in its tanh form, as the JAX code computes it; ports of its weights to PyTorch use the exact form",
-        *vit.left_out([key for key in state if not key.startswith(prefix)], "no part of the image encoder"),
+        "using the tanh form of GELU, as in the JAX code; PyTorch ports of its weights use the exact form",
+        *vit.left_out([key for key in state if not key.startswith(prefix)], "not part of the image encoder"),
     ]
     arrays = _unstacked(own)
     queries = [key for key in arrays if key.startswith("Transformer/") and key.endswith("/query/kernel")]
@@ -138,13 +138,13 @@ def recognise_jax(state: Mapping[str, Tensor], hints: Hints) -> Recognised | Non
     tensors, _, unknown = renamed(_JAX_RULES, {key: _in_torch_layout(array, key) for key, array in arrays.items()})
     if unknown:
         raise CheckpointError(
-            f"the arrays have the names of {JAX}, and some that this model does not have",
+            f"the arrays have the names of {JAX}, and unknown ones",
             found=f"{len(unknown)} unknown: {listed(unknown)}",
         )
     vit.require(tensors, JAX, stem=("norm.weight",))
     tensors = _pooled(vit.as_rows(vit.merge_attention(tensors, notes)))
     rows = tensors["pos_embed"].shape[1]
-    # Old files of big_vision have the class token's position in the table, as vision_transformer has.
+    # Old big_vision files have the class token's position in the table, like vision_transformer.
     combined = "cls_token" in tensors and ("pos_embedding" not in own or _is_square(rows - 1))
     patch = tensors["patch_embed.proj.weight"].shape[2]
     image_size = vit.image_size_for(rows - combined, patch, hints, None, notes)
@@ -168,14 +168,14 @@ def _is_square(count: int) -> bool:
 def _check_variant(own: Mapping[str, Tensor]) -> None:
     if any(key.startswith(("conv_root/", "block1/")) for key in own):
         raise CheckpointError(
-            "the model is a hybrid of ResNet and ViT, which vitdeploy does not have",
+            "vitdeploy does not support hybrids of ResNet and ViT",
             found="conv_root",
-            expected="a ViT whose patches are cut from the image",
-            fix="bring it as a module of your own: --model package.module:function",
+            expected="a ViT with patches cut from the image",
+            fix="use a module of your own: --model package.module:function",
         )
     if not any(key.endswith("pos_embedding") for key in own):
         raise CheckpointError(
-            "the file holds no positions: its code computes them, in a form that the arrays do not tell",
+            "the file has no position table: its code computes positions in a form that the arrays do not show",
             found="no pos_embedding",
             expected="learned positions",
             fix="store the table as pos_embedding, [1, patches, width]",
@@ -183,7 +183,7 @@ def _check_variant(own: Mapping[str, Tensor]) -> None:
 
 
 def _unstacked(own: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Blocks that a scan keeps on a first axis, one by one."""
+    """Split blocks that a scan stacks on the first axis."""
     flat = {key: tensor for key, tensor in own.items() if not key.startswith(_STACKED)}
     for key in [key for key in own if key.startswith(_STACKED)]:
         for block, tensor in enumerate(own[key] if own[key].ndim else ()):
@@ -192,7 +192,7 @@ def _unstacked(own: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def _in_torch_layout(array: Tensor, key: str) -> Tensor:
-    """Kernels with outputs first and heads side by side; an array of unexpected axes stays, for `require` to name."""
+    """Return kernels with outputs first and heads merged; an array with unexpected axes is left to `require`."""
     layer, _, kind = key.rpartition("/")
     if kind != "kernel":
         return array.reshape(-1) if kind in ("scale", "bias") else array
@@ -204,7 +204,7 @@ def _in_torch_layout(array: Tensor, key: str) -> Tensor:
 
 
 def _pooled(state: dict[str, Tensor]) -> dict[str, Tensor]:
-    """The attention pooling's key and value as one linear."""
+    """Merge the attention pooling's key and value into one linear layer."""
     merged = dict(state)
     for kind in ("weight", "bias"):
         key, value = merged.pop(f"attn_pool.k.{kind}", None), merged.pop(f"attn_pool.v.{kind}", None)

@@ -1,8 +1,8 @@
-"""ViTs with timm's keys, which are the model's own, and the released files that differ from them little.
+"""ViTs with timm's keys, which are the model's own, and released files with similar keys.
 
 DeiT, DeiT-III and MAE released their checkpoints under these names, MAE's with a decoder; DINOv2's original names are
 translated. Widths, depth, tokens, norms and heads are read from names and shapes. What these cannot show (heads,
-activation, epsilon) comes from timm's `config.json` ("architecture", "model_args", "global_pool"), if there is one.
+activation, epsilon) comes from timm's `config.json` ("architecture", "model_args", "global_pool"), if available.
 """
 
 import math
@@ -21,29 +21,29 @@ from vitdeploy.models.family import Hints, Recognised
 from vitdeploy.models.keys import vit
 from vitdeploy.models.model_folder.folder import stated_size
 
-# The published width with two numbers of heads: DINOv2's giant has 24, and SwiGLU.
+# A published width with two numbers of heads: DINOv2's giant has 24, and SwiGLU.
 GIANTOPT_WIDTH, GIANTOPT_HEADS = vit.SIZES["giantopt"][0], vit.SIZES["giantopt"][2]
-# What tells a ViT of this style from every other state dict.
+# Keys, with their number of axes, that identify a ViT of this style.
 SIGNS = {"patch_embed.proj.weight": 4, "blocks.0.norm1.weight": 1, "blocks.0.attn.qkv.weight": 2}
-# A block with any other tensor is another function (relative positions, gates, parallel branches ...).
+# A block with any other tensor is unsupported (relative positions, gates, parallel branches ...).
 BLOCK_TENSOR = re.compile(
     r"blocks\.\d+\.((norm[12]|attn\.(qkv|q_norm|k_norm|proj)|mlp\.(fc1|fc1_g|fc1_x|fc2))\.(weight|bias)|ls[12]\.gamma)"
 )
-# Arguments of timm's class that change the function into one that `ViTConfig` does not have.
+# Arguments of timm's class for variants that `ViTConfig` does not support.
 FOREIGN_ARGUMENTS = {"block_fn", "attn_layer", "norm_layer", "embed_layer", "scale_attn_norm", "scale_mlp_norm"}
-# The blocks as DINOv2 trains them, in chunks: the second number is that of the block in the model.
+# DINOv2's training stores blocks in chunks: the second number is the block's index in the model.
 CHUNKED = re.compile(r"blocks\.\d+\.(\d+)\.")
 TRAINING_ONLY = ("mask_token", "decoder_")
 POOLINGS: Mapping[str, Pooling] = {"token": "class", "avg": "average", "map": "attention"}
-# Stored in half precision, a table differs from its formula by 2^-9 at most.
+# A table stored in half precision differs from its formula by at most 2^-9.
 FORMULA_TOLERANCE = 2e-3
 
 
 def recognise(state: Mapping[str, Tensor], hints: Hints) -> Recognised | None:
-    """A ViT, or a DeiT with distillation token, by timm's or DINOv2's keys; None if the state dict has others.
+    """Recognise a ViT, or a DeiT with distillation token, by timm's or DINOv2's keys; None for other keys.
 
     Raises:
-        CheckpointError: heads, image size or positions cannot be known, or shapes contradict each other.
+        CheckpointError: heads, image size or positions are unknown, or shapes contradict each other.
     """
     original = _is_dinov2(state)
     own = _from_dinov2(state) if original else dict(state)
@@ -85,7 +85,7 @@ class _Named:
 
 
 def _named(config: Mapping[str, Any]) -> _Named | None:
-    """None if timm's config names a model, or arguments of one, that is not ours."""
+    """Return None if timm's config names an unknown model or unsupported arguments."""
     name, arguments = config.get("architecture"), config.get("model_args") or {}
     try:
         model = (vit.parse_vit(name) or vit.parse_deit(name)) if isinstance(name, str) else None
@@ -117,11 +117,11 @@ def _config(state: Mapping[str, Tensor], hints: Hints, named: _Named, notes: lis
     blocks = {key.split(".")[1] for key in state if key.startswith("blocks.")}
     if len(blocks) != fields["depth"]:
         raise CheckpointError(
-            "blocks are missing", found=f"{len(blocks)} blocks, the last is number {fields['depth'] - 1}"
+            "blocks are missing", found=f"{len(blocks)} blocks, the last has number {fields['depth'] - 1}"
         )
     if not (known_heads or hints.heads) and fields["mlp"] == "mlp" and width == GIANTOPT_WIDTH:
         known_heads = GIANTOPT_HEADS
-        notes.append(f"{known_heads} heads, as SigLIP 2's model of width {width} has; --heads says otherwise")
+        notes.append(f"assuming {known_heads} heads, as in SigLIP 2's model of width {width} (override: --heads)")
     final_norm, pooling = _ending(state, named, width, notes)
     heads = vit.heads_for(width, hints, known_heads, notes)
     made = {"heads": heads, "qk_norm": qk_norm, "pooling": pooling, "final_norm": final_norm, **fields}
@@ -136,13 +136,13 @@ def _config(state: Mapping[str, Tensor], hints: Hints, named: _Named, notes: lis
 
 
 def _heads_of_norms(width: int, norm_width: int, hints: Hints) -> int:
-    """Each head has its own query, whose norm has as many weights as the head has channels."""
+    """Return the heads from the query norm, which has as many weights as a head has channels."""
     heads = width // norm_width
     if width % norm_width or hints.heads not in (None, heads):
         raise CheckpointError(
             "the norms of query and key contradict the heads",
             found=f"norms of {norm_width}, width {width}" + (f", --heads {hints.heads}" if hints.heads else ""),
-            expected="as many heads as the width has norms",
+            expected="heads = width / norm width",
         )
     return heads
 
@@ -152,14 +152,14 @@ def _shape(state: Mapping[str, Tensor], key: str, axes: int) -> tuple[int, ...]:
     if tensor is None or tensor.ndim != axes or 0 in tensor.shape:
         raise CheckpointError(
             "the state dict has timm's names, but not its shapes",
-            found=f"no {key}" if tensor is None else f"{key} of {list(tensor.shape)}",
+            found=f"no {key}" if tensor is None else f"{key} {list(tensor.shape)}",
             expected=f"{key} with {axes} axes, none of size 0",
         )
     return tuple(tensor.shape)
 
 
 def _ending(state: Mapping[str, Tensor], named: _Named, width: int, notes: list[str]) -> tuple[FinalNorm, Pooling]:
-    """The place of the final norm, and the pooling of the tokens."""
+    """Return the position of the final norm, and the pooling of the tokens."""
     if "norm.weight" in state:
         final_norm: FinalNorm = "before_pooling"
     elif "fc_norm.weight" in state:
@@ -168,9 +168,9 @@ def _ending(state: Mapping[str, Tensor], named: _Named, width: int, notes: list[
         final_norm = "none"
     else:
         raise CheckpointError(
-            "the final norm is missing, so pre-norm and post-norm blocks cannot be told apart",
+            "the final norm is missing, so pre-norm and post-norm blocks cannot be distinguished",
             found="neither norm.weight nor fc_norm.weight",
-            expected="one of them, or a config.json whose model_args say final_norm: false",
+            expected="one of them, or a config.json whose model_args have final_norm: false",
             fix="--model package.module:function, a function that builds the model",
         )
     if "attn_pool.latent" in state:
@@ -180,12 +180,12 @@ def _ending(state: Mapping[str, Tensor], named: _Named, width: int, notes: list[
     if named.pooling is not None:
         return final_norm, POOLINGS[named.pooling]
     if final_norm == "after_pooling" and "cls_token" in state:
-        notes.append("pooled by the average of the patches, as models with fc_norm are")
+        notes.append("assuming average pooling of the patches, as in models with fc_norm")
     return final_norm, "class" if "cls_token" in state and final_norm != "after_pooling" else "average"
 
 
 def _with_conventions(config: ViTConfig, state: Mapping[str, Tensor], named: _Named, notes: list[str]) -> ViTConfig:
-    """What neither names nor shapes show: activation, epsilon, preprocessing, and whether a head is a projection."""
+    """Set what names and shapes do not show: activation, epsilon, preprocessing, and whether a head is a projection."""
     if named.model is not None:
         like = named.model
     else:
@@ -198,17 +198,17 @@ def _with_conventions(config: ViTConfig, state: Mapping[str, Tensor], named: _Na
         )
         others = " (OpenAI's CLIP has quick_gelu)" if clip else " (SigLIP was trained with gelu_tanh)" if siglip else ""
         notes.append(
-            f"keys do not show the activation and the epsilon of LayerNorm: taken as gelu{others} and "
-            f"{like.layer_norm_eps:g}; naming the model tells"
+            f"keys do not show activation and LayerNorm epsilon: assuming gelu{others} and "
+            f"{like.layer_norm_eps:g}; name the model to set them"
         )
     activation = named.argument("act_layer", like.activation)
     if activation not in ACTIVATIONS:
-        # The SiLU of a SwiGLU is named here too, and is part of it.
+        # This also names the SiLU of a SwiGLU, which is part of it.
         activation = like.activation
     bias = state.get("head.bias")
     projection = config.num_classes > 0 and (bias is None or (config.stem_norm and not bias.any()))
     if projection:
-        notes.append(f"the head has no bias: a projection to {config.num_classes} dimensions, not classes")
+        notes.append(f"the head has no bias: treated as a projection to {config.num_classes} dimensions, not classes")
     return replace(
         config,
         activation=activation,
@@ -221,21 +221,21 @@ def _with_conventions(config: ViTConfig, state: Mapping[str, Tensor], named: _Na
 def _with_positions(
     config: ViTConfig, state: Mapping[str, Tensor], hints: Hints, named: _Named, notes: list[str]
 ) -> ViTConfig:
-    """Image size, which tokens have positions, and the formula that the table follows, if any."""
+    """Set the image size, the tokens with positions, and the table's formula, if any."""
     patch, prefix = config.patch_size, config.prefix
     if "pos_embed" not in state:
         size = hints.image_size or named.image_size
         if named.argument("pos_embed", "learn") not in ("", "none") or size is None:
             raise CheckpointError(
-                "there is no position table, so the positions may be rotary, or none",
+                "the position table is missing: the model may use rotary positions, or none",
                 found="no pos_embed",
-                expected="pos_embed, or a config.json whose model_args say pos_embed: none and img_size",
+                expected="pos_embed, or a config.json whose model_args have pos_embed: none and img_size",
                 fix="name the model: timm:NAME",
             )
         return replace(config, positions="none", image_size=size)
     rows = _shape(state, "pos_embed", 3)[1]
-    told = named.arguments.get("no_embed_class")
-    excluded = bool(told) if told is not None else named.model is not None and not named.model.prefix_positions
+    flag = named.arguments.get("no_embed_class")
+    excluded = bool(flag) if flag is not None else named.model is not None and not named.model.prefix_positions
     choices = [rows, rows - prefix] if excluded else [rows - prefix, rows]
     sizes = [size for size in (hints.image_size, named.image_size) if size is not None]
     fitting = [count for count in choices for size in sizes if (size[0] // patch) * (size[1] // patch) == count]
@@ -265,14 +265,14 @@ def _close(table: Tensor, formula: Tensor) -> bool:
 
 
 def _is_dinov2(state: Mapping[str, Tensor]) -> bool:
-    """Whether the names are those of DINOv2's code; timm's of the same models have no mask token."""
+    """Whether the names are from DINOv2's code; timm's names for these models have no mask token."""
     if "register_tokens" in state or "blocks.0.mlp.w12.weight" in state or any(map(CHUNKED.match, state)):
         return True
     return "mask_token" in state and state["mask_token"].ndim == 2 and "blocks.0.ls1.gamma" in state
 
 
 def _from_dinov2(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The names of DINOv2's release as timm's. With registers, the class token's position is added to it, once."""
+    """Rename DINOv2's tensors to timm's names. With registers, add the class token's position to the token."""
     renamed = {
         CHUNKED.sub(r"blocks.\1.", key).replace(".mlp.w12.", ".mlp.fc1.").replace(".mlp.w3.", ".mlp.fc2."): tensor
         for key, tensor in state.items()

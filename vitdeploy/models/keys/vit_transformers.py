@@ -1,12 +1,12 @@
 """ViTs with the keys of Hugging Face transformers: ViT, ViT-MAE, DeiT, DINOv2 (with registers), CLIP, SigLIP.
 
-Two generations of names exist for ViT, MAE, DeiT and DINOv2: those of files (hubs, and whatever `save_pretrained`
-writes) and those of the modules of transformers 5 (`model.state_dict()`). Both are read, for example
+Two generations of names exist for ViT, MAE, DeiT and DINOv2: those of files (hubs, `save_pretrained`) and those of the
+modules of transformers 5 (`model.state_dict()`). Both are read, for example
 
     file    encoder.layer.0.attention.attention.query.weight    encoder.layer.0.mlp.weights_in.weight
     module  layers.0.attention.q_proj.weight                    encoder.layer.0.mlp.gate_proj.weight, up_proj.weight
 
-What the tensors cannot show (heads, epsilon, activation) comes from `config.json`, by `model_type`.
+`config.json` supplies what tensors do not show (heads, epsilon, activation), by `model_type`.
 """
 
 from collections.abc import Mapping
@@ -61,8 +61,8 @@ _RULES = rules(
     W="{weight,bias}",
     BLOCK="(encoder.layer|encoder.layers|layers).*",
 )
-# By model_type: epsilon and activation, as the configuration classes of transformers 5.23 have them by default, and how
-# such models' images are prepared.
+# By model_type: default epsilon and activation of the configuration classes of transformers 5.23, and the preprocessing
+# preset.
 DEFAULTS: dict[str, tuple[float, Activation, Preset]] = {
     "vit": (1e-12, "gelu", "augreg"),
     "vit_mae": (1e-12, "gelu", "imagenet"),
@@ -87,10 +87,10 @@ ACTIVATIONS: dict[str, Activation] = {
 
 
 def recognise(state: Mapping[str, Tensor], hints: Hints) -> Recognised | None:
-    """The model and its renamed tensors; None if the keys or the config's model_type are not those of these models.
+    """Return the model and its renamed tensors; None if the keys or the config's model_type belong to other models.
 
     Raises:
-        CheckpointError: tensors are missing, unknown or of odd shapes, or heads or image size cannot be known.
+        CheckpointError: tensors are missing, unknown or misshapen, or heads or image size are unknown.
     """
     tower = _tower(state)
     if tower is None:
@@ -103,21 +103,21 @@ def recognise(state: Mapping[str, Tensor], hints: Hints) -> Recognised | None:
     tensors, *others = renamed(_RULES, {key.removeprefix(prefix): tensor for key, tensor in state.items()})
     unused, unknown = ([key if key in state else prefix + key for key in keys] for keys in others)
     if not any(key.endswith(".attn.q.weight") for key in tensors):
-        return None  # Swin's and others' embeddings have the same names
+        return None  # other embeddings, such as Swin's, have the same names
     if unknown:
         raise CheckpointError(
-            f"the state dict has the names of {style}, and tensors that this model does not have",
+            f"the state dict has the names of {style}, and unknown tensors",
             found=f"{len(unknown)} unknown: {listed(unknown)}",
-            fix="it may be another class of transformers: give the model's folder or repository, as hf:...",
+            fix="it may be another transformers class: use the model's folder or repository, as hf:...",
         )
     if "classifier.weight" in state and f"{prefix}pooler.dense.weight" in state and "model_type" not in hints.config:
         raise CheckpointError(
-            f"the state dict has the names of {style}, and a classifier that may read its pooling layer or not",
+            f"the classifier of this {style} may or may not read its pooling layer",
             found=f"classifier.weight, {prefix}pooler.dense.weight",
-            expected="the config.json that says which class this is, or a state dict without the pooling layer",
-            fix="put config.json beside the checkpoint, or bring the module itself: --model package.module:function",
+            expected="a config.json that names the class, or a state dict without the pooling layer",
+            fix="put config.json next to the checkpoint, or use the module itself: --model package.module:function",
         )
-    notes = [*settings.notes, *vit.left_out(unused, "no part of the image encoder")]
+    notes = [*settings.notes, *vit.left_out(unused, "not part of the image encoder")]
     tensors = _gated(tensors)
     vit.require(tensors, style, stem=_required(kind))
     tensors = vit.as_rows(vit.merge_attention(tensors, notes))
@@ -142,7 +142,7 @@ def recognise(state: Mapping[str, Tensor], hints: Hints) -> Recognised | None:
 
 
 def _tower(state: Mapping[str, Tensor]) -> tuple[str, str] | None:
-    """The prefix of the image encoder's keys, and the kind of model, by `model_type`."""
+    """Return the prefix of the image encoder's keys, and the kind of model (a `model_type`)."""
     for prefix in PREFIXES:
         embeddings = prefix + "embeddings."
         if embeddings + "patch_embeddings.projection.weight" in state:
@@ -165,7 +165,7 @@ def _required(kind: str) -> tuple[str, ...]:
 
 
 def _gated(state: dict[str, Tensor]) -> dict[str, Tensor]:
-    """A SwiGLU's gate and up as one first linear, gate first, where both are there."""
+    """Merge a SwiGLU's gate and up into one linear layer, gate first, if both are present."""
     merged = dict(state)
     for gate in [key for key in state if ".mlp.gate." in key]:
         up = gate.replace(".mlp.gate.", ".mlp.up.")
@@ -175,10 +175,10 @@ def _gated(state: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 def _with_registers(state: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Registers have no position, so the class token's is added to it here: the sum that the model makes, made once.
+    """Add the class token's position to the token, as registers have no position: the model computes the same sum.
 
-    DeiT's distillation token without its own head is a register, with a position: DeiTForImageClassification reads the
-    class token alone.
+    DeiT's distillation token without its own head becomes a register with a position: DeiTForImageClassification reads
+    only the class token.
     """
     if "reg_token" in state:
         positions = state["pos_embed"]
@@ -189,7 +189,7 @@ def _with_registers(state: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 def _pooling(state: dict[str, Tensor], kind: str, classifier: bool, notes: list[str]) -> tuple[Pooling, FinalNorm]:
-    """What the model's class does between the last block and the head; drops the tensors that it does not use there."""
+    """Return the pooling and the final norm of the model's class, and drop the tensors that it does not use there."""
     if kind == "clip" and classifier:  # CLIPForImageClassification
         _drop(state, "norm.", "the classifier reads tokens that are not normalised", notes)
         return "average", "none"
@@ -200,7 +200,7 @@ def _pooling(state: dict[str, Tensor], kind: str, classifier: bool, notes: list[
         return "average", "before_pooling"
     if kind == "siglip":
         return "attention", "before_pooling"
-    # Classifiers of DINOv2 read the class token and the mean of the patch tokens.
+    # DINOv2 classifiers read the class token and the mean of the patch tokens.
     return ("class_average" if kind.startswith("dinov2") and classifier else "class"), "before_pooling"
 
 
@@ -213,7 +213,7 @@ def _drop(state: dict[str, Tensor], prefix: str, why: str, notes: list[str]) -> 
 
 @dataclass(frozen=True)
 class _Settings:
-    """`heads` and `image_size` (height, width) are None if there is no config."""
+    """`heads` and `image_size` (height, width) are None without a config."""
 
     layer_norm_eps: float
     activation: Activation
@@ -223,23 +223,23 @@ class _Settings:
 
 
 def settings_for(kind: str, config: Mapping[str, Any]) -> _Settings | None:
-    """The settings of a model whose tensors are those of `kind` (a key of DEFAULTS).
+    """Return the settings of a model with the tensors of `kind` (a key of DEFAULTS).
 
-    None if the config is of a model_type that this module does not know: equal names are not equal models.
+    None if this module does not know the config's model_type: the same tensor names may belong to another model.
 
     Raises:
-        CheckpointError: a value that the forward pass needs is not one that vitdeploy has.
+        CheckpointError: an unsupported value in the forward pass.
     """
     eps, activation, _ = DEFAULTS[kind]
     if "model_type" not in config:
-        note = f"no transformers config.json: activation {activation} and epsilon {eps:g}, as its {kind} has by default"
+        note = f"no transformers config.json: assuming activation {activation} and epsilon {eps:g}, {kind}'s defaults"
         return _Settings(eps, activation, notes=(note,))
     own = MODEL_TYPES.get(config["model_type"])
     if own is None:
         return None
     if own != kind and {own, kind} != {"vit", "vit_mae"}:  # an MAE without its decoder has a ViT's names
         raise CheckpointError(
-            "config.json is not the one of these weights",
+            "config.json does not belong to these weights",
             found=f"model_type {config['model_type']}, tensors of {kind}",
             fix="take both from the same folder",
         )
@@ -248,7 +248,7 @@ def settings_for(kind: str, config: Mapping[str, Any]) -> _Settings | None:
     name = values.get("hidden_act", activation)
     if name not in ACTIVATIONS and name != activation:
         raise CheckpointError(
-            "config.json names an activation that vitdeploy does not have",
+            "config.json names an unsupported activation",
             found=f"hidden_act {name!r}",
             expected=", ".join(ACTIVATIONS),
         )
@@ -256,8 +256,8 @@ def settings_for(kind: str, config: Mapping[str, Any]) -> _Settings | None:
     heads = values.get("num_attention_heads", DEFAULT_HEADS)
     if not isinstance(eps, int | float) or eps < 0 or not isinstance(heads, int) or heads < 1:
         raise CheckpointError(
-            "config.json has a value that cannot be",
+            "config.json has an invalid value",
             found=f"layer_norm_eps {eps!r}, num_attention_heads {heads!r}",
-            expected="a number of 0 or more, and a whole number of 1 or more",
+            expected="layer_norm_eps >= 0, and an integer num_attention_heads >= 1",
         )
     return _Settings(float(eps), ACTIVATIONS.get(name, activation), heads, stated_size(config))

@@ -1,1 +1,1 @@
-"""The files next to the weights in a model's folder, local or on a hub."""
+"""Read the files next to the weights in a model folder, local or on a hub."""

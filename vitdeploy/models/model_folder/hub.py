@@ -1,10 +1,10 @@
-"""Names of model folders: of a local one, or of one of the Hugging Face hub where there is a network.
+"""Names of model folders, local or on the Hugging Face hub (which needs a network).
 
     hf:FOLDER            a folder with config.json and model.safetensors; never needs the network
-    hf:OWNER/NAME[@REV]  that repository; REV a branch, tag or commit
+    hf:OWNER/NAME[@REV]  a repository of the hub; REV is a branch, tag or commit
     timm:NAME[.TAG]      the repository timm/NAME.TAG, where timm keeps its weights
 
-What was taken is recorded as a commit, so that a second run takes the same.
+The commit is recorded, so that a second run uses the same files.
 """
 
 import contextlib
@@ -33,15 +33,15 @@ EXPECTED = [
 
 
 def is_hub_name(model: str) -> bool:
-    """Whether a name refers to a model folder, local or on the hub, and not to a path or a built-in name."""
+    """Whether a name refers to a model folder, local or on the hub, not to a path or a built-in model."""
     return model.startswith(("hf:", "timm:"))
 
 
 def locate(model: str) -> ModelFolder:
-    """The folder of `hf:...` or `timm:...`, downloaded where it has to be.
+    """Return the folder of `hf:...` or `timm:...`, downloaded if necessary.
 
     Raises:
-        MissingFileError: a path that is no folder.
+        MissingFileError: a path that is not a folder.
         MissingPackageError: huggingface_hub is not installed.
         HubError: the hub cannot be reached, or has no such repository.
     """
@@ -54,14 +54,14 @@ def locate(model: str) -> ModelFolder:
 
 
 def local_folder(model: str) -> Path | None:
-    """The folder of this machine that `hf:...` names; None if the hub is asked.
+    """Return the local folder that `hf:...` names; None if it is on the hub.
 
     Raises:
-        MissingFileError: a path that is no folder.
+        MissingFileError: a path that is not a folder.
     """
     library, _, name = model.partition(":")
     folder = Path(name)
-    with contextlib.suppress(RuntimeError):  # the home of a user that there is not
+    with contextlib.suppress(RuntimeError):  # the home of an unknown user
         folder = folder.expanduser()
     if library != "hf":
         return None
@@ -70,29 +70,29 @@ def local_folder(model: str) -> Path | None:
     if name.startswith((".", "/", "~")) or name.partition("@")[0].count("/") != 1:
         raise MissingFileError(
             f"no folder at {name}",
-            expected="hf:FOLDER with config.json and model.safetensors, or hf:OWNER/NAME of the Hugging Face hub",
+            expected="hf:FOLDER with config.json and model.safetensors, or hf:OWNER/NAME on the Hugging Face hub",
             fix="check the path",
         )
     return None
 
 
 def _tagged(name: str) -> str:
-    """timm's name of an architecture with the tag of its default weights, which the repository's name has.
+    """Return timm's architecture name with the tag of its default weights, as in the repository's name.
 
-    As it is where timm is not installed, or says no tag.
+    The name stays unchanged if timm is not installed, or has no tag for it.
     """
     if "." in name:
         return name
     try:
         from timm.models import get_pretrained_cfg
-    except Exception:  # not installed, or not compatible with the installed torch: the hub gets the name as it is
+    except Exception:  # not installed, or incompatible with the installed torch: use the name as it is
         return name
     config = get_pretrained_cfg(name, allow_unregistered=True)
     return f"{name}.{config.tag}" if config is not None and config.tag else name
 
 
 def _untagged(repository: str) -> str:
-    return "; timm's are called NAME.TAG" if repository.startswith("timm/") and "." not in repository else ""
+    return "; timm's are named NAME.TAG" if repository.startswith("timm/") and "." not in repository else ""
 
 
 def _download(repository: str, revision: str | None) -> ModelFolder:
@@ -104,25 +104,25 @@ def _download(repository: str, revision: str | None) -> ModelFolder:
     try:
         path = Path(snapshot_download(repository, revision=revision, allow_patterns=EXPECTED))
         if not any(path.glob("*.safetensors")):
-            # Old repositories. Where there is a choice, half of the bytes need not be fetched.
+            # Old repositories. Others have both formats; fetching one saves half of the bytes.
             snapshot_download(repository, revision=path.name, allow_patterns=[PICKLED])
         for name in OPEN_CLIP_WEIGHTS[:2]:
             if ModelFolder(path).is_open_clip and not any(is_file(path / each) for each in OPEN_CLIP_WEIGHTS):
                 snapshot_download(repository, revision=path.name, allow_patterns=[name])
     except HFValidationError as error:
-        raise HubError(f"{repository!r} is not the name of a repository", found=str(error)[:200]) from None
+        raise HubError(f"{repository!r} is not a valid repository name", found=str(error)[:200]) from None
     except Exception as error:  # errors of huggingface_hub, of its HTTP client, of its storage's client, of the disk
         raise HubError(
             f"{repository} cannot be downloaded from the Hugging Face hub",
             found=textwrap.shorten(str(error), 240, placeholder=" ...") or type(error).__name__,
-            expected="a network, and a repository of that name"
+            expected="a network connection, and a repository of that name"
             + (f" at {revision}" if revision else "")
             + _untagged(repository),
-            fix=f"where there is a network: hf download {repository} --local-dir DIR; copy DIR here, then hf:DIR",
+            fix=f"on a machine with a network: hf download {repository} --local-dir DIR; copy DIR here, then hf:DIR",
         ) from None
     return ModelFolder(path, repository, path.name)
 
 
 def pinned(model: str, folder: ModelFolder) -> str:
-    """`model` as the user typed it where it is a folder, else the repository at its commit: the same files again."""
+    """Return `model` unchanged for a local folder, else the repository at its commit, which gives the same files."""
     return model if folder.repository is None else f"hf:{folder.repository}@{folder.revision}"

@@ -1,9 +1,9 @@
-"""Preprocessing from timm's `pretrained_cfg`, or from the settings of transformers' image processor, which are in
+"""Preprocessing from timm's `pretrained_cfg`, or from transformers' image processor settings in
 `preprocessor_config.json` or `processor_config.json`.
 
-Deliberately ignored: flags that concern training labels only (do_reduce_labels, do_convert_annotations), do_convert_rgb
-(images always get the model's channels), and what timm and transformers would do to images of other sizes when the
-model is run at another image size. Every other step that `PreprocessSpec` cannot express is refused or noted.
+Deliberately ignored: flags for training labels only (do_reduce_labels, do_convert_annotations), do_convert_rgb (images
+always get the model's channels), and the libraries' treatment of images when the model runs at another image size. Any
+other step that `PreprocessSpec` cannot express is refused or noted.
 """
 
 from __future__ import annotations
@@ -23,25 +23,25 @@ from vitdeploy.models.json_file import read_json
 from vitdeploy.spec import ChannelOrder, CropRounding, Fit, Interpolation, PreprocessSpec
 
 MAX_SIDE, MIN_SHARE = 1 << 14, 0.05
-# Pillow's numbers, which transformers' files use.
+# Pillow's enum values, used in transformers' files.
 RESAMPLE: dict[int, Interpolation] = {0: "nearest", 1: "lanczos", 2: "bilinear", 3: "bicubic"}
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 HALF = (0.5, 0.5, 0.5)
 STRETCH: Fit = "stretch"
 CLIP_MEAN, CLIP_STD = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)
-# A processor that pads images, where the model itself pads to its windows.
+# A processor that pads images for a model that itself pads to its windows.
 PADDING = "Swin2SR"
-# A processor that gives a top-down model the box of an object; its boxes are in units of 200 pixels, as ours.
+# A processor that crops an object's box for a top-down model; its boxes are in units of 200 pixels, like ours.
 TOPDOWN, BOX_UNIT = "VitPose", 200.0
-# A processor that scales images to a longest side, and pads them to a square at the right and at the bottom.
+# A processor that scales the longest side of images, and pads them to a square at the right and bottom.
 LONGEST = "Sam"
-# A processor that pads images to a square at the right and at the bottom, with black, before it resizes them.
+# A processor that pads images to a square at the right and bottom, with black, before resizing them.
 SQUARED = "Owlv2"
-# Of these a config.json tells no image size, and the processor gives images of any.
+# Processors that return images of any size, for models whose config.json has no image size.
 KEEPS_ASPECT, STEP = ("Mask2Former", "MaskFormer"), 32
-# A processor that shrinks images until they fit and pads them; its lists of sizes are (width, height).
+# A processor that shrinks images to fit and pads them; its size lists are (width, height).
 THUMBNAIL = "Donut"
-# A processor that gives the channels of images the other way round, unless its file says otherwise.
+# A processor that reverses the channel order, unless its file says otherwise.
 FLIPPED = "MobileViT"
 KNOWN_FLAGS = {
     "do_resize",
@@ -57,7 +57,7 @@ FLAGS_OF = {TOPDOWN: {"do_affine_transform"}, THUMBNAIL: {"do_thumbnail"}, FLIPP
 IGNORED_FLAGS = {"do_convert_rgb", "do_reduce_labels", "reduce_labels", "do_convert_annotations", "use_fast"}
 
 
-# The classes of transformers whose settings mean something here.
+# The transformers classes whose settings are supported.
 PROCESSORS = (
     *("ViT", "DeiT", "Beit", "CLIP", "ChineseCLIP", "Bit", "Siglip", "Blip", "ConvNext", "DINOv3ViT", "Pvt"),
     *("Segformer", "Detr", "ConditionalDetr", "DeformableDetr", "Yolos", TOPDOWN, "RfDetr", "Mask2Former"),
@@ -69,8 +69,8 @@ def _pair(side: int) -> dict[str, int]:
     return {"height": side, "width": side}
 
 
-# What a class does where a file leaves a key out, if it does not say it itself; one number as `size` is both sides
-# where `default_to_square` is true, else the short side.
+# Defaults for missing keys that a class does not define itself; a single number as `size` means both sides if
+# `default_to_square` is true, else the short side.
 _SAID = ("size", "resample", "image_mean", "image_std", "crop_size")
 _FLAGS = ("do_resize", "do_center_crop", "do_normalize", "do_pad", "default_to_square")
 _USUAL: Mapping[str, Any] = {
@@ -84,7 +84,7 @@ _IMAGENET = {"image_mean": IMAGENET_MEAN, "image_std": IMAGENET_STD}
 _CLIP = {"image_mean": CLIP_MEAN, "image_std": CLIP_STD, "crop_size": _pair(224), "do_center_crop": True}
 _CLIP |= {"size": {"shortest_edge": 224}, "resample": 3, "default_to_square": False}
 _DETR = {**_IMAGENET, "size": {"shortest_edge": 800, "longest_edge": 1333}, "default_to_square": False, "do_pad": True}
-# The classes of models that need no transformers here, with the attributes of transformers 5.23.
+# The classes of models that do not need transformers, with the attributes in transformers 5.23.
 COMMON: Mapping[str, Mapping[str, Any]] = {
     "ViT": {**_HALF, "size": _pair(224)},
     "DeiT": {**_HALF, "size": _pair(256), "resample": 3, "crop_size": _pair(224), "do_center_crop": True},
@@ -97,29 +97,29 @@ COMMON: Mapping[str, Mapping[str, Any]] = {
 
 @functools.cache
 def defaults_of(name: str) -> Mapping[str, Any]:
-    """What a class of `PROCESSORS` does where a file leaves a key out, by the keys of files: its own attributes."""
+    """Return the defaults of a class of `PROCESSORS` for keys missing from a file: the class's attributes."""
     if name in COMMON:
         return {**_USUAL, **COMMON[name]}
     for written in (f"{name}ImageProcessor", f"{name}ImageProcessorPil"):  # the first needs torchvision
-        # There may be no transformers, or one that does not know the class or cannot import it.
+        # transformers may be missing, or lack the class, or fail to import it.
         with contextlib.suppress(Exception):
             processor = getattr(importlib.import_module("transformers"), written)
             values = {key: getattr(processor, key, None) for key in (*_SAID, *_FLAGS)}
             number = values["resample"]
-            resizes = values["do_resize"] or name == TOPDOWN  # which cuts out a box in place of it
+            resizes = values["do_resize"] or name == TOPDOWN  # which crops a box instead
             return {**values, "do_resize": resizes, "resample": 2 if number is None else int(number)}
     return _USUAL
 
 
 def timm_preprocess(config: Mapping[str, Any], channels: int, image_size: tuple[int, int]) -> PreprocessSpec:
-    """The preprocessing of `timm.data.create_transform` for a `pretrained_cfg`, at `image_size` (height, width).
+    """Return the preprocessing of `timm.data.create_transform` for a `pretrained_cfg`, at `image_size` (height, width).
 
     The short side (crop mode "center") or both sides ("squash") become floor(size / crop_pct). At the config's
-    `test_input_size` its `test_crop_pct` counts, as with timm's `use_test_size`. If the size is not square, "center"
-    keeps the aspect and covers it.
+    `test_input_size`, its `test_crop_pct` applies, as with timm's `use_test_size`. If the size is not square, "center"
+    keeps the aspect ratio and covers it.
 
     Raises:
-        CheckpointError: a crop mode, interpolation or number that vitdeploy does not have.
+        CheckpointError: an unsupported crop mode, interpolation or number.
     """
     named = config.get("interpolation") or "bicubic"
     interpolation = next((name for name in RESAMPLE.values() if name == named), None)
@@ -145,7 +145,7 @@ def timm_preprocess(config: Mapping[str, Any], channels: int, image_size: tuple[
 
 
 def scaled(spec: PreprocessSpec, own: tuple[int, int], expected: tuple[int, int]) -> PreprocessSpec:
-    """The preprocessing for another size: the same share of the resized image is cropped."""
+    """Return the preprocessing for another size, with the same crop share of the resized image."""
     resize, fit = spec.resize, spec.fit
     if isinstance(resize, int):
         if expected[0] == expected[1]:
@@ -157,9 +157,9 @@ def scaled(spec: PreprocessSpec, own: tuple[int, int], expected: tuple[int, int]
 
 
 def transformers_processor(folder: Path) -> dict[str, Any] | None:
-    """The image processor's settings of a model folder, None if it has none.
+    """Return the image processor's settings in a model folder, None if it has none.
 
-    `processor_config.json` with an "image_processor" inside counts before `preprocessor_config.json`, as in
+    `processor_config.json` with an "image_processor" takes precedence over `preprocessor_config.json`, as in
     transformers.
 
     Raises:
@@ -172,14 +172,14 @@ def transformers_processor(folder: Path) -> dict[str, Any] | None:
 
 
 def processor_name(config: Mapping[str, Any]) -> str:
-    """The class that a processor's file names, as in `PROCESSORS`, in all spellings of the years; "" for none."""
+    """Return the class that a processor's file names, as in `PROCESSORS`, from any historical spelling; "" if none."""
     written = str(config.get("image_processor_type") or config.get("feature_extractor_type") or "")
     name = written.removesuffix("Fast").removesuffix("Pil")
     return name.removesuffix("ImageProcessor").removesuffix("FeatureExtractor")
 
 
 def short_side(processor: Mapping[str, Any]) -> int | None:
-    """The short side to which a processor of `PROCESSORS` resizes images that keep their aspect, without a crop."""
+    """Return the short side of a processor of `PROCESSORS` that keeps the aspect ratio and does not crop."""
     size = _size_of(processor)
     side = size.get("shortest_edge") if isinstance(size, Mapping) else size
     return side if type(side) is int and 0 < side <= MAX_SIDE else None
@@ -191,9 +191,9 @@ def _size_of(processor: Mapping[str, Any]) -> Any:
 
 
 def fixed_size(processor: Mapping[str, Any] | None) -> tuple[int, int] | None:
-    """The (height, width) to which a processor resizes all images, None if it crops or keeps their aspect.
+    """Return the (height, width) to which a processor resizes all images, None if it crops or keeps the aspect ratio.
 
-    It is the size of models whose `config.json` tells none, because they take all: detectors such as RT-DETR.
+    It is the size for models that accept any, so that `config.json` has none: detectors such as RT-DETR.
     """
     size = _size_of(processor or {})
     short = _snapped_side(processor or {})
@@ -206,8 +206,8 @@ def fixed_size(processor: Mapping[str, Any] | None) -> tuple[int, int] | None:
 
 
 def _snapped_side(processor: Mapping[str, Any]) -> int | None:
-    """The short side of the processors that keep the aspect of images and whose models take any size, as the nearest
-    multiple of what their backbones divide it by."""
+    """Return the short side of processors that keep the aspect ratio and whose models take any size, rounded to the
+    nearest multiple of their backbone's stride."""
     written = str(processor.get("image_processor_type") or "")
     size = processor.get("size")
     side = size.get("shortest_edge") if isinstance(size, Mapping) else size
@@ -219,13 +219,13 @@ def _snapped_side(processor: Mapping[str, Any]) -> int | None:
 def transformers_preprocess(
     config: Mapping[str, Any], channels: int, image_size: tuple[int, int]
 ) -> tuple[PreprocessSpec, tuple[str, ...]]:
-    """The preprocessing of a `preprocessor_config.json`, at `image_size`, with notes for the user.
+    """Return the preprocessing of a `preprocessor_config.json` at `image_size`, and notes for the user.
 
-    Keys that the file leaves out have the defaults of the processor's class. The processor's own sizes are scaled if
-    `image_size` is not its output size.
+    Missing keys have the defaults of the processor's class. The processor's sizes are scaled if `image_size` is not its
+    output size.
 
     Raises:
-        CheckpointError: a processor or a setting that vitdeploy does not support.
+        CheckpointError: an unsupported processor or setting.
     """
     name, notes = _class_of(config)
     defaults = defaults_of(name)
@@ -240,38 +240,39 @@ def transformers_preprocess(
         resize, crop = _convnext(config, resize)
     own, fit = crop or resize, STRETCH
     if name == TOPDOWN:
-        fit, notes = _topdown(config), (*notes, "the processor cuts out a box: without one that is the whole image")
+        fit, notes = _topdown(config), (*notes, "the processor crops a box; without a box, the whole image is used")
         resize = own = image_size
     if name == THUMBNAIL:
         fit, notes = (
             _thumbnail(config, settings),
-            (*notes, "where the processor resizes an image twice, it is once here"),
+            (*notes, "the processor resizes some images twice; vitdeploy resizes them once"),
         )
         resize = own = image_size
     _refuse_steps(name, settings, own, config.get("size_divisor"))
     if config.get("keep_aspect_ratio") and isinstance(own, tuple):
         step = config.get("ensure_multiple_of", 1)
         notes += (
-            f"the processor keeps the aspect (near {own[0]}x{own[1]}, sides in steps of {step}); here both sides are "
-            "resized to the engine's: --image-size HEIGHTxWIDTH of your camera's aspect keeps it",
+            f"the processor keeps the aspect ratio (about {own[0]}x{own[1]}, sides in steps of {step}); vitdeploy "
+            "resizes both sides to the engine's size: choose --image-size HEIGHTxWIDTH with your camera's aspect ratio",
         )
     if name == PADDING and settings.pad:
-        notes += ("the processor pads images at the right and at the bottom; here the model gets them as they are",)
+        notes += ("the processor pads images at the right and bottom; vitdeploy does not pad them",)
     if not settings.resizes:
-        notes += ("the processor takes images as they are; here images of another size than the engine's are resized",)
+        notes += ("the processor does not resize images; vitdeploy resizes them to the engine's size",)
         resize = image_size
     elif isinstance(own, int):
-        # No crop: the processor keeps the aspect and gives images of any size (DETR). An engine has one size.
+        # No crop: the processor keeps the aspect ratio and returns images of any size (DETR). An engine has one size.
         padding = " and pads" if settings.pad else ""
         notes += (
-            f"the processor keeps the aspect (short side {own}){padding}; here both sides are resized to the engine's",
+            f"the processor keeps the aspect ratio (short side {own}){padding}; vitdeploy resizes both sides to the "
+            "engine's size",
         )
         resize = image_size
     else:
         if settings.pad and settings.pad_size not in (None, own):
             raise _unsupported(f"do_pad to {settings.pad_size}", "images of one size, without padding")
         if own != image_size:
-            notes += (f"the processor gives {own[0]}x{own[1]} pixels; its sizes are scaled to the model's",)
+            notes += (f"the processor's output of {own[0]}x{own[1]} pixels is scaled to the model's size",)
             resize, fit = _scaled(resize, own, image_size)
     mean, std = settings.normalisation(channels)
     if settings.scale == 255.0:
@@ -284,29 +285,29 @@ def transformers_preprocess(
 
 
 def _refuse_steps(name: str, settings: _Settings, own: Any, divisor: Any) -> None:
-    """Raise CheckpointError for a size that the processor pads, or enlarges, to a multiple of `size_divisor`."""
+    """Raise CheckpointError for a size that the processor pads or enlarges to a multiple of `size_divisor`."""
     step = STEP if divisor is None and name in KEEPS_ASPECT else divisor
     steps = name in KEEPS_ASPECT or (name == "DPT" and settings.pad)
     if steps and isinstance(own, tuple) and isinstance(step, int) and step > 0 and any(side % step for side in own):
-        raise _unsupported(f"size {own[0]}x{own[1]} with size_divisor {step}", "a size that it divides")
+        raise _unsupported(f"size {own[0]}x{own[1]} with size_divisor {step}", "a size divisible by size_divisor")
 
 
 def _class_of(config: Mapping[str, Any]) -> tuple[str, tuple[str, ...]]:
-    """The class that a file names, and a note where it names none."""
+    """Return the class that a file names, and a note if it names none."""
     written, name = config.get("image_processor_type") or config.get("feature_extractor_type"), processor_name(config)
     if written and name not in PROCESSORS:
         raise _unsupported(f"the processor {written}", f"one of {', '.join(PROCESSORS)}")
     known = KNOWN_FLAGS | IGNORED_FLAGS | FLAGS_OF.get(name, set())
     unknown = sorted(key for key, value in config.items() if value is True and key not in known)
     if unknown:
-        raise _unsupported(", ".join(unknown), f"no steps but {', '.join(sorted(KNOWN_FLAGS))}")
+        raise _unsupported(", ".join(unknown), f"only the steps {', '.join(sorted(KNOWN_FLAGS))}")
     if written:
         return name, ()
-    return "ViT", ("the preprocessor's file names no class: what it leaves out is as in ViTImageProcessor",)
+    return "ViT", ("the preprocessor's file names no class: assuming the defaults of ViTImageProcessor",)
 
 
 class _Settings:
-    """The settings of a file with the defaults of its class, checked."""
+    """The validated settings of a file, with the defaults of its class."""
 
     def __init__(self, config: Mapping[str, Any], defaults: Mapping[str, Any]) -> None:
         values = {**defaults, **{key: value for key, value in config.items() if value is not None}}
@@ -314,7 +315,7 @@ class _Settings:
         self.crop = _sides(values["crop_size"], "crop_size") if crops else None
         self.resize: Any = _size(values["size"], defaults["default_to_square"], crops) if self.resizes else None
         if not self.resizes and crops:
-            raise _unsupported("a crop of images that are not resized", "do_resize with do_center_crop")
+            raise _unsupported("do_center_crop without do_resize", "do_resize with do_center_crop")
         pads = (config.get("do_pad"), config.get("pad_and_return_pixel_mask"), defaults["do_pad"])
         self.pad = bool(next((pad for pad in pads if pad is not None), False))
         pad_size = config.get("pad_size")
@@ -325,14 +326,14 @@ class _Settings:
         self.interpolation = RESAMPLE[number]
         rescales = values.get("do_rescale", True)
         factor = _positive(values.get("rescale_factor", 1 / 255), "rescale_factor") if rescales else 1.0
-        # Values of 1 / 255 are written with more or fewer digits.
+        # 1 / 255 is written with varying numbers of digits.
         self.scale = 1.0 if math.isclose(factor * 255, 1, rel_tol=1e-6) else factor * 255
         normalises = values["do_normalize"]
         self._mean: Any = values["image_mean"] if normalises else 0.0
         self._std: Any = values["image_std"] if normalises else 1.0
 
     def normalisation(self, channels: int) -> tuple[tuple[float, ...], tuple[float, ...]]:
-        """Mean and deviation of x / 255: with the factor f of the file, f x - m is f 255 (x / 255 - m / (255 f))."""
+        """Return mean and std for x / 255: with the file's factor f, f x - m is 255 f (x / 255 - m / (255 f))."""
         mean = _per_channel(self._mean, channels, "image_mean")
         std = _deviations(self._std, channels, "image_std")
         return tuple(value / self.scale for value in mean), tuple(value / self.scale for value in std)
@@ -341,7 +342,8 @@ class _Settings:
 def _longest(
     config: Mapping[str, Any], defaults: Mapping[str, Any], channels: int, image_size: tuple[int, int]
 ) -> tuple[PreprocessSpec, tuple[str, ...]]:
-    """SAM's processor, with notes. Raises CheckpointError where it does not scale images to a side and pad to it."""
+    """Return the preprocessing of SAM's processor, and notes. Raises CheckpointError if it does not scale the longest
+    side and pad to a square."""
     size, pad = config.get("size") or defaults["size"], config.get("pad_size")
     side = _side(size.get("longest_edge") if isinstance(size, Mapping) else None, "size.longest_edge")
     padded = (side, side) if pad in (None, defaults["size"]) else _sides(pad, "pad_size")
@@ -349,21 +351,22 @@ def _longest(
     if not pads or padded != (side, side):
         raise _unsupported(
             f"longest_edge {side}, pad_size {padded[0]}x{padded[1]}, do_pad {pads}",
-            "images scaled to their longest side and padded to a square of it",
+            "images scaled by their longest side and padded to a square",
         )
     settings = _Settings({**config, "size": _pair(side), "pad_size": None}, defaults)
     if not settings.resizes or settings.crop is not None:
         raise _unsupported(f"do_resize {settings.resizes}, do_center_crop {settings.crop is not None}", "do_resize")
-    told = f"the processor gives {side}x{side} pixels; its sizes are scaled to the model's"
+    note = f"the processor's output of {side}x{side} pixels is scaled to the model's size"
     mean, std = settings.normalisation(channels)
     spec = PreprocessSpec(image_size, image_size, settings.interpolation, mean, std, "longest-pad")
-    return spec, () if padded == image_size else (told,)
+    return spec, () if padded == image_size else (note,)
 
 
 def _squared(
     config: Mapping[str, Any], defaults: Mapping[str, Any], channels: int, image_size: tuple[int, int]
 ) -> tuple[PreprocessSpec, tuple[str, ...]]:
-    """OWLv2's processor, with notes. Raises CheckpointError where it does not pad to a square and resize that."""
+    """Return the preprocessing of OWLv2's processor, and notes. Raises CheckpointError if it does not pad to a square
+    and then resize."""
     settings = _Settings(config, defaults)
     own = settings.resize
     square = isinstance(own, tuple) and own[0] == own[1] and image_size[0] == image_size[1]
@@ -375,12 +378,12 @@ def _squared(
         )
     mean, std = settings.normalisation(channels)
     spec = PreprocessSpec(image_size, image_size, settings.interpolation, mean, std, "longest-pad", fill=0)
-    told = "the processor pads images, then resizes them with a blur of its own; here they are resized, then padded"
-    return spec, (told,)
+    note = "the processor pads images, then resizes them with its own blur; vitdeploy resizes, then pads them"
+    return spec, (note,)
 
 
 def _topdown(config: Mapping[str, Any]) -> Fit:
-    """Raise CheckpointError for a VitPose processor that does not cut out boxes in its usual way."""
+    """Raise CheckpointError for a VitPose processor that does not crop boxes in the usual way."""
     unit = config.get("normalize_factor")
     if config.get("do_affine_transform") is False or unit not in (None, BOX_UNIT):
         raise _unsupported(
@@ -391,7 +394,7 @@ def _topdown(config: Mapping[str, Any]) -> Fit:
 
 
 def _thumbnail(config: Mapping[str, Any], settings: _Settings) -> Fit:
-    """Raise CheckpointError for a Donut processor that does not give images of one size in its usual way."""
+    """Raise CheckpointError for a Donut processor that does not produce images of one size in the usual way."""
     steps = {"do_resize": settings.resizes, "do_thumbnail": config.get("do_thumbnail") is not False}
     steps["do_pad"] = settings.pad
     if not all(steps.values()):
@@ -401,7 +404,7 @@ def _thumbnail(config: Mapping[str, Any], settings: _Settings) -> Fit:
 
 
 def _convnext(config: Mapping[str, Any], side: int) -> tuple[int | tuple[int, int], tuple[int, int]]:
-    """ConvNeXt's processor: below 384 a crop of the resized image, from there on both sides are resized."""
+    """Return resize and size of ConvNeXt's processor: a crop below 384 pixels, else both sides are resized."""
     if side >= 384:
         return (side, side), (side, side)
     return int(side / _share(config.get("crop_pct") or 224 / 256)), (side, side)
@@ -410,7 +413,7 @@ def _convnext(config: Mapping[str, Any], side: int) -> tuple[int | tuple[int, in
 def _scaled(
     resize: int | tuple[int, int], own: tuple[int, int], expected: tuple[int, int]
 ) -> tuple[int | tuple[int, int], Fit]:
-    """Sizes that lead to `expected` (height, width) instead of `own`."""
+    """Scale the sizes so that they lead to `expected` (height, width) instead of `own`."""
     fit = STRETCH
     if isinstance(resize, int):
         if own[0] * expected[1] == own[1] * expected[0]:
@@ -421,10 +424,10 @@ def _scaled(
 
 
 def _size(size: Any, square: bool, crops: bool) -> int | tuple[int, int]:
-    """`size`: an integer where it is the short side, (height, width) where it is both."""
+    """Return `size` as an integer for the short side, or (height, width) for both sides."""
     if isinstance(size, Mapping) and "shortest_edge" in size:
         if crops and size.get("longest_edge") is not None:
-            raise _unsupported(f"size {dict(size)} with a crop", "shortest_edge alone")
+            raise _unsupported(f"size {dict(size)} with a crop", "only shortest_edge")
         return _side(size["shortest_edge"], "size")
     if not square and not isinstance(size, Mapping | list | tuple):
         return _side(size, "size")
@@ -443,12 +446,12 @@ def _sides(size: Any, name: str) -> tuple[int, int]:
 
 def _side(value: Any, name: str) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or not 0 < value <= MAX_SIDE:
-        raise _unsupported(f"{name} {value!r}", f"a whole number from 1 to {MAX_SIDE}")
+        raise _unsupported(f"{name} {value!r}", f"an integer from 1 to {MAX_SIDE}")
     return value
 
 
 def _number(value: Any, name: str) -> float:
-    # Not math.isfinite: it fails on integers beyond the range of float.
+    # math.isfinite fails on integers beyond the range of float.
     if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) <= sys.float_info.max:
         raise _unsupported(f"{name} {value!r}", "finite numbers")
     return float(value)
@@ -462,7 +465,7 @@ def _positive(value: Any, name: str) -> float:
 
 
 def _share(value: Any) -> float:
-    """A crop's share of the resized image; above 1 where the image is padded to it."""
+    """Return the crop's share of the resized image; above 1 if the image is padded."""
     share = _positive(value, "crop_pct")
     if not MIN_SHARE <= share <= 1 / MIN_SHARE:
         raise _unsupported(f"crop_pct {value!r}", f"a number from {MIN_SHARE} to {1 / MIN_SHARE:g}")
@@ -470,13 +473,13 @@ def _share(value: Any) -> float:
 
 
 def _per_channel(values: Any, channels: int, name: str) -> tuple[float, ...]:
-    """One value a channel; of RGB values for a grey model, the mean."""
+    """Return one value per channel; for a grey model, the mean of RGB values."""
     listed = values if isinstance(values, list | tuple) and values else (values,)
     numbers = tuple(_number(value, name) for value in listed)
     if len(numbers) == channels:
         return numbers
     if len(numbers) != 1 and channels != 1:
-        raise _unsupported(f"{name} {values!r}", f"{channels} numbers, one a channel")
+        raise _unsupported(f"{name} {values!r}", f"{channels} numbers, one per channel")
     return (sum(numbers) / len(numbers),) * channels
 
 
@@ -486,8 +489,8 @@ def _deviations(values: Any, channels: int, name: str) -> tuple[float, ...]:
 
 def _unsupported(found: str, expected: str) -> CheckpointError:
     return CheckpointError(
-        "the checkpoint's preprocessing is not one that vitdeploy has",
+        "vitdeploy does not support the checkpoint's preprocessing",
         found=found[:200],
         expected=expected,
-        fix="give preprocess: in a recipe (other commands take the graph that `vitdeploy export RECIPE -o DIR` makes)",
+        fix="set preprocess: in a recipe (other commands take the graph that `vitdeploy export RECIPE -o DIR` makes)",
     )

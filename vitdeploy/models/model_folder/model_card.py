@@ -1,4 +1,4 @@
-"""Read claims of accuracy next to a checkpoint: results of transformers' Trainer, a model card."""
+"""Read claimed accuracies next to a checkpoint: results of transformers' Trainer, a model card."""
 
 import json
 from collections.abc import Iterator, Mapping
@@ -8,7 +8,7 @@ from typing import Any
 from vitdeploy.paths import is_file
 from vitdeploy.yaml_values import NOT_YAML, read_yaml
 
-# Of a file of results; and of a card's front matter, which lists names and numbers.
+# Size limits for a results file, and for a card's front matter, which lists names and numbers.
 MAX_BYTES, MAX_FRONT = 16 << 20, 1 << 20
 RESULTS = ("eval_results.json", "all_results.json", "trainer_state.json", "config.json")
 KEYS = ("eval_accuracy", "eval_top1", "eval_top_1_accuracy")
@@ -16,7 +16,7 @@ CARD = "README.md"
 
 
 def claimed_accuracy(folder: Path) -> tuple[float, str] | None:
-    """Percent of top-1, and the file that says so; None if none does. What cannot be read says nothing."""
+    """Return the claimed top-1 accuracy in percent and its file; None without a claim. Unreadable files are ignored."""
     for name in RESULTS:
         for found in _in_results(_json(folder / name)):
             return found, name
@@ -54,7 +54,7 @@ def _list(document: Any, key: str) -> list[Any]:
 
 
 def _percent(value: Any) -> float | None:
-    """A share or a percentage as percent."""
+    """Return a fraction or a percentage as percent."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
     return 100 * float(value) if 0 < value <= 1 else float(value) if 1 < value <= 100 else None

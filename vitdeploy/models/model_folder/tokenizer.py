@@ -1,5 +1,5 @@
-"""Tokenizers in folders of libraries: what they say beside `tokenizer.json`, and whether a bundle's tokenizer gives the
-tokens of transformers' own."""
+"""Tokenizers in model folders: settings outside `tokenizer.json`, and a comparison of a bundle's tokenizer with
+transformers' own."""
 
 import json
 import warnings
@@ -14,28 +14,28 @@ from vitdeploy.models.json_file import read_json
 from vitdeploy.runtime.tokenizer import ReadsTexts, TextSpec, TextTokenizer, TextWriter, cleaned
 from vitdeploy.spec import SequenceSpec
 
-# --- What a model folder says of its tokenizer, as far as `tokenizer.json` alone does not -----------------------------
+# --- A model folder's tokenizer settings outside `tokenizer.json` -----------------------------------------------------
 
 
 TOKENIZER, TOKENIZER_CONFIG = "tokenizer.json", "tokenizer_config.json"
-# The largest vocabularies, of 256,000 tokens, take half of that.
+# The largest vocabularies, of 256,000 tokens, need half of that.
 MAX_BYTES = 64 << 20
-# Files that transformers makes a tokenizer.json of.
+# Files that transformers converts to a tokenizer.json.
 OTHER_TOKENIZERS = ("vocab.", "merges.txt", "sentencepiece", "spiece", "tokenizer")
 Side = Literal["left", "right"]
-# CLIP's marks around a text: the last two tokens of its byte pairs.
+# CLIP's start and end marks: the last two tokens of its byte-pair vocabulary.
 CLIP_MARKS = ("<|startoftext|>", "<|endoftext|>")
-# What transformers 5.23's classes do, whatever tokenizer.json says: whether texts become small letters, and the side of
-# the padding where tokenizer_config.json does not say it.
+# Behaviour of transformers 5.23's classes, whatever tokenizer.json says: whether texts are lowercased, and the padding
+# side if tokenizer_config.json does not set it.
 CLASSES: dict[str, tuple[bool, Side]] = {"Siglip2Tokenizer": (True, "left")}
 
 
 def tokenizer_of(folder: Path) -> dict[str, Any] | None:
-    """What a folder says of its tokenizer, as fields of `ZeroShotSpec`: the number of the token that texts are padded
-    with, the side of the padding, and whether they become small letters; None without a tokenizer.json.
+    """Return a folder's tokenizer settings as fields of `ZeroShotSpec`: the id of the padding token, the padding side,
+    and whether texts are lowercased; None without a tokenizer.json.
 
     Raises:
-        CheckpointError: its files cannot be read, or do not say what texts are padded with.
+        CheckpointError: its files cannot be read, or do not name a padding token.
     """
     file = folder / TOKENIZER
     if not file.is_file():
@@ -50,10 +50,10 @@ def tokenizer_of(folder: Path) -> dict[str, Any] | None:
     number = _number(own, name)
     if number is None:
         raise CheckpointError(
-            f"{folder} does not say what its texts are padded with",
+            f"the tokenizer in {folder} has no valid padding token",
             found=f"pad_token {name!r}",
             expected=f"pad_token in {TOKENIZER_CONFIG}: one of the tokens of {TOKENIZER}",
-            fix="take the folder of the model whole, as save_pretrained writes it",
+            fix="use the complete model folder, as written by save_pretrained",
         )
     kind = str(config.get("tokenizer_class")).removesuffix("Fast")
     lowercase, usual = CLASSES.get(kind, (False, str(padding.get("direction", "right")).lower()))
@@ -62,29 +62,29 @@ def tokenizer_of(folder: Path) -> dict[str, Any] | None:
 
 
 def byte_pairs_of(folder: Path, vocabulary: int) -> dict[str, Any]:
-    """CLIP's byte pairs as OpenCLIP uses them: padded with the token 0, which is a word's, too.
+    """Return the settings of CLIP's byte-pair tokenizer in OpenCLIP: padded with token 0, which is also a word's token.
 
     Raises:
-        CheckpointError: the file cannot be read, or its marks around a text are not the last of `vocabulary` tokens.
+        CheckpointError: the file cannot be read, or its start and end marks are not the last of `vocabulary` tokens.
     """
     file = folder / TOKENIZER
     own = _content(file)
     found = tuple(_number(own, name) for name in CLIP_MARKS)
     if found != (vocabulary - 2, vocabulary - 1):
         raise CheckpointError(
-            f"{file} is not the tokenizer of CLIP's byte pairs",
+            f"{file} is not CLIP's byte-pair tokenizer",
             found=", ".join(f"{name} is {number}" for name, number in zip(CLIP_MARKS, found, strict=True)),
             expected=f"{vocabulary - 2} and {vocabulary - 1}, the last of the text tower's {vocabulary} tokens",
-            fix="take tokenizer.json of openai/clip-vit-base-patch32",
+            fix="use tokenizer.json from openai/clip-vit-base-patch32",
         )
     return {"pad": 0, "padding": "right", "lowercase": False}
 
 
 def text_spec(folder: Path, *, keeps_special: bool) -> TextSpec:
-    """How the tokens that a model writes become a text.
+    """Return how a model's output tokens are converted to a text.
 
     Args:
-        keeps_special: special tokens are part of the text, but those that begin, end and fill it up.
+        keeps_special: special tokens are part of the text, except the start, end and padding tokens.
 
     Raises:
         CheckpointError: no tokenizer.json, or one that cannot be read.
@@ -93,16 +93,16 @@ def text_spec(folder: Path, *, keeps_special: bool) -> TextSpec:
     if not file.is_file():
         others = sorted(path.name for path in folder.iterdir() if path.name.startswith(OTHER_TOKENIZERS))
         raise CheckpointError(
-            f"{folder} has no {TOKENIZER}: nothing says which text the model's tokens are",
-            found=", ".join(others) or "no file of a tokenizer",
-            expected=f"{TOKENIZER}, the file of the package tokenizers",
+            f"{folder} has no {TOKENIZER}: the model's tokens cannot be converted to text",
+            found=", ".join(others) or "no tokenizer file",
+            expected=f"{TOKENIZER}, as written by the package tokenizers",
             fix=python_command(
                 f"from transformers import AutoTokenizer as A; d = {str(folder)!r}; "
                 "A.from_pretrained(d).save_pretrained(d)"
             )
-            + " writes it of the other files"
+            + " writes it from the other files"
             if others
-            else "copy the folder of the model whole",
+            else "copy the whole model folder",
         )
     own = _content(file)
     beside = folder / TOKENIZER_CONFIG
@@ -117,7 +117,7 @@ def text_spec(folder: Path, *, keeps_special: bool) -> TextSpec:
 
 
 def tokens_of(file: Path) -> int:
-    """How many token numbers a tokenizer.json has a text for, from 0 on; errors as `text_spec`."""
+    """Return the number of token ids, from 0 on, for which a tokenizer.json has a text; errors as `text_spec`."""
     own = _content(file)
     vocabulary = own["model"].get("vocab")
     numbers = list(vocabulary.values()) if isinstance(vocabulary, Mapping) else [len(vocabulary or ()) - 1]
@@ -128,19 +128,19 @@ def tokens_of(file: Path) -> int:
 def _content(file: Path) -> Mapping[str, Any]:
     try:
         if file.stat().st_size > MAX_BYTES:
-            raise ValueError(f"{file.stat().st_size:,} bytes, at most {MAX_BYTES:,} are read")
+            raise ValueError(f"{file.stat().st_size:,} bytes (limit {MAX_BYTES:,})")
         found = json.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
-        raise CheckpointError(f"{file} is no JSON", found=str(error)[:200], fix="copy it again") from None
+        raise CheckpointError(f"{file} is not valid JSON", found=str(error)[:200], fix="copy it again") from None
     model = found.get("model") if isinstance(found, dict) else None
     vocabulary, added = (model.get("vocab"), found.get("added_tokens")) if isinstance(model, dict) else (0, 0)
     if not isinstance(vocabulary, dict | list | None) or not isinstance(added, list | None):
-        raise CheckpointError(f"{file} is no tokenizer", expected="tokenizer.json of the package tokenizers")
+        raise CheckpointError(f"{file} is not a tokenizer", expected="tokenizer.json of the package tokenizers")
     return found
 
 
 def _number(tokenizer: Mapping[str, Any], name: object) -> int | None:
-    """The number of a token; None if there is no such token."""
+    """Return the id of a token; None for an unknown token."""
     if not isinstance(name, str):
         return None
     added = tokenizer.get("added_tokens") or ()
@@ -156,12 +156,12 @@ def _number(tokenizer: Mapping[str, Any], name: object) -> int | None:
     return None
 
 
-# --- Does the tokenizer of a bundle give the tokens of transformers' own? Asked of a thousand texts -------------------
+# --- Compare the tokenizer of a bundle with transformers' own, on a thousand texts ------------------------------------
 
 
 TEXTS, SEED = 1000, 0
-# Texts that tokenizers have had trouble with: nothing, spaces of many kinds, marks that combine, scripts without spaces
-# or from right to left, emoji of several code points, control characters, and names of special tokens.
+# Texts that are difficult for tokenizers: empty, many kinds of spaces, combining marks, scripts without spaces or from
+# right to left, emoji of several code points, control characters, and names of special tokens.
 ODD = (
     "",
     " ",
@@ -215,7 +215,7 @@ _PARTS = (
 
 
 def sample_texts() -> list[str]:
-    """A thousand texts, always the same: the odd ones, and seeded mixtures of 1 to 120 words."""
+    """Return a thousand fixed texts: the odd ones, and seeded mixtures of 1 to 120 words."""
     generator = np.random.default_rng(SEED)
     mixed = [
         " ".join(generator.choice(_PARTS, generator.integers(1, 121 if i % 10 == 0 else 12)))
@@ -225,11 +225,11 @@ def sample_texts() -> list[str]:
 
 
 def compare_tokenizers(file: Path, spec: ReadsTexts) -> str | None:
-    """What the tokenizer in the folder of `file` was compared with, in a few words; None where transformers is not
-    installed, or has no tokenizer for the folder.
+    """Compare the tokenizer in `file` with transformers' for its folder; return a short description of the comparison,
+    None if transformers is not installed or has no tokenizer for the folder.
 
     Raises:
-        CheckpointError: other tokens than transformers' own, for at least one text.
+        CheckpointError: the tokens differ from transformers' for at least one text.
         MissingPackageError: the package `tokenizers` is not installed.
     """
     texts = sample_texts()
@@ -238,7 +238,7 @@ def compare_tokenizers(file: Path, spec: ReadsTexts) -> str | None:
         ours = TextTokenizer(file, spec).encode(texts)
 
     def padded(theirs: Any) -> Any:
-        """As transformers pads; of a model of OpenCLIP as that library asks it for tokens."""
+        """Tokenize with padding, as transformers does; for an OpenCLIP model, as OpenCLIP calls it."""
         if spec.clean is None:
             return theirs(texts, padding="max_length", truncation=True, max_length=spec.length)["input_ids"]
         plain = [cleaned(text, spec.clean) for text in texts]
@@ -255,17 +255,17 @@ def compare_tokenizers(file: Path, spec: ReadsTexts) -> str | None:
         raise _other(
             f"{file} gives other tokens than transformers' {name.split()[-1]} of its folder",
             f"{len(different)} of {len(texts)} texts, first {texts[first][:60]!r}: token {ours[first][place]} at "
-            f"place {place}, transformers' {theirs[first][place]}",
+            f"position {place}, in transformers {theirs[first][place]}",
             "the same tokens for every text",
         )
-    return f"{len(texts)} texts as {name}"
+    return f"same tokens for {len(texts)} texts as {name}"
 
 
 def compare_writers(file: Path, spec: TextSpec, sequence: SequenceSpec) -> str | None:
-    """The same of texts that are made of tokens: a thousand seeded answers, each with an end and padding.
+    """Like `compare_tokenizers` for detokenization: a thousand seeded token sequences, each with an end and padding.
 
     Raises:
-        CheckpointError: another text than transformers' own, for at least one answer.
+        CheckpointError: the text differs from transformers' for at least one sequence.
         MissingPackageError: the package `tokenizers` is not installed.
     """
     writer = TextWriter(file, spec)
@@ -274,7 +274,7 @@ def compare_writers(file: Path, spec: TextSpec, sequence: SequenceSpec) -> str |
     answers = [[*answer, sequence.end, sequence.pad, sequence.pad] for answer in answers]
 
     def decoded(theirs: Any) -> tuple[list[list[int]], list[str]]:
-        """The answers, and their texts; where special tokens are part of texts, as of Donut, without any."""
+        """Return the token sequences and their texts; without special tokens if these are part of texts (Donut)."""
         kept, hidden = answers, {*theirs.all_special_ids, *spec.left_out}
         if hidden != set(spec.left_out):
             kept = [[token for token in answer if token not in hidden] for answer in answers]
@@ -287,21 +287,21 @@ def compare_writers(file: Path, spec: TextSpec, sequence: SequenceSpec) -> str |
     if different:
         ours, theirs = different[0]
         raise _other(
-            f"{file} makes other texts than transformers' {name.split()[-1]} of its folder",
-            f"{len(different)} of {len(answers)} answers, first {ours[:60]!r}, transformers' {theirs[:60]!r}",
-            "the same text of every answer",
+            f"{file} decodes to other texts than transformers' {name.split()[-1]} of its folder",
+            f"{len(different)} of {len(answers)} sequences, first {ours[:60]!r}, in transformers {theirs[:60]!r}",
+            "the same text for every sequence",
         )
-    return f"{len(answers)} answers as {name}"
+    return f"same texts for {len(answers)} token sequences as {name}"
 
 
 def _of_transformers(file: Path, ask: Callable[[Any], Any]) -> tuple[str, Any] | None:
-    """transformers' tokenizer of a folder in words, and what it answers; None without one."""
+    """Return the name of transformers' tokenizer for a folder and the result of `ask`; None if it has none."""
     try:
         import transformers
 
         theirs = transformers.AutoTokenizer.from_pretrained(file.parent, local_files_only=True, trust_remote_code=False)
         return f"transformers {transformers.__version__}'s {type(theirs).__name__}", ask(theirs)
-    except Exception:  # transformers has many, of files that it does not know and of packages that it needs
+    except Exception:  # transformers raises many kinds, for unknown files and missing packages
         return None
 
 

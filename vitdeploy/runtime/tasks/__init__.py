@@ -1,1 +1,1 @@
-"""One file a task: what an app gets, how outputs become that, when two answers are about the same, pictures of them."""
+"""One module per task: its answer type, the reading of outputs, the comparison of two answers, and pictures."""

@@ -1,4 +1,4 @@
-"""From an anomaly model's outputs for one image to its score, and a score for every pixel of the original image.
+"""Anomaly detection: a score for an image, and for every pixel of it, from a model's outputs.
 
 Source: Roth et al., "Towards Total Recall in Industrial Anomaly Detection", CVPR 2022 (arXiv 2106.08265), PatchCore,
 section 3.3 and equation 7 for the score, section 4.2 for the map.
@@ -23,20 +23,20 @@ if TYPE_CHECKING:
     from PIL import Image
 
 DISTANCES, NEIGHBOURS = "distances", "neighbours"
-# The names that anomalib gives its outputs.
+# Output names of anomalib.
 ANOMALY_MAP, PREDICTED_SCORE = "anomaly_map", "pred_score"
 
 
 @dataclass(frozen=True)
 class AnomalySpec(OutputSpec):
-    """From a model's outputs to the anomaly score of an image and of every pixel.
+    """How outputs become the anomaly scores of an image and of its pixels.
 
-    Of a memory bank: "distances" [height, width] of the patches to normal ones, and "neighbours" [b], the distances of
-    the patch with the largest one to the entry nearest to it (first) and to those around that entry (PatchCore, arXiv
-    2106.08265, equation 7). Of other models: "anomaly_map" [1, height, width] and "pred_score" [], map and score.
+    Outputs of a memory bank: "distances" [height, width] of the patches to normal ones, and "neighbours" [b], the
+    distances of the most distant patch to its nearest entry (first) and to that entry's neighbours (PatchCore, arXiv
+    2106.08265, equation 7). Other models: "anomaly_map" [1, height, width] and "pred_score" [], map and score.
 
-    `threshold`: an image whose score is above it is anomalous; `pixel_threshold`: the same of a pixel. `sigma`: of the
-    Gaussian that smooths the map, in pixels of the model's input (section 4.2 of the paper); 0 smooths nothing.
+    `threshold`: an image with a higher score is anomalous; `pixel_threshold`: the same for a pixel. `sigma` of the
+    Gaussian that smooths the map, in pixels of the model's input (section 4.2 of the paper); 0 for no smoothing.
     """
 
     threshold: float
@@ -46,37 +46,37 @@ class AnomalySpec(OutputSpec):
 
     def __post_init__(self) -> None:
         if self.sigma < 0:
-            raise ValueError(f"sigma {self.sigma:g}: expected 0 or more pixels")
+            raise ValueError(f"sigma {self.sigma:g}: expected >= 0 pixels")
 
     def comparable(self, outputs: Iterable[str]) -> list[str]:
-        """Of these outputs those that can be compared number by number: all but the neighbours, which are those of one
-        patch, and another patch's where two are about as far."""
+        """Return the outputs that can be compared element by element: all except the neighbours, which belong to one
+        patch and change with the choice between two equally distant patches."""
         return [name for name in outputs if name != NEIGHBOURS]
 
 
-# What anomalib's exported graphs mean: their scores are scaled so that its own threshold is at 0.5.
+# The spec of anomalib's exported graphs, whose scores are scaled to a threshold of 0.5.
 GIVEN = AnomalySpec(threshold=0.5, pixel_threshold=0.5, sigma=0.0)
 
 
 Array = npt.NDArray[Any]
 
-# Where a Gaussian is cut, in sigmas: scipy.ndimage's default.
+# Radius of the Gaussian in sigmas: scipy.ndimage's default.
 TRUNCATE = 4.0
-# Of anomaly maps: yellow, orange and vermilion of Okabe and Ito, which is also the colour of the verdict.
+# Colours of anomaly maps: Okabe and Ito's yellow, orange and vermilion, which is also the colour of the verdict.
 HEAT = np.array([(240, 228, 66), (230, 159, 0), (213, 94, 0)], np.float64)
 ALARM = (213, 94, 0)
-# Heat begins at this share of the threshold of pixels, and is full at the other.
+# Heat starts at the first and is full at the second of these shares of the pixel threshold.
 HEAT_FROM, HEAT_TO = 0.7, 1.2
-# Two answers are about the same if the distance of their maps is at most this share of the length of one, and their
-# scores are within this factor.
+# Two answers agree if the distance of their maps is at most this share of the norm of the reference, and their scores
+# are within this factor.
 SAME_MAPS, SAME_SCORES = 0.2, 1.25
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Anomaly:
-    """The answer for one image. score: the larger, the less the image is like the normal ones; `anomalous` where it is
-    above `threshold`. map: float32 [height, width] at the image's size, a score for every pixel, smoothed, so that they
-    have a threshold of their own; not a number where the model's input does not reach.
+    """The answer for one image. score: higher is less normal; `anomalous` if above `threshold`. map: float32 [height,
+    width] at the image's size, a smoothed score for every pixel, with its own `pixel_threshold`; NaN outside the
+    model's input.
     """
 
     score: float
@@ -95,14 +95,14 @@ class Anomaly:
 
     @property
     def peak(self) -> tuple[int, int] | None:
-        """(x, y) of the pixel with the largest score; None if the model sees none."""
+        """(x, y) of the pixel with the largest score; None if the model's input shows no pixel of the image."""
         if not np.isfinite(self.map).any():
             return None
         y, x = np.unravel_index(int(np.nanargmax(self.map)), self.map.shape)
         return int(x), int(y)
 
     def to_dict(self) -> dict[str, Any]:
-        """Everything but the pixels of the map."""
+        """Return all fields except the pixels of the map."""
         height, width = self.map.shape
         verdict = {"score": self.score, "threshold": self.threshold, "anomalous": self.anomalous}
         pixels = {"pixel_threshold": self.pixel_threshold, "share": float(self.mask.mean()), "peak": self.peak}
@@ -119,11 +119,11 @@ class Anomaly:
 
 
 def image_score(outputs: Outputs) -> float:
-    """The anomaly score of an image, as it is given where it is.
+    """Return the anomaly score of an image: the model's own, if it has one.
 
     From a memory bank, equation 7: the largest distance of a patch to the bank, times 1 minus the softmax over the
-    distances of this patch to the entry nearest to it and to those around that. An entry in a sparse part of the bank
-    is itself rare, and weighs more.
+    distances of this patch to its nearest entry and that entry's neighbours. An entry in a sparse part of the bank is
+    rare itself and gets more weight.
     """
     if PREDICTED_SCORE in outputs:
         return float(outputs[PREDICTED_SCORE].reshape(-1)[0])
@@ -135,10 +135,10 @@ def image_score(outputs: Outputs) -> float:
 def anomaly_map(
     outputs: Outputs, size: tuple[int, int], preprocess: PreprocessSpec, head: AnomalySpec
 ) -> npt.NDArray[np.float32]:
-    """float32 [height, width] at the original image's `size` (width, height); not a number where the model's input does
-    not reach.
+    """Return the map, float32 [height, width], at the original image's `size` (width, height); NaN outside the model's
+    input.
 
-    Distances are enlarged to the model's input and smoothed there, as in the paper, whatever the image's own size is.
+    Distances are enlarged to the model's input and smoothed there, as in the paper, independent of the image's size.
     """
     plane = plane_of(outputs)
     if head.sigma > 0:
@@ -150,27 +150,27 @@ def anomaly_map(
 
 
 def plane_of(outputs: Outputs) -> Array:
-    """The scores as the model has them, [height, width]."""
+    """Return the scores at the model's resolution, [height, width]."""
     plane = outputs[DISTANCES if DISTANCES in outputs else ANOMALY_MAP]
     return plane.reshape(plane.shape[-2:])
 
 
 def smoothed(plane: Array, size: tuple[int, int], sigma: float) -> npt.NDArray[np.float32]:
-    """A plane [height, width], enlarged bilinearly to `size` (height, width) and smoothed by a Gaussian of `sigma`
-    pixels there, none where it is 0. Both are linear and work on rows and columns apart: two products of matrices."""
+    """Return a plane [height, width], enlarged bilinearly to `size` (height, width) and smoothed by a Gaussian of
+    `sigma` pixels (0: not smoothed). Both are linear and separable, so they take two matrix products."""
     rows, columns = (_weights(count, length, sigma) for count, length in zip(plane.shape, size, strict=True))
     return np.asarray(rows @ plane.astype(np.float64) @ columns.T, np.float32)
 
 
 @functools.lru_cache(maxsize=8)
 def _weights(count: int, length: int, sigma: float) -> npt.NDArray[np.float64]:
-    """float64 [length, count]: what each of `count` cells gives to each pixel."""
+    """float64 [length, count]: the weight of each cell in each pixel."""
     cells = upsample.enlarged(np.eye(count)[None], (length, count))[0]
     return gaussian(cells, sigma) if sigma > 0 else cells
 
 
 def gaussian(values: Array, sigma: float) -> npt.NDArray[np.float64]:
-    """float64 [n, ...] smoothed along the first axis, mirrored at its ends (d c b a | a b c d | d c b a): the same as
+    """Return float64 [n, ...] smoothed along the first axis, mirrored at its ends (d c b a | a b c d | d c b a), like
     `scipy.ndimage.gaussian_filter1d(values, sigma, axis=0)`."""
     radius = int(TRUNCATE * sigma + 0.5)
     kernel = np.exp(-0.5 * (np.arange(-radius, radius + 1) / sigma) ** 2)
@@ -196,8 +196,8 @@ def _same(ours: Outputs, theirs: Outputs, reading: OutputReading) -> bool:
 
 
 def heat_picture(anomaly_map: Array, limits: tuple[float, float]) -> tuple[Image.Image, Array]:
-    """A map of anomaly scores [height, width] in colours, and how much of the image each pixel covers, 0..1: nothing
-    at the first of the limits and below it, OPACITY at the second and above it, and nothing where it is not finite."""
+    """Return a map of anomaly scores [height, width] in colours, and its opacity per pixel, 0..1: 0 up to the first
+    limit, OPACITY from the second limit, 0 if not finite."""
     from PIL import Image
 
     low, high = limits
@@ -208,12 +208,12 @@ def heat_picture(anomaly_map: Array, limits: tuple[float, float]) -> tuple[Image
 
 
 def heat_limits(pixel_threshold: float) -> tuple[float, float]:
-    """The scores of pixels from which, and up to which, heat is drawn."""
+    """Return the pixel scores at which heat starts and is full."""
     return HEAT_FROM * pixel_threshold, HEAT_TO * pixel_threshold
 
 
 def draw_heat(image: Image.Image, anomaly_map: Array, limits: tuple[float, float]) -> Image.Image:
-    """A copy of the RGB image with a map of its size over it; see `heat_picture`."""
+    """Return a copy of the RGB image with a map of its size drawn over it; see `heat_picture`."""
     from PIL import Image
 
     picture, cover = heat_picture(anomaly_map, limits)
@@ -221,7 +221,7 @@ def draw_heat(image: Image.Image, anomaly_map: Array, limits: tuple[float, float
 
 
 def _draw(image: Image.Image, result: Anomaly) -> Files:
-    """The map as heat over the image, with the verdict; and the numbers of the map."""
+    """The map as heat over the image with the verdict, and the map's values."""
     drawn = draw_heat(image, result.map, heat_limits(result.pixel_threshold))
     verdict = "anomalous" if result.anomalous else "normal"
     drawing.legend(drawn, [(verdict, ALARM if result.anomalous else drawing.LINE)])

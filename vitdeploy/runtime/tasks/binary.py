@@ -1,4 +1,4 @@
-"""From the one number of a model that says yes or no to what an app reads."""
+"""Binary classification: yes or no, from one number of a model."""
 
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -11,10 +11,10 @@ from vitdeploy.spec import SHARE, OutputSpec, TensorSpec
 
 @dataclass(frozen=True)
 class BinarySpec(OutputSpec):
-    """From "logits" or "probabilities" of an image, one number, to yes or no.
+    """How "logits" or "probabilities", one number per image, become yes or no.
 
-    `decision_threshold`: the answer is yes if the probability is above; None: 0.5. `positive`: what yes means, as the
-    data calls it; None: the model's label, if it has one.
+    `decision_threshold`: the answer is yes above this probability; None: 0.5. `positive`: the name of the positive
+    class in the data; None: the model's label, if it has one.
     """
 
     decision_threshold: float | None = field(default=None, metadata=SHARE)
@@ -39,7 +39,8 @@ class BinarySpec(OutputSpec):
 
 @dataclass(frozen=True, repr=False)
 class Decision:
-    """The answer for one image. score: the probability of yes, 0..1; label: what yes means; threshold: of the score."""
+    """The answer for one image. score: the probability of yes, 0..1; label: the positive class; threshold: for the
+    score."""
 
     yes: bool
     score: float

@@ -1,4 +1,4 @@
-"""From a classifier's outputs to what an app reads."""
+"""Classification: the best classes of an image, from a model's logits."""
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
@@ -56,9 +56,9 @@ class Classification(Ranking):
 
 
 def classify(logits: npt.NDArray[np.float32], labels: Sequence[str] | None, count: int = 5) -> Classification:
-    """The `count` best classes of one image. logits: float32 [classes]; labels: one name per class, or None.
+    """Return the `count` best classes of one image. logits: float32 [classes]; labels: one name per class, or None.
 
-    The scores are those of `softmax`; only the requested ones are divided.
+    The scores are the softmax; only the requested ones are divided.
     """
     best = best_classes(logits, count).tolist()
     powers = logits.astype(np.float64)

@@ -1,4 +1,4 @@
-"""From a depth model's output for one image to a value for every pixel of the original image."""
+"""Depth estimation: a value for every pixel of an image, from a model's output."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ if TYPE_CHECKING:
 
 DepthValues = Literal["inverse", "metric"]
 DepthResize = Literal["bilinear", "bicubic"]
-# What is said where a graph or a module does not say it.
-INVERSE_ASSUMED = "the depth is taken for relative inverse depth (postprocess: {values: metric} says otherwise)"
+# Note for a graph or module that does not tell the kind of depth.
+INVERSE_ASSUMED = "the output is assumed to be relative inverse depth; for metres, set postprocess: {values: metric}"
 
 
 @dataclass(frozen=True)
 class DepthSpec(OutputSpec):
-    """From "depth" [height, width] of a model to a value for every pixel of the image.
+    """How "depth" [height, width] becomes a value for every pixel of the image.
 
-    `values` "inverse": disparity, larger is nearer, known up to a scale and a shift (arXiv 1907.01341); "metric":
-    metres. `resize`: how the library's own post-processing enlarges it, without antialiasing. `max_depth`: the largest
-    depth that the model can say, in metres; None where it says none.
+    `values` "inverse": disparity, larger is closer, known up to a scale and a shift (arXiv 1907.01341); "metric":
+    metres. `resize`: how the library's post-processing enlarges the map, without antialiasing. `max_depth`: the model's
+    largest depth in metres; None if unknown.
     """
 
     values: DepthValues = "inverse"
@@ -44,21 +44,21 @@ Array = npt.NDArray[Any]
 # Two values of a pixel are alike if neither is larger than the other by more than this factor: delta-1 of arXiv
 # 1406.2283, section 4.2.
 ALIKE = 1.25
-# A disparity below this share of the image's largest is as good as infinitely far: ratios say nothing there.
+# A disparity below this share of the image's largest counts as infinitely far: ratios are meaningless there.
 FAR = 0.01
-# Two maps agree if so large a share of their pixels is alike.
+# Two maps agree if at least this share of their pixels is alike.
 SAME_SHARE = 0.5
 LARGEST = 65535
-# Near to far, as RGB: light to dark, so that it reads without colours too.
+# Near to far, as RGB: light to dark, so that it also reads without colours.
 SHADES = np.array([(252, 253, 191), (252, 137, 97), (183, 55, 121), (81, 18, 124), (0, 0, 4)], np.float64)
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Depth:
-    """The answer for one image. map: float32 [height, width]; not a number where the model's input does not reach.
+    """The answer for one image. map: float32 [height, width]; NaN outside the model's input.
 
-    `values` "metric": metres. "inverse": disparity, larger is nearer, known up to a scale and a shift only: compare
-    within an image, not between two.
+    `values` "metric": metres. "inverse": disparity, larger is closer, known only up to a scale and a shift: compare
+    within an image, not between images.
     """
 
     map: npt.NDArray[np.float32]
@@ -66,17 +66,18 @@ class Depth:
 
     @property
     def nearness(self) -> Array:
-        """A value that grows the nearer a pixel is."""
+        """A value that is larger for closer pixels."""
         return self.map if self.values == "inverse" else -self.map
 
     @property
     def range(self) -> tuple[float, float, float]:
-        """The least, the median and the largest value."""
+        """The minimum, median and maximum."""
         known = self.map[np.isfinite(self.map)]
         return (float(known.min()), float(np.median(known)), float(known.max())) if known.size else (0.0, 0.0, 0.0)
 
     def png(self) -> bytes:
-        """A PNG of 16 bits: millimetres, up to 65.535 m; of disparity, from the least (0) to the largest (65535)."""
+        """Return a 16-bit PNG: metric depth in millimetres, up to 65.535 m; disparity scaled from its minimum (0) to
+        its maximum (65535)."""
         from PIL import Image
 
         low, _, high = self.range
@@ -85,7 +86,7 @@ class Depth:
         return masks.png_bytes(Image.fromarray(whole))
 
     def to_dict(self) -> dict[str, Any]:
-        """Everything but the pixels of the map."""
+        """Return all fields except the pixels of the map."""
         height, width = self.map.shape
         low, median, high = self.range
         values = {"values": self.values, "unit": "m" if self.values == "metric" else None}
@@ -105,10 +106,10 @@ class Depth:
 def depth_of(
     outputs: Mapping[str, Array], size: tuple[int, int], preprocess: PreprocessSpec, postprocess: DepthSpec
 ) -> npt.NDArray[np.float32]:
-    """float32 [height, width] at the original image's `size` (width, height).
+    """Return the map, float32 [height, width], at the original image's `size` (width, height).
 
-    The same function as `post_process_depth_estimation` of transformers' DPTImageProcessor, where the model's input
-    shows the whole image.
+    If the model's input shows the whole image, this equals `post_process_depth_estimation` of transformers'
+    DPTImageProcessor.
     """
     plane = outputs["depth"].reshape(outputs["depth"].shape[-2:])
     found = np.full((size[1], size[0]), np.nan, np.float32)
@@ -122,8 +123,8 @@ def depth_of(
 
 
 def alike_share(ours: Array, theirs: Array, values: DepthValues) -> float:
-    """The share of the pixels, 0..1, whose two values are alike (see ALIKE). What lies below FAR of the largest
-    disparity of theirs counts as that far."""
+    """Return the share of pixels, 0..1, whose two values are alike (see ALIKE). Disparities below FAR times the largest
+    of `theirs` are raised to that value."""
     known = np.isfinite(theirs) & np.isfinite(ours)
     if not known.any():
         return 1.0
@@ -143,8 +144,8 @@ def _same(ours: Outputs, theirs: Outputs, reading: OutputReading) -> bool:
 
 
 def depth_picture(nearness: Array, limits: tuple[float, float] | None = None) -> Image.Image:
-    """A map of how near pixels are, [height, width], light is near, between these limits, by default the farthest and
-    the nearest of the map; black where it is not finite."""
+    """Return a picture of a nearness map [height, width], light is near, between these limits (default: minimum and
+    maximum of the map); black where it is not finite."""
     from PIL import Image
 
     known = np.isfinite(nearness)
@@ -156,7 +157,7 @@ def depth_picture(nearness: Array, limits: tuple[float, float] | None = None) ->
 
 
 def _draw(image: Image.Image, result: Depth) -> Files:
-    """The depth in colours, light is near; the numbers, and as a PNG of 16 bits."""
+    """The depth in colours, light is near; its values, and as a 16-bit PNG."""
     return {
         ".png": masks.png_bytes(depth_picture(result.nearness)),
         ".npy": drawing.npy_bytes(result.map),

@@ -1,4 +1,4 @@
-"""From a detector's outputs for one image to objects with boxes in pixels of the original image."""
+"""Object detection: objects with boxes in pixels of the original image, from a model's outputs."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ Boxes = Literal["cxcywh", "xyxy"]
 
 @dataclass(frozen=True)
 class PostprocessSpec(OutputSpec):
-    """From the outputs of a detector to objects: what its tensors mean.
+    """How the outputs of a detector become objects.
 
     `scores` "softmax": "logits" [queries, classes + 1], whose last column is "no object"; "sigmoid": "logits"
-    [queries, classes], independent; "given": the graph itself gives "scores" and "labels" [queries].
-    `boxes`: how "boxes" [queries, 4] is written, relative to the model's input: 0..1 in x and in y.
-    `threshold`: the score from which an object is shown. `top_k`, of "sigmoid": how many pairs of query and class are
-    candidates, the best ones; None for as many as there are queries. Panoptic: `things` are the classes with instances
+    [queries, classes], independent; "given": the graph has the outputs "scores" and "labels" [queries].
+    `boxes`: the format of "boxes" [queries, 4], relative to the model's input: 0..1 in x and in y.
+    `threshold`: the score above which an object is returned. `top_k`, for "sigmoid": the number of best pairs of query
+    and class that are candidates; None for the number of queries. Panoptic: `things` are the classes with instances
     (all others are stuff), `mask_threshold` and `overlap` as in DETR's panoptic post-processing (arXiv 2005.12872,
     section 4.4).
     """
@@ -45,20 +45,20 @@ class PostprocessSpec(OutputSpec):
     in_recipes: ClassVar[tuple[str, ...] | None] = ()
 
     def comparable(self, outputs: Iterable[str]) -> list[str]:
-        """Of these outputs those that can be compared number by number. Where the graph itself ranks what it finds, two
-        objects of nearly equal scores may change places, with their labels and boxes: only the scores are."""
+        """Return the outputs that can be compared element by element. If the graph ranks its objects, two with nearly
+        equal scores may swap places, with their labels and boxes: then only the scores."""
         return [name for name in outputs if self.scores != "given" or name == "scores"]
 
     def number_of_classes(self, outputs: Iterable[TensorSpec]) -> int | None:
-        """How many classes "logits" are of, without "no object"; None if the outputs do not say."""
+        """Return the number of classes in "logits", without "no object"; None if the outputs do not tell."""
         count = last_axis(outputs, "logits")
         return count - 1 if count is not None and self.scores == "softmax" else count
 
 
 Array = npt.NDArray[Any]
 
-# Two models agree on a sample if so large a share of the objects of both has a partner: of the same class, and with a
-# box of at least this IoU.
+# Two models agree on a sample if at least MATCHED_SHARE of the objects of both have a partner of the same class whose
+# box has at least this IoU.
 OVERLAP = 0.5
 MATCHED_SHARE = 0.5
 
@@ -108,10 +108,10 @@ def detect(
     postprocess: PostprocessSpec,
     labels: Sequence[str] | None,
 ) -> Detections:
-    """The objects with a score above `postprocess.threshold`.
+    """Return the objects with a score above `postprocess.threshold`.
 
     Args:
-        outputs: by name, without the batch axis, as `PostprocessSpec` says: "boxes" [queries, 4] and either "logits" or
+        outputs: by name, without the batch axis, as in `PostprocessSpec`: "boxes" [queries, 4] and either "logits" or
             "scores" and "labels".
         size: (width, height) of the original image, upright. Boxes are clipped to it.
         labels: one name per class, or None.
@@ -129,8 +129,8 @@ def detect(
 def _scores(outputs: Mapping[str, Array], postprocess: PostprocessSpec) -> tuple[Array, Array, Array]:
     """Score, class and query of every candidate.
 
-    "softmax": one candidate per query, its best class (arXiv 2005.12872). "sigmoid": of all pairs of query and class
-    the best, `top_k` or as many as there are queries (arXiv 2010.04159 and 2304.08069 in their released code).
+    "softmax": one candidate per query, its best class (arXiv 2005.12872). "sigmoid": the best pairs of query and class,
+    `top_k` or the number of queries (arXiv 2010.04159 and 2304.08069 in their released code).
     """
     if postprocess.scores == "given":
         scores = outputs["scores"].astype(np.float64)
@@ -149,7 +149,7 @@ def _scores(outputs: Mapping[str, Array], postprocess: PostprocessSpec) -> tuple
 def to_pixels(
     boxes: Array, size: tuple[int, int], preprocess: PreprocessSpec, postprocess: PostprocessSpec
 ) -> npt.NDArray[np.float64]:
-    """float64 [n, 4], left, top, right, bottom in the original image, of boxes relative to the model's input."""
+    """Return boxes relative to the model's input as float64 [n, 4]: left, top, right, bottom in the original image."""
     corners = boxes.astype(np.float64).reshape(-1, 4)
     if postprocess.boxes == "cxcywh":
         centre, half = corners[:, :2], corners[:, 2:] / 2
@@ -172,8 +172,8 @@ def _same(ours: Outputs, theirs: Outputs, reading: OutputReading) -> bool:
 
 
 def mostly_paired(ours: Sequence[int], theirs: Sequence[int], overlaps: Sequence[Sequence[float]]) -> bool:
-    """Whether most objects of both sides, by their classes, have a partner: of the same class, and at the same place,
-    by the IoU of each of ours with each of theirs."""
+    """Return whether most objects of both sides have a partner of the same class at the same place. `ours` and `theirs`
+    are the classes, `overlaps` the IoU of each of ours with each of theirs."""
     left, pairs = list(range(len(theirs))), 0
     for index, row in zip(ours, overlaps, strict=True):
         partner = next((j for j in left if theirs[j] == index and row[j] >= OVERLAP), None)
@@ -191,7 +191,7 @@ def _iou(a: tuple[float, ...], b: tuple[float, ...]) -> float:
 
 
 def draw_boxes(image: Image.Image, result: Detections) -> Files:
-    """Boxes with label and score, the surest on top."""
+    """Draw boxes with label and score, the highest score on top."""
     from PIL import ImageDraw
 
     drawn, palette = image.copy(), drawing.colours(max((each.index for each in result.objects), default=0) + 1)

@@ -1,5 +1,4 @@
-"""From the output of an embedder, such as of faces or products, to a vector that says by its direction who or what it
-is: the cosine of two vectors says how alike two images are."""
+"""Embeddings, such as of faces or products: the cosine of two vectors measures the similarity of two images."""
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
@@ -15,14 +14,14 @@ from vitdeploy.runtime.tasks.task import COSINE, DeviceTask, OutputReading, Outp
 from vitdeploy.spec import OutputSpec
 
 Vector = npt.NDArray[np.float32]
-# The output, which is called as that of a feature extractor.
+# The output's name, the same as for feature extraction.
 VECTOR = "features"
 
 
 @dataclass(frozen=True)
 class EmbeddingSpec(OutputSpec):
-    """What becomes of "features" [width] in an answer. `normalised`: it is divided by its length, so that the dot
-    product of two answers is their cosine, as vector databases take it; otherwise it stays as the model gives it."""
+    """How "features" [width] becomes an embedding. `normalised`: it is divided by its length, so that the dot product
+    of two answers is their cosine, as vector databases expect; otherwise it is not changed."""
 
     normalised: bool = True
     tensors: ClassVar[Mapping[str, int]] = {VECTOR: 2}
@@ -38,14 +37,14 @@ class Embedding:
     vector: Vector
 
     def similarity(self, other: "Embedding") -> float:
-        """The cosine of the two vectors, -1..1; 1: of one direction.
+        """Return the cosine of the two vectors, -1..1; 1 for the same direction.
 
         Raises:
-            InputError: vectors of different widths, or one without a direction.
+            InputError: vectors of different widths, or one whose length is 0 or not finite.
         """
         if self.vector.shape != other.vector.shape:
             raise InputError(
-                "these two vectors are of different models",
+                "the two embeddings come from different models",
                 found=f"{len(self.vector)} and {len(other.vector)} numbers",
                 expected="two answers of one model",
             )
@@ -63,7 +62,7 @@ class Embedding:
 
 
 def direction(vector: Vector) -> npt.NDArray[np.float64]:
-    """The vector at length 1, in float64.
+    """Return the vector scaled to length 1, in float64.
 
     Raises:
         InputError: its length is 0, or not a finite number.
@@ -72,10 +71,10 @@ def direction(vector: Vector) -> npt.NDArray[np.float64]:
     length = float(np.linalg.norm(wide))
     if not 0 < length < np.inf:
         raise InputError(
-            "an embedding has no direction, so it is like nothing",
+            "the embedding has no direction (length 0 or not finite)",
             found=f"{len(vector)} numbers of length {length}",
-            expected="numbers that are finite and not all 0",
-            fix="look at the image: the model answers nothing to it",
+            expected="finite numbers, not all 0",
+            fix="check the image: the model gives no usable embedding for it",
         )
     return np.asarray(wide / length)
 

@@ -1,4 +1,4 @@
-"""From the outputs of a feature extractor to what an app reads."""
+"""Feature extraction: vectors of an image and of its patches."""
 
 from collections.abc import Collection
 from dataclasses import dataclass
@@ -14,7 +14,8 @@ from vitdeploy.runtime.tasks.task import COSINE, DeviceTask, OutputReading, Outp
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Features:
-    """float32 [width] of the whole image, and [n, width] of its patches where the model gives them."""
+    """The answer for one image: float32 [width] of the whole image, and [n, width] of its patches if the model has
+    them."""
 
     vector: npt.NDArray[np.float32]
     patches: npt.NDArray[np.float32] | None = None

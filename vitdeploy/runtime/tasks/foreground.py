@@ -1,5 +1,5 @@
-"""From the output of a foreground model for one image to a matte of the image's size: how much of each pixel is
-foreground. Background removal, salient objects, portrait mattes, binary masks."""
+"""Foreground segmentation: a matte at the image's size, the foreground share of each pixel. For background removal,
+salient objects, portrait mattes and binary masks."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ if TYPE_CHECKING:
     from PIL import Image
 
 FOREGROUND_OUTPUT = "foreground"
-# What exporters and libraries call a matte: RobustVideoMatting, MODNet's kin, transformers' VitMatte.
+# Output names of a matte in RobustVideoMatting, models like MODNet, and transformers' VitMatte.
 CERTAIN = ("foreground", "alpha", "alphas", "matte", "mattes", "pha")
 
 
 @dataclass(frozen=True)
 class ForegroundSpec(OutputSpec):
-    """From "foreground" [1, height, width] or [height, width] to a matte: for each pixel of the image the share, 0..1,
-    that is foreground.
+    """How "foreground" [1, height, width] or [height, width] becomes a matte: the foreground share, 0..1, of each
+    pixel.
 
     `alpha` "sigmoid": the outputs are logits, whose sigmoid is the matte; "given": they are the matte, 0..1.
-    `enlarge`: what is enlarged, bilinearly, to the size of the image: the "alpha", as the code of BiRefNet, U2-Net and
-    MODNet does, or the "logits", as that of U-Nets mostly does. `threshold`: the mask is where the matte is above it.
+    `enlarge`: whether "alpha" is enlarged, bilinearly, to the size of the image, as in the code of BiRefNet, U2-Net and
+    MODNet, or "logits", as in most U-Nets. `threshold`: the mask is the matte above it.
     """
 
     alpha: Literal["sigmoid", "given"] = "sigmoid"
@@ -43,12 +43,12 @@ class ForegroundSpec(OutputSpec):
 
     def __post_init__(self) -> None:
         if self.alpha == "given" and self.enlarge == "logits":
-            raise ValueError("enlarge: logits needs alpha: sigmoid; a matte that is given has no logits")
+            raise ValueError("enlarge: logits needs alpha: sigmoid; a model with alpha: given has no logits")
 
     @classmethod
     def among(cls, shapes: Mapping[str, tuple[int | str, ...]], asked: bool) -> Mapping[str, str]:
-        """A map of one channel by a name that says it. Where the task is asked for also the only one, or of several
-        the only one of the largest size: the smaller ones are side outputs, as of BiRefNet."""
+        """Return the one-channel map with a known name. If the task is requested explicitly, also the only map, or the
+        only one of the largest size: smaller maps are side outputs, as in BiRefNet."""
         maps = {name: shape[-2:] for name, shape in shapes.items() if len(shape) == 2 or shape[:-2] == (1,)}
         named = [name for name in CERTAIN if name in maps]
         if named or not asked:
@@ -60,7 +60,7 @@ class ForegroundSpec(OutputSpec):
 
     @classmethod
     def in_words(cls) -> str:
-        return "foreground, alpha or matte [batch, 1, height, width]; one such map, with --task foreground"
+        return "foreground, alpha or matte [batch, 1, height, width]; with --task foreground a single map of any name"
 
     @classmethod
     def by_range(cls, bounded: bool) -> ForegroundSpec:
@@ -69,51 +69,51 @@ class ForegroundSpec(OutputSpec):
     @property
     def assumed(self) -> str:
         given = self.alpha == "given"
-        read, other = ("the matte, as all lie in 0..1", "sigmoid") if given else ("logits of the matte", "given")
-        return f"outputs: they are taken for {read} (postprocess: {{alpha: {other}}} says otherwise)"
+        read, other = ("the matte, as all values are in 0..1", "sigmoid") if given else ("logits of the matte", "given")
+        return f"the output is assumed to be {read}; to change that, set postprocess: {{alpha: {other}}}"
 
 
 Array = npt.NDArray[Any]
 
-# Two masks are about the same if both of their regions overlap so far.
+# Two masks agree if both of their regions have at least this IoU.
 SAME_IOU = 0.5
-# Where masks say nothing, as one region is all of both: mattes this near, in the mean, are about the same.
+# If both masks are a single region, mattes agree up to this mean difference.
 NEAR = 0.02
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Foreground:
-    """The answer for one image. matte: float32 [height, width] in 0..1 at the size of the image, the share of each
-    pixel that is foreground; not a number where the model's input does not reach."""
+    """The answer for one image. matte: float32 [height, width] in 0..1 at the size of the image, the foreground share
+    of each pixel; NaN outside the model's input."""
 
     matte: npt.NDArray[np.float32]
     threshold: float
 
     @property
     def mask(self) -> npt.NDArray[np.bool_]:
-        """bool [height, width]: the pixels whose share is above the threshold."""
+        """bool [height, width]: the pixels above the threshold."""
         return mask_of(self.matte, self.threshold)
 
     @property
     def share(self) -> float:
-        """Of the image's pixels, 0..1, how many are in the mask."""
+        """The share of the image's pixels in the mask, 0..1."""
         return float(self.mask.mean())
 
     @property
     def box(self) -> tuple[int, int, int, int] | None:
-        """(left, top, right, bottom) around the mask in pixels, right and bottom just outside; None of an empty
-        mask."""
+        """(left, top, right, bottom) around the mask in pixels, right and bottom exclusive; None for an empty mask."""
         rows, columns = np.flatnonzero(self.mask.any(axis=1)), np.flatnonzero(self.mask.any(axis=0))
         return (int(columns[0]), int(rows[0]), int(columns[-1]) + 1, int(rows[-1]) + 1) if rows.size else None
 
     def png(self) -> bytes:
-        """The matte as a grey PNG of 8 bits, 255 is all foreground; 0 where the model's input does not reach."""
+        """Return the matte as an 8-bit grey PNG, 255 is foreground; 0 outside the model's input."""
         from PIL import Image
 
         return png_bytes(Image.fromarray(_levels(self.matte)))
 
     def cut_out(self, image: Image.Image) -> Image.Image:
-        """The image, of mode RGB and the matte's size, with the matte as its alpha channel; its colours stay."""
+        """Return the image, in mode RGB and of the matte's size, with the matte as alpha channel; colours are
+        unchanged."""
         from PIL import Image
 
         picture = image.convert("RGB")
@@ -121,7 +121,7 @@ class Foreground:
         return picture
 
     def to_dict(self) -> dict[str, Any]:
-        """The matte as a PNG (see `png`) in Base64, and what describes its mask."""
+        """Return the matte as a PNG (see `png`) in Base64, and the properties of its mask."""
         height, width = self.matte.shape
         mask = {"threshold": self.threshold, "share": self.share, "box": self.box}
         return {"width": width, "height": height, **mask, "matte_png": base64.b64encode(self.png()).decode("ascii")}
@@ -136,16 +136,16 @@ class Foreground:
 
 
 def mask_of(matte: Array, threshold: float) -> npt.NDArray[np.bool_]:
-    """bool [height, width]: where a matte is above the threshold; False where it is not a number."""
+    """Return bool [height, width]: where a matte is above the threshold; False for NaN."""
     return np.asarray(np.nan_to_num(matte, nan=-np.inf) > threshold)
 
 
 def matte_of(
     outputs: Mapping[str, Array], size: tuple[int, int], preprocess: PreprocessSpec, spec: ForegroundSpec
 ) -> npt.NDArray[np.float32]:
-    """float32 [height, width] in 0..1 at the original image's `size` (width, height), enlarged bilinearly without
-    antialiasing (`torch.nn.functional.interpolate`, align_corners=False); not a number where the model's input does
-    not reach."""
+    """Return the matte, float32 [height, width] in 0..1, at the original image's `size` (width, height), enlarged
+    bilinearly without antialiasing (`torch.nn.functional.interpolate`, align_corners=False); NaN outside the model's
+    input."""
     plane = plane_of(outputs)
     matte = np.full((size[1], size[0]), np.nan, np.float32)
     early = spec.enlarge == "alpha"
@@ -155,19 +155,20 @@ def matte_of(
 
 
 def plane_of(outputs: Mapping[str, Array]) -> npt.NDArray[np.float32]:
-    """float32 [height, width], as the model gives it."""
+    """Return the model's output, float32 [height, width]."""
     output = outputs[FOREGROUND_OUTPUT]
     return output.reshape(output.shape[-2:]).astype(np.float32)
 
 
 def alpha_of(plane: Array, spec: ForegroundSpec) -> Array:
-    """The matte, 0..1, of a model's numbers; what is given beyond is clipped, as INT8 rounds it."""
+    """Return the matte, 0..1, from a model's output; values outside are clipped, because INT8 rounding may exceed the
+    range."""
     return sigmoid(plane) if spec.alpha == "sigmoid" else plane.clip(0, 1)
 
 
 def region_iou(ours: npt.NDArray[np.bool_], theirs: npt.NDArray[np.bool_]) -> float | None:
-    """The intersection over union of two masks' foreground, or of their ground, whichever is less, 0..1: a large
-    foreground alone makes no two masks alike. None where both masks are all of one region, which says nothing."""
+    """Return the smaller IoU of two masks' foregrounds and backgrounds, 0..1, so that a large foreground alone does not
+    make masks agree. None if both masks are a single region, which is not informative."""
     if (ours.all() and theirs.all()) or not (ours.any() or theirs.any()):
         return None
     sides = ((ours, theirs), (~ours, ~theirs))
@@ -191,7 +192,7 @@ def _same(ours: Outputs, theirs: Outputs, reading: OutputReading) -> bool:
 
 
 def _draw(image: Image.Image, result: Foreground) -> Files:
-    """The foreground cut out of the image, and the matte."""
+    """The image cut out by the matte, and the matte."""
     return {".png": png_bytes(result.cut_out(image)), ".matte.png": result.png()}
 
 

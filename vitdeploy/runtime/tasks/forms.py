@@ -1,8 +1,7 @@
-"""The forms of answers that a program without Python can write.
+"""The answer formats that a program without Python can write.
 
-A task says by its row which form its answers have (`DeviceTask.form`); what a form looks like, the programs of
-`vitdeploy embed` know. Outputs have the names of the graph and no batch axis here. Fields that the class of a task has
-too mean what they mean there.
+`DeviceTask.form` returns the form of a task's answers; the programs of `vitdeploy embed` implement each form. Outputs
+have the graph's names and no batch axis here. Fields that a task's spec also has mean the same there.
 """
 
 from dataclasses import dataclass, field
@@ -10,15 +9,15 @@ from typing import Literal, TypeAlias
 
 
 def _kind(name: str) -> str:
-    """A field that is the name of a form, by which documents and programs know it."""
+    """A constant field with the name of a form, used in documents and programs."""
     kind: str = field(default=name, init=False)
     return kind
 
 
 @dataclass(frozen=True)
 class RankingForm:
-    """Classes that compete, the best ones, with their softmax scores. output [classes]: logits, or these scores, which
-    are `given`."""
+    """The best of mutually exclusive classes with their softmax scores. output [classes]: logits, or the scores
+    themselves if `given`."""
 
     output: str = "logits"
     given: bool = False
@@ -27,8 +26,8 @@ class RankingForm:
 
 @dataclass(frozen=True)
 class LabelsForm:
-    """Labels of their own, of which an image may have any number. output [labels]: logits, or `given` probabilities.
-    thresholds: one a label, which its probability is above; None: 0.5."""
+    """Independent labels, any number per image. output [labels]: logits, or probabilities if `given`. thresholds: one
+    per label, applied to its probability; None: 0.5."""
 
     output: str
     given: bool
@@ -38,7 +37,8 @@ class LabelsForm:
 
 @dataclass(frozen=True)
 class DecisionForm:
-    """Whether one probability is above `threshold`. positive: what yes means; None: the label, if there is one."""
+    """Whether one probability is above `threshold`. positive: the name of the positive class; None: the label, if there
+    is one."""
 
     output: str
     given: bool
@@ -49,7 +49,7 @@ class DecisionForm:
 
 @dataclass(frozen=True)
 class VectorForm:
-    """The numbers of `output` [width]; `normalised`: at length 1."""
+    """The vector `output` [width]; `normalised`: scaled to length 1."""
 
     output: str
     normalised: bool = False
@@ -58,7 +58,7 @@ class VectorForm:
 
 @dataclass(frozen=True)
 class NumbersForm:
-    """The numbers of `output` [k], or one without an axis, with labels as their names; a unit for each, () without."""
+    """The numbers of `output` [k], or one without an axis, named by the labels; units: one per number, () without."""
 
     output: str
     units: tuple[str, ...] = ()
@@ -67,7 +67,7 @@ class NumbersForm:
 
 @dataclass(frozen=True)
 class BoxesForm:
-    """Objects in boxes, of the outputs that `tasks.detection.PostprocessSpec` names."""
+    """Objects with boxes, from the outputs of `tasks.detection.PostprocessSpec`."""
 
     scores: str
     boxes: str
@@ -78,7 +78,7 @@ class BoxesForm:
 
 @dataclass(frozen=True)
 class ClassMapForm:
-    """The class of every pixel, of the outputs that `tasks.segmentation.SegmentationSpec` names."""
+    """The class of every pixel, from the outputs of `tasks.segmentation.SegmentationSpec`."""
 
     maps: str
     mask_size: tuple[int, int] | None
@@ -97,7 +97,7 @@ class DepthForm:
 
 @dataclass(frozen=True)
 class MatteForm:
-    """How much of every pixel is foreground. output: [1, height, width] or [height, width]."""
+    """The foreground share of every pixel. output: [1, height, width] or [height, width]."""
 
     output: str
     alpha: str
@@ -108,7 +108,7 @@ class MatteForm:
 
 @dataclass(frozen=True)
 class PointsForm:
-    """Points with names, at the peaks of `output` [points, height, width]."""
+    """Named points at the peaks of `output` [points, height, width]."""
 
     output: str
     decoding: str
@@ -120,7 +120,7 @@ class PointsForm:
 
 @dataclass(frozen=True)
 class PictureForm:
-    """A picture that the model makes. output: [1 or 3, height, width]."""
+    """A picture made by the model. output: [1 or 3, height, width]."""
 
     output: str
     black: float
@@ -128,13 +128,13 @@ class PictureForm:
     kind: str = _kind("picture")
 
 
-# What stands in lines, not in the image.
+# Forms shown as text, not in the image.
 Line: TypeAlias = RankingForm | LabelsForm | DecisionForm | VectorForm | NumbersForm
 
 
 @dataclass(frozen=True)
 class PartForm:
-    """One of several answers: its name, and the labels of its own."""
+    """One of several answers: its name, form and labels."""
 
     name: str
     form: Line

@@ -1,5 +1,5 @@
-"""Several heads on one backbone, such as a class, a number and an embedding: each output is read as the task of its
-head reads it, and an answer has a part for each."""
+"""Several heads on one backbone, such as a class, a number and an embedding: each output is read by its head's task,
+and an answer has one part per head."""
 
 import dataclasses
 import re
@@ -19,10 +19,10 @@ from vitdeploy.runtime.tasks.task import DeviceTask, OutputReading, Outputs, Res
 from vitdeploy.spec import SPARSE, Evidence, OutputSpec, Postprocess, TensorSpec
 
 HeadTask: TypeAlias = Literal["classification", "multi-label", "binary", "regression", "embedding"]
-# How an output ends, as far as it matters for what it may mean.
+# The last operation of an output, if it limits the tasks that can read it.
 Ending: TypeAlias = Literal["", "softmax", "sigmoid", "scaled", "log"]
 
-# By task: its row, and its name for its output.
+# By task: its row, and its output's name.
 KINDS: Mapping[str, tuple[DeviceTask, str]] = {
     "classification": (CLASSIFICATION, LOGITS),
     "multi-label": (MULTI_LABEL, LOGITS),
@@ -30,7 +30,7 @@ KINDS: Mapping[str, tuple[DeviceTask, str]] = {
     "regression": (REGRESSION, NUMBERS),
     "embedding": (EMBEDDING, VECTOR),
 }
-# What numbers that end so are no answers of.
+# Tasks that an output with this ending cannot belong to.
 NOT_OF: Mapping[str, tuple[str, ...]] = {
     "softmax": ("multi-label", "binary"),
     "log": ("multi-label", "binary"),
@@ -38,20 +38,20 @@ NOT_OF: Mapping[str, tuple[str, ...]] = {
     "scaled": ("classification", "multi-label", "binary"),
 }
 MOST, LONGEST = 64, 256
-# The least probability of which there is a logarithm.
+# The smallest probability with a finite logarithm.
 LEAST = float(np.finfo(np.float32).tiny)
-# Not of a recipe: the model itself says it.
+# Set from the model, not from a recipe.
 OWN = {**SPARSE, "own": True}
 
 
 @dataclass(frozen=True)
 class HeadSpec:
-    """One head, by its `name` in answers, in labels and in reports.
+    """One head, with its `name` in answers, labels and reports.
 
-    `task`: what its output is taken for; None where nobody says it, which no bundle has. `output`: that of the model;
-    None: it is called as the head. `labels`: names of its classes, labels or numbers, in their order, () without.
-    `postprocess`: as of a model of its task; None: what that means by itself.
-    `ends_in`, `width`: what the model says of the output, its ending and how many numbers an image has in it.
+    `task`: the task that reads its output; None if unknown, which no bundle has. `output`: the model's output; None: it
+    has the head's name. `labels`: names of its classes, labels or numbers, in order, () without. `postprocess`: the
+    spec of its task; None: the task's default. `ends_in`, `width`: from the model, the output's last operation and its
+    size per image.
     """
 
     name: str
@@ -64,52 +64,52 @@ class HeadSpec:
 
     def __post_init__(self) -> None:
         if not (0 < len(self.name) <= LONGEST and all(map(str.isprintable, (self.name, *self.labels)))):
-            raise ValueError(f"head {self.name[:80]!r}: expected a name and labels of one line")
+            raise ValueError(f"head {self.name[:80]!r}: expected a name and labels without line breaks")
 
     @property
     def reads(self) -> str:
-        """The model's output."""
+        """The name of the model's output."""
         return self.output or self.name
 
     @property
     def spec(self) -> Postprocess | None:
-        """What the output means, of the class of the task."""
+        """The spec that reads the output, of the task's class."""
         kind = None if self.task is None else KINDS[self.task][0].postprocess
         return self.postprocess or (None if kind is None else kind())
 
     @property
     def given(self) -> bool:
-        """Whether the output has the probabilities of labels of their own."""
+        """Whether the output holds independent probabilities."""
         return self.ends_in == "sigmoid" and self.task in ("multi-label", "binary")
 
     def outputs(self, values: np.ndarray) -> dict[str, np.ndarray]:
-        """Values of the model's output [...] as the outputs of a model of the head's task."""
+        """Return the model's output [...] as the outputs of a model of the head's task."""
         if self.given:
             return {PROBABILITIES: values}
         if self.ends_in == "softmax" and self.task == "classification":
             values = np.log(np.maximum(values, LEAST))
-        assert self.task is not None, "refused where outputs and heads are compared"
+        assert self.task is not None, "misfit() refuses a head without a task"
         return {KINDS[self.task][1]: values}
 
     def misfit(self, outputs: Mapping[str, TensorSpec]) -> str:
-        """What of this is of other outputs than these, by name; "" where nothing is."""
+        """Return how this head does not fit the outputs, by name; "" if it fits."""
         found = outputs.get(self.reads)
         if found is None:
-            return f"there is no output {self.reads!r}: there are {', '.join(outputs)}"
+            return f"no output {self.reads!r}; the outputs are {', '.join(outputs)}"
         shown = f"{found.name} {list(found.shape)}"
         if self.task is None:
-            return f"nothing says what {shown} is: a class, labels, yes or no, numbers or an embedding"
+            return f"unknown task for {shown}: classification, multi-label, binary, regression or embedding"
         row, name = KINDS[self.task]
         if self.postprocess is not None and type(self.postprocess) is not row.postprocess:
-            return f"{', '.join(vars(self.postprocess))} are of another task than {self.task}"
+            return f"{', '.join(vars(self.postprocess))} do not apply to the task {self.task}"
         if len(found.shape) not in ((1, 2) if self.task in ("binary", "regression") else (2,)):
-            return f"{shown} is no output of the task {self.task}"
+            return f"{shown} has the wrong shape for the task {self.task}"
         if self.task in NOT_OF.get(self.ends_in, ()):
-            return f"{shown} has a {self.ends_in} at its end, which is none of the task {self.task}"
+            return f"{shown} ends in {self.ends_in}, which does not fit the task {self.task}"
         width = 1 if len(found.shape) == 1 else found.shape[1]
         if isinstance(width, int):
             if self.width not in (None, width):
-                return f"{shown}, of which {self.width} numbers are expected"
+                return f"{shown}, expected {self.width} numbers per image"
             if self.labels and len(self.labels) != width:
                 return f"{len(self.labels)} labels for {shown}"
         spec = self.spec
@@ -118,9 +118,9 @@ class HeadSpec:
 
 @dataclass(frozen=True)
 class HeadsSpec(OutputSpec):
-    """From the outputs of several heads to an answer with a part for each.
+    """How the outputs of several heads become an answer with one part per head.
 
-    `heads`: 1 to 64, in the order of the answers, of different names and outputs.
+    `heads`: 1 to 64, in the order of the answers, with unique names and outputs.
     """
 
     heads: tuple[HeadSpec, ...]
@@ -132,18 +132,19 @@ class HeadsSpec(OutputSpec):
             raise ValueError(f"{len(self.heads)} heads: expected 1 to {MOST}")
         for what, names in (("name", [h.name for h in self.heads]), ("output", [h.reads for h in self.heads])):
             if repeated := [name for name in names if names.count(name) > 1]:
-                raise ValueError(f"two heads have the {what} {repeated[0]!r}: expected another for each")
+                raise ValueError(f"two heads have the {what} {repeated[0]!r}: expected unique ones")
 
     @classmethod
     def among(cls, shapes: Mapping[str, tuple[int | str, ...]], asked: bool) -> Mapping[str, str]:
-        """Where it is asked for, all that are a row or a number of each image, if there are several."""
+        """If the task is requested explicitly, return all outputs that are a vector or a number per image, if there are
+        several."""
         flat = [own for own, shape in shapes.items() if len(shape) <= 1]
         if not asked or len(flat) < 2:
             return {}
         names: dict[str, str] = {}
         for own in flat:
             name = re.sub(r"\W", "_", own)
-            while name in names or name == "image":  # which is the input
+            while name in names or name == "image":  # the name of the input
                 name += "_"
             names[name] = own
         return names
@@ -158,13 +159,13 @@ class HeadsSpec(OutputSpec):
 
     @property
     def assumed(self) -> str:
-        known = [f"{head.reads} for {head.task}" for head in self.heads if head.task is not None]
-        return "" if len(known) < len(self.heads) else f"outputs: taken {', '.join(known)}, by their names and endings"
+        known = [f"{head.reads} is {head.task}" for head in self.heads if head.task is not None]
+        return "" if len(known) < len(self.heads) else f"tasks assumed from names and endings: {', '.join(known)}"
 
     @property
     def proposal(self) -> str:
         rows = ", ".join(f"{{name: {head.reads}, task: {head.task or '...'}}}" for head in self.heads)
-        return f"--task heads, with postprocess: {{heads: [{rows}]}} in a recipe, says what each is"
+        return f"--task heads, with postprocess: {{heads: [{rows}]}} in a recipe, sets each task"
 
     def completed(self, own: OutputSpec | None) -> "HeadsSpec":
         known = {head.reads: head for head in own.heads} if isinstance(own, HeadsSpec) else {}
@@ -185,7 +186,7 @@ class HeadsSpec(OutputSpec):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Heads:
-    """The answer for one image. parts: by the name of a head, the answer as of a model of its task alone."""
+    """The answer for one image. parts: by the name of a head, the answer of its task."""
 
     parts: Mapping[str, Result]
 
@@ -215,7 +216,7 @@ def _answer(outputs: Outputs, reading: OutputReading) -> Heads:
 
 
 def _same(ours: Outputs, theirs: Outputs, reading: OutputReading) -> bool:
-    """Whether every part is the same."""
+    """Whether every part agrees."""
     return all(
         KINDS[str(head.task)][0].same(
             head.outputs(ours[head.reads]), head.outputs(theirs[head.reads]), _reading(head, reading)
@@ -235,7 +236,7 @@ def _line(head: HeadSpec) -> forms.Line:
     names = [PROBABILITIES if head.given else name]
     found = None if row.form is None else row.form(names, head.spec)
     assert isinstance(found, forms.LabelsForm | forms.DecisionForm | forms.VectorForm | forms.NumbersForm), (
-        "of all tasks of heads"
+        "every head's task has one of these forms"
     )
     return dataclasses.replace(found, output=head.reads)
 

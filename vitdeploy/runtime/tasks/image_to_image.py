@@ -1,4 +1,4 @@
-"""From the output of an image-to-image model to a picture: super-resolution, denoising, low light and their kin."""
+"""Image to image: a picture from a model's output, for super-resolution, denoising, low light and similar tasks."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ RECONSTRUCTION = "reconstruction"
 
 @dataclass(frozen=True)
 class ImageSpec(OutputSpec):
-    """From "reconstruction" [channels, height, width] to a picture of 8 bits: the value that is black, and the one that
-    is white; what is beyond them is clipped."""
+    """How "reconstruction" [channels, height, width] becomes an 8-bit picture: `black` and `white` are the values of
+    black and white; values outside are clipped."""
 
     black: float = 0.0
     white: float = 1.0
@@ -35,28 +35,30 @@ class ImageSpec(OutputSpec):
             raise ValueError(f"black {self.black} and white {self.white}: expected white above black")
 
 
-# Two models agree on a sample if their pictures are at least this near, in decibels of PSNR: a wrong one is far off.
+# Two models agree on a sample if the PSNR of their pictures is at least this, in decibels: a wrong picture is far
+# below.
 NEAR = 25.0
-# What is said of pictures that are nearer than this, as equal ones are, whose PSNR has no bound.
+# Upper limit of a reported PSNR; that of equal pictures is infinite.
 MOST = 100.0
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Picture:
-    """The answer for one image of `size` (width, height): uint8 [height, width, channels], of the model's own size."""
+    """The answer for one image of `size` (width, height): uint8 [height, width, channels], at the model's output
+    size."""
 
     size: tuple[int, int]
     pixels: npt.NDArray[np.uint8]
 
     @property
     def image(self) -> Image.Image:
-        """The picture as Pillow's, of mode L or RGB."""
+        """The picture as a PIL image, in mode L or RGB."""
         from PIL import Image
 
         return Image.fromarray(self.pixels[:, :, 0] if self.pixels.shape[2] == 1 else self.pixels)
 
     def to_dict(self) -> dict[str, Any]:
-        """The picture as a PNG in base64."""
+        """Return the picture as a PNG in Base64."""
         height, width, channels = self.pixels.shape
         png = base64.b64encode(png_bytes(self.image)).decode("ascii")
         return {"width": width, "height": height, "channels": channels, "png": png}
@@ -71,14 +73,15 @@ class Picture:
 
 
 def to_pixels(values: npt.NDArray[Any], spec: ImageSpec) -> npt.NDArray[np.uint8]:
-    """uint8 [height, width, channels] of [channels, height, width]: clipped, and rounded to the nearest level."""
+    """Return uint8 [height, width, channels] from [channels, height, width]: clipped, and rounded to the nearest
+    level."""
     scaled = (values.astype(np.float32) - np.float32(spec.black)) / np.float32(spec.white - spec.black)
     return np.ascontiguousarray((scaled.clip(0, 1) * np.float32(255)).round().astype(np.uint8).transpose(1, 2, 0))
 
 
 def psnr(a: npt.NDArray[np.uint8], b: npt.NDArray[np.uint8]) -> float:
-    """The peak signal-to-noise ratio of two pictures of 8 bits and one shape, in decibels: 20 log10(255 / RMSE), and
-    MOST where that is more."""
+    """Return the peak signal-to-noise ratio of two 8-bit pictures of one shape, in decibels: 20 log10(255 / RMSE), at
+    most MOST."""
     error = float(np.square(a.astype(np.float64) - b).mean())
     return min(MOST, 10 * float(np.log10(255**2 / error))) if error else MOST
 
@@ -93,7 +96,7 @@ def _same(ours: Outputs, theirs: Outputs, reading: OutputReading) -> bool:
 
 
 def _draw(image: Image.Image, result: Picture) -> Files:
-    """The picture that the model made; the image is no part of it."""
+    """The picture that the model made; the input image is not drawn."""
     return {".png": png_bytes(result.image)}
 
 

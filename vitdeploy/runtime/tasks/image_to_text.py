@@ -1,4 +1,4 @@
-"""From the tokens that a model wrote for an image to a text."""
+"""Image to text: the text from the tokens that a model wrote for an image."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -13,11 +13,11 @@ from vitdeploy.spec import SequenceSpec
 
 @dataclass(frozen=True, repr=False)
 class Text:
-    """The answer for one image: what the model reads in it.
+    """The answer for one image: the text that the model reads in it.
 
-    `tokens` are without the start, the end and padding. `score` is the natural logarithm of the probability that the
-    model gives to them and to the end after them: the sum over the tokens, whatever beam search ranks by. `cut`: the
-    model was not at the end when it had written as many tokens as it can.
+    `tokens` exclude start, end and padding. `score` is the natural logarithm of the model's probability of the tokens
+    and the end after them: the sum over the tokens, independent of the ranking in a beam search. `cut`: the model
+    reached its maximum number of tokens before the end.
     """
 
     text: str
@@ -37,7 +37,7 @@ class Text:
 
 
 def written(tokens: runner.Array, spec: SequenceSpec) -> tuple[runner.Array, bool]:
-    """Of int64 [length], padded, the tokens before the end; and whether there is no end."""
+    """Return the tokens before the end, from padded int64 [length], and whether the end is missing."""
     ends = np.flatnonzero(tokens == spec.end)
     if len(ends):
         return tokens[: ends[0]], False
@@ -46,14 +46,14 @@ def written(tokens: runner.Array, spec: SequenceSpec) -> tuple[runner.Array, boo
 
 
 def to_text(outputs: Mapping[str, runner.Array], spec: SequenceSpec, writer: tokenizer.TextWriter) -> Text:
-    """The answer for one image; outputs by name, without the batch axis."""
+    """Return the answer for one image; outputs by name, without the batch axis."""
     tokens, cut = written(outputs[text_decoder.TOKENS], spec)
     score = float(outputs[text_decoder.SCORES].astype(np.float64).sum())
     return Text(writer.text(tokens.tolist()), tuple(int(token) for token in tokens), score, cut)
 
 
 def _answer(outputs: Outputs, reading: OutputReading) -> Text:
-    raise AssertionError("the predictor of texts answers itself: it alone has the tokenizer")
+    raise AssertionError("TextPredictor makes the answers: it has the tokenizer")
 
 
 def _same(ours: Outputs, theirs: Outputs, reading: OutputReading) -> bool:

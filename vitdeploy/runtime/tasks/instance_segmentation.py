@@ -1,4 +1,4 @@
-"""From the outputs of an instance segmentation model for one image to objects with masks at the image's size."""
+"""Instance segmentation: objects with masks at the image's size, from a model's outputs."""
 
 from __future__ import annotations
 
@@ -22,30 +22,29 @@ if TYPE_CHECKING:
 ClassScores = Literal["softmax", "sigmoid"]
 Candidates = Literal["pairs", "queries"]
 Enlarging = Literal["nearest", "bilinear"]
-# What is said where a graph or a module does not say it.
+# Note for a graph or module that does not tell which variant it is.
 PAIRS_ASSUMED = (
-    "instances are read as Mask2Former's are (postprocess: {candidates: queries, enlarge: bilinear} are EoMT's), and "
-    "masks are not enlarged before they are cut at 0, as Mask2Former's are to 384x384 (postprocess: {mask_size: ...})"
+    "the outputs are read as Mask2Former's (for EoMT, set postprocess: {candidates: queries, enlarge: bilinear}), and "
+    "masks are thresholded without enlarging (Mask2Former enlarges to 384x384; set postprocess: {mask_size: ...})"
 )
-# And where the same queries may be read in two ways.
+# Note for queries that fit two tasks.
 QUERIES_ASSUMED = (
-    "queries with masks are read as semantic segmentation; of a model that was trained for instances "
-    "--task instance-segmentation (source.task in a recipe) reads objects"
+    "queries with masks are read as semantic segmentation; for a model trained on instances, use "
+    "--task instance-segmentation (source.task in a recipe)"
 )
 
 
 @dataclass(frozen=True)
 class InstanceSpec(OutputSpec):
-    """From "class_logits" [queries, classes] and "masks" [queries, height, width], logits, to instances.
+    """How "class_logits" [queries, classes] and "masks" [queries, height, width], logits, become instances.
 
-    `class_scores` "softmax": "class_logits" have one more column, the last, for "no object", and the score of an
-    instance is that of its class times the mean of the sigmoids inside its mask, as in the code of Mask2Former (arXiv
-    2112.01527). "sigmoid": classes are independent, and the score is that of the class alone (RF-DETR).
-    `candidates` "pairs": of all pairs of query and class the best, as many as there are queries; "queries": each query
-    with its best class (EoMT).
-    `mask_size`: (height, width) to which the masks are enlarged, bilinear, before they are cut at 0; None leaves them
-    as they are. `enlarge`: how a mask then gets the size of the image: "nearest" after it was cut, "bilinear" before.
-    `threshold`: the score from which an instance is shown.
+    `class_scores` "softmax": "class_logits" has an extra last column for "no object", and the score of an instance is
+    its class score times the mean sigmoid inside its mask, as in the code of Mask2Former (arXiv
+    2112.01527). "sigmoid": classes are independent, and the score is the class score (RF-DETR). `candidates` "pairs":
+    the best pairs of query and class, as many as queries; "queries": each query with its best class (EoMT).
+    `mask_size`: (height, width) to which the masks are enlarged bilinearly before thresholding at 0; None does not
+    enlarge. `enlarge`: how a mask then gets the size of the image: "nearest" after thresholding, "bilinear" before.
+    `threshold`: the score from which an instance is returned.
     """
 
     class_scores: ClassScores = "softmax"
@@ -56,20 +55,20 @@ class InstanceSpec(OutputSpec):
     in_recipes: ClassVar[tuple[str, ...] | None] = ("candidates",)
 
     def number_of_classes(self, outputs: Iterable[TensorSpec]) -> int | None:
-        """How many classes there are, without "no object"; None if the outputs do not say."""
+        """Return the number of classes, without "no object"; None if the outputs do not tell."""
         count = last_axis(outputs, "class_logits")
         return count - 1 if count is not None and self.class_scores == "softmax" else count
 
 
 Array = npt.NDArray[Any]
 
-# Where a mask has no pixel its mean is 0, as in transformers.
+# Makes the mean of an empty mask 0, as in transformers.
 EMPTY = 1e-6
 
 
 @dataclass(frozen=True, eq=False)
 class Instance:
-    """One object: its class and label, its score in 0..1, its mask as run lengths, and the box around that.
+    """One object: its class and label, its score in 0..1, its mask as run lengths, and the mask's bounding box.
 
     `box` is (left, top, right, bottom) in pixels of the original image: pixel i covers i to i + 1.
     """
@@ -82,11 +81,11 @@ class Instance:
 
     @property
     def mask(self) -> npt.NDArray[np.bool_]:
-        """bool [height, width] of the original image."""
+        """The mask, bool [height, width], at the original image's size."""
         return self.runs.mask
 
     def to_dict(self) -> dict[str, Any]:
-        """With the mask as COCO's uncompressed run lengths."""
+        """Return all fields, with the mask as COCO's uncompressed run lengths."""
         found = {"index": self.index, "label": self.label, "score": self.score, "box": list(self.box)}
         return {**found, "area": self.runs.area, "segmentation": self.runs.to_dict()}
 
@@ -141,15 +140,15 @@ def candidates(
     postprocess: InstanceSpec,
     labels: Sequence[str] | None,
 ) -> Iterator[Instance]:
-    """What has a score of at least `postprocess.threshold` and a mask with a pixel, by query; masks are made one after
-    the other.
+    """Yield the instances with a score of at least `postprocess.threshold` and a non-empty mask, by query, with only
+    one full mask in memory.
 
-    The same as `post_process_instance_segmentation` of transformers' processors of Mask2Former, MaskFormer, EoMT and
-    RF-DETR, where the model's input shows the whole image; arguments as `segment_instances`.
+    If the model's input shows the whole image, this equals `post_process_instance_segmentation` of transformers'
+    processors of Mask2Former, MaskFormer, EoMT and RF-DETR. Arguments as `segment_instances`.
     """
     scores, classes, queries = _ranked(outputs["class_logits"], postprocess)
     threshold = postprocess.threshold
-    kept = np.flatnonzero(scores >= threshold)  # what the mean of a mask does to a score makes it no larger
+    kept = np.flatnonzero(scores >= threshold)  # the mean of a mask can only lower a score
     for query in np.unique(queries[kept]).tolist():
         mask, certainty = _mask(outputs["masks"][query], size, preprocess, postprocess)
         if not mask.any():
@@ -169,11 +168,11 @@ def segment_instances(
     labels: Sequence[str] | None,
     limit: int | None = None,
 ) -> Instances:
-    """The instances with a score of at least `postprocess.threshold`, the best `limit` of them.
+    """Return the best `limit` instances with a score of at least `postprocess.threshold`.
 
     Args:
-        outputs: by name, without the batch axis, as `InstanceSpec` says.
-        size: (width, height) of the original image, upright. What the model's input does not show has no instance.
+        outputs: by name, without the batch axis, as in `InstanceSpec`.
+        size: (width, height) of the original image, upright. Parts outside the model's input have no instances.
         labels: one name per class, or None.
     """
     ranked = sorted(candidates(outputs, size, preprocess, postprocess, labels), key=lambda each: -each.score)
@@ -181,7 +180,7 @@ def segment_instances(
 
 
 def _ranked(logits: Array, postprocess: InstanceSpec) -> tuple[Array, Array, Array]:
-    """Score, class and query of every candidate, without what its mask adds to the score."""
+    """Score, class and query of every candidate; the score without the factor of its mask."""
     if postprocess.class_scores == "sigmoid":
         shares: Array = sigmoid(logits.astype(np.float64))
     else:
@@ -197,7 +196,7 @@ def _ranked(logits: Array, postprocess: InstanceSpec) -> tuple[Array, Array, Arr
 def _mask(
     plane: Array, size: tuple[int, int], preprocess: PreprocessSpec, postprocess: InstanceSpec
 ) -> tuple[npt.NDArray[np.bool_], float]:
-    """A query's mask at the size of the image, and the mean of the sigmoids inside of it."""
+    """A query's mask at the size of the image, and the mean sigmoid inside it."""
     mask = np.zeros((size[1], size[0]), np.bool_)
     if postprocess.mask_size is not None:
         plane = enlarged(plane[None], postprocess.mask_size)[0]
@@ -222,7 +221,7 @@ def _box(mask: npt.NDArray[np.bool_]) -> tuple[float, float, float, float]:
 
 
 def overlaps(a: Sequence[RunLengths], b: Sequence[RunLengths]) -> npt.NDArray[np.float64]:
-    """Intersection over union of each mask of `a` with each of `b`, all of one size: float64 [a, b]."""
+    """Return the IoU of each mask of `a` with each of `b`, all of one size: float64 [a, b]."""
     if not a or not b:
         return np.zeros((len(a), len(b)))
     ours, theirs = ([each.mask for each in side] for side in (a, b))
@@ -242,8 +241,8 @@ def _same(ours: task.Outputs, theirs: task.Outputs, reading: task.OutputReading)
 
 
 def instance_picture(masks: Array, classes: Array) -> Image.Image:
-    """Masks, bool [n, height, width], the first on top, in the colours of their classes with a white rim, which tells
-    two objects of a class from each other; black where there is none."""
+    """Return a picture of masks, bool [n, height, width], the first on top, in the colours of their classes with a
+    white rim that separates objects of one class; black elsewhere."""
     from PIL import Image
 
     picture = np.zeros((*masks.shape[1:], 3), np.uint8)
@@ -255,13 +254,13 @@ def instance_picture(masks: Array, classes: Array) -> Image.Image:
 
 
 def _core(mask: Array) -> Array:
-    """The pixels of a mask whose four neighbours are in it too; beyond the image everything is."""
+    """The pixels of a mask whose four neighbours are also in it; pixels outside the image count as inside."""
     padded = np.pad(mask, 1, constant_values=True)
     return np.asarray(mask & padded[:-2, 1:-1] & padded[2:, 1:-1] & padded[1:-1, :-2] & padded[1:-1, 2:])
 
 
 def _draw(image: Image.Image, result: Instances) -> task.Files:
-    """Masks over the image, the surest on top, with label and score at the upper left corner of each."""
+    """Masks over the image, the highest score on top, with label and score at the upper left corner of each."""
     from PIL import ImageDraw
 
     masks, classes = result.masks, np.array([each.index for each in result.objects], np.int64)

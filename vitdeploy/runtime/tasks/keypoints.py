@@ -1,4 +1,4 @@
-"""From the heat maps of a model of key points to points in the original image."""
+"""Key points: points in the original image, from a model's heat maps."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ Decoding = Literal["dark", "argmax"]
 
 @dataclass(frozen=True)
 class KeypointSpec(OutputSpec):
-    """From "heatmaps" [points, height, width] to points.
+    """How "heatmaps" [points, height, width] become points.
 
-    `decoding` "argmax": the largest value of a map; "dark": moved from there to the peak of the parabola through the
-    logarithm of the map, which a Gaussian of `kernel` pixels smooths first (DARK, arXiv 1910.06278, equations 7 to 9).
-    `threshold`: the score from which a point is shown. `skeleton`: the pairs of points that a line joins in drawings.
+    `decoding` "argmax": the maximum of a map; "dark": refined to the peak of the parabola through the logarithm of the
+    map, smoothed by a Gaussian of `kernel` pixels (DARK, arXiv 1910.06278, equations 7 to 9). `threshold`: the score
+    from which a point is shown. `skeleton`: the pairs of points joined by lines in drawings.
     """
 
     decoding: Decoding = "dark"
@@ -41,26 +41,26 @@ class KeypointSpec(OutputSpec):
             raise ValueError(f"kernel {self.kernel}: expected an odd number of pixels")
 
     def number_of_classes(self, outputs: Iterable[TensorSpec]) -> int | None:
-        """How many points there are, which is what labels name; None if the outputs do not say."""
+        """Return the number of points, which labels name; None if the outputs do not tell."""
         size = next((tensor.shape[1] for tensor in outputs if tensor.name == HEATMAPS), None)
         return size if isinstance(size, int) else None
 
 
 Array = npt.NDArray[Any]
 
-# DARK's Gaussian, and the values that its logarithm is taken of, as in mmpose and transformers.
+# DARK's Gaussian, and the range to which values are clipped before the logarithm, as in mmpose and transformers.
 SIGMA = 0.8
 LEAST, MOST = 0.001, 50.0
-# Two models agree on a sample if so large a share of its points is no further apart than this share of the longer side.
+# Two models agree on a sample if at least NEAR_SHARE of its points are within NEAR times the longer side of each other.
 NEAR_SHARE, NEAR = 0.5, 0.1
 
 
 @dataclass(frozen=True)
 class Keypoint:
-    """One point: its index and name, where it is in pixels of the original image, and the value of its heat map there.
+    """One point: its index and name, its position in pixels of the original image, and the peak value of its heat map.
 
-    Coordinates are those of COCO: 0 is the centre of the first pixel. A point may lie outside of the image. The score
-    is near 1 where the model is sure; it is not bounded.
+    Coordinates are COCO's: 0 is the centre of the first pixel. A point may be outside the image. The score is near 1
+    for a confident model; it is not bounded.
     """
 
     index: int
@@ -75,10 +75,10 @@ class Keypoint:
 
 @dataclass(frozen=True, repr=False)
 class Keypoints:
-    """The answer for one object: all of its points, in the order of the model.
+    """The answer for one object: all its points, in the model's order.
 
-    `size`: (width, height) of the image; `box`: the part of it that was looked at, (left, top, right, bottom).
-    `threshold`: the score from which a point is shown; `skeleton`: the pairs of points that lines join.
+    `size`: (width, height) of the image; `box`: the part of it that the model saw, (left, top, right, bottom).
+    `threshold`: the score from which a point is shown; `skeleton`: the pairs of points joined by lines.
     """
 
     size: tuple[int, int]
@@ -108,9 +108,10 @@ class Keypoints:
 
 
 def locate(heatmaps: Array, spec: KeypointSpec) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
-    """float64 [points, 2], x and y in pixels of the maps [points, height, width], and the scores, float64 [points].
+    """Return the points, float64 [points, 2], x and y in pixels of the maps [points, height, width], and their scores,
+    float64 [points].
 
-    A map that is nowhere above 0 knows no place: its point is (-1, -1), as in mmpose.
+    A map without a value above 0 has no position: its point is (-1, -1), as in mmpose.
     """
     count, _, width = heatmaps.shape
     flat = heatmaps.reshape(count, -1)
@@ -124,11 +125,11 @@ def locate(heatmaps: Array, spec: KeypointSpec) -> tuple[npt.NDArray[np.float64]
 
 
 def _refinement(heatmaps: Array, peaks: npt.NDArray[np.int64], kernel: int) -> npt.NDArray[np.float64]:
-    """float64 [n, 2]: by how much DARK moves the `peaks`, x and y of the largest value of each map.
+    """float64 [n, 2]: the offsets that DARK adds to the `peaks`, x and y of each map's maximum.
 
     The step of Newton's method for the logarithm of the smoothed map: -H^-1 g with differences of neighbouring pixels,
-    borders repeated. In float32 up to the differences, as transformers does it: where H is nearly singular, rounding
-    would decide otherwise.
+    borders repeated. Computed in float32 up to the differences, as in transformers: if H is nearly singular, rounding
+    changes the result.
     """
     logs = np.log(np.clip(_smoothed(heatmaps, kernel), np.float32(LEAST), np.float32(MOST)))
     padded = np.pad(logs, ((0, 0), (1, 1), (1, 1)), mode="edge")
@@ -146,7 +147,8 @@ def _refinement(heatmaps: Array, peaks: npt.NDArray[np.int64], kernel: int) -> n
 
 
 def _smoothed(heatmaps: Array, kernel: int) -> npt.NDArray[np.float32]:
-    """float32 [n, height, width] under a Gaussian of `kernel` pixels, mirrored at the borders (scipy's "reflect")."""
+    """float32 [n, height, width], smoothed by a Gaussian of `kernel` pixels, mirrored at the borders (scipy's
+    "reflect")."""
     radius = kernel // 2
     weights = np.exp(-0.5 * (np.arange(-radius, radius + 1) / SIGMA) ** 2)
     weights /= weights.sum()
@@ -163,11 +165,11 @@ def _smoothed(heatmaps: Array, kernel: int) -> npt.NDArray[np.float32]:
 def in_image(
     places: Array, grid: tuple[int, int], size: tuple[int, int], preprocess: PreprocessSpec, box: topdown.Box
 ) -> npt.NDArray[np.float64]:
-    """float64 [n, 2]: places [n, 2] in pixels of maps of `grid` (width, height), now in pixels of an image of `size`
-    (width, height), of which a top-down model saw the `box`. The centre of the first pixel is 0 in both.
+    """Convert positions [n, 2] from pixels of maps of `grid` (width, height) to float64 [n, 2] in pixels of an image of
+    `size` (width, height), of which a top-down model saw the `box`. The centre of the first pixel is 0 in both.
 
-    The maps of a top-down model lie from the first to the last centre of its input; those of any other divide what its
-    input shows into equal cells, as pooling and strides do.
+    The maps of a top-down model span its input from the first to the last pixel centre; those of any other model divide
+    the input into equal cells, as pooling and strides do.
     """
     if preprocess.fit == "topdown":
         return topdown.to_image(places, grid, topdown.cutout(box, (preprocess.crop[1], preprocess.crop[0])))
@@ -190,7 +192,7 @@ def _answer(outputs: Outputs, reading: OutputReading) -> Keypoints:
 
 
 def _same(ours: Outputs, theirs: Outputs, reading: OutputReading) -> bool:
-    """Whether most points are at about the same place."""
+    """Whether most points are at about the same position."""
     spec = reading.head(KeypointSpec)
     (a, _), (b, _) = locate(ours[HEATMAPS], spec), locate(theirs[HEATMAPS], spec)
     bound = NEAR * max(theirs[HEATMAPS].shape[1:])

@@ -1,4 +1,4 @@
-"""From the outputs of a model with labels of their own, of which an image may have any number, to what an app reads."""
+"""Multi-label classification: independent labels, any number per image, from a model's outputs."""
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -13,17 +13,17 @@ from vitdeploy.runtime.tasks.classification import ClassScore
 from vitdeploy.runtime.tasks.task import DeviceTask, OutputReading, Outputs
 from vitdeploy.spec import SHARE, OutputSpec, TensorSpec, last_axis
 
-# The output of a model: its logits, or their sigmoids where the model ends in these.
+# The output's name: logits, or probabilities if the model ends in a sigmoid.
 LOGITS, PROBABILITIES = "logits", "probabilities"
-# The score above which an image has a label, where nobody chose another.
+# The default threshold: an image has a label above this score.
 HALF = 0.5
 
 
 @dataclass(frozen=True)
 class MultiLabelSpec(OutputSpec):
-    """From "logits" or "probabilities" [labels] of an image, each for itself, to the labels that the image has.
+    """How independent "logits" or "probabilities" [labels] become the labels of an image.
 
-    `thresholds`: one a label in the order of the outputs; an image has a label if its probability is above. None: 0.5.
+    `thresholds`: one per label, in output order; an image has a label if its probability is above. None: 0.5.
     """
 
     thresholds: tuple[float, ...] | None = field(default=None, metadata=SHARE)
@@ -43,8 +43,8 @@ class MultiLabelSpec(OutputSpec):
 
 @dataclass(frozen=True, repr=False)
 class Labels:
-    """The answer for one image. labels: those that it has, the surest first; scores: of all labels, in the order of the
-    model's outputs. Scores are probabilities of their own: they do not add up to 1."""
+    """The answer for one image. labels: its labels, highest score first; scores: of all labels, in output order. Scores
+    are independent probabilities: they do not add up to 1."""
 
     labels: tuple[ClassScore, ...]
     scores: tuple[ClassScore, ...]
@@ -61,19 +61,19 @@ class Labels:
 
 
 def labels_in(outputs: Iterable[TensorSpec]) -> int | None:
-    """How many labels the outputs are of; None where their shape does not say it."""
+    """Return the number of labels in the outputs; None if their shape does not tell."""
     every = list(outputs)
     return last_axis(every, LOGITS) or last_axis(every, PROBABILITIES)
 
 
 def output_of(outputs: Collection[str]) -> tuple[str, bool]:
-    """The output that the answer is of, and whether it gives probabilities."""
+    """Return the name of the output to read, and whether it holds probabilities."""
     given = PROBABILITIES in outputs
     return PROBABILITIES if given else LOGITS, given
 
 
 def probabilities(outputs: Outputs) -> npt.NDArray[np.float64]:
-    """float64 [..., labels] in 0..1."""
+    """Return the probabilities, float64 [..., labels] in 0..1."""
     if PROBABILITIES in outputs:
         return np.asarray(outputs[PROBABILITIES], np.float64)
     return np.asarray(sigmoid(outputs[LOGITS].astype(np.float64)))
@@ -82,7 +82,7 @@ def probabilities(outputs: Outputs) -> npt.NDArray[np.float64]:
 def label_scores(
     scores: npt.NDArray[np.float64], thresholds: Sequence[float] | None, labels: Sequence[str] | None
 ) -> Labels:
-    """The answer by the probabilities float64 [labels] of one image; of equal scores the lower index comes first."""
+    """Return the answer for the probabilities, float64 [labels], of one image; ties: lower index first."""
     rows = [ClassScore(index, label_of(index, labels), score) for index, score in enumerate(scores.tolist())]
     above = [row for row in rows if row.score > (HALF if thresholds is None else thresholds[row.index])]
     return Labels(tuple(sorted(above, key=lambda row: -row.score)), tuple(rows))
@@ -93,7 +93,7 @@ def _answer(outputs: Outputs, reading: OutputReading) -> Labels:
 
 
 def _same(ours: Outputs, theirs: Outputs, reading: OutputReading) -> bool:
-    """The same labels above their thresholds."""
+    """Whether the same labels are above their thresholds."""
     first, second = (_answer(side, reading) for side in (ours, theirs))
     return {row.index for row in first.labels} == {row.index for row in second.labels}
 

@@ -1,4 +1,4 @@
-"""A detector whose classes are texts that are given at run time: what its two towers say of each box and each text.
+"""Open-vocabulary detection: a detector whose classes are texts given at run time, read from its two towers.
 
 Source: Minderer et al., "Simple Open-Vocabulary Object Detection with Vision Transformers", ECCV 2022 (arXiv
 2205.06230), section 3.1, and the class head of its released code: logit = (cosine + shift) * scale.
@@ -19,17 +19,18 @@ from vitdeploy.spec import PreprocessSpec, TensorSpec
 
 CLASS_FEATURES, SHIFT, SCALE, BOXES = "class_features", "shift", "scale", "boxes"
 OF_IMAGES = (CLASS_FEATURES, SHIFT, SCALE, BOXES)
-# The class head divides by lengths to which it adds this.
+# Added by the class head to the lengths by which it divides.
 EPSILON = 1e-6
 
 
 def head_of(spec: OpenVocabularySpec) -> PostprocessSpec:
-    """How the scores, labels and boxes of `candidates` are read."""
+    """Return the spec that reads the scores, labels and boxes of `candidates`."""
     return PostprocessSpec(scores="given", threshold=spec.threshold)
 
 
 def candidates(outputs: task.Outputs, texts: runner.Array) -> dict[str, runner.Array]:
-    """float32 "scores" [..., boxes], int64 "labels" [..., boxes], "boxes" [..., boxes, 4]: of each box the best text.
+    """Return the best text of each box: float32 "scores" [..., boxes], int64 "labels" [..., boxes], "boxes" [...,
+    boxes, 4].
 
     Args:
         outputs: of the image tower: "class_features" [..., boxes, width] of length 1, "shift" and "scale" [..., boxes],
@@ -50,20 +51,21 @@ def find_texts(
     preprocess: PreprocessSpec,
     spec: OpenVocabularySpec,
 ) -> detection.Detections:
-    """The objects in one image of `size` (width, height); outputs without the batch axis, texts [texts, width]."""
+    """Return the objects in one image of `size` (width, height); outputs without the batch axis, texts [texts,
+    width]."""
     return within(detection.detect(candidates(outputs, texts), size, preprocess, head_of(spec), labels))
 
 
 def within(found: detection.Detections) -> detection.Detections:
-    """Those with an area in the image: a box may lie in what an image was padded with. transformers gives these, too,
-    beside the image."""
+    """Return the objects whose box overlaps the image: a box may lie in the padding. transformers also returns
+    those."""
     boxes = ((each, each.box) for each in found.objects)
     kept = tuple(each for each, (left, top, right, bottom) in boxes if right > left and bottom > top)
     return dataclasses.replace(found, objects=kept)
 
 
 class TextsFound(zero_shot.TextsBound):
-    """As `TextsBound`, with "scores", "labels" and "boxes" as of a detector whose graph ranks its objects itself."""
+    """As `TextsBound`, with "scores", "labels" and "boxes" like a detector whose graph ranks its objects."""
 
     tower = OF_IMAGES
 
@@ -80,7 +82,7 @@ class TextsFound(zero_shot.TextsBound):
 
 
 def _same(ours: task.Outputs, theirs: task.Outputs, reading: task.OutputReading) -> bool:
-    """As of detectors."""
+    """Whether two answers agree, as for detection."""
     spec = reading.head(OpenVocabularySpec)
     return detection.DETECTION.same(ours, theirs, dataclasses.replace(reading, postprocess=head_of(spec)))
 

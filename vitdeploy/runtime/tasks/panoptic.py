@@ -1,4 +1,4 @@
-"""From a panoptic model's outputs for one image to a map of segments at the original image's size."""
+"""Panoptic segmentation: a map of segments at the original image's size, from a model's outputs."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 Array = npt.NDArray[Any]
 
-# Two maps agree if so large a share of their pixels has one class.
+# Two maps agree if at least this share of their pixels has the same class.
 SAME_SHARE = 0.5
 
 
@@ -29,7 +29,7 @@ SAME_SHARE = 0.5
 class Segment:
     """One segment: its id in the map, its class and label, its score in 0..1, its area in pixels of the map.
 
-    `isthing`: an instance of a countable class; otherwise all of the image's stuff of that class.
+    `isthing`: an instance of a countable class; otherwise the image's whole area of that stuff class.
     """
 
     id: int
@@ -45,13 +45,13 @@ class Segment:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Panoptic:
-    """The answer for one image. map: int32 [height, width] of segment ids, 0 where there is no segment."""
+    """The answer for one image. map: int32 [height, width] of segment ids, 0 for no segment."""
 
     map: npt.NDArray[np.int32]
     segments: tuple[Segment, ...]
 
     def to_dict(self) -> dict[str, Any]:
-        """Everything but the pixels of the map."""
+        """Return all fields except the pixels of the map."""
         height, width = self.map.shape
         return {"width": width, "height": height, "segments": [segment.to_dict() for segment in self.segments]}
 
@@ -74,17 +74,17 @@ def segment(
 ) -> Panoptic:
     """Assign every pixel to the query with the largest mask value there, weighted by its score.
 
-    A query counts if its best class is not "no object" and has a score above `threshold`. It is dropped if its pixels
-    are less than `overlap` of those where its weighted mask reaches `mask_threshold`: the others hide it. Segments of
-    one stuff class are fused; the fused segment has the best of their scores.
+    A query counts if its best class is not "no object" and has a score above `threshold`. It is dropped if the pixels
+    it wins are fewer than `overlap` times those where its weighted mask reaches `mask_threshold`. Segments of one stuff
+    class are fused; the fused segment has their highest score.
 
-    The same function as `post_process_panoptic_segmentation` of transformers' DetrImageProcessor, whose ids are not
-    always unique after a fusion, as they are here, and which lists a fused segment once for each of its parts.
+    Equals `post_process_panoptic_segmentation` of transformers' DetrImageProcessor, except that ids stay unique after a
+    fusion and a fused segment is listed once.
 
     Args:
         outputs: by name, without the batch axis: "logits" [queries, classes + 1] and "masks" [queries, height, width],
             logits of masks relative to the model's input.
-        size: (width, height) of the original image, upright. What the model's input does not show has no segment.
+        size: (width, height) of the original image, upright. Parts outside the model's input have no segment.
         labels: one name per class, or None.
     """
     probabilities = softmax(outputs["logits"])
@@ -104,7 +104,7 @@ def segment(
         reached += (band >= postprocess.mask_threshold).sum(axis=(1, 2))
     shown = (areas > 0) & (reached > 0) & (areas / np.maximum(reached, 1) >= postprocess.overlap)
     segments: list[Segment] = []
-    ids = np.zeros(len(kept) + 1, np.int32)  # of each kept query; the last is that of pixels without any (winner -1)
+    ids = np.zeros(len(kept) + 1, np.int32)  # by kept query; the last entry is for pixels without a query (winner -1)
     fused: dict[int, int] = {}
     for query in np.flatnonzero(shown).tolist():
         index, score, area = int(classes[query]), float(scores[query]), int(areas[query])
@@ -131,7 +131,7 @@ def _same(ours: Outputs, theirs: Outputs, reading: OutputReading) -> bool:
 
 
 def _classes(found: Panoptic) -> Array:
-    """[height, width]: the class of each pixel, -1 where there is none."""
+    """[height, width]: the class of each pixel, -1 for none."""
     table = np.full(max((each.id for each in found.segments), default=0) + 1, -1, np.int64)
     for each in found.segments:
         table[each.id] = each.index
@@ -139,7 +139,7 @@ def _classes(found: Panoptic) -> Array:
 
 
 def _draw(image: Image.Image, result: Panoptic) -> Files:
-    """Each segment in a colour of its own, with a legend."""
+    """Each segment in its own colour, with a legend."""
     drawn = drawing.over(image, drawing.class_picture(result.map - 1), result.map > 0)
     palette = drawing.colours(max((each.id for each in result.segments), default=0))
     largest = sorted(result.segments, key=lambda each: -each.area)[:12]

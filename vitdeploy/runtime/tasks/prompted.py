@@ -1,4 +1,4 @@
-"""Masks of prompted objects: from a decoder's outputs to masks of the image's own size.
+"""Promptable segmentation: masks of prompted objects at the image's size, from a decoder's outputs.
 
 Source: Kirillov et al., "Segment Anything", ICCV 2023 (arXiv 2304.02643); Ravi et al., "SAM 2", arXiv 2408.00714.
 """
@@ -26,20 +26,20 @@ if TYPE_CHECKING:
     from PIL import Image, ImageDraw
 
 Bools = npt.NDArray[np.bool_]
-# How a mask is written: a PNG, or COCO's run lengths.
+# The format of a written mask: PNG, or COCO run lengths.
 MaskForm = Literal["png", "rle"]
-# Prompts that run together where the decoder takes any number.
+# Prompts per run of a decoder with a dynamic batch.
 TOGETHER = 16
-# Of all masks of an answer: more would fill a machine's memory before anybody saw the first.
+# Limit for all masks of an answer, so that they fit into memory.
 MOST_BYTES = 4 << 30
-# Masks that overlap so much are about the same.
+# Masks with at least this IoU agree.
 SAME_IOU = 0.5
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class PromptMasks:
-    """The answer to one prompt. `masks`: bool [n, height, width] at the image's size, one, or three where the prompt
-    may mean several things; `scores`: the IoU with the object that the model promises of each."""
+    """The answer to one prompt. `masks`: bool [n, height, width] at the image's size, one, or three for an ambiguous
+    prompt; `scores`: the predicted IoU of each with the object."""
 
     prompt: Prompt
     masks: Bools
@@ -47,7 +47,7 @@ class PromptMasks:
 
     @property
     def best(self) -> int:
-        """The place of the mask with the highest score."""
+        """The index of the mask with the highest score."""
         return int(np.argmax(self.scores))
 
     @property
@@ -65,24 +65,29 @@ class PromptMasks:
         return _box(self.mask)
 
     def png(self) -> bytes:
-        """The best mask as a grey PNG, 255 inside."""
+        """Return the best mask as a grey PNG, 255 inside."""
         return _png(self.mask)
 
     def to_dict(self, masks: MaskForm = "png") -> dict[str, Any]:
-        """The prompt, the scores, and the best mask: its area in pixels, its box, and itself: "mask_png", a PNG in
-        Base64, or "segmentation", COCO's run lengths."""
-        return {**self.prompt.to_dict(), "scores": list(self.scores), "best": self.best, **_told(self.mask, masks)}
+        """Return the prompt, the scores, and the best mask with its area in pixels and its box, as "mask_png" (a PNG in
+        Base64) or "segmentation" (COCO run lengths)."""
+        return {
+            **self.prompt.to_dict(),
+            "scores": list(self.scores),
+            "best": self.best,
+            **_mask_fields(self.mask, masks),
+        }
 
     def __str__(self) -> str:
         share = 100 * float(self.mask.mean())
         others = f", the best of {len(self.scores)}" if len(self.scores) > 1 else ""
         box = f" in {self.box[0]},{self.box[1]},{self.box[2]},{self.box[3]}" if self.box else ""
-        return f"a mask of {share:.1f} % of the image{box}, IoU {self.score:.2f} promised{others}"
+        return f"a mask of {share:.1f} % of the image{box}, predicted IoU {self.score:.2f}{others}"
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class PromptedMasks:
-    """The answer for one image: one entry a prompt, in their order."""
+    """The answer for one image: one entry per prompt, in order."""
 
     prompts: tuple[PromptMasks, ...]
 
@@ -93,7 +98,7 @@ class PromptedMasks:
 
     @property
     def score(self) -> float:
-        """The IoU that is promised of `mask`."""
+        """The predicted IoU of `mask`."""
         return self.prompts[0].score
 
     def to_dict(self, masks: MaskForm = "png") -> dict[str, Any]:
@@ -128,8 +133,8 @@ def _png(mask: Bools) -> bytes:
     return png_bytes(Image.fromarray(mask.view(np.uint8) * np.uint8(255)))
 
 
-def _told(mask: Bools, form: MaskForm) -> dict[str, Any]:
-    """One mask as `PromptMasks.to_dict` has it."""
+def _mask_fields(mask: Bools, form: MaskForm) -> dict[str, Any]:
+    """The fields of one mask in `PromptMasks.to_dict`."""
     box = _box(mask)
     facts: dict[str, Any] = {"area": int(mask.sum()), "mask_box": None if box is None else list(box)}
     if form == "rle":
@@ -138,8 +143,8 @@ def _told(mask: Bools, form: MaskForm) -> dict[str, Any]:
 
 
 def chosen(masks: Array, scores: Array, spec: PromptSpec, multimask: bool) -> tuple[Array, Array]:
-    """Of the four masks [4, h, w] and scores [4] of a prompt those that are its answer: the three for prompts that may
-    mean several things, or one."""
+    """Return the masks and scores of a prompt's answer from all four [4, h, w] and [4]: the three for ambiguous prompts
+    (`multimask`), or one."""
     if multimask:
         return masks[1:], scores[1:]
     one = 0
@@ -149,16 +154,16 @@ def chosen(masks: Array, scores: Array, spec: PromptSpec, multimask: bool) -> tu
 
 
 def _stability(mask: Array, delta: float) -> float:
-    """What a mask covers at +delta as a share of what it covers at -delta; 1 of nothing (float32, as transformers)."""
+    """A mask's area at +delta divided by its area at -delta; 1 if that is 0 (float32, as in transformers)."""
     most = int((mask > -delta).sum())
     return float(np.float32((mask > delta).sum()) / np.float32(most)) if most else 1.0
 
 
 def full_size(masks: Array, size: tuple[int, int], preprocess: PreprocessSpec, threshold: float = 0.0) -> Bools:
-    """bool [n, height, width] at the image's size (width, height), of logits [n, h, w].
+    """Return masks, bool [n, height, width], at the image's size (width, height), from logits [n, h, w].
 
-    The same function as `post_process_masks` of transformers' SAM and SAM 2 processors, whose fits are "longest-pad"
-    and "stretch": SAM enlarges the masks to the input, cuts the padding off, and resizes what is left.
+    Equals `post_process_masks` of transformers' SAM and SAM 2 processors, whose fits are "longest-pad" and "stretch":
+    SAM enlarges the masks to the input, crops the padding, and resizes the rest.
     """
     found = np.zeros((len(masks), size[1], size[0]), np.bool_)
     for i, mask in enumerate(masks):
@@ -181,10 +186,10 @@ def read_masks(
     spec: PromptSpec,
     multimask: bool | None = None,
 ) -> PromptedMasks:
-    """The answer that "masks" [prompts, 4, h, w] and "iou_scores" [prompts, 4] mean.
+    """Return the answer for "masks" [prompts, 4, h, w] and "iou_scores" [prompts, 4].
 
     Args:
-        multimask: three masks for each prompt, or one; None: three where a prompt may mean several things.
+        multimask: True returns three masks per prompt, False one; None: three for an ambiguous prompt.
     """
     found = []
     for prompt, masks, scores in zip(prompts, outputs[MASKS], outputs[IOU_SCORES], strict=True):
@@ -196,15 +201,15 @@ def read_masks(
 
 
 def require_room(prompts: Sequence[Prompt], size: tuple[int, int], multimask: bool | None) -> None:
-    """Raise InputError where the masks of all prompts, a byte a pixel, would be larger than `MOST_BYTES`."""
+    """Raise InputError if the masks of all prompts, one byte per pixel, exceed `MOST_BYTES`."""
     count = sum(3 if (prompt.ambiguous if multimask is None else multimask) else 1 for prompt in prompts)
     expected = MOST_BYTES // (size[0] * size[1])
     if count > expected:
         raise InputError(
-            "the masks of so many prompts do not fit into memory",
+            "too many prompts: their masks do not fit into memory",
             found=f"{count} masks of {size[0]}x{size[1]} pixels",
-            expected=f"at most {expected}",
-            fix="ask for some at a time: image = predictor.embed(...), then image.masks(...)",
+            expected=f"at most {expected} masks",
+            fix="use fewer prompts per call: image = predictor.embed(...), then several calls of image.masks(...)",
         )
 
 
@@ -217,21 +222,21 @@ def tell_best(
     multimask: bool | None = None,
     masks: MaskForm = "png",
 ) -> list[dict[str, Any]]:
-    """What `PromptMasks.to_dict` says of each prompt of `read_masks`, while only the best of three masks is enlarged:
-    of an image of 12 megapixels that takes longer than all else."""
+    """Return `PromptMasks.to_dict` for each prompt of `read_masks`, but enlarge only the best of three masks: for a
+    12-megapixel image, enlarging takes longer than all other steps."""
     found = []
     for prompt, logits, scores in zip(prompts, outputs[MASKS], outputs[IOU_SCORES], strict=True):
         several = prompt.ambiguous if multimask is None else multimask
         kept, promised = chosen(logits, scores, spec, several)
         best = int(np.argmax(promised))
         [mask] = full_size(kept[best : best + 1], size, preprocess, spec.mask_threshold)
-        said = {"scores": [float(each) for each in promised], "best": best}
-        found.append({**prompt.to_dict(), **said, **_told(mask, masks)})
+        scored = {"scores": [float(each) for each in promised], "best": best}
+        found.append({**prompt.to_dict(), **scored, **_mask_fields(mask, masks)})
     return found
 
 
 def embed(runner: flow.FlowRunner, tensor: Array) -> dict[str, Array]:
-    """What the encoder gives for images [n, ...], by the names of the decoder's inputs."""
+    """Return the encoder's outputs for images [n, ...], by the names of the decoder's inputs."""
     feeds = runner.flow.parts[-1].feeds
     passed = {name: source for name, source in feeds.items() if source.startswith(f"{flows.IMAGE_ENCODER}.")}
     found = runner.linked.values({runner.inputs[0].name: tensor}, list(passed.values()))
@@ -239,9 +244,9 @@ def embed(runner: flow.FlowRunner, tensor: Array) -> dict[str, Array]:
 
 
 def decode(runner: flow.FlowRunner, embedding: Mapping[str, Array], prompts: Mapping[str, Array]) -> dict[str, Array]:
-    """The decoder's outputs, [prompts, ...], for one image's embedding [1, ...] and the arrays of prompts.
+    """Return the decoder's outputs, [prompts, ...], for one image's embedding [1, ...] and the arrays of prompts.
 
-    The embedding is repeated for as many prompts as run together: for 1,000 of SAM at once it would take 4 GB.
+    The embedding is repeated only for the prompts of one run: for 1,000 prompts of SAM it would take 4 GB.
     """
     decoder = runner.linked.runners[flows.PROMPT_DECODER]
     size = decoder.inputs[0].shape[0]
@@ -255,8 +260,8 @@ def decode(runner: flow.FlowRunner, embedding: Mapping[str, Array], prompts: Map
 
 
 class PromptsBound(Runner):
-    """A flow of encoder and decoder with its prompts given: it takes images, and gives "masks" [n, prompts, 4, h, w]
-    and "iou_scores" [n, prompts, 4]."""
+    """A flow of encoder and decoder with fixed prompts: it takes images, and returns "masks" [n, prompts, 4, h, w] and
+    "iou_scores" [n, prompts, 4]."""
 
     def __init__(self, whole: flow.FlowRunner, prompts: Mapping[str, Array]) -> None:
         super().__init__(whole.name)
@@ -284,15 +289,15 @@ class PromptsBound(Runner):
 
 
 def iou(a: Bools, b: Bools) -> float:
-    """Intersection over union of two masks; 1 of two empty ones."""
+    """Return the IoU of two masks; 1 for two empty ones."""
     either = int((a | b).sum())
     return int((a & b).sum()) / either if either else 1.0
 
 
 def no_prompt() -> InputError:
     return InputError(
-        "the masks of an image need a prompt",
-        found="an image alone",
+        "promptable segmentation needs a prompt",
+        found="only an image",
         expected="points or a box",
         fix="predict(image, points=[(x, y)]) or predict(image, boxes=[left, top, right, bottom])",
     )
@@ -303,27 +308,29 @@ def _answer(outputs: Outputs, reading: OutputReading) -> PromptedMasks:
 
 
 def _same(ours: Outputs, theirs: Outputs, reading: OutputReading) -> bool:
-    """Whether the masks of the golden prompts overlap, on average."""
+    """Whether the masks of the golden prompts overlap enough, on average."""
     spec = reading.head(PromptSpec)
     pairs = zip(ours[MASKS][:, 0], theirs[MASKS][:, 0], strict=True)
     return float(np.mean([iou(a > spec.mask_threshold, b > spec.mask_threshold) for a, b in pairs])) >= SAME_IOU
 
 
 def bind_prompts(runner: Runner, given: Mapping[str, Array], postprocess: Postprocess | None) -> PromptsBound:
-    """Encoder and decoder with the prompts of `given`; raises ManifestError for another model or other arrays."""
+    """Return encoder and decoder with the prompts in `given`; raise ManifestError for another model or other arrays."""
     if (
         not isinstance(runner, flow.FlowRunner)
         or not isinstance(postprocess, PromptSpec)
         or {name: (array.dtype.kind, array.shape[1:]) for name, array in given.items()}
         != {POINTS: ("f", (postprocess.slots, 2)), LABELS: ("i", (postprocess.slots,))}
     ):
-        raise ManifestError("no promptable model and its prompts", found=", ".join(given), expected="points, labels")
+        raise ManifestError(
+            "the golden inputs do not fit a promptable model", found=", ".join(given), expected="points, labels"
+        )
     return PromptsBound(runner, given)
 
 
 def _draw(image: Image.Image, result: PromptedMasks) -> Files:
-    """The best mask of each prompt in a colour of its own, and the prompt: a box, points inside as discs, points
-    outside as crosses. The masks themselves, one file a prompt."""
+    """The best mask of each prompt in its own colour, with the prompt: a box, points inside as discs, points outside as
+    crosses. Also each mask as a file."""
     from PIL import ImageDraw
 
     drawn, palette = image, drawing.colours(len(result.prompts))
@@ -340,7 +347,7 @@ def _draw(image: Image.Image, result: PromptedMasks) -> Files:
 
 
 def _mark(pen: ImageDraw.ImageDraw, x: float, y: float, radius: int, colour: tuple[int, ...], *, inside: bool) -> None:
-    """A disc with a white rim for a point inside of an object, a white cross for one outside."""
+    """Draw a disc with a white rim for a point inside an object, a white cross for one outside."""
     if inside:
         pen.ellipse([x - radius, y - radius, x + radius, y + radius], fill=colour, outline="white")
         return

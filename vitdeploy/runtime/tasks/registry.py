@@ -1,4 +1,4 @@
-"""From the outputs of one image to the answer of its task."""
+"""The table of tasks, and functions that read outputs by task."""
 
 from collections.abc import Callable, Mapping
 
@@ -16,14 +16,14 @@ TASKS: RowTable[DeviceTask] = RowTable(TASKS_GROUP, DeviceTask, DEVICE_ROWS)
 
 
 def flow_of(task: str) -> FlowRow | None:
-    """The graphs of a task's models and how they run together; None of a task with one graph."""
+    """Return the graphs of a task's models and their flow; None for a task with one graph."""
     return TASKS[task].flow
 
 
 def reader_of(task: Task) -> Callable[[Outputs, OutputReading], Result]:
-    """What reads the outputs of one image, by name, without the batch axis, as the answer of a task.
+    """Return the function that reads the outputs of one image, by name, without the batch axis, as a task's answer.
 
-    It raises ManifestError for outputs that are not those of the task.
+    It raises ManifestError for outputs that do not fit the task.
     """
     answer = TASKS[task].answer
 
@@ -36,25 +36,26 @@ def reader_of(task: Task) -> Callable[[Outputs, OutputReading], Result]:
     return read
 
 
-# Outputs of another task, which a manifest may claim, have other names and axes than what reads them expects.
+# Errors for outputs that do not fit the task claimed by a manifest: wrong names or axes.
 UNREADABLE = (LookupError, ValueError, TypeError, AssertionError, AttributeError)
 
 
 def _of_another_task(task: Task, outputs: Outputs, error: Exception) -> ManifestError:
     return ManifestError(
-        f"the outputs of the engine are not those of the task {task}",
+        f"the engine's outputs do not fit the task {task}",
         found=", ".join(f"{name} {list(array.shape)}" for name, array in outputs.items()),
-        expected=f"outputs that can be read as {task}; these cannot: {type(error).__name__}",
+        expected=f"outputs that can be read as {task} (reading these raised {type(error).__name__})",
     )
 
 
 def bound(
     task: Task, runner: Runner, inputs: Mapping[str, Array], postprocess: Postprocess | None
 ) -> tuple[Runner, Array, dict[str, Array]]:
-    """A loaded runner, samples for its first input, and what each of these brings for the others. `inputs`: samples
-    first, then what all of them share, to which the runner is bound, or what each brings, of a task without `bind`.
+    """Return a loaded runner, the samples for its first input, and their extra inputs. `inputs`: the samples first,
+    then inputs shared by all samples, to which the runner is bound, or, for a task without `bind`, inputs of each
+    sample.
 
-    The runner given stays the caller's to close.
+    The caller still closes the runner that it passed.
     """
     (_, samples), *others = inputs.items()
     bind = TASKS[task].bind
@@ -70,8 +71,8 @@ def count_same(
     ours: Mapping[str, Array],
     theirs: Mapping[str, Array],
 ) -> int:
-    """On how many of n samples the two agree, as `DeviceTask.same` says; outputs [n, ...] by name, of the same names
-    and shapes. Answers with a number that is not finite agree with none."""
+    """Return on how many of n samples two sets of outputs agree by `DeviceTask.same`; outputs [n, ...] by name, with
+    equal names and shapes. Outputs that are not finite never agree."""
     samples = range(len(next(iter(theirs.values()))))
     size = (0, 0) if preprocess is None else (preprocess.crop[1], preprocess.crop[0])
     reading = OutputReading(size, preprocess, postprocess)

@@ -1,4 +1,4 @@
-"""From a regression model's output for one image to numbers with names and units."""
+"""Regression: numbers with names and units, from a model's output."""
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -13,7 +13,7 @@ from vitdeploy.runtime.tasks.task import DeviceTask, OutputReading, Outputs
 from vitdeploy.spec import OutputSpec, TensorSpec, within
 
 NUMBERS = "numbers"
-# Without a tolerance two numbers are about the same if they differ by at most this share of the larger one.
+# Without a tolerance, two numbers agree if they differ by at most this share of the larger one.
 SAME_SHARE = 0.1
 
 Floats = npt.NDArray[np.float64]
@@ -21,10 +21,10 @@ Floats = npt.NDArray[np.float64]
 
 @dataclass(frozen=True)
 class RegressionSpec(OutputSpec):
-    """From "numbers" [k], or a number without an axis, to k numbers, which labels name.
+    """How "numbers" [k], or a number without an axis, become k numbers named by labels.
 
-    `units`: one per number, () where they have none. `tolerance`: how far a number may be from the original's and still
-    be the same answer, in its unit: one for all numbers, or one per number; None where nobody says.
+    `units`: one per number, () without. `tolerance`: the largest deviation from the original that counts as the same
+    answer, in the number's unit: one for all numbers, or one per number; None for the default.
     """
 
     units: tuple[str, ...] = ()
@@ -37,33 +37,33 @@ class RegressionSpec(OutputSpec):
         if self.tolerance is not None and not np.all(np.array(self.tolerance) > 0):
             raise ValueError(f"tolerance {self.tolerance}: expected numbers above 0")
         if not all(unit.isprintable() for unit in self.units):
-            raise ValueError(f"units {self.units}: expected texts of one line")
+            raise ValueError(f"units {self.units}: expected texts without line breaks")
 
     def number_of_classes(self, outputs: Iterable[TensorSpec]) -> int | None:
-        """How many numbers there are, which is what labels name; None if the outputs do not say."""
+        """Return the number of numbers, which labels name; None if the outputs do not tell."""
         shape = next((tensor.shape for tensor in outputs if tensor.name == NUMBERS), ())
         count = 1 if len(shape) == 1 else shape[-1] if shape else None
         return count if isinstance(count, int) else None
 
     def misfit(self, outputs: Iterable[TensorSpec]) -> str:
-        """Which field is of another count of numbers; "" where none is."""
+        """Return the fields whose length differs from the number of numbers; "" if all fit."""
         count = self.number_of_classes(outputs)
         fields = {"units": self.units, "tolerance": self.tolerance if isinstance(self.tolerance, tuple) else ()}
         wrong = {name: values for name, values in fields.items() if values and len(values) != count}
         return ", ".join(f"{len(values)} {name} for {count} numbers" for name, values in wrong.items())
 
     def tolerances(self, count: int) -> Floats | None:
-        """float64 [count], the tolerance of each number; None without any."""
+        """Return the tolerance of each number, float64 [count]; None without any."""
         return None if self.tolerance is None else np.broadcast_to(np.array(self.tolerance, np.float64), count)
 
     def unit(self, index: int) -> str:
-        """The unit of a number; "" without one."""
+        """Return the unit of a number; "" without one."""
         return self.units[index] if self.units else ""
 
 
 @dataclass(frozen=True)
 class Number:
-    """One number with its place, its name and its unit; a single number that nobody named is called "number"."""
+    """One number with its index, name and unit; a single number without a label is called "number"."""
 
     index: int
     name: str
@@ -76,13 +76,13 @@ class Number:
 
 @dataclass(frozen=True, repr=False)
 class Regression:
-    """The answer for one image: all numbers, in the order of the model."""
+    """The answer for one image: all numbers, in the model's order."""
 
     numbers: tuple[Number, ...]
 
     @property
     def value(self) -> float:
-        """The first number, which is the only one of most models."""
+        """The first number, the only one for most models."""
         return self.numbers[0].value
 
     def to_dict(self) -> dict[str, Any]:
@@ -96,7 +96,8 @@ class Regression:
 
 
 def numbers_of(values: npt.NDArray[Any], spec: RegressionSpec, labels: Sequence[str] | None) -> Regression:
-    """The answer of one image. values: float [k], or a number without an axis; labels: a name for each, or None."""
+    """Return the answer for one image. values: float [k], or a number without an axis; labels: a name for each, or
+    None."""
     flat = np.atleast_1d(values).tolist()
     labels = labels or (["number"] if len(flat) == 1 else None)
     named = (Number(k, label_of(k, labels), float(value), spec.unit(k)) for k, value in enumerate(flat))

@@ -1,4 +1,4 @@
-"""From the outputs of a semantic segmentation model for one image to the class of every pixel."""
+"""Semantic segmentation: the class of every pixel, from a model's outputs."""
 
 from __future__ import annotations
 
@@ -20,23 +20,23 @@ from vitdeploy.spec import OutputSpec, PreprocessSpec, TensorSpec, within
 if TYPE_CHECKING:
     from PIL import Image
 
-# Segmentation: "logits" of every pixel, or masks of queries and the classes of these.
+# The outputs: "logits" of every pixel, or the masks and classes of queries.
 SegmentationMaps = Literal["logits", "queries"]
 MASKS_ASSUMED = (
-    "masks are not enlarged before their sigmoid, as Mask2Former's are to 384x384 (postprocess: {mask_size: ...})"
+    "masks are not enlarged before the sigmoid (Mask2Former enlarges to 384x384; set postprocess: {mask_size: ...})"
 )
 
 
 @dataclass(frozen=True)
 class SegmentationSpec(OutputSpec):
-    """From the outputs of a semantic segmentation model to the class of every pixel.
+    """How the outputs of a semantic segmentation model become the class of every pixel.
 
     `maps` "logits": "logits" [classes, height, width]. "queries": "class_logits" [queries, classes + 1], whose last
     column is "no object", and "masks" [queries, height, width], logits; the score of a class at a pixel is the sum over
     the queries of softmax times sigmoid (arXiv 2107.06278, section 3.4). `mask_size`: (height, width) to which the
-    masks are enlarged before their sigmoid; None leaves them as they are.
+    masks are enlarged before their sigmoid; None does not enlarge.
 
-    Of labelled maps: the value `ignore` has no class; with `reduce_labels` 0 has none either, and 1 is class 0.
+    In label maps, the value `ignore` has no class; with `reduce_labels` 0 has no class either, and 1 is class 0.
     """
 
     maps: SegmentationMaps = "logits"
@@ -46,7 +46,7 @@ class SegmentationSpec(OutputSpec):
     in_recipes: ClassVar[tuple[str, ...] | None] = ()
 
     def number_of_classes(self, outputs: Iterable[TensorSpec]) -> int | None:
-        """How many classes there are, without "no object"; None if the outputs do not say."""
+        """Return the number of classes, without "no object"; None if the outputs do not tell."""
         shapes = {tensor.name: tensor.shape for tensor in outputs}
         if self.maps == "queries":
             size = shapes["class_logits"][-1] if "class_logits" in shapes else None
@@ -57,9 +57,9 @@ class SegmentationSpec(OutputSpec):
 
 Array = npt.NDArray[Any]
 
-# A pixel that the model's input does not show has no class.
+# The class of pixels outside the model's input.
 NONE = -1
-# Two maps agree if so large a share of their pixels has one class.
+# Two maps agree if at least this share of their pixels has the same class.
 SAME_SHARE = 0.5
 
 
@@ -78,15 +78,15 @@ class ClassArea:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Segmentation:
-    """The answer for one image. map: int32 [height, width] of classes, NONE where the model's input does not reach;
-    `classes` are those that occur, the largest area first."""
+    """The answer for one image. map: int32 [height, width] of classes, NONE outside the model's input; `classes`: the
+    classes in the map, largest area first."""
 
     map: npt.NDArray[np.int32]
     classes: tuple[ClassArea, ...]
 
     def png(self) -> bytes:
-        """The map as a grey PNG of class indices, of 8 bits, or 16 where there are more classes than 255; the largest
-        value of these is a pixel without a class."""
+        """Return the map as a grey PNG of class indices, 8 bits, or 16 for indices from 255 on; the maximum value marks
+        a pixel without a class."""
         from PIL import Image
 
         wide = bool((self.map >= 255).any())
@@ -94,7 +94,7 @@ class Segmentation:
         return png_bytes(Image.fromarray(pixels))
 
     def to_dict(self) -> dict[str, Any]:
-        """The classes, and the map as a PNG (see `png`) in Base64."""
+        """Return the classes, and the map as a PNG (see `png`) in Base64."""
         height, width = self.map.shape
         return {
             "width": width,
@@ -115,13 +115,13 @@ class Segmentation:
 def classes_of(
     outputs: Mapping[str, Array], size: tuple[int, int], preprocess: PreprocessSpec, postprocess: SegmentationSpec
 ) -> npt.NDArray[np.int32]:
-    """int32 [height, width], the class with the highest score at every pixel of the original image.
+    """Return the class with the highest score at every pixel of the original image, int32 [height, width].
 
-    The same function as `post_process_semantic_segmentation` of transformers' processors, where the model's input
-    shows the whole image.
+    If the model's input shows the whole image, this equals `post_process_semantic_segmentation` of transformers'
+    processors.
 
     Args:
-        outputs: by name, without the batch axis, as `SegmentationSpec` says.
+        outputs: by name, without the batch axis, as in `SegmentationSpec`.
         size: (width, height) of the original image, upright.
     """
     found = np.full((size[1], size[0]), NONE, np.int32)
@@ -131,7 +131,7 @@ def classes_of(
 
 
 def _scores(outputs: Mapping[str, Array], postprocess: SegmentationSpec) -> Array:
-    """[classes, height, width] at the size of the model's maps."""
+    """Class scores [classes, height, width] at the size of the model's maps."""
     if postprocess.maps == "logits":
         return outputs["logits"]
     masks = outputs["masks"]
@@ -142,7 +142,7 @@ def _scores(outputs: Mapping[str, Array], postprocess: SegmentationSpec) -> Arra
 
 
 def areas(found: npt.NDArray[np.int32], labels: Sequence[str] | None) -> tuple[ClassArea, ...]:
-    """The classes of a map, the largest area first."""
+    """Return the classes of a map, largest area first."""
     counts = np.bincount(found[found != NONE].ravel())
     order = sorted(np.flatnonzero(counts).tolist(), key=lambda index: -int(counts[index]))
     return tuple(

@@ -1,4 +1,4 @@
-"""What a task is at run time: a row of functions that read a model's outputs."""
+"""A task at run time: the functions that read a model's outputs."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ if TYPE_CHECKING:
     from PIL import Image
 
 Outputs = Mapping[str, npt.NDArray[Any]]
-# File names' ends, and what the files hold.
+# The contents of files by file name suffix.
 Files = Mapping[str, bytes]
-# From this cosine on two models' vectors are about the same.
+# Two models' vectors agree from this cosine on.
 COSINE = 0.9
 Head = TypeVar("Head", bound=OutputSpec)
 
@@ -31,9 +31,9 @@ class Result(Protocol):
 
 @dataclass(frozen=True)
 class OutputReading:
-    """How the outputs of one image are read. `size`: (width, height) of the original image, upright; `labels`: one name
-    per class, or None; `top`: how many classes of a classifier; `box`: the part of the image that a top-down model was
-    given, None for all of it."""
+    """The context for reading the outputs of one image. `size`: (width, height) of the original image, upright;
+    `labels`: one name per class, or None; `top`: number of classes that a classifier returns; `box`: the part of the
+    image that a top-down model saw, None for all of it."""
 
     size: tuple[int, int]
     preprocess: PreprocessSpec | None
@@ -44,12 +44,12 @@ class OutputReading:
 
     @property
     def images(self) -> PreprocessSpec:
-        """How images are prepared, of a model that takes some."""
+        """The preprocessing of a model that takes images."""
         assert self.preprocess is not None, "a manifest without it is refused when it is read"
         return self.preprocess
 
     def head(self, kind: type[Head]) -> Head:
-        """What the outputs mean, of the class of the task."""
+        """Return the postprocess spec, of the task's class."""
         assert isinstance(self.postprocess, kind), "a manifest without it is refused when it is read"
         return self.postprocess
 
@@ -58,19 +58,19 @@ class OutputReading:
 class DeviceTask:
     """A task's row. Outputs are those of one sample, by name, without the batch axis.
 
-    answer: the result that they mean.
-    same: whether two models' outputs for a sample mean about the same. It is coarse: it tells a wrong engine from one
-        that rounds.
-    bind: a runner of images alone, of one with further inputs whose values are given; None where an image is the only
-        input.
-    draw: files with pictures of an answer, by the ends of their names, from the upright RGB image and the answer, of a
-        top-down task also those for several boxes; None of an answer that is no picture.
+    answer: the result from the outputs.
+    same: whether two models' outputs for a sample roughly agree. The test is coarse: it separates a wrong engine from
+        one that rounds.
+    bind: makes a runner that takes only images from one with further inputs, given their values; None if an image is
+        the only input.
+    draw: files with pictures of an answer, by file name suffix, from the upright RGB image and the answer (for a
+        top-down task also several answers); None for answers without a picture.
     predictor: "module:class" of the predictor of its bundles, imported at first use.
-    takes: what a request brings besides images, or in their place.
-    flow: the graphs of its models; None of a task with one graph.
-    postprocess: what the outputs mean; None where that goes without saying.
-    form: of the names of the outputs and what they mean, the form in which a program of `vitdeploy embed` writes an
-        answer; None of a task whose answers none writes.
+    takes: the input of a request, besides or instead of images.
+    flow: the graphs of its models; None for a task with one graph.
+    postprocess: the class of the spec that describes the outputs; None if the task needs none.
+    form: the format in which a program of `vitdeploy embed` writes an answer, from the outputs' names and the spec;
+        None if not supported.
     """
 
     answer: Callable[[Outputs, OutputReading], Result]

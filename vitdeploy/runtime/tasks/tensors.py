@@ -1,4 +1,4 @@
-"""Outputs of no task that vitdeploy knows: numbers with their names, and how far two of them lie apart."""
+"""Generic tensors: named outputs without a known task, compared as numbers."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -13,30 +13,30 @@ from vitdeploy.spec import OutputSpec
 
 @dataclass(frozen=True)
 class TensorsSpec(OutputSpec):
-    """Outputs of no task. `exact` are those that are no floats (indices, counts, masks of booleans): they are equal or
-    not, and have no distance."""
+    """Outputs without a known task. `exact`: outputs that are not floats (indices, counts, boolean masks), which are
+    compared for equality, not by distance."""
 
     exact: tuple[str, ...] = ()
 
     def comparable(self, outputs: Iterable[str]) -> list[str]:
-        """Of these outputs those that can be compared number by number."""
+        """Return the outputs that can be compared element by element."""
         return [name for name in outputs if name not in self.exact]
 
 
-# Numbers of one output that `to_dict` has whole; of more it has what describes them.
+# Largest output that `to_dict` includes completely; for larger ones only statistics.
 WHOLE = 1024
-# Of elements that are no floats, the share that is equal where two models agree, coarsely.
+# Two models agree roughly if at least this share of non-float elements is equal.
 EQUAL_SHARE = 0.9
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Tensors:
-    """The answer for one image: every output as the engine gives it, without the batch axis, by name."""
+    """The answer for one image: every output of the engine, without the batch axis, by name."""
 
     outputs: Mapping[str, runner.Array]
 
     def to_dict(self) -> dict[str, Any]:
-        """What describes each output, and its numbers where they are at most WHOLE."""
+        """Return statistics of each output, and its values if there are at most WHOLE."""
         return {"outputs": {name: _described(array) for name, array in self.outputs.items()}}
 
     def __str__(self) -> str:
@@ -48,7 +48,7 @@ class Tensors:
 
 
 def line_of(array: runner.Array) -> str:
-    """dtype, shape and range of an array."""
+    """Return a line with dtype, shape and range of an array."""
     if not array.size:
         return f"{array.dtype}{list(array.shape)}, empty"
     low, high, mean = float(array.min()), float(array.max()), float(array.astype(np.float64).mean())

@@ -1,4 +1,4 @@
-"""Images compared with texts that are given at run time: similarity, probabilities, and what an app reads of them.
+"""Zero-shot classification: images compared with texts given at run time, by similarity and probability.
 
 Source: Radford et al., arXiv 2103.00020, section 3.1.2 (softmax); Zhai et al., arXiv 2303.15343, section 3.2 (sigmoid).
 """
@@ -21,15 +21,15 @@ from vitdeploy.spec import Postprocess, TensorSpec
 
 @dataclass(frozen=True)
 class TextScore(ClassScore):
-    """A text with its place in the list, its probability, and the cosine between its features and the image's."""
+    """A text with its index in the list, its probability, and the cosine between its features and the image's."""
 
     similarity: float
 
 
 @dataclass(frozen=True, repr=False)
 class ZeroShot(Ranking):
-    """The answer for one image: the best texts, best first. The scores of CLIP add up to 1 over all texts that were
-    given; those of SigLIP are of each text alone."""
+    """The answer for one image: the best texts, best first. CLIP's scores add up to 1 over all given texts; SigLIP's
+    scores are independent."""
 
     top: tuple[TextScore, ...]
 
@@ -38,18 +38,18 @@ class ZeroShot(Ranking):
 
 
 def unit(features: Array) -> npt.NDArray[np.float64]:
-    """Rows of length 1, float64; a row of zeros stays one."""
+    """Return the rows scaled to length 1, float64; a row of zeros stays zero."""
     wide = features.astype(np.float64)
     return np.asarray(wide / np.maximum(np.linalg.norm(wide, axis=-1, keepdims=True), 1e-300))
 
 
 def logits(images: Array, texts: Array, spec: ZeroShotSpec) -> npt.NDArray[np.float32]:
-    """float32 [n, texts] of features [n, width] and [texts, width]: scale * cosine + bias."""
+    """Return scale * cosine + bias, float32 [n, texts], of features [n, width] and [texts, width]."""
     return np.asarray(spec.scale * (unit(images) @ unit(texts).T) + spec.bias, np.float32)
 
 
 def compare_texts(image: Array, texts: Array, labels: Sequence[str], spec: ZeroShotSpec, top: int) -> ZeroShot:
-    """The answer for one image's features [width] among the texts' features [texts, width]."""
+    """Return the answer for one image's features [width] among the texts' features [texts, width]."""
     similar = unit(texts) @ unit(image)
     scaled = spec.scale * similar + spec.bias
     scores = softmax(scaled) if spec.scores == "softmax" else sigmoid(scaled)
@@ -58,15 +58,15 @@ def compare_texts(image: Array, texts: Array, labels: Sequence[str], spec: ZeroS
 
 
 def text_features(whole: flow.FlowRunner, tokens: tokenizer.Tokens) -> Array:
-    """float32 [texts, width]: what the text tower of a loaded flow of two gives for these tokens."""
+    """Return the text tower's features for these tokens, float32 [texts, width], from a loaded two-tower flow."""
     texts = flow.FlowView(whole, [flows.TEXT_FEATURES]).load()
     return texts.infer({texts.inputs[0].name: tokens})[flows.TEXT_FEATURES]
 
 
 class TextsBound(Runner):
-    """A flow of two towers with its texts, which run once: it takes images and gives "logits", float32 [batch, texts],
-    as a classifier does. Of another task `tower` names the outputs of the image tower, and `_outputs` and `_read` say
-    what is made of these."""
+    """A two-tower flow with fixed texts, which run once: it takes images and returns "logits", float32 [batch, texts],
+    like a classifier. Subclasses set `tower`, the image tower's outputs to read, and override `_outputs` and
+    `_read`."""
 
     tower: Sequence[str] = (flows.IMAGE_FEATURES,)
 
@@ -97,7 +97,7 @@ class TextsBound(Runner):
 
 
 class TextsSent(Runner):
-    """As `TextsBound`, of a runner of both towers whose towers cannot be reached, such as that of a device."""
+    """As `TextsBound`, for a runner whose towers are not accessible separately, such as on a device."""
 
     def __init__(self, whole: Runner, tokens: tokenizer.Tokens, spec: ZeroShotSpec) -> None:
         super().__init__(whole.name)
@@ -122,21 +122,22 @@ class TextsSent(Runner):
 
 
 def unanswered(outputs: Outputs, reading: OutputReading) -> Result:
-    raise AssertionError("the predictor of two towers answers itself: it alone has the texts")
+    raise AssertionError("the two-tower predictor makes the answers: it has the texts")
 
 
 def _same(ours: Outputs, theirs: Outputs, reading: OutputReading) -> bool:
-    """Whether an image has the same best text of a few."""
+    """Whether the best text is the same."""
     return int(ours["logits"].argmax()) == int(theirs["logits"].argmax())
 
 
 def bind_texts(
     runner: Runner, given: Mapping[str, Array], postprocess: Postprocess | None, kind: type[TextsBound] = TextsBound
 ) -> TextsBound:
-    """Two towers with the texts of `given`, one array of tokens; raises ManifestError for other towers or tokens."""
+    """Return two towers with the texts in `given`, one array of tokens; raise ManifestError for other towers or
+    tokens."""
     tokens, spec = list(given.values()), ZeroShotSpec if kind is TextsBound else OpenVocabularySpec
     if not isinstance(runner, flow.FlowRunner) or not isinstance(postprocess, spec) or len(tokens) != 1:
-        raise ManifestError("no two towers and tokens of texts", found=", ".join(given), expected="text")
+        raise ManifestError("the golden inputs do not fit a two-tower model", found=", ".join(given), expected="text")
     return kind(runner, tokens[0], postprocess)
 
 

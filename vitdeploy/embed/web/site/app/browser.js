@@ -1,4 +1,4 @@
-// Where a page finds the files of this folder, and the runtime.
+// Loading of this folder's files and of the runtime in a browser.
 
 const FOLDER = new URL("../", import.meta.url);
 const MOST_THREADS = 4;
@@ -11,11 +11,11 @@ export async function bytes(path) {
 
 async function gpu() {
   const adapter = await navigator.gpu?.requestAdapter({ powerPreference: "high-performance" });
-  if (!adapter) throw new Error("this browser offers no GPU.");
+  if (!adapter) throw new Error("no GPU is available in this browser.");
   return adapter;
 }
 
-// A GPU that is drawn by the CPU, as in virtual machines, is slower than WebAssembly.
+// A software GPU, as in virtual machines, is slower than WebAssembly.
 export async function hasGpu() {
   try {
     const adapter = await gpu();
@@ -29,12 +29,11 @@ async function load(module) {
   try {
     return await import(module);
   } catch (error) {
-    throw new Error(`runtime/ is not there or not whole: npm run build makes it. ${error.message}`);
+    throw new Error(`runtime/ is missing or incomplete; run npm run build. ${error.message}`);
   }
 }
 
-// Only the build that is expected is loaded. Threads need memory that is shared, which browsers give to pages that are
-// cross-origin isolated only.
+// Loads only the needed build. Threads need shared memory, which browsers provide only to cross-origin isolated pages.
 export async function runtime(backend) {
   if (backend === "webgpu") await gpu();
   const place = new URL("runtime/", FOLDER);

@@ -1,5 +1,4 @@
-// The check that the bundle brings along: prepared images, what the engine gave for them when the bundle was made, and what
-// the original model gives.
+// The check of the bundle's golden answers: prepared images, with the recorded outputs of the engine and of the original model.
 
 // The float32 values of a little-endian file.
 function floats(bytes) {
@@ -11,8 +10,7 @@ function best(row) {
   return row.reduce((at, each, i) => (each > row[at] ? i : at), 0);
 }
 
-// How many images have the original's first class. Two classes that the original itself holds for equal, within the
-// tolerance, may change places.
+// The number of images with the original's first class. Two classes whose scores are equal within the tolerance may be swapped.
 function sameFirst(found, expected, allowed, classes) {
   let equal = 0, tied = 0;
   for (let at = 0; at < expected.length; at += classes) {
@@ -64,6 +62,6 @@ export function describeCheck({ ok, images, outputs, tolerance, first }) {
   const parts = outputs.map(({ name, difference }) => `${name} ${difference.toExponential(1)}`);
   const top = first === null ? "" : `, ${first.equal} of ${images} with the original's first class`
     + (first.tied ? ` (${first.tied} within the tolerance)` : "");
-  return `${ok ? "Right" : "WRONG"}: ${images} images${top}. Largest difference: ${parts.join(", ")} of the largest value; `
-    + `${tolerance.toExponential(1)} is allowed.`;
+  return `${ok ? "Correct" : "WRONG"}: ${images} images${top}. Largest difference: ${parts.join(", ")} of the largest value; `
+    + `limit ${tolerance.toExponential(1)}.`;
 }

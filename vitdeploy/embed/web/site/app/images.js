@@ -1,5 +1,5 @@
-// Files to pixels: the browser decodes, upright by the EXIF orientation, without its colour management and with what is
-// behind transparent pixels, as vitdeploy's Predictor reads them.
+// Decodes files to pixels in the browser: rotated by the EXIF orientation, without colour management, and with the colours of
+// transparent pixels, as in vitdeploy's Predictor.
 
 import { MAX_PIXELS } from "./preprocess.js";
 
@@ -8,7 +8,7 @@ const PNG = [0x89, 0x50, 0x4e, 0x47], END = [0x49, 0x45, 0x4e, 0x44], RIFF = [0x
 
 const holds = (bytes, at, expected) => expected.every((each, i) => bytes[at + i] === each);
 
-// Browsers show what there is of a file that is cut short; an answer to half an image would be a wrong one.
+// Browsers show truncated files in part; the answer to a partial image would be wrong.
 function isWhole(bytes) {
   const view = new DataView(bytes.buffer);
   if (holds(bytes, 0, PNG)) return bytes.length > 57 && holds(bytes, pngEnd(view), END);
@@ -16,10 +16,10 @@ function isWhole(bytes) {
   if (holds(bytes, 0, RIFF) && holds(bytes, 8, [0x57, 0x45, 0x42, 0x50])) {
     return bytes.length > 12 && view.getUint32(4, true) + 8 <= bytes.length + 1; // the last byte may be padding
   }
-  throw new Error("This is no JPEG, PNG or WebP file.");
+  throw new Error("This is not a JPEG, PNG or WebP file.");
 }
 
-// Where the name of the first chunk stands that is the last one of the image, or is not there.
+// The offset of the name of the image's last chunk, or of the end of the data.
 function pngEnd(view) {
   let at = 8;
   while (at + 12 <= view.byteLength && view.getUint32(at + 4) !== 0x49454e44) at += 12 + view.getUint32(at);
@@ -37,8 +37,7 @@ function jpegEnds(bytes, view) {
   return end > at;
 }
 
-// Pixels of a bitmap, RGBA. A canvas keeps colours multiplied with their alpha, which loses those of transparent
-// pixels; WebGL does not.
+// Pixels of a bitmap, RGBA. A canvas stores premultiplied colours and loses those of transparent pixels; WebGL does not.
 function pixelsOf(bitmap) {
   const { width, height } = bitmap;
   const context = new OffscreenCanvas(width, height).getContext("2d", { willReadFrequently: true });
@@ -52,7 +51,7 @@ function behindTransparency(bitmap) {
   const { width, height } = bitmap;
   const gl = new OffscreenCanvas(1, 1).getContext("webgl");
   if (!gl || Math.max(width, height) > gl.getParameter(gl.MAX_TEXTURE_SIZE)) {
-    throw new Error("This image has transparent pixels, which this browser cannot read exactly. Save it without.");
+    throw new Error("This image has transparent pixels, which this browser cannot read exactly. Save it without transparency.");
   }
   gl.pixelStorei(gl.UNPACK_PREMULTIPLY_ALPHA_WEBGL, false);
   gl.pixelStorei(gl.UNPACK_COLORSPACE_CONVERSION_WEBGL, gl.NONE);
@@ -67,15 +66,15 @@ function behindTransparency(bitmap) {
   return data;
 }
 
-// {width, height, data: RGBA without transparency} of a Blob; throws an Error whose message is for people.
+// {width, height, data: RGBA without transparency} of a Blob; throws an Error with a message for the user.
 export async function readImage(blob) {
-  if (blob.size > MAX_BYTES) throw new Error(`The file is too large: ${Math.round(blob.size / 1e6)} MB, at most 64 MB are read.`);
-  if (!isWhole(new Uint8Array(await blob.arrayBuffer()))) throw new Error("The image is broken or cut short.");
+  if (blob.size > MAX_BYTES) throw new Error(`The file is too large: ${Math.round(blob.size / 1e6)} MB (limit: 64 MB).`);
+  if (!isWhole(new Uint8Array(await blob.arrayBuffer()))) throw new Error("The image is corrupt or truncated.");
   let bitmap;
   try {
     bitmap = await createImageBitmap(blob, { colorSpaceConversion: "none", premultiplyAlpha: "none" });
   } catch {
-    throw new Error("The image is broken: this browser cannot decode it.");
+    throw new Error("This browser cannot decode the image.");
   }
   const { width, height } = bitmap;
   try {
@@ -86,7 +85,7 @@ export async function readImage(blob) {
   }
 }
 
-// RGBA of prepared pixels, to show them.
+// RGBA of prepared pixels, for display.
 export function toRgba({ width, height, channels, data }) {
   const out = new Uint8Array(width * height * 4).fill(255);
   for (let i = 0; i < width * height; i++) {

@@ -3,7 +3,7 @@
 
 import { inputWindow } from "./preprocess.js";
 
-export const NONE = -1; // the class where the model's input does not reach
+export const NONE = -1; // the class outside the model's input
 const CUBIC = -0.75; // PyTorch's (Keys 1981, equation 4)
 
 // For the pixels of an image side that the model's input shows, from `first` on: the cells that each lies between, and their
@@ -32,7 +32,7 @@ function samples(length, start, extent, count, cubic = false) {
   return found;
 }
 
-// One map, from `at` on in `values`, as it lies at the pixels of one row of the image.
+// One map, from `at` in `values`, interpolated at the pixels of one image row.
 function sampleRow(values, at, width, rows, row, columns) {
   const line = new Float64Array(width);
   rows.cells[row].forEach((cell, i) => {
@@ -97,7 +97,7 @@ export function classAreas(map, labels) {
     .map(([index, area]) => ({ index, label: labels[index] ?? String(index), score: area / map.length }));
 }
 
-// Float32Array [height, width]; not a number where the model's input does not reach.
+// Float32Array [height, width]; NaN outside the model's input.
 export function depthMap(outputs, shapes, width, height, spec, { output, resize }) {
   return atPixels(outputs[output], shapes[output], width, height, spec, resize === "bicubic");
 }
@@ -111,7 +111,7 @@ function atPixels(values, shape, width, height, spec, cubic = false) {
   return found;
 }
 
-// Float32Array [height, width] of 0..1; not a number where the model's input does not reach.
+// Float32Array [height, width] of 0..1; NaN outside the model's input.
 export function matteMap(outputs, shapes, width, height, spec, { output, alpha, enlarge }) {
   const sigmoid = (x) => 1 / (1 + Math.exp(-x)), inside = (x) => Math.min(1, Math.max(0, x)), late = enlarge === "logits";
   const values = late ? outputs[output] : Float64Array.from(outputs[output], alpha === "sigmoid" ? sigmoid : inside);

@@ -1,7 +1,7 @@
-// The model with all around it: images in, answers out. It runs in a page, in a worker and in Node alike; `source` says
-// how files are read and which build of onnxruntime-web is loaded (browser.js, tools/check.mjs):
+// The model with pre- and postprocessing: images in, answers out. It runs in a page, in a worker and in Node; `source` reads
+// files and loads a build of onnxruntime-web (browser.js, tools/check.mjs):
 //     bytes(path) -> Promise<ArrayBuffer> of a file of this folder
-//     runtime(backend) -> Promise<{ort, threads}> for "wasm" or "webgpu"; throws where there is none
+//     runtime(backend) -> Promise<{ort, threads}> for "wasm" or "webgpu"; throws if it is not available
 
 import { toAnswer } from "./answers.js";
 import { checkGolden, describeCheck } from "./golden.js";
@@ -44,8 +44,8 @@ class Graph {
 }
 
 export class Model {
-  // backend: "wasm", "webgpu", or "auto", which is WebGPU where there is a GPU that gives the golden answers, else
-  // WebAssembly. `note` then says why it is not WebGPU.
+  // backend: "wasm", "webgpu", or "auto": WebGPU if a GPU gives the golden answers, otherwise WebAssembly, with the reason in
+  // `note`.
   static async open(source, backend = "auto") {
     const model = new Model();
     Object.assign(model, { source, ...(await readFacts(source)), times: [], note: "", backend });
@@ -54,9 +54,9 @@ export class Model {
         await model.#start("webgpu");
         const check = await model.check();
         if (check.ok) return model;
-        model.note = `Not WebGPU: its answers are wrong. ${describeCheck(check)}`;
+        model.note = `WebGPU is not used, because its answers are wrong. ${describeCheck(check)}`;
       } catch (error) {
-        model.note = `Not WebGPU: ${messageOf(error)}`;
+        model.note = `WebGPU is not used: ${messageOf(error)}`;
       }
     }
     await model.#start("wasm");
@@ -66,15 +66,15 @@ export class Model {
   async #start(backend) {
     this.backend = backend;
     this.runtime = await this.source.runtime(backend);
-    // INT8 is for CPUs: on a GPU the float graph runs, which also tells where it looks.
+    // INT8 runs on CPUs only; on a GPU the float graph runs, which also gives the attention map.
     this.graph = await Graph.open(this.source, this.runtime, backend, this.facts, backend === "webgpu" ? "float" : "engine");
     this.mapper = backend === "webgpu" ? this.graph : null;
     const [height, width] = this.facts.preprocess.crop, channels = this.facts.preprocess.mean.length;
     await this.graph.run({ width, height, channels, data: new Uint8Array(width * height * channels) }); // warm
   }
 
-  // image: {width, height, data: RGBA}. Gives {answer, pixels: what the model sees, window: where in the image that is,
-  // prepare, infer: milliseconds}; `infer` is from the pixels in memory to the outputs in memory.
+  // image: {width, height, data: RGBA}. Returns {answer, pixels: the model's input, window: its region in the image, prepare,
+  // infer: milliseconds}; `infer` is from pixels in memory to outputs in memory.
   async predict(image) {
     const start = performance.now(), { width, height } = image;
     const pixels = prepare(image, this.facts.preprocess);
@@ -82,7 +82,7 @@ export class Model {
     return { ...(await this.#answer(pixels, width, height, this.facts)), prepare: time };
   }
 
-  // The same for pixels that are prepared already, {width, height, channels, data}: the window is all of them.
+  // The same for prepared pixels, {width, height, channels, data}; the window is the whole image.
   async predictPrepared(pixels) {
     const { width, height } = pixels, { preprocess } = this.facts;
     const whole = { ...preprocess, resize: preprocess.crop, fit: "stretch", topdown: preprocess.fit === "topdown" };
@@ -98,7 +98,7 @@ export class Model {
     return { answer: toAnswer(outputs, width, height, facts, this.labels), pixels, window, infer };
   }
 
-  // Where the model looks in prepared pixels: {rows, columns, values}, shares of attention; by the float graph.
+  // The attention map of prepared pixels from the float graph: {rows, columns, values}, shares of attention.
   async look(pixels) {
     this.mapper ??= await Graph.open(this.source, this.runtime, this.backend, this.facts, "float");
     const [rows, columns] = this.facts.attention.grid;
@@ -114,7 +114,7 @@ export class Model {
     return { median: this.times.length ? median(this.times) : null, runs: this.times.length };
   }
 
-  // Which graph runs where, in words.
+  // A description of the runtime and the precision.
   get where() {
     const { precision } = this.graph.entry, { threads } = this.runtime;
     return this.backend === "webgpu" ? `WebGPU, ${precision}` : `WebAssembly, ${threads} thread${threads > 1 ? "s" : ""}, ${precision}`;

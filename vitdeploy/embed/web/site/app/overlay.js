@@ -1,4 +1,4 @@
-// An image on a canvas, with where the model looks, or the objects that it found, drawn over it.
+// Draws an image on a canvas, with an attention map, a class map or detected objects on top.
 
 const SMALL = 128; // images up to this side are shown with their pixels as squares
 
@@ -8,7 +8,7 @@ function canvasOf({ width, height, data }) {
   return canvas;
 }
 
-// The colour between the least (0) and the most (1) of a map: nothing, then orange, then light.
+// The colour of a map's value from 0 to 1: transparent, then orange, then light.
 function glow(share) {
   const bright = Math.max(0, (share - 0.6) / 0.4);
   return [255, 120 + 110 * bright, 10 + 130 * bright, 215 * Math.min(1, share * 1.15)];
@@ -35,7 +35,7 @@ function drawBoxes(context, objects, scale) {
   }
 }
 
-// The points that are shown, and the lines whose ends both are. A pixel's centre is half a pixel from its corner.
+// The visible points, and the lines between visible points. A pixel's centre is half a pixel from its corner.
 function drawPoints(context, { points, threshold, skeleton }, scale) {
   const at = ({ x, y }) => [(x + 0.5) * scale, (y + 0.5) * scale], shown = points.filter(({ score }) => score >= threshold);
   const places = new Map(shown.map((point) => [point.index, at(point)]));

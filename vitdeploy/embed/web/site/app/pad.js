@@ -1,10 +1,10 @@
-// A pad to draw on, and from what is drawn to the pixels that the model knows. `form` (model/model.json) tells what its
-// images look like, as measured on the golden ones: {light: ink is lighter than the paper, height, width: of what is
-// drawn, stroke: of the pen, all in parts of the frame, detail: [rows, columns] of grey values that an image holds}.
+// A drawing pad, and the conversion of drawings to the model's pixels. `form` (model/model.json) is the style of the model's
+// images, as measured on the golden ones: {light: ink is lighter than the paper; height, width: of the ink; stroke: of the pen,
+// all as shares of the frame; detail: [rows, columns], the resolution before enlargement}.
 
 import { resize } from "./resize.js";
 
-const GRAIN = 8; // drawn so many times finer, then averaged
+const GRAIN = 8; // oversampling factor
 
 function trace(context, strokes, place, thickness) {
   Object.assign(context, { lineCap: "round", lineJoin: "round", lineWidth: thickness });
@@ -16,15 +16,15 @@ function trace(context, strokes, place, thickness) {
   }
 }
 
-// Where points go, so that all ink fills the height that the model's images fill, and no more than their width; the
-// aspect is kept until then. The pen is as thick there as in those images, whatever was drawn.
+// Maps points so that the ink fills the height of the model's images, but not more than their width, with the aspect kept. The
+// pen is as thick as in those images.
 function placer(strokes, form, width, height) {
   const points = strokes.flat(), xs = points.map(([x]) => x), ys = points.map(([, y]) => y);
   const [left, right, top, bottom] = [Math.min(...xs), Math.max(...xs), Math.min(...ys), Math.max(...ys)];
   const thickness = form.stroke * Math.min(width, height);
   const room = (part, side) => Math.max(1, part * side - thickness);
   const down = room(form.height, height) / Math.max(bottom - top, 1e-6);
-  // A short, flat stroke is not blown up to a whole frame.
+  // A short, flat stroke is not enlarged to the whole frame.
   const across = Math.min(down, room(form.width, width) / Math.max(right - left, 1e-6));
   const flat = bottom - top < 0.2 * (right - left);
   const [dx, dy] = flat ? [across, across] : [across, down];
@@ -32,8 +32,8 @@ function placer(strokes, form, width, height) {
   return { place, thickness };
 }
 
-// Ink in RGBA squares, as grey values [rows * columns] of which the inkiest is full ink: a thin stroke that runs between
-// two squares would be pale in both.
+// Ink in RGBA squares as grey values [rows * columns], scaled so that the maximum is full ink: a thin stroke between two squares
+// would be pale in both.
 function averaged(data, columns, rows, light) {
   const ink = new Float64Array(rows * columns);
   for (let y = 0; y < rows; y++) {
@@ -62,7 +62,7 @@ export function toPixels(strokes, form, spec) {
   return resize({ width: columns, height: rows, channels: 1, data }, width, height, spec.interpolation);
 }
 
-// Draws on `canvas` with mouse, pen or finger; `changed(strokes)` is called when something was drawn or cleared.
+// Drawing on `canvas` with mouse, pen or finger; `changed(strokes)` is called after drawing or clearing.
 export class Pad {
   constructor(canvas, form, changed) {
     Object.assign(this, { canvas, form, changed, strokes: [], pointer: null });

@@ -1,5 +1,5 @@
-// The page: what is chosen, dropped, pasted or drawn goes to the engine, and its answers are shown. Texts from outside,
-// such as labels, are only ever set as text.
+// The page: sends chosen, dropped, pasted or drawn images to the engine and shows its answers. External texts, such as labels,
+// are only inserted as text.
 
 import { cosine } from "./answers.js";
 import * as source from "./browser.js";
@@ -26,9 +26,9 @@ function make(tag, { text = "", name = "" } = {}, ...children) {
 let facts, engine = null, ready = null, pad = null;
 let where = ""; // and how the engine runs
 let shown = null; // {image, result, map} of the latest answer
-let asked = null; // what gave it, to ask another engine
-let kept = null; // the vector that others are compared with
-let turn = 0; // of the latest wish: what was asked for before it is no longer shown
+let asked = null; // the function that computed it, to repeat it with another engine
+let kept = null; // the vector to compare others with
+let turn = 0; // the number of the latest request; answers to earlier ones are not shown
 
 function complain(error) {
   $("alert-box").hidden = !error;
@@ -50,7 +50,7 @@ function start(backend) {
     ({ where } = opened);
     $("where").textContent = `${where}.`;
     const alone = where.includes("1 thread,") && !crossOriginIsolated;
-    const why = alone ? "One thread, because this page is not cross-origin isolated: README.md says how it becomes so." : "";
+    const why = alone ? "One thread, because this page is not cross-origin isolated; see README.md." : "";
     $("note").textContent = [note, why].filter(Boolean).join(" ");
     $("note").hidden = !$("note").textContent;
     $("state").textContent = "ready";
@@ -59,8 +59,8 @@ function start(backend) {
   return ready.catch((error) => {
     if (own !== engine) return;
     $("state").textContent = "no engine";
-    $("where").textContent = "It could not be loaded.";
-    complain(new Error(`The engine could not be loaded. ${error.message}`));
+    $("where").textContent = "Loading failed.";
+    complain(new Error(`Loading the engine failed. ${error.message}`));
   });
 }
 
@@ -166,7 +166,7 @@ function areas({ classes: found }) {
 }
 
 function range({ range: [low, median, high], values }) {
-  const [unit, what] = values === "metric" ? [" m", "depth"] : ["", "relative inverse depth, larger is nearer"];
+  const [unit, what] = values === "metric" ? [" m", "depth"] : ["", "relative inverse depth, larger is closer"];
   return [best(`${low.toPrecision(3)} to ${high.toPrecision(3)}${unit}`, `median ${median.toPrecision(3)}${unit}; ${what}`)];
 }
 
@@ -186,13 +186,13 @@ function measures({ numbers }) {
 function pose({ points, threshold }) {
   const seen = points.filter(({ score }) => score >= threshold);
   // Scores have no bound; a bar ends at 1.
-  const one = facts.preprocess.fit === "topdown" ? "of one object: cut the image to it" : "";
+  const one = facts.preprocess.fit === "topdown" ? "for one object; crop the image to it" : "";
   return [best(`${seen.length} of ${points.length} points`, one), list(seen.map(({ label, score }) => ({ label, score: Math.min(1, score) })))];
 }
 
 const figure = ({ share }) => [best(percent(share), "of the image is foreground")];
 
-const made = ({ picture: { width, height } }) => [best(`${width} × ${height} pixels`, "made of the image")];
+const made = ({ picture: { width, height } }) => [best(`${width} × ${height} pixels`, "generated from the image")];
 
 const several = ({ parts }) => parts.flatMap((part) => [make("h3", { text: part.name }), ...described(part)]);
 
@@ -205,13 +205,13 @@ function described(found) {
   return DESCRIBED[found.kind](found);
 }
 
-// --- where the model looks ------------------------------------------------------------------------------------------
+// --- attention map --------------------------------------------------------------------------------------------------
 
 async function look(own = turn) {
   if (!shown) return;
   const expected = $("overlay").checked && facts.attention.grid !== undefined;
   if (expected && !shown.map) {
-    $("looked").textContent = "Looking.";
+    $("looked").textContent = "Computing the attention map.";
     paint();
     const map = await engine.call("look", shown.result.pixels);
     if (own !== turn) return;
@@ -225,7 +225,7 @@ function paint() {
   if (result.answer.picture) {
     const { picture } = result.answer, { width, height } = picture;
     show($("view"), picture, { window: { left: 0, top: 0, width, height } });
-    $("caption").textContent = "What the model makes of it.";
+    $("caption").textContent = "The model's output.";
     $("seen").hidden = false;
     return;
   }
@@ -234,15 +234,15 @@ function paint() {
   const { left, top, width, height } = result.window, size = `${image.width} × ${image.height} pixels`;
   const prepared = image.width === result.pixels.width && image.height === result.pixels.height;
   const shaded = left > 0 || top > 0 || left + width < image.width || top + height < image.height;
-  const seen = shaded ? "the model sees what is not shaded" : "the model sees all of it";
-  $("caption").textContent = prepared && !shaded ? "What the model sees." : `${size}; ${seen}.`;
+  const seen = shaded ? "the model does not see the shaded parts" : "the model sees the whole image";
+  $("caption").textContent = prepared && !shaded ? "The model's input." : `${size}; ${seen}.`;
   $("seen").hidden = false;
   if (!facts.attention.grid) return;
   if (!$("overlay").checked) $("looked").textContent = "";
   else if (on) {
     const sum = map.values.reduce((a, b) => a + b, 0), [least, most] = [Math.min(...map.values), Math.max(...map.values)];
     $("looked").textContent = `${facts.attention.reader}: ${percent(sum)} on ${map.rows} × ${map.columns} patches, `
-      + `${percent(least)} on the faintest and ${percent(most)} on the brightest one.`;
+      + `${percent(least)} on the weakest and ${percent(most)} on the strongest one.`;
   }
 }
 
@@ -259,13 +259,13 @@ function introduce() {
   $("looked").textContent = facts.attention.reason ?? "";
   if (facts.pad) {
     $("padded").hidden = false;
-    $("more").prepend($("view-block")); // so that the answer is next to the pad on a phone
+    $("more").prepend($("view-block")); // keeps the answer next to the pad on a phone
     $("more").append($("drop"));
     pad = new Pad($("pad"), facts.pad, drawn);
   }
 }
 
-// The golden images, to have something to try at once.
+// The golden images, as examples.
 async function offerExamples() {
   const images = await goldenImages(facts, source.bytes);
   images.forEach((pixels, i) => {
@@ -295,7 +295,7 @@ function listen() {
     event.preventDefault();
     document.body.classList.remove("dropping");
     if (imageOf(event.dataTransfer)) takeImage(imageOf(event.dataTransfer));
-    else complain(new Error("What was dropped is no file."));
+    else complain(new Error("Drop an image file."));
   });
   $("dismiss").addEventListener("click", () => complain(null));
   $("clear").addEventListener("click", () => pad.clear());
@@ -310,7 +310,7 @@ function listen() {
   $("keep").addEventListener("click", () => { kept = shown.result.answer.vector; describe(shown.result); });
 }
 
-// ?backend=wasm or webgpu chooses where it runs, ?check runs the golden answers at once.
+// ?backend=wasm or webgpu selects the runtime, ?check runs the golden answers at start.
 async function main() {
   $("state").textContent = "loading";
   ({ facts } = await readFacts(source));
@@ -326,5 +326,5 @@ async function main() {
 
 main().catch((error) => {
   $("state").textContent = "not loaded";
-  complain(new Error(`The page could not be loaded. ${error.message}`));
+  complain(new Error(`Loading the page failed. ${error.message}`));
 });

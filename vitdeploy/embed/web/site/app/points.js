@@ -1,16 +1,16 @@
-// Key points: what a top-down model sees of an image, and the places that its heat maps mean. Single precision where mmpose and
+// Key points: the input of a top-down model, and the decoding of its heat maps. Single precision where mmpose and
 // transformers have it, so that pixels are equal to theirs.
 
 const { fround } = Math;
 const SIGMA = 0.8, LEAST = 0.001, MOST = 50, UNIT = 200, PADDING = 1.25;
 
-// The whole image made larger, to the aspect of the input and by a quarter: its centre and its sides, x and y.
+// The whole image enlarged to the aspect of the input, then by a quarter: its centre and its sides, x and y.
 export function cutout(width, height, [high, wide]) {
   const aspect = wide / high, box = width > aspect * height ? [width, width / aspect] : [height * aspect, height];
   return { centre: [fround(width * 0.5), fround(height * 0.5)], sides: box.map((side) => fround(fround(fround(side / UNIT) * PADDING) * UNIT)) };
 }
 
-// For each pixel of the input along a side: the two pixels of the image next to it, and their shares; 0 outside of it.
+// For each input pixel along a side: the two neighbouring image pixels and their weights; 0 outside the image.
 function between(count, centre, side, length) {
   const scale = (count - 1) / side, offset = fround(scale * fround(fround(0.5 * side) - centre));
   return Array.from({ length: count }, (_, i) => {
@@ -44,7 +44,7 @@ export function cutoutWindow(width, height, crop) {
   return { left: centre[0] + 0.5 - wide / 2, top: centre[1] + 0.5 - high / 2, width: wide, height: high };
 }
 
-// By how much DARK moves the peak of a map: a step of Newton's method for the logarithm of the map, which a Gaussian smooths
+// DARK's correction of a map's peak: a step of Newton's method for the logarithm of the map, which a Gaussian smooths
 // first (arXiv 1910.06278, equations 7 to 9). Sides are mirrored for the Gaussian and repeated for the differences.
 function moved(map, width, height, peakX, peakY, kernel) {
   const radius = kernel >> 1, steps = Array.from({ length: kernel }, (_, i) => i - radius);

@@ -25,13 +25,13 @@ export function resizedSize(width, height, spec) {
   return [roundHalfEven(width / ratio), roundHalfEven(height / ratio)];
 }
 
-// Where the centre crop of a side begins; negative where that many pixels are added before it.
+// The start of the centre crop along a side; negative for pixels of padding.
 function cropStart(side, crop, spec) {
   if (side < crop) return -Math.floor((crop - side) / 2);
   return spec.crop_rounding === "even" ? roundHalfEven((side - crop) / 2) : Math.floor((side - crop) / 2);
 }
 
-// The part of the original that the model sees, in its pixels: {left, top, width, height}. Boxes and maps lie there.
+// The region of the original that the model sees, in pixels: {left, top, width, height}. Boxes and maps refer to it.
 export function inputWindow(width, height, spec) {
   if (spec.fit === "topdown") return cutoutWindow(width, height, spec.crop);
   const [wide, high] = resizedSize(width, height, spec);
@@ -64,11 +64,11 @@ export function withChannels({ width, height, data }, channels) {
   return { width, height, channels, data: out };
 }
 
-// {width, height, data: RGBA} -> {width, height, channels, data}: what the model sees.
+// {width, height, data: RGBA} -> {width, height, channels, data}: the model's input.
 export function prepare(image, spec) {
   if (spec.fit === "topdown") return cutOut(withChannels(image, spec.mean.length), spec.crop);
   const [width, height] = resizedSize(image.width, image.height, spec);
-  if (width * height > MAX_PIXELS) throw new Error(`The image is too long and thin: ${image.width} × ${image.height} pixels.`);
+  if (width * height > MAX_PIXELS) throw new Error(`The image's aspect ratio is too extreme: ${image.width} × ${image.height} pixels.`);
   return cropped(resize(withChannels(image, spec.mean.length), width, height, spec.interpolation), spec);
 }
 

@@ -1,5 +1,5 @@
-// Resizing as Pillow 13 does it, to the bit: a filter that widens when it shrinks an image, weights in 22 bits behind the
-// point, and whole numbers between the two passes. An image here is {width, height, channels, data: Uint8Array
+// Resizing as in Pillow 13, bit-exact: filters widen when an image shrinks, weights have 22 fractional bits, and values
+// between the two passes are integers. An image is {width, height, channels, data: Uint8Array
 // [height, width, channels]}.
 
 const sinc = (x) => (x === 0 ? 1 : Math.sin(x * Math.PI) / (x * Math.PI));
@@ -17,7 +17,7 @@ const FILTERS = {
 };
 const BITS = 22;
 
-// Which pixels an output pixel is made of, and how much of each: [{first, weights: Int32Array}].
+// The input pixels of each output pixel and their weights: [{first, weights: Int32Array}].
 function taps(from, to, { support, weight }) {
   const scale = from / to, stretch = Math.max(scale, 1), reach = support * stretch;
   return Array.from({ length: to }, (_, i) => {
@@ -87,7 +87,7 @@ export function resize(image, width, height, filter) {
   if (width === image.width && height === image.height) return image;
   if (filter === "nearest") return nearest(image, width, height);
   const lost = image.height - height, own = FILTERS[filter];
-  // Where far more rows than columns go, they go first. (Pillow 12 and older always begin with columns.)
+  // If far more rows than columns are removed, rows are resized first. (Pillow 12 and older always begin with columns.)
   if (lost > 0 && lost > 2 * (image.width - width)) return across(down(image, height, own), width, own);
   return down(across(image, width, own), height, own);
 }

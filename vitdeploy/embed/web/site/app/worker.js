@@ -1,4 +1,4 @@
-// The model in a thread of its own, so that the page stays alive while it computes. One message is one call:
+// Runs the model in its own thread, so that the page stays responsive. One message is one call:
 // {id, call, args} -> {id, result} or {id, error}; calls are answered one after the other.
 
 import * as source from "./browser.js";

@@ -1,4 +1,4 @@
-// npm test: the golden answers in Node, by the modules of the page. Exit code 1 where they are wrong.
+// npm test: checks the golden answers in Node with the modules of the page. Exit code 1 if they are wrong.
 import { readFile } from "node:fs/promises";
 import * as ort from "onnxruntime-web";
 import { describeCheck } from "../app/golden.js";

@@ -1,5 +1,5 @@
-// npm run build: copies what the page loads of onnxruntime-web into runtime/. Then the folder is complete: any static
-// server can serve it, and it asks no other host for anything.
+// npm run build: copies the needed files of onnxruntime-web to runtime/. Then the folder is complete: any static server can
+// serve it, and the page contacts no other host.
 import { copyFile, mkdir, rm } from "node:fs/promises";
 
 const FILES = [

@@ -1,5 +1,5 @@
-// npm start: serves this folder on this machine alone, with the two headers that give the page threads.
-// npm start -- 8080 takes another port.
+// npm start: serves this folder on this machine only, with the two headers that enable threads.
+// npm start -- 8080 uses another port.
 import { createReadStream } from "node:fs";
 import { realpath, stat } from "node:fs/promises";
 import { createServer } from "node:http";
@@ -19,7 +19,7 @@ const HEADERS = {
   "Cache-Control": "no-cache",
 };
 
-// The file that a request asks for; null for what is none, or lies outside of the folder.
+// The requested file; null if it does not exist or is outside the folder.
 async function find(url) {
   try {
     const { pathname } = new URL(url, "http://localhost");
@@ -39,7 +39,7 @@ const server = createServer(async ({ url, method }, response) => {
 
 const port = Number(process.argv[2] ?? 8000);
 server.on("error", (error) => {
-  console.error(error.code === "EADDRINUSE" ? `Port ${port} is taken. Another one: npm start -- ${port + 1}` : error.message);
+  console.error(error.code === "EADDRINUSE" ? `Port ${port} is in use. To use another port: npm start -- ${port + 1}` : error.message);
   process.exit(1);
 });
-server.listen(port, "127.0.0.1", () => console.log(`http://localhost:${server.address().port}/ (Ctrl+C ends it)`));
+server.listen(port, "127.0.0.1", () => console.log(`http://localhost:${server.address().port}/ (Ctrl+C stops)`));
