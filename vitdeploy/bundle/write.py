@@ -180,7 +180,9 @@ def slim_bundle(folder: Path, target: str, out: Path, *, rebuilt: bool = False) 
     for name in sorted(kept):
         (out / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(folder / name, out / name)
-    left_out = sorted(name for name in {entry.path for entry in manifest.files} - kept if not name.startswith(f"{SIZES_FOLDER}/"))
+    left_out = sorted(
+        name for name in {entry.path for entry in manifest.files} - kept if not name.startswith(f"{SIZES_FOLDER}/")
+    )
     for size in manifest.sizes:
         place = f"{SIZES_FOLDER}/{size}"
         (out / place).mkdir(parents=True)

@@ -33,20 +33,20 @@ SECTIONS = {
     },
     "Use a bundle": {
         "predict": "Run a bundle on images: files, folders, standard input.",
-        "serve": "Serve a bundle over HTTP: the Open Inference Protocol, and image files.",
-        "embed": "Write an app around a bundle's engine: C++, a web page, server layouts.",
+        "serve": "Serve a bundle over HTTP, in the Open Inference Protocol.",
+        "embed": "Write an app around an engine: C++, a web page, a server.",
         "explain": "Draw attention maps over an image.",
         "bundle": "Pack, unpack, verify or sign a bundle.",
     },
     "Check and compare": {
-        "inspect": "Show what a bundle or an ONNX file contains, and check every digest.",
-        "compare": "Compare two bundles: a gate against lost answers and slower engines.",
+        "inspect": "Show what a bundle or an ONNX file contains.",
+        "compare": "Compare two bundles: a gate for answers and speed.",
         "bench": "Benchmark artifacts in alternating processes.",
         "history": "List recorded results, and where they got slower or faster.",
     },
     "Single steps of `run`": {
         "export": "Export a model to ONNX; `export list` names the built-in models.",
-        "optimize": "Rewrite a float graph exactly, and compare it with the graph before.",
+        "optimize": "Rewrite a float graph exactly, and check the result.",
         "quantize": "Quantize a float graph for one target, with calibration images.",
         "compile": "Compile a graph to an engine for one target.",
         "verify": "Compare an artifact with its original on the same images.",
@@ -77,6 +77,8 @@ OF_WINGS = {
     "devices": "devices.command",
     "versions": "releases.command",
 }
+
+
 def _present(commands: Mapping[str, str]) -> dict[str, str]:
     """The commands without those of wings that are left out."""
     return {name: what for name, what in commands.items() if name not in OF_WINGS or has_wing(OF_WINGS[name])}

@@ -87,10 +87,10 @@ class GraphSpec:
 class EngineSpec:
     """What one target loads, and what was seen when it ran.
 
-    `files` are the paths that the runtime loads, `graph` is the placement they were made from, "" in a slim bundle. `precision` is the one
-    that really ran: "int8" only when every linear and convolution placed in INT8 ran in an INT8 kernel. `kernels`
-    counts linears and convolutions by the precision they ran in. `batch` is the batch the engine is compiled at unless
-    the caller asks for another (only a graph with a dynamic batch can be compiled at another).
+    `files` are the paths that the runtime loads, `graph` is the placement they were made from ("" in a slim bundle).
+    `precision` is the one that really ran: "int8" only when every linear and convolution placed in INT8 ran in an INT8
+    kernel. `kernels` counts linears and convolutions by the precision they ran in. `batch` is the batch the engine is
+    compiled at unless the caller asks for another (only a graph with a dynamic batch can be compiled at another).
 
     `weight_bits` are those of INT8 weights; None without any.
 
