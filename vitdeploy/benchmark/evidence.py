@@ -171,7 +171,7 @@ TRIMMED = 0.2
 # Two processes of one artifact differ for as long as they live, by where their memory lies: the log of their latency
 # ratio has a standard deviation that a few processes estimate poorly. The estimate is shrunk towards this one, which
 # counts as that many more processes. It was 0.8 % on the machine where it was measured; with 2 %, intervals still cover
-# if it is 2.5 % (docs/performance.md, "The protocol").
+# if it is 2.5 % (docs/results/performance.md, "The protocol").
 PROCESS_SPREAD, PROCESS_FREEDOM = 0.02, 3
 # The upper bound of the autocorrelation of neighbouring blocks: a few rounds cannot show more.
 MOST_ALIKE = 0.8

@@ -156,7 +156,7 @@ def probe(target: str) -> TargetState:
 
 
 # Whose kernels for bf16 are several times as fast as those for f32. With AVX512_BF16 alone, as on AMD's Zen 4 and 5,
-# the float operators of INT8 engines gain nothing that can be measured (docs/performance.md).
+# the float operators of INT8 engines gain nothing that can be measured (docs/results/performance.md).
 HALF_REST = "amx_bf16"
 
 BACKEND = CompileBackend(

@@ -52,7 +52,7 @@ def history_lines(document: HistoryDocument) -> list[Line]:
     for canary in document.canaries:
         lines.append(f"wrong answers: {canary.sentence}")
         if canary.proposal is not None:
-            lines.append("    --json has an entry for the table of runtimes known to be wrong (docs/known-bad.md)")
+            lines.append("    --json has an entry for the table of runtimes known to be wrong (docs/results/known-bad.md)")
     return [*lines, *(f"left out: {each.what}: {each.why}" for each in document.left_out)]
 
 

@@ -16,7 +16,7 @@ machine. So:
    "Optimal detection of changepoints with a linear computational cost", Journal of the American Statistical Association
    107:1590-1598; the package ruptures). Their edges say more of the noise, so 2 to 4 are done until nothing moves.
 
-docs/history.md has what this finds, and how often it is wrong, on simulated series.
+docs/scale.md has what this finds, and how often it is wrong, on simulated series.
 """
 
 import itertools

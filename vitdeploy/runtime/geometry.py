@@ -55,7 +55,7 @@ def _of_cutout(size: tuple[int, int], spec: PreprocessSpec) -> Window:
 
 # --- JPEG files that are much larger than what they are resized to, decoded at 1/2, 1/4 or 1/8 of their size ----------
 # libjpeg then computes the lower frequencies alone (its DCT scaling), and most of the work is never done. The pixels
-# are not those of the reference in `preprocess`; docs/performance.md has by how much.
+# are not those of the reference in `preprocess`; docs/results/performance.md has by how much.
 
 
 # Pixels that are left for one of the resized image along each side, at least, so that resizing has something to
