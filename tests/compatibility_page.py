@@ -1,4 +1,4 @@
-"""The tables of docs/results/compatibility/: each row is written by the test that shows it, and compared with it ever after."""
+"""The tables of docs/results/compatibility/: a test writes each row, and compares it ever after."""
 
 from __future__ import annotations
 

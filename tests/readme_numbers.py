@@ -29,7 +29,6 @@ ENGINES = {
     "ort-dynamic": "ONNX Runtime, `quantize_dynamic`",
     "ort-static": "ONNX Runtime, `quantize_static` with its defaults",
     "pytorch-pt2e": "PyTorch 2 Export, INT8",
-    "vitdeploy-openvino-fp32": "vitdeploy, OpenVINO FP32",
     "pytorch": "PyTorch FP32",
 }
 

@@ -18,30 +18,25 @@ from typing import Literal
 ROOT = Path(__file__).parent.parent
 Kind = Literal["message", "docstring", "comment", "page"]
 
+_SUBJECT = "start with the subject: 'The layers of a model ...'"
 # Pattern -> what to write instead.
 STYLE = {
-    r"(?:^|[.;:] )Of (?:a|an|the|its|all|those|these|such|which|each|every|two|several|some) ": "start with the subject: 'The layers of a model ...'",
-    r"\b(?:is|are|was|were) of (?!the form|the type|equal|little|no use|interest|order)": "'applies to', 'belongs to', 'describes'",
+    r"(?:^|[.;:] )Of (?:a|an|the|its|all|those|these|such|which|each|every|two|several|some) ": _SUBJECT,
+    r"\b(?:is|are|was|were) of (?!the (?:form|type)|equal|little|no use|interest|order)": "'applies to', 'belongs to'",
     r"\b(?:is|are|was|were) (?:told|said|asked)\b": "name who reports or requests it",
     r"\b(?:is|are|was|were) (?:taken|held) for\b": "'is treated as', 'is assumed to be'",
     r"\bas far as\b": "'if', 'where', or a limit",
-    r"\bso (?:many|much|few|long|large)\b(?! (?:that|as))": "the number, or 'this many'",
-    r"\bin (?:the )?place of\b": "'instead of'",
-    r"\bany ?more\b": "state what holds now",
+    r"\bso (?:many|much|few)\b(?! (?:that|as))": "the number, or 'this many'",
+    r"\bin the place of\b": "'instead of'",
+    r"\bany more\b": "state what holds now",
     r"\b(?:for sure|surely)\b": "'provably', 'with 95 % confidence'",
     r"\bfore(?:tell|tells|told)\b": "'predict'",
     r"\bno way\b": "state what is invalid",
     r"\bway out\b": "'fix'",
-    r"\b(?:is|are) no (?!longer|more|less|larger|smaller|better|faster|greater|different|one\b)[a-z]": "'is not a'",
-    r"\bthere (?:is|are) none\b": "name what is missing",
+    r"(?<!there )\b(?:is|are) no (?!longer|more|less|larger|smaller|better|faster|different)[a-z]": "'is not a'",
     r"\bwhat (?:is|was|are) (?:told|said|asked|wanted|given|found)\b": "the noun",
     r"\bsuch (?:a|an) one\b": "the noun",
     r"\bbut for\b": "'except'",
-    r"\bnearer\b": "'closer'",
-    r"\bby itself\b": "'on its own', 'automatically'",
-    r"\bat a time\b(?! of)": "'at once', 'per batch'",
-    r"\bon the whole\b": "'overall'",
-    r"\bnothing else\b": "state what is allowed",
     r"\bsomebody else\b": "'another process', 'another user'",
 }
 _STYLE = {re.compile(pattern, re.MULTILINE): fix for pattern, fix in STYLE.items()}
@@ -115,7 +110,8 @@ def main() -> None:
         problems = text.problems()
         if (options.all or problems) and options.kind in (None, text.kind):
             count += 1
-            print(f"{text.file}:{text.line}: {text.kind}: {text.value}", *(f"    {each}" for each in problems), sep="\n")
+            print(f"{text.file}:{text.line}: {text.kind}: {text.value}")
+            print(*(f"    {problem}\n" for problem in problems), sep="", end="")
     print(f"{count} texts")
 
 

@@ -1,4 +1,4 @@
-"""docs/results/compatibility/data.md: data as people have it, and how its classes become those of the model, or why not."""
+"""docs/results/compatibility/data.md: data as people have it, and how its classes become those of the model."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""docs/results/compatibility/labels.md: labels as tools and people write them, with the metric of a model whose answers are
+"""docs/results/compatibility/labels.md: labels as tools write them, with the metric of a model whose answers are
 known, or the reason why they are refused.
 
 Each case is evaluated by `verify` on a real runtime. The models are as simple as can be: one that tells the classes of

@@ -1,4 +1,4 @@
-"""docs/results/compatibility/pixels.md: what a model takes as pixels, where its files say it, do not, or say it wrongly."""
+"""docs/results/compatibility/pixels.md: what a model takes as pixels, by what its files say."""
 
 from __future__ import annotations
 
