@@ -63,7 +63,7 @@ arm64: $(VENV)/.installed-dev
 	$(BIN)/python -m tests.arm64 $(SHORT)
 
 # The reliability gate: malformed files, kills, full disks, contention, flipped bits, long runs, hostile devices; in a
-# minute and a half on two cores, and whole in some hours. One table, and build/faults/faults.json (docs/reliability.md). In pieces:
+# minute and a half on two cores, and whole in some hours. One table, and build/faults/faults.json (docs/results/reliability.md). In pieces:
 # python -m tests.faults --all --only FIGURE.
 faults: $(VENV)/.installed-dev
 	$(BIN)/python -m tests.faults
@@ -100,7 +100,7 @@ train-scenes: $(VENV)/.installed-dev
 report-schema: $(VENV)/.installed-dev
 	$(BIN)/python -m tests.report_schema
 
-# The table of docs/known-bad.md, of vitdeploy/known_bad/table.json.
+# The table of docs/results/known-bad.md, of vitdeploy/known_bad/table.json.
 known-bad-doc: $(VENV)/.installed-dev
 	$(BIN)/python -m tests.known_bad.page
 

@@ -1,4 +1,4 @@
-"""What single operations of work past one machine cost here: the numbers that docs/scale-plan.md reckons with.
+"""What single operations of work past one machine cost here: the numbers that docs/results/scale-plan.md reckons with.
 
     PYTHONPATH=. python benchmarks/scale_costs.py [--only FIGURE ... [--sizes N ...]]
 

@@ -1,4 +1,4 @@
-"""The tables of docs/scale-plan.md: a million images, a thousand variants, a hundred devices, of what was measured.
+"""The tables of docs/results/scale-plan.md: a million images, a thousand variants, a hundred devices.
 
     PYTHONPATH=. python benchmarks/scale_plan.py [--images 1000000] [--variants 1000] [--devices 100] ...
 

@@ -1,4 +1,4 @@
-"""The tables of docs/compatibility/: each row is written by the test that shows it, and compared with it ever after."""
+"""The tables of docs/results/compatibility/: a test writes each row, and compares it ever after."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-FOLDER = Path(__file__).parent.parent / "docs" / "compatibility"
+FOLDER = Path(__file__).parent.parent / "docs" / "results" / "compatibility"
 REWRITE = "pytest tests/compatibility --write-compatibility rewrites the pages"
 
 

@@ -87,7 +87,7 @@ Cli = Callable[..., subprocess.CompletedProcess[str]]
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--record-parity", type=Path, metavar="FILE", help="append what parity tests measure to FILE")
-    parser.addoption("--write-compatibility", action="store_true", help="rewrite the tables of docs/compatibility")
+    parser.addoption("--write-compatibility", action="store_true", help="rewrite docs/results/compatibility")
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -7,13 +7,25 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from tests.parity import FAMILIES, OPTIONAL, ROWS, Row, family_of, read_records
+from tests.parity import (
+    ENGINES,
+    FAMILIES,
+    FLOAT32,
+    FLOAT64,
+    GRAPH,
+    OPTIONAL,
+    PHOTOGRAPHS,
+    ROWS,
+    Row,
+    family_of,
+    read_records,
+)
 from vitdeploy.models.catalog import CatalogEntry, entries
 
 ROOT = Path(__file__).parent.parent
@@ -33,60 +45,47 @@ HEAD = """\
 
 # Models
 
-What is built in, whose checkpoints it reads, and how closely it was compared with independent implementations.
-`make models-doc` writes this page: it runs the tests of parity and fills the tables with what they measured.
+```sh
+vitdeploy export list 'deit*'                                  # built-in names, with parameters and input
+vitdeploy export hf:FOLDER -o float                            # a transformers folder
+vitdeploy export rtdetrv2_r18vd --checkpoint FILE.pth -o float # a built-in model with your weights
+```
+
+Modules of timm and transformers that are not built in, [modules of your own](recipes.md#a-module-of-your-own) and
+`.onnx` files go through the same export. You can spell out other sizes of a family in the name
+(`vit_w192d4h3_patch4_32`). A checkpoint determines its own size.
 
 ## Families
 
-`vitdeploy export list 'PATTERN'` prints the names that fit a pattern, each with its parameters and input. Other sizes
-of a family are spelled out in the name, and a checkpoint tells its own. *Checkpoints* are the styles of keys that a
-test loaded and found to compute the same. Any other module of timm or transformers, a function of yours and an `.onnx`
-file go through the same export.
+The column *Checkpoints* lists the key styles that a test loads and compares with their origin.
 
-transformers' detectors are taken by the library's own module: `vitdeploy export hf:FOLDER`. Their image size is that of
-`config.json`, else of the processor's file, of the backbone, of the processor's class (of a short side, both sides); a
-size that the model does not run on is answered with the nearest that it does. How objects are read, by softmax or
-sigmoid and how many of them, is that of the processor's `post_process_object_detection`; where there is none, a recipe
-must say it (`postprocess`). Processors that keep the aspect are run on a stretched image, with a note; letterboxes are
-refused.
+**Detectors of transformers.** The image size comes from `config.json`, then from the processor's file, the backbone and
+the processor's class. RF-DETR's size is rounded up to whole windows (518 becomes 560). An image size that the model
+does not support is refused with the nearest supported one. The score function and the number of objects follow the
+processor's `post_process_object_detection`; if it has none, set `postprocess`. If the processor keeps the aspect ratio,
+vitdeploy stretches the image instead and prints a note; letterboxes are refused.
 
-Checkpoints of the repositories of RT-DETR, RT-DETRv2 (lyuwenyu/RT-DETR), D-FINE (Peterande/D-FINE) and RF-DETR
-(roboflow/rf-detr) need no folder: `vitdeploy export rtdetrv2_r18vd --checkpoint FILE.pth`. They become modules of
-transformers, which must be installed, with any number of classes. On an image that is not square transformers orders
-the encoder's positions of RT-DETR and D-FINE by rows, the repositories do not: their answers differ there. Variants
-that transformers has no module for (HGNetv2 in RT-DETRv2, DEIMv2's own files, RF-DETR with masks) are refused with
-their keys.
+**Checkpoints of the RT-DETR, RT-DETRv2, D-FINE and RF-DETR repositories** load into modules of transformers, which must
+be installed, with any number of classes. On images that are not square, RT-DETR and D-FINE give other answers than
+their repositories, because transformers orders the encoder's positions by rows. Variants without a transformers module
+are refused: HGNetv2 in RT-DETRv2, DEIMv2's own files, RF-DETR with masks.
 
-SAM, SAM 2, EdgeTAM and the tracker of SAM 3 (`SamModel`, `Sam2Model`, `EdgeTamModel`, `Sam3TrackerModel`; of
-`Sam2VideoModel`, `EdgeTamVideoModel` and `Sam3TrackerVideoModel` the part for single images) become two graphs: an
-image encoder, and a decoder of prompts that gives all four masks. EdgeTAM's encoder is a RepViT of timm, which must be
-installed. SAM-HQ and the part of SAM 3 that finds what a text says are refused by name; EfficientSAM is no class of
-transformers. A prompt has a fixed number of slots; those that are not
-used are masked in the decoder's attention, so that the masks are transformers' for any number of points and boxes.
-Masks as prompts are left out.
+**[Promptable segmentation](tasks.md#promptable-segmentation)**: `SamModel`, `Sam2Model`, `EdgeTamModel` (needs timm)
+and `Sam3TrackerModel`, also inside `Sam2VideoModel`, `EdgeTamVideoModel` and `Sam3TrackerVideoModel`. SAM-HQ and
+SAM 3's detector for texts are refused. Masks as prompts are not supported.
 
-OWL-ViT and OWLv2 become two towers, whose outputs the runtime compares: [what texts say, found in
-images](zero-shot.md#what-texts-say-found-in-images). Grounding DINO and OmDet-Turbo are refused by name: their layers
-attend to the tokens of the text, which no flow passes with their masks.
-
-Folders in OpenCLIP's layout (`open_clip_config.json`) become two towers: [images against
-texts](zero-shot.md#openclips-layout). Vision Transformers of OpenCLIP and SigLIP are ours, others are timm's modules.
-They were compared with open_clip_torch 3.3.0, where that is installed.
-
-transformers' encoder-decoders of images (TrOCR, Donut) are cut at their cross-attention: [image to
-text](tasks.md#image-to-text). Their graphs are compared with the module that sees all tokens at once, and their texts
-with those of `generate`, greedily and with beams.
+**Image and text.** [CLIP, SigLIP, OpenCLIP folders](tasks.md#images-against-texts), OWL-ViT and OWLv2 become two
+towers. Grounding DINO and OmDet-Turbo are refused. [TrOCR and Donut](tasks.md#image-to-text) are split into an encoder
+and a decoder step.
 
 """
 MIDDLE = """
 ## Checked parities
 
-*Difference* is max|a - b| / max|b| over an output, and the largest of all outputs, inputs and variants that were
-checked; a test fails where it is above the *tolerance*. Weights and inputs are seeded random numbers in small models,
-with no weight at a neutral value; the photographs are for a published ViT-Tiny, where its files are
-(`tests/test_real_weights.py`). In PyTorch our module has the other implementation's weights. A graph is compared with
-the PyTorch module that it was exported from; there the largest logit is the same, too, wherever it leads by more than
-the difference.
+Each entry is the largest max|a - b| / max|b| over all outputs, inputs and variants checked, with the number of checks
+in brackets. The models are small, with seeded random weights and inputs; the photographs use a published ViT-Tiny. In
+PyTorch, vitdeploy's module has the weights of the other implementation. Graphs are compared with the PyTorch module
+that they were exported from; the largest logit must match wherever it leads by more than the difference.
 
 """
 
@@ -94,14 +93,26 @@ the difference.
 def page(records: Mapping[Row, Sequence[Mapping[str, Any]]]) -> str:
     """The text of docs/models.md."""
     families = table(FAMILY_COLUMNS, family_lines(records))
-    checks = table(CHECK_COLUMNS, (check_cells(row) + measured_cells(records[row]) for row in ROWS))
+    tolerances = table(TOLERANCE_COLUMNS, ([name, f"{form.tolerance:.0e}"] for name, form in FORMS.items()))
+
+    def shown(row: Row) -> str:
+        return f": {measured_text(records[row])}"
+
+    checks = table(PARITY_COLUMNS, (parity_cells(family, shown) for family in FAMILIES))
     versions = ", ".join(f"{name} {version(name).partition('+')[0]}" for name in LIBRARIES)
-    return f"{HEAD}{families}{MIDDLE}{checks}\nMeasured with {versions}.\n"
+    return f"{HEAD}{families}{MIDDLE}{tolerances}\n{checks}\nMeasured with {versions}.\n"
 
 
 NOT_RUN = "not run here"
 FAMILY_COLUMNS = ("Family", "Built-in names", "Task", "Parameters", "Input", "Checkpoints")
-CHECK_COLUMNS = ("Family", "Outputs", "Compared with", "As", "Tolerance", "Largest difference", "Checks")
+TOLERANCE_COLUMNS = ("Compared", "Tolerance")
+FORMS = {
+    f"{FLOAT64.name} (unless float32 is stated)": FLOAT64,
+    FLOAT32.name: FLOAT32,
+    GRAPH.name: GRAPH,
+    PHOTOGRAPHS.name: PHOTOGRAPHS,
+}
+PARITY_COLUMNS = ("Family", "Other implementations", *ENGINES)
 
 
 def table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
@@ -130,16 +141,33 @@ def name_cells(family: str, count: int) -> list[str]:
     return [family, f"{', '.join(f'`{pattern}`' for pattern in FAMILIES[family].names)} ({count})"]
 
 
-def check_cells(row: Row) -> list[str]:
-    return [row.family, row.outputs, row.against, row.form, f"{row.tolerance:.0e}"]
+def rows_of(family: str) -> list[list[Row]]:
+    """The rows of a family as the columns of the page have them: other implementations, then each engine."""
+    rows = [row for row in ROWS if row.family == family]
+    others = [row for row in rows if row.against not in ENGINES]
+    return [others, *([row for row in rows if row.against == engine] for engine in ENGINES)]
 
 
-def measured_cells(found: Sequence[Mapping[str, Any]]) -> list[str]:
-    """The largest difference, of one digit, and how many checks there were."""
+def parity_cells(family: str, shown: Callable[[Row], str]) -> list[str]:
+    """The line of a family; `shown` is what follows the name of each comparison."""
+    return [family, *("; ".join(entry(row) + shown(row) for row in rows) or "none" for rows in rows_of(family))]
+
+
+def entry(row: Row) -> str:
+    """The name of a comparison in its column."""
+    if row.form == PHOTOGRAPHS.name:
+        return "photographs"
+    if row.against in ENGINES:
+        return row.outputs
+    return f"{row.against} ({row.outputs}{', float32' if row.form == FLOAT32.name else ''})"
+
+
+def measured_text(found: Sequence[Mapping[str, Any]]) -> str:
+    """The largest difference, with one digit, and the number of checks."""
     if not found:
-        return [NOT_RUN, "0"]
+        return NOT_RUN
     largest = max(record["measured"] for record in found)
-    return [f"{largest:.0e}" if largest else "0", str(len(found))]
+    return f"{largest:.0e} ({len(found)})" if largest else f"0 ({len(found)})"
 
 
 def _between(values: Sequence[float]) -> str:
@@ -163,7 +191,7 @@ def main(options: Sequence[str]) -> int:
         records = read_records(file)
     missing = [row for row in ROWS if not records[row] and row not in OPTIONAL]
     for row in missing:
-        print("promised, and checked by no test that ran:", " | ".join(check_cells(row)), file=sys.stderr)
+        print("promised, and checked by no test that ran:", f"{row.family}: {entry(row)}", file=sys.stderr)
     if missing:
         return 1
     PAGE.write_text(page(records), encoding="utf-8")

@@ -1,6 +1,6 @@
 """What is promised of every family against an independent implementation, and the check that records what was measured.
 
-`ROWS` is the promise: docs/models.md has one line for each, and a test that takes the fixture `parity` keeps it. With
+`ROWS` is the promise: docs/models.md has an entry for each, and a test that takes the fixture `parity` keeps it. With
 `pytest --record-parity FILE` every check appends a line to FILE; `tests.models_page` makes the page of them.
 """
 
@@ -113,7 +113,7 @@ FAMILIES = {
 
 @dataclass(frozen=True)
 class Row:
-    """One line of the table of checked parities."""
+    """One entry of the table of checked parities."""
 
     family: str
     outputs: str

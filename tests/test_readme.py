@@ -1,4 +1,4 @@
-"""The README is executed: every shell block that is not a make command, in order, then every Python block."""
+"""The README and the first guide are executed: every shell block that is no make command, then every Python block."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from tests.command_line import ROOT, command_line
+from vitdeploy import __version__
 
 ACTIVATE = ". .venv/bin/activate\n"
 # What the shell runs as `vitdeploy`: it writes its arguments down, one line each, and an empty line after them.
@@ -23,8 +24,8 @@ printf '%s\\n' "$@" '' >> commands
 """
 
 
-def blocks(language: str) -> list[str]:
-    text = (ROOT / "README.md").read_text(encoding="utf-8")
+def blocks(language: str, page: str = "README.md") -> list[str]:
+    text = (ROOT / page).read_text(encoding="utf-8")
     return re.findall(rf"^```{language}\n(.*?)^```$", text, flags=re.MULTILINE | re.DOTALL)
 
 
@@ -60,12 +61,11 @@ def test_the_readme_runs_word_for_word(reader: Path, shared_store: Path) -> None
     as is the Python that needs it."""
     shell = [block for block in blocks("sh") if not block.startswith("make ")]
     python = blocks("python")
-    assert len(shell) == 3
-    assert len(python) == 2
+    assert len(shell) == len(python) == 2
     for block in shell:
         run(["sh", "-e", "-c", block.replace(ACTIVATE, "")], reader)
-    commands = (reader / "commands").read_text(encoding="utf-8").split("\n\n")[:-1]
-    assert len(commands) == sum(block.count("\nvitdeploy ") for block in ("\n" + block for block in shell)) > 9
+    commands = typed(reader, shell)
+    assert len(commands) == 6
     printed = io.StringIO()
     with command_line(reader, shared_store, short_bench=True) as vitdeploy:
         for command in commands:
@@ -76,6 +76,35 @@ def test_the_readme_runs_word_for_word(reader: Path, shared_store: Path) -> None
     assert (reader / "out" / "mine" / "report.html").is_file()
     assert "\ngate        pass" in printed.getvalue()
     assert run([sys.executable, "-c", python[1]], reader).startswith("7 ")
+
+
+def typed(reader: Path, shell: list[str]) -> list[str]:
+    """The commands of shell blocks, as their arguments were written down; the next page begins anew."""
+    file = reader / "commands"
+    commands = file.read_text(encoding="utf-8").split("\n\n")[:-1]
+    file.unlink()
+    assert len(commands) == sum(block.count("\nvitdeploy ") for block in ("\n" + block for block in shell))
+    return commands
+
+
+def test_the_first_guide_runs_word_for_word(reader: Path, shared_store: Path) -> None:
+    page = "docs/get-started.md"
+    shell, [python] = blocks("sh", page), blocks("python", page)
+    for block in shell:
+        run(["sh", "-e", "-c", block.replace(ACTIVATE, "")], reader)
+    commands = typed(reader, shell)
+    assert len(commands) == 10
+    with command_line(reader, shared_store, short_bench=True) as vitdeploy:
+        for command in commands:
+            done = vitdeploy(*command.split("\n"))
+            assert done.returncode == 0, done.stderr[-2000:]
+    assert run([sys.executable, "-c", python], reader).startswith("7 ")
+
+
+def test_the_numbers_of_the_readme_are_of_this_minor_version() -> None:
+    """New ones are written by `python -m tests.readme_numbers`."""
+    versions = re.findall(r"<!-- numbers: \w+ (\S+) -->", (ROOT / "README.md").read_text(encoding="utf-8"))
+    assert [version.split(".")[:2] for version in versions] == [__version__.split(".")[:2]] * 2
 
 
 def test_every_link_of_the_documents_leads_somewhere() -> None:

@@ -1,4 +1,4 @@
-"""The simulation behind docs/scale-plan.md, where its answer is known without it."""
+"""The simulation behind docs/results/scale-plan.md, where its answer is known without it."""
 
 import pytest
 

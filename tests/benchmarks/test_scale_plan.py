@@ -1,4 +1,4 @@
-"""The arithmetic of docs/scale-plan.md on numbers that are easy to follow."""
+"""The arithmetic of docs/results/scale-plan.md on numbers that are easy to follow."""
 
 import argparse
 

@@ -134,8 +134,8 @@ def test_a_signed_bundle_is_signed_again(bundle, tmp_path, vitdeploy):
     signed = shutil.copytree(bundle, tmp_path / "signed")
     sign_bundle(signed, private)
     slim = ("bundle", "pack", "signed", "--slim", "--target", "openvino-cpu", "-o", "x.vitb")
-    refused = vitdeploy(*slim, "--json")
-    assert (refused.returncode, "VD3105" in refused.stderr) == (3, True)
+    refused = vitdeploy(*slim)
+    assert refused.returncode == 3 and "VD3105" in refused.stderr
     assert vitdeploy(*slim, "--key", str(private)).returncode == 0
     assert vitdeploy("bundle", "unpack", "x.vitb", "-o", "back", "--trust", str(public)).returncode == 0
     assert (tmp_path / "back" / SIGNATURE_FILE).is_file()

@@ -65,7 +65,7 @@ def vitdeploy(tmp_path_factory, shared_store):
 def test_an_example_parses(name):
     command, words = COMMANDS[name], example(name)[len(name.split()) :]
     with command.make_context(name, words) as context:
-        assert any(value for value in context.params.values())
+        assert context.params
 
 
 @pytest.mark.parametrize("name", RUN)

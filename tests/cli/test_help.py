@@ -22,7 +22,8 @@ def test_commands_are_listed_in_groups_and_sign_stands_once(run):
     assert "sign" in run("bundle", "--help").stdout
     assert "Did you mean 'bundle sign'?" in run("sign", "--help").stderr
     assert "Did you mean 'lab selftest'?" in run("selftest").stderr
-    assert [line.split()[0] for line in run("lab", "--help").stdout.splitlines() if line[:2] == "  "] == [*LAB, "-h,"]
+    words = [line.split()[0] for line in run("lab", "--help").stdout.splitlines() if line.startswith("  ")]
+    assert [word for word in words if word in LAB] == [*LAB]
 
 
 def test_without_a_command_it_names_the_next_one(run, tmp_path):

@@ -102,7 +102,7 @@ class JoinedRanked(nn.Module):
 
 
 class Masked(nn.Module):
-    """A ViT of `nn.MultiheadAttention` under a mask of truth values that hides the last tokens."""
+    """A ViT of `nn.MultiheadAttention` with a mask of truth values that hides the last tokens."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -292,7 +292,7 @@ class Graph:
     attentions: int = 1
     scores: str | None = None
     size: tuple[int, int] | None = None
-    remark: str = "-"
+    remark: str = ""
     alike: bool = False
 
 
@@ -300,12 +300,12 @@ PIXELS = {0: "batch_size", 1: "num_channels", 2: "height", 3: "width"}
 OBJECTS = {0: "batch_size", 1: "num_queries"}
 RAW, FREE = ("logits", "pred_boxes"), {"pixel_values": PIXELS}
 SIZED = {"pixel_values": {0: "batch_size", 2: "height", 3: "width"}, "logits": OBJECTS, "pred_boxes": OBJECTS}
-TORCHSCRIPT, DYNAMO = "torch.onnx (TorchScript)", "torch.onnx (dynamo)"
+TORCHSCRIPT, DYNAMO = "TorchScript", "dynamo"
 D = DETECTOR_SIDE
 GRAPHS = (
     Graph(f"{TORCHSCRIPT}: timm ViT, attention written out", 13, TorchScript(timm_vit, 13, ["logits"], fused=False)),
     Graph(
-        f"{TORCHSCRIPT}: timm ViT with registers, normed queries, LayerScale",
+        f"{TORCHSCRIPT}: timm ViT, registers, query norms, LayerScale",
         14,
         TorchScript(
             lambda: timm_vit(init_values=0.1, qk_norm=True, reg_tokens=2),
@@ -314,9 +314,9 @@ GRAPHS = (
             axes={"images": {0: "N"}, "output": {0: "N"}},
         ),
     ),
-    Graph(f"{TORCHSCRIPT}: `nn.MultiheadAttention` under a mask", 13, TorchScript(Masked, 13, ["logits"])),
+    Graph(f"{TORCHSCRIPT}: `nn.MultiheadAttention` with a mask", 13, TorchScript(Masked, 13, ["logits"])),
     Graph(
-        f"{TORCHSCRIPT}: timm Swin, shifted windows with their masks",
+        f"{TORCHSCRIPT}: timm Swin, shifted windows",
         16,
         TorchScript(lambda: timm_model("SwinTransformer", **SWIN, num_classes=CLASSES), 16, ["logits"]),
         attentions=2,
@@ -328,10 +328,10 @@ GRAPHS = (
         attentions=2,
     ),
     Graph(
-        f"{TORCHSCRIPT}: timm ViT, fixed batch, weights listed as inputs",
+        f"{TORCHSCRIPT}: timm ViT, fixed batch, weights as inputs",
         14,
         TorchScript(timm_vit, 14, ["logits"], axes={}, listed=True),
-        remark="the batch is that of the file",
+        remark="the file's batch",
     ),
     Graph(f"{DYNAMO}: timm ViT", 18, Dynamo(timm_vit, 18), alike=True),
     Graph(
@@ -369,7 +369,7 @@ GRAPHS = (
         3,
         "softmax",
         (D, D),
-        "a note says that softmax is taken, where no config.json is beside it",
+        "softmax is assumed without a config.json",
     ),
     Graph(
         "optimum: transformers RT-DETR, free sizes",
@@ -382,7 +382,7 @@ GRAPHS = (
         alike=True,
     ),
     Graph(
-        "RT-DETR's names, without post-processing: `pred_logits`, `pred_boxes`",
+        "RT-DETR names: `pred_logits`, `pred_boxes`",
         17,
         TorchScript(lambda: Outputs(rt_detr(), RAW), 17, ["pred_logits", "pred_boxes"], side=D),
         "detection",
@@ -390,7 +390,7 @@ GRAPHS = (
         "sigmoid",
     ),
     Graph(
-        "RT-DETR's, D-FINE's and DEIMv2's names, with post-processing and `orig_target_sizes`",
+        "RT-DETR, D-FINE, DEIMv2 names, with post-processing and `orig_target_sizes`",
         16,
         TorchScript(
             lambda: Ranked(rt_detr()), 16, ["labels", "boxes", "scores"], ["images", "orig_target_sizes"], side=D
@@ -401,7 +401,7 @@ GRAPHS = (
         remark="boxes relative to the image",
     ),
     Graph(
-        "RF-DETR's names: `dets`, `labels` (logits)",
+        "RF-DETR names: `dets`, `labels` (logits)",
         17,
         TorchScript(lambda: Outputs(rt_detr(), RAW[::-1]), 17, ["dets", "labels"], ["input"], side=D),
         "detection",
@@ -410,16 +410,16 @@ GRAPHS = (
         alike=True,
     ),
     Graph(
-        "Ultralytics' RT-DETR until 8.3: one output [b, q, 4 + classes]",
+        "Ultralytics RT-DETR to 8.3: one output [b,q,4+classes]",
         17,
         TorchScript(lambda: Joined(rt_detr()), 17, ["output0"], side=D),
         "detection",
         2,
         "sigmoid",
-        remark="cut before the sigmoid of the scores",
+        remark="cut before the score sigmoid",
     ),
     Graph(
-        "Ultralytics' RT-DETR from 8.4 on: one output [b, q, 6]",
+        "Ultralytics RT-DETR from 8.4: one output [b,q,6]",
         17,
         TorchScript(lambda: JoinedRanked(rt_detr()), 17, ["output0"], side=D),
         "detection",
@@ -427,36 +427,36 @@ GRAPHS = (
         "given",
     ),
     Graph(
-        "tf2onnx 1.17: Keras 3 ViT, NHWC, GELU by tanh",
+        "tf2onnx 1.17: Keras 3 ViT, NHWC, tanh GELU",
         13,
         committed("tf2onnx_vit_opset13.onnx"),
-        remark="the image becomes NCHW",
+        remark="image becomes NCHW",
     ),
     Graph(
-        "tf2onnx 1.17: Keras 3 ViT on convolutions with batch norm, NHWC, GELU by erf",
+        "tf2onnx 1.17: Keras 3 ViT on convolutions, NHWC, erf GELU",
         17,
         committed("tf2onnx_conv_opset17.onnx"),
-        remark="the image becomes NCHW",
+        remark="image becomes NCHW",
     ),
-    Graph("paddle2onnx 2.1: ViT on convolutions with batch norm", 16, committed("paddle_vit_opset16.onnx")),
+    Graph("paddle2onnx 2.1: ViT on convolutions", 16, committed("paddle_vit_opset16.onnx")),
     Graph(
-        "onnxsim 0.8: timm ViT, TorchScript, simplified",
+        "onnxsim 0.8: timm ViT from TorchScript",
         14,
         committed("onnxsim_vit_opset14.onnx"),
-        remark="linears keep the two Reshapes that it put around them",
+        remark="linears keep onnxsim's two Reshapes",
     ),
     Graph(
-        "ONNX Runtime's converter to float16: timm ViT, outer types kept",
+        "ONNX Runtime's float16 converter: timm ViT, outer types kept",
         17,
         lambda path: in_half(path, keep=True),
         remark="computed in float32",
     ),
     Graph(
-        "ONNX Runtime's converter to float16: timm ViT, image and logits too",
+        "ONNX Runtime's float16 converter: timm ViT",
         17,
         lambda path: in_half(path, keep=False),
         remark="computed in float32",
         alike=True,
     ),
-    Graph("`onnx.save` with all weights external: timm ViT without biases of query, key, value", 17, apart, alike=True),
+    Graph("`onnx.save`, external weights: timm ViT without q, k, v biases", 17, apart, alike=True),
 )

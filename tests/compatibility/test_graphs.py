@@ -38,23 +38,23 @@ ABSENT += ("GlobalAveragePool", "Gemm", "Identity", "IsNaN", "Mod", "Pow", "Rang
 ABSENT += ("Tanh", "Tile", "Where")
 PAGE = Page(
     "graphs",
-    "# Graphs of other exporters\n\nONNX files as other exporters write them, of small seeded models, and what "
-    "`vitdeploy export FILE.onnx` makes of each (`tests/compatibility/graphs.py`). Where a library's name stands "
-    "first, its own code wrote the file, and for optimum its names and axes; *names* are those of a repository's "
-    "export script, on transformers' RT-DETR, which can be small enough for a test. *Found* counts the canonical form: "
-    "layer norms, GELUs and attentions that are one construct each, however the exporter wrote them; shapes are "
-    "constants in all of them. *Left* are written-out formulas and arithmetic on shapes that stay nodes. *Same*: the "
-    "graph before and after on ONNX Runtime, at three batches, and on OpenVINO, max|a-b| / max|b| at most 1e-4. The "
-    "last columns count the layers with weights that each runtime computes in INT8, and their share of all MACs "
-    "(without the least size from which INT8 pays). `make modules` also runs the rows that are much like others.\n\n"
-    "What no file says is told or refused: a file whose sizes are free needs `--image-size`. Boxes that are multiplied "
-    "by the size of an image are refused, as they are to be relative to it. A detector that chooses its queries by "
-    "score has independent scores (sigmoid); for others the labels in a `config.json` beside the file tell, by their "
-    'number; and where nothing does, softmax with a last column "no object" is taken, as DETR has it, and a note says '
-    "so. One tensor of boxes and scores is taken where its nodes show that boxes and scores end with a sigmoid; any "
-    "other, such as YOLO's, is refused. RF-DETR's `masks` are left out. Keras' own exact GELU becomes `Erfc` in "
-    "tf2onnx, which ONNX does not have: that file is refused.\n",
-    ("graph", "opset", "task, scores", "found", "left", "same", "INT8 on OpenVINO", "INT8 on ONNX Runtime", "remarks"),
+    """# Graphs of other exporters
+
+What `vitdeploy export FILE.onnx` makes of small models from other exporters. `TorchScript` and `dynamo` are
+`torch.onnx`'s exporters. "RT-DETR names" and similar rows use the output names of that project's export script, on
+transformers' RT-DETR. "Found" counts layer norms/GELUs/attentions in the canonical form. The INT8 columns give layers
+with weights in INT8, of all such layers, and their share of MACs. Outputs before and after agree: max|a-b| / max|b| is
+at most 1e-4, on ONNX Runtime and OpenVINO. `tests/compatibility/test_graphs.py` writes this page.
+
+- A file with free image sizes needs `--image-size`.
+- Scores of a detector that selects queries by score are independent (sigmoid). Otherwise the number of labels in a
+  `config.json` beside the file decides; without it, vitdeploy assumes softmax with a last column "no object", and a
+  note says so.
+- Refused: boxes multiplied by the image size; one tensor of boxes and scores without final sigmoids (YOLO); `Erfc`,
+  which tf2onnx writes for Keras' exact GELU and ONNX does not have.
+- RF-DETR's `masks` are left out.
+""",
+    ("graph", "opset", "task, scores", "found", "INT8, OpenVINO", "INT8, ONNX Runtime", "remarks"),
     tuple(each.name for each in GRAPHS),
 )
 
@@ -65,32 +65,29 @@ def page(request):
 
 
 def found_in(model):
-    """Layer norms, GELUs and attentions of a canonical graph, for people."""
+    """ "layer norms/GELUs/attentions" of a canonical graph."""
     census = Counter(node.op_type for node in model.graph)
-    counts = {
-        "LayerNorm": census["LayerNormalization"],
-        "GELU": census["Gelu"],
-        "attention": len(find_attentions(model)),
-    }
-    return ", ".join(f"{count} {name}" for name, count in counts.items() if count)
+    return f"{census['LayerNormalization']}/{census['Gelu']}/{len(find_attentions(model))}"
 
 
 def left_in(model):
+    """The operators that the canonical form should not have, for people; "" where none is left."""
     census = Counter(node.op_type for node in model.graph)
     found = {name: census[name] for name in ABSENT if census[name]}
     if census["Shape"] > 1:  # one reads the batch
         found["Shape"] = census["Shape"]
-    return ", ".join(f"{count} {name}" for name, count in found.items()) or "-"
+    names = ", ".join(f"{count} {name}" for name, count in found.items())
+    return f"operators left: {names}" if names else ""
 
 
 def in_int8(graph, target, statistics, out):
-    """ "layers of all, share of MACs" of a placement."""
+    """ "layers/all, share of MACs" of a placement."""
     folder = out / target
     folder.mkdir()
     placement = place_graph(PlaceConfig(target, "int8"), graph, statistics, folder)
     flops = count_work(load_graph(folder / "model.onnx"), 1).flops
     layers = len(placement["int8"])
-    return f"{layers} of {layers + len(placement['float'])}, {100 * flops.get('int8', 0) // sum(flops.values())} %"
+    return f"{layers}/{layers + len(placement['float'])}, {100 * flops.get('int8', 0) // sum(flops.values())} %"
 
 
 def largest_difference(reference_model, graph, out):
@@ -125,7 +122,7 @@ def test_a_graph_of_another_exporter_comes_out_canonical_and_in_int8(graph: Grap
     exported = tmp_path / "exported" / "model.onnx"
     model = load_graph(exported)
     assert len(find_attentions(model)) == graph.attentions
-    assert all(linear.bias is not None for linear in find_linears(model)) or "without biases" in graph.name
+    assert all(linear.bias is not None for linear in find_linears(model)) or "without q, k, v biases" in graph.name
     assert not unplaced_weights(model)
     optimize({"model": exported}, OptimizeOptions(), tmp_path / "rewritten")
     rewritten = tmp_path / "rewritten" / "model.onnx"
@@ -138,4 +135,5 @@ def test_a_graph_of_another_exporter_comes_out_canonical_and_in_int8(graph: Grap
     save_statistics(observe(observed, images, reference_model.images), tmp_path / "statistics.npz")
     placed = [in_int8(rewritten, target, tmp_path / "statistics.npz", tmp_path) for target in TARGETS]
     task = f"{graph.task}, {scores}" if scores else graph.task
-    page(graph.name, str(graph.opset), task, found_in(model), left_in(model), "yes", *placed, graph.remark)
+    remarks = "; ".join(filter(None, (graph.remark, left_in(model)))) or "-"
+    page(graph.name, str(graph.opset), task, found_in(model), *placed, remarks)

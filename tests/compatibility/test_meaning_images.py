@@ -1,4 +1,4 @@
-"""docs/compatibility/images.md: what an image is, by size, orientation, metadata, ending, content and name."""
+"""docs/results/compatibility/images.md: what an image is, by size, orientation, metadata, ending, content and name."""
 
 from __future__ import annotations
 
@@ -229,37 +229,37 @@ LOSSLESS = (("lossless", True),)
 MIXED = (1, 3, 6, 8, None)
 # name -> how it is written, the labels, the task, what is said of it in short ("": nothing)
 SETS: dict[str, tuple[Turned, str, str, str]] = {
-    "TIFF that EXIF turns by 90 degrees, YOLO": (Turned(lambda i: 6, "TIFF"), "yolo", "detection", "upright"),
-    "TIFF of each orientation, packed, COCO": (
+    "TIFF turned by EXIF, YOLO": (Turned(lambda i: 6, "TIFF"), "yolo", "detection", "upright"),
+    "compressed TIFF in each orientation, COCO": (
         Turned(lambda i: i % 8 + 1, "TIFF", options=LZW),
         "coco",
         "detection",
         "upright",
     ),
-    "TIFF among others, masks": (Turned(lambda i: (6, None)[i % 2], "TIFF"), "masks", "segmentation", "upright"),
-    "PNG of each orientation, depth": (Turned(lambda i: i % 8 + 1), "depth", "depth", "upright"),
-    "WebP that EXIF mirrors, outlines": (
+    "turned TIFF among others, masks": (Turned(lambda i: (6, None)[i % 2], "TIFF"), "masks", "segmentation", "upright"),
+    "PNG in each orientation, depth": (Turned(lambda i: i % 8 + 1), "depth", "depth", "upright"),
+    "WebP mirrored by EXIF, outlines": (
         Turned(lambda i: 5, "WEBP", options=LOSSLESS),
         "coco",
         "instance-segmentation",
         "upright",
     ),
-    "orientations 0, 9 and 300, YOLO": (Turned(lambda i: (0, 9, 300)[i % 3]), "yolo", "detection", ""),
-    "orientations 0 and 9 in TIFF, COCO": (Turned(lambda i: (0, 9)[i % 2], "TIFF"), "coco", "detection", ""),
+    "invalid orientations 0, 9 and 300, YOLO": (Turned(lambda i: (0, 9, 300)[i % 3]), "yolo", "detection", ""),
+    "invalid orientations 0 and 9 in TIFF, COCO": (Turned(lambda i: (0, 9)[i % 2], "TIFF"), "coco", "detection", ""),
     "COCO of the stored pixels": (Turned(lambda i: 6, sizes=True, coordinates=True), "coco", "detection", "stored"),
-    "COCO of the stored pixels, where some images are turned": (
+    "COCO of the stored pixels, some images turned": (
         Turned(lambda i: MIXED[i % 5], sizes=True, coordinates=True),
         "coco",
         "detection",
         "stored",
     ),
-    "COCO with sizes of the stored pixels, boxes of the upright": (
+    "COCO with stored sizes, upright boxes": (
         Turned(lambda i: 8, sizes=True),
         "coco",
         "detection",
         "upright",
     ),
-    "COCO with upright sizes, boxes of the stored pixels": (
+    "COCO with upright sizes, stored boxes": (
         Turned(lambda i: 8, coordinates=True),
         "coco",
         "detection",
@@ -281,43 +281,41 @@ SETS: dict[str, tuple[Turned, str, str, str]] = {
 }
 # What the remark says, and how the page has it.
 SAID = {
-    "": ("", "no remark"),
-    "upright": ("labels are assumed to match the upright image", "a remark that labels are of the upright image"),
+    "": ("", "upright"),
+    "upright": ("labels are assumed to match the upright image", "upright, with a remark"),
     "stored": (
         "describe the stored pixels, and are rotated with them",
-        "a remark that they are of the stored pixels, and why",
+        "labels turned, with a remark",
     ),
     "maps": (
         "with the size of the stored pixels is rotated with them",
-        "a remark that maps of that size are turned with their images",
+        "labels turned, with a remark",
     ),
 }
 REFUSED = {
-    "COCO of another size than a turned image": "VD2301 names both sizes and EXIF's orientation",
-    "COCO that is of some images as stored, of others upright": "VD2301 names one image of each",
+    "COCO with another size than a turned image": "VD2301 names both sizes and EXIF's orientation",
+    "COCO with some boxes stored, others upright": "VD2301 names one image of each",
 }
 FILES = {
-    "EXIF that is garbage, in PNG, WebP and JPEG": "the image as its pixels lie",
-    "a raw profile that is no number, a broken chunk, a wrong checksum (PNG)": "the image as its pixels lie",
-    "one image of 25 that is cut off": "VD2302; with --skip-bad 24 images, 1 skipped",
-    "a folder of .jfif, .jpe, .pgm, .ppm, .pnm, .apng and .JPG": "all of them",
-    ".heic files and images beside the class folders": "left out, which a remark counts",
-    "a mask that is a TIFF with an orientation": "upright, as its image",
-    "10 pictures under 640 names": "10 images: agreement [72.25, 100.00], undecided",
-    "copies with other labels": "the first counts; a warning names both",
-    "copies in calibration and evaluation": "counted within each and between both, with a warning",
-    "names that are no UTF-8, of files, folders and class folders": "read, and shown with \\xff",
+    "EXIF that is invalid, in PNG, WebP and JPEG": "the stored pixels",
+    "a raw profile, chunk or checksum that is invalid (PNG)": "the stored pixels",
+    "one image of 25 that is truncated": "VD2302; with --skip-bad 24 images, 1 skipped",
+    "a folder of .jfif, .jpe, .pgm, .ppm, .pnm, .apng and .JPG": "all images",
+    ".heic files, and images outside class folders": "left out, and counted in a remark",
+    "a mask that is a TIFF with an orientation": "upright",
+    "10 pictures under 640 names": "10 images, undecided",
+    "copies with other labels": "the first label counts, with a warning",
+    "copies in calibration and evaluation": "counted, with a warning",
+    "names that are not UTF-8": "read, and shown with \\xff",
 }
 PAGE = Page(
     "images",
     """# Images
 
-One place says how large an image is, how it lies and which pixels it has (`runtime/preprocess.py`): labels of boxes,
-masks, outlines and depth, `predict`, the servers and calibration ask it. Each row is a data set that
-`tests/compatibility/test_meaning_images.py` writes; where it is read, its numbers are those of the same images saved
-upright.
+How vitdeploy reads images for labels, calibration, `predict` and servers. *Upright*: the results equal those of the
+same images saved upright. `tests/compatibility/test_meaning_images.py` writes this page.
 """,
-    ("data", "labels", "read as"),
+    ("data", "read as"),
     (*SETS, *REFUSED, *FILES),
 )
 
@@ -334,7 +332,7 @@ def file_row(row):
 
     def check(start):
         name = next(each for each in FILES if each.startswith(start))
-        row(name, "masks" if "mask" in name else "folders", FILES[name])
+        row(name, FILES[name])
 
     return check
 
@@ -361,12 +359,12 @@ def test_labels_belong_to_the_image_however_it_lies(sides, upright, tmp_path, ro
         assert len(remarks) == 1 and SAID[said][0] in remarks[0] and "without an EXIF orientation" in remarks[0]
     else:
         assert not remarks
-    row(name, labels, f"as the upright images; {SAID[said][1]}")
+    row(name, SAID[said][1])
 
 
 @pytest.mark.parametrize("name", REFUSED)
 def test_labels_of_no_known_image_are_refused(sides, tmp_path, row, name):
-    if name.startswith("COCO of another size"):
+    if name.startswith("COCO with another size"):
         Turned(lambda i: 6).write(tmp_path)
         document = json.loads((tmp_path / "coco.json").read_text())
         document["images"][3]["width"] = 50
@@ -383,7 +381,7 @@ def test_labels_of_no_known_image_are_refused(sides, tmp_path, row, name):
         verified(sides["detection"], tmp_path / "images", "coco", tmp_path / "coco.json")
     assert caught.value.code == "VD2301"
     assert all(text in str(caught.value) for text in texts)
-    row(name, "coco", REFUSED[name])
+    row(name, REFUSED[name])
 
 
 # --- files ------------------------------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""docs/compatibility/outputs.md: what outputs of others' models mean, from the file to the answer of an engine.
+"""docs/results/compatibility/outputs.md: what outputs of others' models mean, from the file to the answer of an engine.
 
 The value that is right is the file's on ONNX Runtime, or the module's own.
 """
@@ -25,8 +25,8 @@ from vitdeploy.runtime.tasks.tensors import Tensors
 
 SIDE, CLASSES, WIDTH = 8, 5, 16
 SPEC = vd.Preprocess(SIDE, (SIDE, SIDE), mean=(0.0,) * 3, std=(1.0,) * 3)
-AS_LOGITS, AS_SCORES, AS_NUMBERS = "softmax of the logits", "the scores of the file", "its numbers"
-AS_SIGMOIDS, AS_PROBABILITIES = "sigmoid of each logit", "its probabilities"
+AS_LOGITS, AS_SCORES, AS_NUMBERS = "softmax added", "no softmax added", ""
+AS_SIGMOIDS, AS_PROBABILITIES = "sigmoid added", "no sigmoid added"
 
 
 @dataclass(frozen=True)
@@ -97,18 +97,18 @@ def maps(channels):
 
 
 CASES = (
-    Case("logits that are called so", "classification", AS_LOGITS, logits, ("logits",)),
-    Case("logits of no name", "classification", AS_LOGITS, logits, note="is assumed to be the logits"),
+    Case("logits, by name", "classification", AS_LOGITS, logits, ("logits",)),
+    Case("logits without a name", "classification", AS_LOGITS, logits, note="is assumed to be the logits"),
     Case("Softmax", "classification", AS_SCORES, lambda b, image: b.add("Softmax", logits(b, image), axis=-1),
          note="no second softmax"),
-    Case("Softmax, images with channels last", "classification", AS_SCORES,
+    Case("Softmax, channels last", "classification", AS_SCORES,
          lambda b, image: b.add("Softmax", logits(b, image), axis=-1), ("predictions",), "no second softmax", True),
-    Case("Softmax below Squeeze and Identity", "classification", AS_SCORES, squeezed, note="no second softmax"),
+    Case("Softmax before Squeeze and Identity", "classification", AS_SCORES, squeezed, note="no second softmax"),
     Case("Exp, ReduceSum, Div", "classification", AS_SCORES, softmax_written_out, note="no second softmax"),
     Case("the mean of two softmaxes", "classification", AS_SCORES, two_softmaxes, note="no second softmax"),
     Case("a softmax in percent", "classification", AS_SCORES, percent("Softmax"), note="no second softmax"),
-    Case("a softmax with limits, doubled", "classification", AS_SCORES, limited, note="no second softmax"),
-    Case("1 - p and p of a sigmoid", "classification", AS_SCORES, two_sides, note="no second softmax"),
+    Case("a clipped softmax, doubled", "classification", AS_SCORES, limited, note="no second softmax"),
+    Case("1 - p and p, with a sigmoid p", "classification", AS_SCORES, two_sides, note="no second softmax"),
     Case("LogSoftmax", "classification", AS_LOGITS, lambda b, image: b.add("LogSoftmax", logits(b, image), axis=-1)),
     Case("Sigmoid", "multi-label", AS_PROBABILITIES, lambda b, image: b.add("Sigmoid", logits(b, image)),
          note="a sigmoid"),
@@ -120,13 +120,13 @@ CASES = (
     Case("one logit", "tensors", AS_NUMBERS, lambda b, image: logits(b, image, 1), ("logits",), "one number per image"),
     Case("one number, without an axis", "tensors", AS_NUMBERS,
          lambda b, image: b.add("Squeeze", logits(b, image, 1), np.array([1])), ("age",), "one number per image"),
-    Case("angles by their name", "tensors", AS_NUMBERS, lambda b, image: logits(b, image, 3), ("pose",), "measures"),
-    Case("logits and a head of its own", "tensors", AS_NUMBERS, with_age, ("logits", "age"), "in addition to logits"),
+    Case("angles, by name", "tensors", AS_NUMBERS, lambda b, image: logits(b, image, 3), ("pose",), "measures"),
+    Case("logits and another head", "tensors", AS_NUMBERS, with_age, ("logits", "age"), "in addition to logits"),
     Case("logits and hidden states", "classification", AS_LOGITS,
          lambda b, image: (logits(b, image), maps(4)(b, image)), ("logits", "hidden_states"), "left out"),
-    Case("an embedding by its name", "features", AS_NUMBERS, logits, ("embedding",), "an embedding"),
-    Case("an embedding as MXNet calls it", "features", AS_NUMBERS, logits, ("fc1",), "an embedding"),
-    Case("numbers of length 1", "features", AS_NUMBERS, normalised, note="an embedding"),
+    Case("an embedding, by name", "features", AS_NUMBERS, logits, ("embedding",), "an embedding"),
+    Case("an embedding, by MXNet's name", "features", AS_NUMBERS, logits, ("fc1",), "an embedding"),
+    Case("a vector of length 1", "features", AS_NUMBERS, normalised, note="an embedding"),
     Case("a linear without a bias", "features", AS_NUMBERS, lambda b, image: logits(b, image, bias=False),
          note="an embedding"),
     Case("one map", "tensors", AS_NUMBERS, maps(1), note="fit no known task"),
@@ -180,22 +180,27 @@ FOLDERS = (
     ("ViT", {"problem_type": "regression", "id2label": {0: "roll", 1: "pitch"}}, "problem_type", "regression"),
     ("Beit", {"num_labels": 1}, "one number per image", "tensors"),
 )
-WRAPPER = "timm's in transformers' wrapper, multi_label_classification"
+WRAPPER = "timm in transformers' wrapper, multi_label_classification"
 FOLDER_ROWS = {f"transformers' {row[0]}, {row[1].get('problem_type', 'one label')}": row for row in FOLDERS}
 PAGE = Page(
     "outputs",
-    "# What an output is\n\nOutputs of others' models by what they end in, what they are called and what their configs "
-    "say, each small and seeded, and the answer of the engine that is made of it: the file's own on ONNX Runtime, or "
-    "the module's own. Whatever is assumed is a note, with the task that says otherwise (`--task`, `source.task` of a "
-    "recipe, `task=` in Python). No softmax is applied to numbers that are kept as `tensors`. Written and held by "
-    "`tests/compatibility/test_meaning_outputs.py`.\n",
-    ("model", "task", "answer", "a note says"),
+    """# Outputs
+
+The task that vitdeploy takes a model for, from the end of its graph, the names of its outputs or its config, and what
+it adds. Numbers of `tensors`, `features` and `regression` stay unchanged. Every assumption is a note; to overrule it,
+set the task (`--task`, `source.task`, `task=`). `tests/compatibility/test_meaning_outputs.py` writes this page.
+""",
+    ("output", "taken for"),
     tuple(
         [f"ONNX: {case.what}" for case in CASES]
         + [f"module: {case.what}" for case, _ in MODULES]
         + [f"folder: {name}" for name in (*FOLDER_ROWS, WRAPPER)]
     ),
 )
+
+
+def taken_for(task, answer):
+    return f"{task}, {answer}" if answer else task
 
 
 @pytest.fixture
@@ -278,7 +283,7 @@ def test_an_output_of_an_onnx_file_is_what_its_graph_shows(case, tmp_path, page)
     read = vd.model(file)
     check_notes(case, read)
     check_answer(case, deployed(read, "openvino-cpu" if case.last else "onnxruntime-cpu"), answer)
-    page(f"ONNX: {case.what}", case.task, case.answer, case.note or "-")
+    page(f"ONNX: {case.what}", taken_for(case.task, case.answer))
 
 
 @pytest.mark.parametrize(("case", "width"), MODULES, ids=lambda value: getattr(value, "what", ""))
@@ -295,7 +300,7 @@ def test_an_output_of_a_module_is_what_its_run_shows(case, width, page):
 
     if case.answer in (AS_SCORES, AS_PROBABILITIES) or "age" in case.what:
         check_answer(case, deployed(read), answer)
-    page(f"module: {case.what}", case.task, case.answer, case.note or "-")
+    page(f"module: {case.what}", taken_for(case.task, case.answer))
 
 
 @pytest.mark.parametrize("name", FOLDER_ROWS)
@@ -313,7 +318,7 @@ def test_a_config_says_that_outputs_are_no_logits(name, tmp_path, page):
     assert vd.model(module).task == task  # in memory, too
     with pytest.raises(VitdeployError, match="cannot be used for the task"):
         vd.model(f"hf:{tmp_path}", task="classification")
-    page(f"folder: {name}", task, answer, note)
+    page(f"folder: {name}", taken_for(task, answer))
 
 
 def test_a_wrapper_of_timm_says_it_too_and_so_does_a_config_beside_an_onnx_file(tmp_path, page):
@@ -334,7 +339,7 @@ def test_a_wrapper_of_timm_says_it_too_and_so_does_a_config_beside_an_onnx_file(
     check_answer(case, deployed(read), answer)
     with pytest.raises(VitdeployError, match="cannot be used for the task"):
         vd.model(file, task="classification")
-    page(f"folder: {WRAPPER}", case.task, case.answer, case.note or "-")
+    page(f"folder: {WRAPPER}", taken_for(case.task, case.answer))
 
 
 def test_labels_beside_a_file_make_a_bare_output_logits(tmp_path):

@@ -1,4 +1,4 @@
-"""docs/compatibility/pixels.md: what a model takes as pixels, where its files say it, do not, or say it wrongly."""
+"""docs/results/compatibility/pixels.md: what a model takes as pixels, by what its files say."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ THREE = [N("Sub", [f"p{i}", f"m{i}"], [f"s{i}"]) for i in range(3)]
 # What a graph does with its input x before its first convolution, which reads y; and the pixels that it means.
 GRAPHS = {
     "x / 255": ([N("Div", ["x", "k"], ["y"])], {"k": 255.0}, "pixels 0..255"),
-    "(x - mean) / std of ImageNet times 255": (
+    "(x - mean) / std, ImageNet's times 255": (
         [N("Sub", ["x", "m"], ["z"]), N("Div", ["z", "s"], ["y"])],
         {"m": MEAN.reshape(1, 3, 1, 1), "s": STD.reshape(1, 3, 1, 1)},
         "pixels 0..255",
@@ -55,12 +55,12 @@ GRAPHS = {
         {"k": 1 / 127.5, "o": 1.0},
         "pixels 0..255",
     ),
-    "a normalization layer of means above 1": (
+    "a normalization layer with means above 1": (
         [N("BatchNormalization", ["x", "one", "zero", "m", "v"], ["y"])],
         {"one": np.ones(3), "zero": np.zeros(3), "m": MEAN, "v": STD**2},
         "pixels 0..255",
     ),
-    "channels split, shifted, joined the other way round": (
+    "channels split, shifted, joined in reverse": (
         [
             N("Clip", ["x", "low", "high"], ["x1"]),
             N("Split", ["x1"], ["p0", "p1", "p2"], axis=1, num_outputs=3),
@@ -71,14 +71,14 @@ GRAPHS = {
         {"low": 0.0, "high": 255.0, "m0": 123.7, "m1": 116.8, "m2": 103.9, "k": 60.0},
         "pixels 0..255",
     ),
-    "means of ImageNet in the order BGR": (
+    "ImageNet's means in BGR order": (
         [N("Sub", ["x", "m"], ["y"])],
         {"m": CAFFE.reshape(1, 3, 1, 1)},
         "pixels 0..255, channels BGR",
     ),
     "2 x - 1": ([N("Mul", ["x", "k"], ["z"]), N("Sub", ["z", "o"], ["y"])], {"k": 2.0, "o": 1.0}, "mean 0, std 1"),
     "x / 2 + 1 / 2": ([N("Mul", ["x", "k"], ["z"]), N("Add", ["z", "k"], ["y"])], {"k": 0.5}, "mean 0.5, std 0.5"),
-    "0.458 x - 0.03, which tells nothing": (
+    "0.458 x - 0.03 (not recognised)": (
         [N("Mul", ["x", "k"], ["z"]), N("Sub", ["z", "o"], ["y"])],
         {"k": 0.458, "o": 0.03},
         "mean 0, std 1 is assumed",
@@ -86,27 +86,29 @@ GRAPHS = {
     "nothing": ([N("Identity", ["x"], ["y"])], {}, "mean 0, std 1 is assumed"),
 }
 # All are read; these are exported, compiled and asked, too.
-ASKED = ("Keras, NHWC: x / 127.5 - 1", "means of ImageNet in the order BGR")
+ASKED = ("Keras, NHWC: x / 127.5 - 1", "ImageNet's means in BGR order")
 CASES = {
     "a module: x / 255, in place": "pixels 0..255",
     "a module: (x - 0.485) / 0.229": "mean 0, std 1",
-    "a module that does not say": "mean 0.5, std 0.5 is assumed",
-    "a preprocessing that contradicts the graph": "it counts, with a warning",
+    "a module without scaling": "mean 0.5, std 0.5 is assumed",
+    "a preprocessing that contradicts the graph": "the given preprocessing, with a warning",
     "MobileViT, `do_flip_channel_order`": "mean 0, std 1, channels BGR",
-    'an array of OpenCV, `channels="bgr"`': "the answer of the RGB array",
-    "a processor that vitdeploy does not have, and `preprocess` in a recipe": "the recipe's",
-    "timm's crop mode border, and `preprocess` in a recipe": "the recipe's",
-    "`--model` and `preprocess.crop` in a recipe": "the recipe's size",
-    "`--model` without a convolution, and one mean in a recipe": "grey images",
-    "maps of classes of a module": "all of the image",
-    "boxes of a module": "all of the image",
+    'an OpenCV array, `channels="bgr"`': "the answer of the RGB array",
+    "an unknown processor, with `preprocess` in the recipe": "the recipe's preprocessing",
+    "timm's crop mode border, with `preprocess` in the recipe": "the recipe's preprocessing",
+    "`--model`, with `preprocess.crop` in the recipe": "the recipe's size",
+    "`--model` without a convolution, with one mean in the recipe": "grey images",
+    "a module that returns class maps": "the whole image",
+    "a module that returns boxes": "the whole image",
 }
 PAGE = Page(
     "pixels",
-    "# What a pixel is\n\nWhat a model's input means where its files say it, do not say it, or say it otherwise than "
-    "its graph. Where nothing says it, the first operators of a graph or module do, by what they compute. Each row is "
-    "written by the test that shows it (`tests/compatibility/test_meaning_pixels.py`).\n",
-    ("first operators, or what is given", "what the model gets"),
+    """# Pixels
+
+The pixel values that a model gets. Files and options decide; without them, vitdeploy reads the first operators of the
+graph or module. An assumption is a note. `tests/compatibility/test_meaning_pixels.py` writes this page.
+""",
+    ("first operators or given files", "the model gets"),
     (*GRAPHS, *CASES),
 )
 
@@ -222,7 +224,7 @@ def test_what_is_given_counts_and_a_contradiction_is_told(tmp_path, row):
     assert "first operators" not in str(vd.model(path, preprocess=raw).reference.notes)
     twice = vd.model(Scaled(imagenet), preprocess=PreprocessSpec(SIDE, (SIDE, SIDE)))
     assert "the preprocessing gives it -1..1" in twice.reference.notes[-1]
-    row("a preprocessing that contradicts the graph", "it counts, with a warning")
+    row("a preprocessing that contradicts the graph", "the given preprocessing, with a warning")
 
 
 # --- the order of channels --------------------------------------------------------------------------------------------
@@ -266,7 +268,7 @@ def test_the_order_is_that_of_an_array_alone(small_bundle, row):
         assert "omit channels" in caught.value.fix
         with pytest.raises(InputError, match='must be "rgb" or "bgr"'):
             predictor.predict(colour, channels="BGR")
-    row('an array of OpenCV, `channels="bgr"`', "the answer of the RGB array")
+    row('an OpenCV array, `channels="bgr"`', "the answer of the RGB array")
 
 
 # --- a fix that is typed as it is printed -----------------------------------------------------------------------------
@@ -298,14 +300,14 @@ def test_preprocess_of_a_recipe_replaces_what_files_say(library, images, tmp_pat
     installed = reference(library)
     torch.manual_seed(0)
     if library == "transformers":
-        name = "a processor that vitdeploy does not have, and `preprocess` in a recipe"
+        name = "an unknown processor, with `preprocess` in the recipe"
         sizes = {"hidden_sizes": [8, 8, 16, 16], "depths": [1, 1, 1, 1], "image_size": SIDE, "num_labels": CLASSES}
         model = installed.ConvNextForImageClassification(installed.ConvNextConfig(**sizes))
         model.save_pretrained(tmp_path / "model")
         settings = {"image_processor_type": "OwnImageProcessor"}
         (tmp_path / "model" / "preprocessor_config.json").write_text(json.dumps(settings), encoding="utf-8")
     else:
-        name = "timm's crop mode border, and `preprocess` in a recipe"
+        name = "timm's crop mode border, with `preprocess` in the recipe"
         model = installed.create_model("resnet10t", num_classes=CLASSES)
         (tmp_path / "model").mkdir()
         reference("safetensors.torch").save_file(model.state_dict(), tmp_path / "model" / "model.safetensors")
@@ -324,7 +326,7 @@ def test_preprocess_of_a_recipe_replaces_what_files_say(library, images, tmp_pat
     preprocess = original.preprocess
     assert measured.preprocess == preprocess
     assert (preprocess.crop, preprocess.std, preprocess.channel_order) == ((SIDE, SIDE), (0.25,) * 3, "bgr")
-    row(name, "the recipe's")
+    row(name, "the recipe's preprocessing")
 
 
 MODULES = """
@@ -374,8 +376,8 @@ def test_size_and_channels_of_a_recipe_are_those_of_a_module_of_ones_own(images,
         assert refused.returncode == 2
         told = re.search(r"preprocess: (\{.*?\}) in a recipe", refused.stderr)[1]
         assert yaml.safe_load(told) == {"resize": 28, "crop": [28, 28], "mean": [0.5], "std": [0.5]}
-    row("`--model` and `preprocess.crop` in a recipe", "the recipe's size")
-    row("`--model` without a convolution, and one mean in a recipe", "grey images")
+    row("`--model`, with `preprocess.crop` in the recipe", "the recipe's size")
+    row("`--model` without a convolution, with one mean in the recipe", "grey images")
 
 
 @pytest.mark.parametrize(
@@ -434,5 +436,5 @@ def test_a_module_whose_answers_lie_in_the_image_sees_all_of_it(row):
     assert vd.model(Scaled(nn.Identity()), image_size=SIDE).preprocess.resize == SIDE  # as classifiers are trained
     told = vd.model(Bright(), task="segmentation", preprocess=PreprocessSpec(SIDE, (SIDE, SIDE)))
     assert told.preprocess.resize == SIDE
-    row("maps of classes of a module", "all of the image")
-    row("boxes of a module", "all of the image")
+    row("a module that returns class maps", "the whole image")
+    row("a module that returns boxes", "the whole image")

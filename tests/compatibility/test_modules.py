@@ -60,49 +60,49 @@ class Module:
         return f"{module.__name__}:make_{self.maker}"
 
 
-ONCE = "layers that see no image are computed once, in float"
+ONCE = "float layers run once"
 MODULES = (
     Module("batch_first", "`nn.MultiheadAttention(batch_first=True)`, dropout"),
-    Module("sequence_first", "`nn.MultiheadAttention` with tokens first, weights returned, norms behind, mean pooling"),
-    Module("float_mask", "`attn_mask` of numbers with infinities, no biases"),
-    Module("bool_mask", "`attn_mask` of truth values"),
-    Module("padding_mask", "`key_padding_mask` from a buffer, expanded to the batch"),
-    Module("attention_pooling", "a learned query, keys of another width (`kdim`, `vdim`)", remark=ONCE),
-    Module("encoder_norm_last", "`nn.TransformerEncoder`, as it is by default"),
-    Module("encoder_norm_first", "`nn.TransformerEncoder(norm_first=True)`, GELU, a last norm"),
-    Module("encoder_causal", "`nn.TransformerEncoder` under a square causal mask"),
-    Module("query_decoder", "`nn.TransformerDecoder`, a query for each class", 2, ONCE),
-    Module("detector", "DETR of fifty lines: `nn.Transformer`, a dict of `pred_logits` and `pred_boxes`", 3, ONCE),
-    Module("fused", "`F.scaled_dot_product_attention` behind one linear for query, key and value"),
-    Module("fused_causal", "the same with `is_causal=True`"),
-    Module("fused_with_bias", "the same with normed queries and keys, a learned bias, a `scale` of its own"),
-    Module("grouped_queries", "the same with `enable_gqa=True`"),
-    Module("einops", "lucidrains' ViT: `einops` layers and functions, patches by `Rearrange`", library="einops"),
-    Module("einsum", "projections and attention by `torch.einsum`, weights as parameters"),
+    Module("sequence_first", "`nn.MultiheadAttention`, tokens first, post-norm, mean pooling"),
+    Module("float_mask", "float `attn_mask` with infinities, no biases"),
+    Module("bool_mask", "boolean `attn_mask`"),
+    Module("padding_mask", "`key_padding_mask` from a buffer"),
+    Module("attention_pooling", "a learned query, other key width (`kdim`, `vdim`)", remark=ONCE),
+    Module("encoder_norm_last", "`nn.TransformerEncoder`"),
+    Module("encoder_norm_first", "`nn.TransformerEncoder(norm_first=True)`, GELU"),
+    Module("encoder_causal", "`nn.TransformerEncoder`, causal mask"),
+    Module("query_decoder", "`nn.TransformerDecoder`, one query per class", 2, ONCE),
+    Module("detector", "50-line DETR on `nn.Transformer`", 3, ONCE),
+    Module("fused", "`F.scaled_dot_product_attention`, one linear for q, k, v"),
+    Module("fused_causal", "same, `is_causal=True`"),
+    Module("fused_with_bias", "same, q and k norms, learned bias, own `scale`"),
+    Module("grouped_queries", "same, `enable_gqa=True`"),
+    Module("einops", "lucidrains' ViT on `einops`", library="einops"),
+    Module("einsum", "attention by `torch.einsum`"),
     Module("torchvision", "`torchvision.models.VisionTransformer`", library="torchvision"),
-    Module("torchvision_style", "its block in own code: `OrderedDict`, `torch._assert`, GELU by tanh"),
-    Module("timm_blocks", "timm's blocks and patch embedding in own code, registers, two heads", library="timm"),
-    Module("timm_modern", "timm's class with RMS norms, SwiGLU, average pooling", library="timm"),
-    Module("conv_stem", "convolutions with batch norms, then a Transformer"),
-    Module("convnext", "ConvNeXt's blocks: depthwise, norms over channels, GRN", 0),
-    Module("dict_output", "returns a dict with `logits` among others"),
-    Module("tuple_output", "returns a named tuple of features"),
-    Module("windows", "Swin's shifted windows: `torch.roll`, a table read through a buffer, a mask", 2),
-    Module("rotary", "rotary positions, RMS norms by hand, SwiGLU"),
+    Module("torchvision_style", "torchvision's block copied, tanh GELU"),
+    Module("timm_blocks", "timm's blocks in own code, registers", library="timm"),
+    Module("timm_modern", "timm's class, RMS norms, SwiGLU", library="timm"),
+    Module("conv_stem", "convolutions, then a Transformer"),
+    Module("convnext", "ConvNeXt blocks", 0),
+    Module("dict_output", "returns a dict with `logits`"),
+    Module("tuple_output", "returns a named tuple"),
+    Module("windows", "Swin's shifted windows, `torch.roll`", 2),
+    Module("rotary", "rotary positions, own RMS norms"),
     Module("unfold", "patches by `F.unfold`, positions by `F.interpolate`"),
-    Module("scripted_parts", "a `torch.jit.script` function and a scripted submodule"),
-    Module("tied", "one block three times, a head tied to an embedding, `checkpoint`", 3),
-    Module("half", "float16 weights, with batch norms", remark="computed in float32, as the original"),
-    Module("bfloat16", "bfloat16 weights", remark="computed in float32, as the original"),
-    Module("mixer", "weight and spectral norm as parametrizations, a mixer of tokens", 0),
-    Module("digits", "28x28 grey images, tokens first, log-softmax", size=None),
+    Module("scripted_parts", "a scripted function and submodule"),
+    Module("tied", "one block three times, tied head, `checkpoint`", 3),
+    Module("half", "float16 weights", remark="computed in float32"),
+    Module("bfloat16", "bfloat16 weights", remark="computed in float32"),
+    Module("mixer", "parametrizations, token mixer", 0),
+    Module("digits", "28x28 grey images, log-softmax", size=None),
     Module("python_length", "`len(x)` in the model"),
-    Module("wide", "24x48 images, attention along rows and columns, a `Conv1d` as the head", 2, size=None),
+    Module("wide", "24x48 images, axial attention, `Conv1d` head", 2, size=None),
 )
 REFUSED = (
-    Module("script", "a `torch.jit.script` of all of it", remark="refused: a batch in a constant; `--batch` fixes it"),
-    Module("two_heads", "returns a dict of keys of its own", remark="`tensors`; `logits` make it a classifier"),
-    Module("early_exit", "an `if` on a tensor's value", remark="refused, with the line; `torch.where` in its place"),
+    Module("script", "a fully scripted module", remark="refused: constant batch; use `--batch`"),
+    Module("two_heads", "returns a dict of unknown keys", remark="task `tensors`; a key `logits` makes a classifier"),
+    Module("early_exit", "an `if` on a tensor's value", remark="refused, with the line; use `torch.where`"),
 )
 # Each is one of the others but for a line, or made of parts that these have; with these `make test` would take 55 CPU
 # seconds more.
@@ -113,14 +113,15 @@ ALIKE = (
 )
 PAGE = Page(
     "modules",
-    "# Modules of one's own\n\nWhat `vitdeploy export --model FILE:FUNCTION` and all that follows make of modules as "
-    'people write them. Each is seeded and small (`tests/compatibility/modules_*.py`). "Same": the float engines of '
-    "OpenVINO and ONNX Runtime give the module's own answers, max|a-b| / max|b| at most 1e-4. The columns behind count "
-    "the layers with weights (linears, convolutions) that each runtime computes in INT8, of all that the graph has. "
-    "The tests write this table; `make modules` also takes each module to a bundle in INT8 for both runtimes by the "
-    "commands, once with `run --model` and once through the folder that `export --model` leaves.\n",
-    ("module", "what it is", "same", "INT8 on OpenVINO", "INT8 on ONNX Runtime", "remarks"),
-    tuple(each.maker for each in (*MODULES, *REFUSED)),
+    """# Your own modules
+
+What `vitdeploy export --model FILE:FUNCTION` makes of small modules. Float engines of both runtimes give the module's
+answers: max|a-b| / max|b| is at most 1e-4. "7/9" means that 7 of 9 layers with weights are in INT8. ONNX Runtime keeps
+convolutions in float. "Float layers run once" if they see no image. `tests/compatibility/test_modules.py` writes this
+page; `make modules` also takes each module to a bundle.
+""",
+    ("module", "INT8 on OpenVINO, ONNX Runtime"),
+    tuple(each.what for each in (*MODULES, *REFUSED)),
 )
 
 
@@ -196,17 +197,17 @@ def test_a_module_becomes_int8_on_both_runtimes(module, tmp_path, monkeypatch, p
         assert found.kernels["int8"] == count_int8(load_graph(placed)) == len(placement["int8"])
         assert set(placement["float"].values()) <= KNOWN_REASONS.keys(), placement["float"]
         assert error(answers(make_runner(made, found), pixels), expected) <= BOUND
-        counts.append(f"{len(placement['int8'])} of {len(placement['int8']) + len(placement['float'])}")
+        counts.append(f"{len(placement['int8'])}/{len(placement['int8']) + len(placement['float'])}")
         reasons.update(placement["float"].values())
     told = [module.remark, *(text for reason, text in KNOWN_REASONS.items() if reason in reasons)]
-    page(module.maker, module.what, "yes", *counts, "; ".join(filter(None, told)) or "-")
+    page(module.what, "; ".join(filter(None, (", ".join(counts), *told))))
 
 
 # Why a layer may stay float, and what the page says of it beside the remark.
 KNOWN_REASONS = {
     "its input is the same for every image, so the runtime computes it once": "",
-    "a conv is faster in float on this target": "convolutions stay float on ONNX Runtime",
-    "a depthwise convolution loses too much in INT8": "depthwise ones on OpenVINO",
+    "a conv is faster in float on this target": "",
+    "a depthwise convolution loses too much in INT8": "depthwise convolutions stay float on OpenVINO",
 }
 
 
@@ -218,14 +219,14 @@ def test_a_batch_that_becomes_a_number_is_refused_and_exported_with_a_fixed_one(
     assert "take the batch from x.shape[0] or len(x)" in refused.value.fix and "--batch" in refused.value.fix
     facts = export(reference_model, ExportConfig("small", 20, 1, True), tmp_path)
     assert [row["batch"] for row in facts["parity"]] == [1, 1, 1]
-    page(module.maker, module.what, "-", "-", "-", module.remark)
+    page(module.what, module.remark)
 
 
 def test_a_dict_of_other_keys_is_compared_as_numbers(page):
     module = REFUSED[1]
     found = find_reference_model(Source(function=module.function, image_size=module.size))
     assert (found.task, [tensor.name for tensor in found.outputs]) == ("tensors", ["age", "gender"])
-    page(module.maker, module.what, "-", "-", "-", module.remark)
+    page(module.what, module.remark)
 
 
 def test_a_branch_on_a_value_is_refused_with_its_line(tmp_path, page):
@@ -234,4 +235,4 @@ def test_a_branch_on_a_value_is_refused_with_its_line(tmp_path, page):
     with pytest.raises(ExportError, match="cannot be exported") as refused:
         export(reference_model, ExportConfig("small", 20, None, True), tmp_path)
     assert "modules_styles.py" in refused.value.found and "if logits.softmax(-1).max() > 0.9:" in refused.value.found
-    page(module.maker, module.what, "-", "-", "-", module.remark)
+    page(module.what, module.remark)

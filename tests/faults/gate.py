@@ -51,7 +51,7 @@ class Case:
 
 @dataclass
 class Row:
-    """One line of the table. `expected`: the number of cases, and what else must hold. `missing`: why it could not be run
+    """A line of the table. `expected`: the number of cases, and what else must hold. `missing`: why it did not run
     here, or only in part. `seconds` that it took; `date` and `machine`: when and where it was run."""
 
     figure: str

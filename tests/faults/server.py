@@ -279,7 +279,8 @@ class Client(threading.Thread):
             return not self.until_refused
         found = from_file(json.loads(data)) if by_file else from_tensors(json.loads(data))
         expected = softmax(quarters(images)[0])[None] if by_file else quarters(images)
-        if found.shape != expected.shape or float(np.abs(found - expected).max()) > 1e-5 * float(np.abs(expected).max()):
+        bound = 1e-5 * float(np.abs(expected).max())
+        if found.shape != expected.shape or float(np.abs(found - expected).max()) > bound:
             wrong.append(f"{found.tolist()} instead of {expected.tolist()}")
         return True
 

@@ -1,13 +1,14 @@
-"""The table of docs/known-bad.md: `python -m tests.known_bad.page` writes it again."""
+"""The table of docs/results/known-bad.md: `python -m tests.known_bad.page` writes it again."""
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 from vitdeploy.known_bad.entries import DONE, table
 from vitdeploy.known_bad.find import releases
 
-PAGE = Path(__file__).parents[2] / "docs" / "known-bad.md"
+PAGE = Path(__file__).parents[2] / "docs" / "results" / "known-bad.md"
 BEGIN, END = "<!-- entries -->\n", "<!-- end -->\n"
 
 
@@ -15,7 +16,7 @@ def entry_table() -> str:
     """All entries in Markdown, as the documentation has them."""
     rows = []
     for entry in table():
-        links = (source.removeprefix("docs/") for source in entry.sources)
+        links = (os.path.relpath(each, "docs/results") if each.startswith("docs/") else each for each in entry.sources)
         sources = ", ".join(f"[{index}]({link})" for index, link in enumerate(links, 1))
         cells = (f"`{entry.id}`", releases(entry), entry.wrong, DONE[entry.action], entry.way_out, sources)
         rows.append(f"| {' | '.join((*cells, entry.reproduced))} |")

@@ -227,7 +227,8 @@ def test_what_knows_images_alone_refuses_and_says_what_works(line, tmp_path):
         ),
     }
     for what, call in calls.items():
-        with pytest.raises(CapabilityError, match=f"{what} supports only models whose single input is an image") as refused:
+        supported = f"{what} supports only models whose single input is an image"
+        with pytest.raises(CapabilityError, match=supported) as refused:
             call()
         assert "mask" in refused.value.found and "--bind mask=VALUE" in refused.value.fix
     given = ("recipe.yaml", "--model", FUNCTION, "-o", "x")
@@ -239,7 +240,8 @@ def test_what_knows_images_alone_refuses_and_says_what_works(line, tmp_path):
             (("verify", "bundle", "--against", "bundle/model.onnx", "--data", "images", "--bisect"), "--bisect"),
         ):
             done = command(*arguments)
-            assert done.returncode == 4 and f"{what} supports only models whose single input is an image" in done.stderr, done.stderr
+            supported = f"{what} supports only models whose single input is an image"
+            assert done.returncode == 4 and supported in done.stderr, done.stderr
 
 
 @pytest.mark.parametrize(

@@ -75,7 +75,10 @@ TASKS = {
         ["AP at IoU 0.50, %", "AP at IoU 0.75, %", "Objects of the original", "IoU of matched pairs, mean"],
     ),
     "panoptic": (panoptic, "PQ, %", ["PQ of things, %", "PQ of stuff, %", "SQ, %", "Pixels equal to the original, %"]),
-    "sequence": (sequence, "Token accuracy, %", ["Entirely right, %", "Identical to the original, %", "Tokens compared"]),
+    "sequence": (
+        *(sequence, "Token accuracy, %"),
+        ["Entirely right, %", "Identical to the original, %", "Tokens compared"],
+    ),
 }
 # What needs labels: with "original" below it.
 JUDGED = {

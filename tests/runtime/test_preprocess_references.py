@@ -194,7 +194,8 @@ def test_of_a_processor_that_keeps_the_aspect_both_sides_are_resized():
     spec, notes = transformers_preprocess(theirs.to_dict(), 3, (64, 48))
     assert (spec.resize, spec.crop, spec.interpolation) == ((64, 48), (64, 48), "bilinear")
     assert notes == (
-        "the processor keeps the aspect ratio (short side 800) and pads; vitdeploy resizes both sides to the engine's size",
+        "the processor keeps the aspect ratio (short side 800) and pads; "
+        "vitdeploy resizes both sides to the engine's size",
     )
     squashing = processor("Detr", {"size": {"height": 64, "width": 48}}, "Pil")
     assert transformers_preprocess(squashing.to_dict(), 3, (64, 48)) == (spec, ())

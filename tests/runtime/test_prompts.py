@@ -48,7 +48,7 @@ def test_images_are_padded_as_transformers_does(size):
 
 
 def test_a_size_that_is_not_padded_to_is_refused():
-    with pytest.raises(ValueError, match="must equal resize .* with longest-pad"):
+    with pytest.raises(ValueError, match=r"must equal resize .* with longest-pad"):
         PreprocessSpec((48, 48), (48, 64), fit="longest-pad")
 
 

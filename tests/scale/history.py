@@ -12,7 +12,7 @@ from vitdeploy.errors import MissingPackageError
 
 RESULTS, PLANTED_AT, SLOWDOWN = 300, 200, 1.05
 # Series without a change beside the one that has one. About one series in a hundred has a change that chance made, such
-# as four outliers in a row (docs/history.md): the seeds are fixed, and these have none.
+# as four outliers in a row (docs/scale.md): the seeds are fixed, and these have none.
 STEADY = range(101, 121)
 NOISE = (0.02, 0.3, 0.3)
 

@@ -225,7 +225,7 @@ def test_mattes_palettes_bits_and_alpha_channels(tmp_path):
         ({"a": Image.new("RGB", (6, 4))}, "mode RGB", "convert('L')"),
         ({"a": grey(0, 1), "b": grey(0, 255)}, "a.png with only 0 and 1, others up to 255", "0 to 255"),
         ({"a": grey(0, 1, 2)}, "values up to 2", "0 to 255"),
-        ({"a": Image.new("RGBA", (6, 4), (1, 2, 3, 255))}, "with alpha 255 everywhere", "one channel"),
+        ({"a": Image.new("RGBA", (6, 4), (1, 2, 3, 255))}, "with alpha 255 everywhere", "one 8-bit channel"),
         ({"a": np.zeros((5, 6), np.uint8)}, "6x5", ""),
     ],
 )

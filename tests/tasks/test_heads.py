@@ -535,9 +535,9 @@ def test_what_makes_a_head_doubtful_is_said_with_its_name(tmp_path):
 
 def test_identities_of_one_image_each_are_refused(tmp_path):
     places = table(tmp_path, *(f"{k}.png,cat,wet,{k % 2},{k},{k}" for k in range(6)))
-    with pytest.raises(DataError, match="no identity of the head who has two images") as refused:
+    with pytest.raises(DataError, match="no identity of the head who has two evaluation images") as refused:
         make_adapter(setting(HeadsSpec(LABELLED))).find(choice(places))
-    assert refused.value.found == "6 identities of 6 images"
+    assert refused.value.found == "6 identities in 6 images"
 
 
 # --- from somebody's graph to an app's answer -------------------------------------------------------------------------

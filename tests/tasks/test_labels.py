@@ -182,7 +182,7 @@ def test_columns_of_0_and_1_are_matched_with_the_labels_by_name(pictures, tmp_pa
     file = written(tmp_path / "labels.csv", "image,Red_car,comment,cat,dog", lines)
     _, data = loaded(pictures, "columns", file)
     assert truth_of(data) == {f"{i}.png": has for i, has in enumerate(WITH)}
-    assert any("left out: comment" in note for note in data.notes)
+    assert any("ignored: comment" in note for note in data.notes)
 
 
 @pytest.mark.parametrize("form", ["csv", "json", "parquet"])

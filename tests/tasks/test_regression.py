@@ -159,7 +159,7 @@ def test_columns_are_found_by_name_or_as_the_only_numbers(labelled):
     assert "1 images have an empty cell in age, weight" in found.notes[-1]
     places = labelled("image,note,years", "a,old,31", "b,new,4", "c,new,1")
     assert values(read_numbers(*places, (), 1)) == {"a": (31,), "b": (4,), "c": (1,)}
-    assert "column 'years' is taken for 'age'" in read_numbers(*places, ("age",), 1).notes[-1]
+    assert "column 'years' is used for 'age'" in read_numbers(*places, ("age",), 1).notes[-1]
 
 
 @pytest.mark.parametrize(

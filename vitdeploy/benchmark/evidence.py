@@ -170,7 +170,7 @@ TRIMMED = 0.2
 # Processes of one artifact differ because of their memory layout: the log of their latency ratio has a standard
 # deviation that a few processes estimate poorly. The estimate is shrunk towards this spread, which counts as this many
 # additional processes. It was 0.8 % on the machine where it was measured; with 2 %, intervals still cover if it is
-# 2.5 % (docs/performance.md, "The protocol").
+# 2.5 % (docs/results/performance.md, "The protocol").
 PROCESS_SPREAD, PROCESS_FREEDOM = 0.02, 3
 # The upper bound of the autocorrelation of neighbouring blocks: a few rounds cannot show more.
 MOST_ALIKE = 0.8

@@ -156,7 +156,7 @@ def probe(target: str) -> TargetState:
 
 
 # With this instruction set, bf16 kernels are several times as fast as f32 kernels. With AVX512_BF16 only, as on AMD's
-# Zen 4 and 5, the float operators of INT8 engines gain nothing measurable (docs/performance.md).
+# Zen 4 and 5, the float operators of INT8 engines gain nothing measurable (docs/results/performance.md).
 HALF_REST = "amx_bf16"
 
 BACKEND = CompileBackend(

@@ -53,7 +53,7 @@ def history_lines(document: HistoryDocument) -> list[Line]:
     for canary in document.canaries:
         lines.append(f"wrong answers: {canary.sentence}")
         if canary.proposal is not None:
-            lines.append("    --json contains a proposed entry for the known-bad table (docs/known-bad.md)")
+            lines.append("    --json contains a proposed entry for the known-bad table (docs/results/known-bad.md)")
     return [*lines, *(f"left out: {each.what}: {each.why}" for each in document.left_out)]
 
 

@@ -16,7 +16,7 @@ results are correlated. The steps:
    107:1590-1598; the package ruptures). The new levels refine the noise model, so steps 2 to 4 repeat until they
    converge.
 
-docs/history.md reports detection and false alarm rates on simulated series.
+docs/scale.md reports detection and false alarm rates on simulated series.
 """
 
 import itertools

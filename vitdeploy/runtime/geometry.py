@@ -56,7 +56,7 @@ def _of_cutout(size: tuple[int, int], spec: PreprocessSpec) -> Window:
 
 # --- Decode JPEG files much larger than the resized image at 1/2, 1/4 or 1/8 of their size ----------------------------
 # libjpeg then computes the lower frequencies alone (its DCT scaling), and skips most of the work. The pixels differ
-# from the reference in `preprocess`; docs/performance.md says by how much.
+# from the reference in `preprocess`; docs/results/performance.md says by how much.
 
 
 # Minimum decoded pixels per resized pixel along each side, so that resizing still averages: with 1 the mean difference
