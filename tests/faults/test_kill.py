@@ -90,7 +90,7 @@ def chain(home):
 
 def test_an_interrupt_in_the_export_leaves_nothing_behind(chain):
     assert chain.interrupted.status == 130
-    assert "interrupted; the same command goes on" in chain.interrupted.lines[-1]
+    assert "interrupted; run the same command to resume" in chain.interrupted.lines[-1]
     assert chain.interrupted.left == []
 
 

@@ -246,9 +246,9 @@ def sweep_plots(document: SweepDocument) -> list[Plot]:
     """For each device, the plots of every engine's agreement with its original, and of each metric, against
     latency."""
     reports = [each.report for each in document.recipes]
-    metrics = {found.title: found.words for report in reports if report and (found := table.metric(report))}
-    found = [("Agreement with the original", None), *((text.capital(words), title) for title, words in metrics.items())]
-    return [plot for measure, metric in found for plot in _plots(document, measure, metric)]
+    metrics = {judged.title: judged.words for report in reports if report and (judged := table.metric(report))}
+    pairs = [("Agreement with the original", None), *((text.capital(words), title) for title, words in metrics.items())]
+    return [plot for measure, metric in pairs for plot in _plots(document, measure, metric)]
 
 
 def _points(document: SweepDocument, metric: str | None) -> list[_PlotPoint]:
