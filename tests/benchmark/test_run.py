@@ -305,7 +305,7 @@ def test_a_killed_worker_is_named_with_its_last_words(script):
     with pytest.raises(WorkerError) as caught:
         run_benchmark([script("good"), script("doomed", lines)], QUICK)
     assert caught.value.message == "the measuring process of doomed died"
-    assert caught.value.found.splitlines()[0] == "ended by SIGKILL"
+    assert caught.value.found.splitlines()[0] == "killed by SIGKILL"
     assert caught.value.found.endswith("| my last words")
     assert "memory" in caught.value.fix
 
@@ -337,8 +337,8 @@ def test_a_broken_graph_is_an_engine_error(tmp_path, engine):
 def test_a_batch_that_a_static_engine_lacks_is_a_target_error(engine):
     with pytest.raises(TargetError, match="cannot run at batch 4") as caught:
         run_benchmark([engine(dynamic=False)], QUICK)
-    assert caught.value.expected == "export: {batch: dynamic}"
-    assert "dynamic batch" in caught.value.fix
+    assert caught.value.expected == "batch 1, or an engine with a dynamic batch"
+    assert "{batch: dynamic}" in caught.value.fix
 
 
 def test_an_error_with_a_constructor_of_its_own_keeps_its_class(script):

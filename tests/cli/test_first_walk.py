@@ -60,7 +60,7 @@ def test_a_recipe_has_the_same_proposal(run):
 def test_an_engine_that_a_report_lists_and_the_bundle_lacks(small_bundle, target, fix):
     with pytest.raises(TargetError) as refused:
         load(small_bundle, target)
-    assert refused.value.fix.startswith(fix)
+    assert fix in refused.value.fix
     assert refused.value.found == "onnxruntime-cpu-fp32"
 
 

@@ -138,7 +138,7 @@ def test_a_fixed_batch_has_no_profiles(placed, tmp_path):
         value.shape = type(value.shape)([1, *list(value.shape)[1:]])
     save_graph(model, tmp_path / "model.onnx")
     build = BuildOptions(((1, 8, 32),))
-    with pytest.raises(TargetError, match="has a fixed batch size of 1") as caught:
+    with pytest.raises(TargetError, match="has a fixed batch of 1") as caught:
         compile_bundle(tmp_path / "model.onnx", "tensorrt", None, None, tmp_path, build=build)
     assert "leave the profiles out" in caught.value.fix
 

@@ -113,7 +113,7 @@ def test_files_that_are_none_are_named_and_nothing_fails(run, tmp_path):
     append(open_place(tmp_path), bench_rows(1.0), {})
     (tmp_path / "cut.parquet").write_bytes(b"PAR1")
     done = run("history", tmp_path)
-    assert done.returncode == 0 and "left out: cut.parquet: not a whole Parquet file" in done.stdout
+    assert done.returncode == 0 and "cut.parquet: not a complete Parquet file" in done.stdout
     assert run("history", tmp_path / "nothing").returncode == 2
 
 
@@ -160,7 +160,7 @@ def test_from_python(tmp_path):
         record(tmp_path, Benchmark(bench_document(p50)))
     found = read_history(tmp_path, progress=False)
     assert found.document.results == 2 and found.slower == found.faster == ()
-    assert "2 results of 1 series" in str(found) and "2 decided results" in str(found)
+    assert "2 results in 1 series" in str(found) and "2 decided results" in str(found)
 
 
 @pytest.mark.parametrize(("module", "uri"), [("pyarrow.parquet", "h"), ("fsspec", "memory://h")])

@@ -125,7 +125,7 @@ def test_a_bundle_with_an_engine_for_tensorrt_is_judged_by_its_graph(run, small_
         (("--target", "openvino-cpu"), "VD2402", "expected: --target tensorrt"),
         (("--target", "abacus"), "VD2402", "expected: onnxruntime-cpu, openvino-cpu, openvino-gpu"),
         (("--target", "tensorrt", "--target-version", "9.3"), "VD2402", "expected: 10.3, 10.16, 11.4"),
-        (("--target-version", "11.4"), "", "--target-version goes with --target tensorrt."),
+        (("--target-version", "11.4"), "", "--target-version needs --target tensorrt."),
     ],
 )
 def test_targets_and_releases_that_are_not_known(run, graph, arguments, code, says):

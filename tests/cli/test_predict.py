@@ -34,7 +34,7 @@ def test_a_folder_is_answered_image_by_image_and_its_other_files_are_named(run, 
     names = [each["image"] for each in done.document["predictions"]]
     assert names == [f"my shots/{name}" for name in ("a.png", "b.bmp", "c.tiff", "d.gif", "deep/e.webp")]
     assert len({each["label"] for each in done.document["predictions"]}) == 1  # whatever the format
-    assert "my shots: ignored 1 .txt" in done.stderr
+    assert "my shots: skipped 1 .txt" in done.stderr
     assert done.document["errors"] == []
 
 

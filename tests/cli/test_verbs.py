@@ -289,7 +289,7 @@ def test_bisect_names_the_layer_that_was_broken_and_the_mend_works(
     done = here(*command, "--json")
     found = document(done)
     assert "error enters at blocks.1.mlp.fc1 weight" in done.stderr
-    assert "fix        quantize the float graph again, with the folds" in done.stderr
+    assert "fix        quantize the float graph again with this version" in done.stderr
     [then] = [line for line in done.stderr.splitlines() if line.startswith("next: vitdeploy ")]
     mended = document(here(*then.removeprefix("next: vitdeploy ").replace("DIR", "fixed").split(), "--json"))
     assert mended["target"] == target

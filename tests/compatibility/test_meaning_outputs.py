@@ -116,7 +116,7 @@ CASES = (
          sigmoid_written_out, note="a sigmoid"),
     Case("Sigmoid of one logit", "binary", AS_PROBABILITIES, lambda b, image: b.add("Sigmoid", logits(b, image, 1)),
          note="the probability of yes"),
-    Case("Sigmoid in percent", "tensors", AS_NUMBERS, percent("Sigmoid"), note="a sigmoid"),
+    Case("Sigmoid in percent", "tensors", AS_NUMBERS, percent("Sigmoid"), note="a scaled sigmoid"),
     Case("one logit", "tensors", AS_NUMBERS, lambda b, image: logits(b, image, 1), ("logits",), "one number per image"),
     Case("one number, without an axis", "tensors", AS_NUMBERS,
          lambda b, image: b.add("Squeeze", logits(b, image, 1), np.array([1])), ("age",), "one number per image"),
@@ -158,7 +158,7 @@ MODULES = (
     (Case("`100 * logits.softmax(-1)`", "classification", AS_SCORES, lambda m, x, f: 100 * m.head(f).softmax(-1),
           note="no second"), CLASSES),
     (Case("`logits.sigmoid() * 100`", "tensors", AS_NUMBERS, lambda m, x, f: m.head(f).sigmoid() * 100,
-          note="a sigmoid"), CLASSES),
+          note="a scaled sigmoid"), CLASSES),
     (Case("`(logits.sigmoid(),)`", "multi-label", AS_PROBABILITIES, lambda m, x, f: (m.head(f).sigmoid(),),
           note="a sigmoid"), CLASSES),
     (Case("`logit.sigmoid()[:, 0]`", "binary", AS_PROBABILITIES, lambda m, x, f: m.head(f).sigmoid()[:, 0],
@@ -273,7 +273,7 @@ def check_answer(case, predictor, answer):
 
 
 def check_notes(case, read):
-    told = [note for note in read.reference.notes if note.startswith(("outputs: ", "the outputs are"))]
+    told = [note for note in read.reference.notes if note.startswith(("outputs: ", "the outputs are", "the outputs fit"))]
     assert (read.task, [case.note in note for note in told]) == (case.task, [True] if case.note else [])
 
 

@@ -152,7 +152,7 @@ def assert_answers(graph, picture, logits, target=TARGETS):
 
 
 def told(spec, notes):
-    assumed = any("assumed" in note and "the rest" not in note for note in notes)
+    assumed = any(("assumed" in note or "assuming" in note) and "the rest" not in note for note in notes)
     return f"{spec.normalisation}{' is assumed' if assumed else ''}"
 
 

@@ -343,7 +343,7 @@ def test_a_graph_without_linears_runs_in_float(tmp_path, out, target):
 
 @pytest.mark.parametrize("precision", ["bf16", "fp16"])
 def test_onnxruntime_has_no_half_precision_on_the_cpu(graph, out, precision):
-    with pytest.raises(CapabilityError, match=f"{ORT} cannot run {precision}") as caught:
+    with pytest.raises(CapabilityError, match=f"{ORT} does not support {precision}") as caught:
         compile_engine(graph, out, target=ORT, precision=precision, batch=1, placed=0)
     assert caught.value.expected == "fp32, int8, mixed, int4"
     assert caught.value.exit_code == 4
@@ -428,7 +428,7 @@ def test_a_placement_cannot_be_calibrated_again(tmp_path, placements, digits):
 
 def test_calibrating_a_fixed_batch_needs_that_many_images(tmp_path, fixed_graph, digits):
     samples = split(digits, "none", calibration=2, evaluation=1, seed=0).calibration
-    with pytest.raises(GraphError, match="fixed batch 3") as caught:
+    with pytest.raises(GraphError, match="fixed batch size of 3") as caught:
         calibrate(fixed_graph, samples, tmp_path)
     assert caught.value.found == "2 calibration images"
 

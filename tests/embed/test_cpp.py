@@ -177,7 +177,7 @@ def test_the_command_writes_all_of_it(bundle, small_bundle, tmp_path, shared_sto
 
 
 def test_what_it_cannot_be_written_for_is_refused(bundle, small_bundle, tmp_path, monkeypatch):
-    with pytest.raises(TargetError, match="no engine that the C\\+\\+ program could run"):
+    with pytest.raises(TargetError, match="no engine that the C\\+\\+ program can run"):
         cpp.write(small_bundle, tmp_path)
     from vitdeploy.embed import source
 

@@ -109,4 +109,4 @@ def test_sizes_that_patches_do_not_divide_are_refused_with_the_nearest(tmp_path)
     assert find_reference_model(Source(model=f"hf:{folder}", image_size=(70, 98))).image_size == (70, 98)
     with pytest.raises(CheckpointError, match="the post-processing does not fit") as caught:
         find_reference_model(Source(model=f"hf:{folder}"), Overrides(postprocess=SegmentationSpec()))
-    assert (caught.value.expected, "of the task depth" in caught.value.fix) == ("values, resize, max_depth", True)
+    assert (caught.value.expected, "for the task depth" in caught.value.fix) == ("values, resize, max_depth", True)

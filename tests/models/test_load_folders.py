@@ -202,7 +202,7 @@ def test_a_folder_without_processor_says_what_it_assumes(tmp_path):
     model.save_pretrained(tmp_path)
     original = load_model(Source(model=f"hf:{tmp_path}"))
     assert original.preprocess.mean == (0.5, 0.5, 0.5)
-    assert any("preprocessor_config.json" in note and "assumed" in note for note in original.notes)
+    assert any("preprocessor_config.json" in note and "assum" in note for note in original.notes)
 
 
 def test_a_model_that_is_not_ours_is_transformers_own_with_its_preprocessing_and_labels(tmp_path):

@@ -36,7 +36,7 @@ def test_sensitivity_names_the_guilty_layer_and_writes_a_page(here, quantize, tm
     assert found["layers"][0]["cost"]["name"] == PLANTED
     assert f"  {PLANTED}" in done.stderr
     assert (tmp_path / "out" / "sensitivity.json").is_file()
-    assert f"{PLANTED} costs" in (tmp_path / "out" / "sensitivity.html").read_text(encoding="utf-8")
+    assert f"{PLANTED} causes" in (tmp_path / "out" / "sensitivity.html").read_text(encoding="utf-8")
     assert found["layers"][0]["cost"]["name"] in done.document["int8"]  # said, not overridden
 
 

@@ -133,4 +133,4 @@ def test_too_few_rows_are_refused_with_their_number(small):
     with pytest.raises(GraphError, match="too few calibration images to prune") as caught:
         measure_parts(file, few, reference_outputs, lambda *_: None)
     assert caught.value.found == "20 rows of activations"
-    assert caught.value.fix == "more images: data.calibration.images"
+    assert caught.value.fix == "use more images: data.calibration.images"

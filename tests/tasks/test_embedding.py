@@ -145,7 +145,7 @@ def test_verification_is_judged_at_the_originals_thresholds():
 def test_labels_that_say_nothing_of_neighbours_give_no_metric():
     vectors, labels = clustered()
     assert compare_embeddings(vectors, vectors, np.arange(len(labels))).metric is None
-    with pytest.raises(DataError, match="no other image"):
+    with pytest.raises(DataError, match="only one image"):
         compare_embeddings(vectors[:1], vectors[:1])
 
 

@@ -265,7 +265,7 @@ def test_a_graph_that_names_its_matte_is_recognised(sigmoid, resize, tmp_path):
     found = import_graph(exported(tmp_path / "m.onnx", "alpha", sigmoid=sigmoid, resize=resize))
     assert found.task == "foreground" and [each.name for each in found.model.graph.outputs] == ["foreground"]
     assert found.postprocess == ForegroundSpec("given" if sigmoid else "sigmoid")
-    assert any("are assumed to be" in note and "alpha:" in note for note in found.notes)
+    assert any("is assumed to be" in note and "alpha:" in note for note in found.notes)
 
 
 def test_a_graph_that_does_not_is_asked_about(tmp_path):

@@ -377,7 +377,7 @@ def test_outputs_that_say_what_they_are_need_no_recipe(tmp_path):
         "smile": ("binary", "sigmoid", 1),
         "embedding": ("embedding", "", 4),
     }
-    assert any("class_logits for classification, smile for binary" in note for note in model.reference.notes)
+    assert any("class_logits is classification, smile is binary" in note for note in model.reference.notes)
     Image.fromarray(np.random.default_rng(0).integers(0, 255, (SIDE, SIDE, 3), np.uint8)).save(tmp_path / "a.png")
     with vd.compile(vd.export(model, progress=False), "onnxruntime-cpu", progress=False).load() as predictor:
         answer = predictor.predict(tmp_path / "a.png")

@@ -79,7 +79,7 @@ def test_a_label_that_no_image_has_is_left_out_of_the_mean():
     truth[:, 3] = False
     found = multi_label_comparison(rows(ours, theirs, truth), max_difference=0.0)
     assert (found.value, found.labelled) == (pytest.approx(alone.value), 3)
-    with pytest.raises(DataError, match="no image"):
+    with pytest.raises(DataError, match="no evaluation image has a label"):
         multi_label_comparison(rows(ours, theirs, np.zeros_like(truth)), max_difference=0.0)
 
 

@@ -182,7 +182,7 @@ def test_texts_that_are_none_are_refused(floats, pictures):
             predictor.predict(pictures[0], texts=["one " * 50])
 
 
-@pytest.mark.filterwarnings("ignore:a text is cut")  # the server's log has it
+@pytest.mark.filterwarnings("ignore:text truncated")  # the server's log has it
 def test_the_server_compares_with_the_texts_of_a_request(floats, pictures):
     """As the predictor does; a text that is cut is told, and texts that are none are refused before the image runs."""
     pytest.importorskip("uvicorn", reason="pip install 'vitdeploy[serve]'")
@@ -285,7 +285,7 @@ def test_calibration_needs_texts(exported, words, pictures, tmp_path):
     with pytest.raises(MissingFileError, match="no text file at"):
         vd.quantize(exported, vd.images(flat, texts=tmp_path / "none.txt"), SHARED, num_samples=None, progress=False)
     (tmp_path / "empty.txt").write_text("\n \n")
-    with pytest.raises(DataError, match="has no text"):
+    with pytest.raises(DataError, match="contains no text"):
         vd.quantize(exported, vd.images(flat, texts=tmp_path / "empty.txt"), SHARED, num_samples=None, progress=False)
     images = vd.images(flat, texts=["one", "two", "one two " * 9])
     made = quantize(
@@ -326,7 +326,7 @@ def test_graphs_that_do_not_fit_are_refused_when_the_manifest_is_read(floats, tm
     assert caught.value.found.split("; ") == [
         "text_tower.text: nothing feeds this input",
         "text_tower.tokens: the graph has no such input",
-        "output image_features: there is no image_tower.embedding",
+        "output image_features: image_tower.embedding does not exist",
     ]
 
 

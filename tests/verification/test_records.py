@@ -57,5 +57,5 @@ def test_pieces_that_do_not_fit_together_are_refused():
         joined([one, one], [np.array([4]), np.array([4])])
     with pytest.raises(ValueError, match="images, but"):
         joined([one], [np.array([0, 1])])
-    with pytest.raises(ValueError, match="records of"):
+    with pytest.raises(ValueError, match="different tables"):
         joined([one, one.with_tables(more=table_of([[1.0]]))], [np.array([0]), np.array([1])])

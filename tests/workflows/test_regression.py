@@ -170,7 +170,7 @@ def test_what_is_gained_passes(tmp_path):
 
 def test_a_flagged_measurement_passes_nothing(tmp_path):
     document, gate = compared(tmp_path, a_report(), a_report(flags=["throttled"]), ComparisonLimits(None, 5.0))
-    assert gate.status == "undecided" and "flagged throttled" in gate.reasons[0]
+    assert gate.status == "undecided" and "flags (throttled)" in gate.reasons[0]
     assert document.engines[0].flags == ("throttled",)
 
 
@@ -181,7 +181,7 @@ def test_other_machines_and_other_images_decide_nothing(tmp_path):
     document, gate = compared(tmp_path, a_report(), other)
     assert gate.status == "undecided"
     assert any("max_drop needs images" in reason for reason in gate.reasons)
-    assert any("a CPU, 2, x86_64 against another CPU, 2, x86_64" in reason for reason in gate.reasons)
+    assert any("a CPU, 2, x86_64 and another CPU, 2, x86_64" in reason for reason in gate.reasons)
     assert any("different images" in remark for remark in document.remarks)
 
 
@@ -190,7 +190,7 @@ def test_two_boards_with_one_cpu_are_other_machines(tmp_path):
     for report, board in zip(sides, ("Orange Pi 5", "Radxa ROCK 5B"), strict=True):
         report["environment"]["board"] = board
     _, gate = compared(tmp_path, *sides)
-    assert any("Orange Pi 5, a CPU, 2, x86_64 against Radxa ROCK 5B, a CPU" in reason for reason in gate.reasons)
+    assert any("Orange Pi 5, a CPU, 2, x86_64 and Radxa ROCK 5B, a CPU" in reason for reason in gate.reasons)
 
 
 def test_what_was_not_measured_is_not_decided(tmp_path):

@@ -102,4 +102,4 @@ def test_a_graph_that_ranks_what_it_finds_is_not_compared(tmp_path):
     b = Builder()
     x = b.add("Reshape", b.input("x", ["batch", 3, 8, 8]), np.array([-1, 192]))
     graph = kept(b.model(b.add("TopK", x, np.array([5]), outputs=2)[0], rank=2), tmp_path / "graph")
-    assert "ranks what it finds (TopK)" in seeded_answers(graph / "model.onnx", ONNXRUNTIME).why
+    assert "ranks scores (TopK)" in seeded_answers(graph / "model.onnx", ONNXRUNTIME).why

@@ -84,7 +84,7 @@ def test_the_plan_says_what_is_unknown_and_does_not_count_it():
     )
     total = PlanTotal(5, 3, 1, 2, 1, Estimate(1.0, 2.0, 5.0), Estimate(4e6, 4e6, 4e6), 30.0, 90.0)
     text = str(SweepPlan(SweepPlanDocument(1, "", recipes, stages, total, {}), cost_per_hour=360.0))
-    assert "5 asked for, 3 distinct, 1 there, 2 to make: about 2 s (1 s to 5 s) and 4.0 MB; unknown for 1 more" in text
+    assert "5 in total, 3 distinct, 1 stored, 2 to run: about 2 s (1 s to 5 s) and 4.0 MB; unknown for 1 more" in text
     assert "at least 32 s, cost at least 3.20" in text and "2, 1 already finished, 1 to measure, about 30 s" in text
 
 

@@ -58,7 +58,7 @@ def test_every_variant_is_made_once_and_scored_on_calibration_images(tuned):
     distances = {each["name"]: each["distance"] for each in tuned.document["variants"]}
     assert distances["openvino-cpu-fp32"] < 1e-8 < distances["openvino-cpu-int8"]
     [said] = [each for each in tuned.document["verdict"]["remarks"] if each.startswith("INT4 weights on openvino-cpu")]
-    assert f"KL, nats {distances['openvino-cpu-int4']:.3g} for {distances['openvino-cpu-int8']:.3g}: " in said
+    assert f"KL, nats {distances['openvino-cpu-int4']:.3g} vs. {distances['openvino-cpu-int8']:.3g}: " in said
 
 
 def test_what_a_machine_or_a_budget_has_no_use_for_is_left_out_with_a_reason(tuned):
@@ -157,7 +157,7 @@ def unmet(tuned, command):
 
 def test_a_second_search_resumes_and_tells_that_times_are_old(unmet):
     assert [line for line in unmet.stderr.splitlines() if line.startswith("made ")] == []
-    assert "compare the latencies: chosen by times that were measured earlier on this device" in unmet.stderr
+    assert "compare the latencies: reused times measured earlier on this device" in unmet.stderr
 
 
 def test_a_budget_that_nothing_meets(unmet, tuned, home):

@@ -23,7 +23,7 @@ from vitdeploy.report import figures, text
 INK, MUTED, RULE, PAPER = "#1a1f26", "#58616d", "#dde1e6", "#ffffff"
 # Uniform in lightness, and readable with every kind of colour vision.
 COLOURS = "viridis"
-# The opacity of a patch's colour over the image, which is grey and of low contrast, so that it is not mistaken for
+# The alpha of a patch's colour over the image, which is grey and of low contrast, so that it is not mistaken for
 # attention.
 STRENGTH, CONTRAST = 0.72, 0.6
 SMALL = 168  # pixels of the longer side of a picture of one map

@@ -80,7 +80,7 @@ def test_a_graph_that_leaves_the_mask_out_is_not_the_same_function(tmp_path):
         check_graph(files[1], asked, spec)
     with (
         OnnxRuntimeRunner(files[1], name="deaf") as deaf,
-        pytest.raises(ExportError, match="do not depend on the input"),
+        pytest.raises(ExportError, match="do not depend on the per-image input"),
     ):
         ask(deaf, spec, None)
 

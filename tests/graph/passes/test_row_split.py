@@ -131,7 +131,7 @@ def without_tokens():
     ("make", "parts", "found"),
     [
         (vit, (14,), "14"),
-        (vit, (), "none"),
+        (vit, (), "no parts"),
         (vit, (15, -1), "15, -1"),
         (vit, (8, 8), "linears over 14 tokens"),
         (without_tokens, (8, 6), "no linear over tokens"),

@@ -41,7 +41,7 @@ def test_without_a_processor_the_size_is_the_backbones_and_the_rest_its_classs(l
     assert original.signature.image_size == original.preprocess.crop == (64, 64)
     assert original.preprocess.mean == (0.485, 0.456, 0.406)
     assert original.signature.postprocess == PostprocessSpec("sigmoid")
-    assert any("the defaults of RfDetrImageProcessor are assumed" in note for note in original.notes)
+    assert any("assuming the defaults of RfDetrImageProcessor" in note for note in original.notes)
 
 
 def test_a_size_that_windows_do_not_divide_is_answered_with_the_nearest_that_they_do(light):

@@ -196,7 +196,7 @@ def _same(ours: Outputs, theirs: Outputs, reading: OutputReading) -> bool:
 
 
 def heat_picture(anomaly_map: Array, limits: tuple[float, float]) -> tuple[Image.Image, Array]:
-    """Return a map of anomaly scores [height, width] in colours, and its opacity per pixel, 0..1: 0 up to the first
+    """Return a map of anomaly scores [height, width] in colours, and its alpha per pixel, 0..1: 0 up to the first
     limit, OPACITY from the second limit, 0 if not finite."""
     from PIL import Image
 
