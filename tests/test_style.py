@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.texts import Text, texts_of
+
 ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "vitdeploy"
 LONGEST = 60
@@ -43,6 +45,26 @@ def test_any_is_rare_where_types_are_ours(folders, most):
         if re.search(r"\bAny\b", line)
     ]
     assert len(found) <= most, "\n".join(found)
+
+
+def test_messages_are_in_plain_english():
+    """By the patterns of `tests.texts`, each with what to write instead. Comments are for reviewers."""
+    texts = [text for file in sorted(PACKAGE.rglob("*.py")) for text in texts_of(file)]
+    messages = [text for text in texts if text.kind == "message"]
+    assert len(messages) > 5000
+    wrong = [f"{text.file.relative_to(ROOT)}:{text.line}: {text.problems()}" for text in messages if text.problems()]
+    assert wrong == []
+    assert Text(PACKAGE, 1, "message", "x.png is no image").problems()
+
+
+# Names that say nothing of what they hold. Fewer each time; never more.
+VAGUE, MOST_VAGUE = ("told", "said", "asked", "given", "found", "each", "wanted"), 6151
+
+
+def test_vague_names_become_fewer():
+    trees = [ast.parse(file.read_text("utf-8")) for file in sorted(PACKAGE.rglob("*.py"))]
+    names = [node.id for tree in trees for node in ast.walk(tree) if isinstance(node, ast.Name)]
+    assert sum(name in VAGUE for name in names) <= MOST_VAGUE
 
 
 # A command with the name of a file or folder in it, which is not `quoted`.

@@ -273,8 +273,9 @@ def check_answer(case, predictor, answer):
 
 
 def check_notes(case, read):
-    told = [note for note in read.reference.notes if note.startswith(("outputs: ", "the outputs are", "the outputs fit"))]
-    assert (read.task, [case.note in note for note in told]) == (case.task, [True] if case.note else [])
+    begins = ("outputs: ", "the outputs are", "the outputs fit")
+    notes = [note for note in read.reference.notes if note.startswith(begins)]
+    assert (read.task, [case.note in note for note in notes]) == (case.task, [True] if case.note else [])
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.what)

@@ -196,7 +196,7 @@ def test_a_graph_whose_weights_are_gone_or_cut_is_refused(tmp_path, external_gra
     if kept is not None:
         data = external_graph.with_name("model.onnx.data").read_bytes()
         (tmp_path / "model.onnx.data").write_bytes(data[:kept])
-    with pytest.raises(MissingFileError if kept is None else UnsafeGraphError, match="external (data|file)") as caught:
+    with pytest.raises(MissingFileError if kept is None else UnsafeGraphError, match=r"external (data|file)") as caught:
         admit_graph(tmp_path / "model.onnx")
     assert "model.onnx.data" in caught.value.found
 
