@@ -93,7 +93,7 @@ def test_a_stopped_process_before_this_one_does_not_keep_a_free_machine():
         first.communicate()
         told = []
         with machine_lock(told.append):
-            assert "1 other waits before" in told[0]
+            assert "1 more command waits before" in told[0]
         stopped.send_signal(signal.SIGCONT)
 
 
