@@ -23,7 +23,7 @@ from vitdeploy.errors import CapabilityError, VitdeployError, WorkerError
 from vitdeploy.limits import Board, Doing, be_watched
 
 # Commands that finish at once, or have their own supervisor, such as systemd for the server.
-ALONE = ("serve", "lab completion")
+ALONE = (("serve",), ("lab", "completion"))
 PASSED_ON = (signal.SIGINT, signal.SIGTERM)
 # Seconds between two checks of the command, and seconds that it has to end after its time limit.
 LOOK, GRACE = 0.5, 3.0
@@ -45,7 +45,7 @@ def main() -> None:
 
 def _watchable(arguments: list[str]) -> bool:
     named = [word for word in arguments if not word.startswith("-")]
-    alone = any(" ".join(named).startswith(command) for command in ALONE)
+    alone = any(tuple(named[: len(words)]) == words for words in ALONE)
     return bool(named) and not alone and hasattr(signal, "sigtimedwait")
 
 
