@@ -30,7 +30,7 @@ def child(graph: Path, folder: Path, times: float, count: int) -> dict[str, Any]
     from vitdeploy.graph.half.half import scale_residual
     from vitdeploy.graph.io.files import get_metadata, load_graph, save_graph
     from vitdeploy.stages.place import PlaceConfig
-    from vitdeploy.stages.typed import _RangeImages, place_typed
+    from vitdeploy.stages.typed import RangeImages, place_typed
 
     found, _ = scan(folder, "none")
     samples = list(itertools.islice(itertools.cycle(found), count))
@@ -39,7 +39,7 @@ def child(graph: Path, folder: Path, times: float, count: int) -> dict[str, Any]
         large, out = Path(work) / "model.onnx", Path(work) / "placed"
         out.mkdir()
         model = load_graph(graph)
-        pixels = list(_RangeImages(evaluation, get_metadata(model, str(graph)).images).batches(model))
+        pixels = list(RangeImages(evaluation, get_metadata(model, str(graph)).images).batches(model))
         expected = answers(graph, pixels)
         scaled = scale_residual(model, -round(math.log2(times)))
         save_graph(model, large)

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from vitdeploy import __version__
-from vitdeploy.api.deploy import _table
+from vitdeploy.api.deploy import table_of
 from vitdeploy.document.report import Report
 from vitdeploy.spec import decode
 
@@ -37,7 +37,7 @@ def demo_block(bundle: Path) -> str:
     """What `make demo` ends with, and where it ran."""
     report = decode(Report, json.loads((bundle / "report.json").read_text(encoding="utf-8")))
     host = report.bench.host
-    lines = [line.rstrip() for line in _table(report).lines()]
+    lines = [line.rstrip() for line in table_of(report).lines()]
     where = f"{host['cores']} cores of {host['cpu']}, {report.data.evaluation_images} evaluation images"
     shown = "\n".join(f"    {line}" if line else "" for line in [*lines, "", report.verdict.sentence])
     return f"`make demo` ends with this table ({where}):\n\n{shown}"

@@ -316,3 +316,6 @@ def _subclasses(kind: type[VitdeployError]) -> Iterator[type[VitdeployError]]:
     yield kind
     for child in kind.__subclasses__():
         yield from _subclasses(child)
+
+
+__all__ = [kind.__name__ for kind in _subclasses(VitdeployError)]

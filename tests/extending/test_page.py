@@ -37,7 +37,12 @@ def blocks(title, *languages):
 
 
 def test_the_page_has_these_sections():
-    assert re.findall(r"^## (.*)", PAGE, re.MULTILINE) == [ERRANDS, *EXTENSIONS, "What another package cannot do yet"]
+    assert re.findall(r"^## (.*)", PAGE, re.MULTILINE) == [
+        ERRANDS,
+        *EXTENSIONS,
+        "What an extension imports",
+        "What another package cannot do yet",
+    ]
 
 
 def test_the_files_that_an_errand_changes_are_there():

@@ -25,7 +25,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, repr=False)
 class Model(Shown):
-    """A loaded model and the preprocessing of its images. `vitdeploy.model` makes one."""
+    """A loaded model with the preprocessing of its images: `reference`, and the user's `overrides` of it.
+    `vitdeploy.model` makes one."""
 
     reference: ReferenceModel
     overrides: Overrides
@@ -37,10 +38,12 @@ class Model(Shown):
 
     @property
     def name(self) -> str:
+        """The name of the model in every report."""
         return self.reference.name
 
     @property
     def task(self) -> Task:
+        """The name of its task, such as "classification"."""
         return self.reference.task
 
     @property
@@ -101,6 +104,7 @@ class Graph(Shown):
 
     @property
     def task(self) -> Task:
+        """The name of its task, such as "classification"."""
         return self.metadata.task
 
     @property
@@ -119,7 +123,7 @@ class Graph(Shown):
 
 @dataclass(frozen=True, repr=False)
 class Bundle(Shown):
-    """A folder with engines that `vitdeploy.load`, every command and every app can load."""
+    """A folder with engines that `vitdeploy.load`, every command and every app can load; `document` as for `Graph`."""
 
     folder: Path
     document: Mapping[str, Any] = field(default_factory=dict)

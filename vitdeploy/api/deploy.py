@@ -44,7 +44,7 @@ GUARDED = " (default guard: the budget sets neither max_drop nor min_agreement)"
 
 @dataclass(frozen=True, repr=False)
 class Deployment(Shown):
-    """A verified bundle; `document` is its report.json.
+    """A verified bundle in `folder`; `document` is its report.json.
 
     `status` is the result of the budget: "pass", "fail", or "undecided" if the images do not prove either; `reasons`
     has a sentence for each bound that is not met, and `budget` is the budget.
@@ -93,7 +93,7 @@ class Deployment(Shown):
 
 @dataclass(frozen=True)
 class PlannedStep:
-    """A step of a planned run, and whether a result of an earlier run is reused."""
+    """A step of a planned run by `name`; `reuse`: whether a result of an earlier run is taken."""
 
     name: str
     reuse: bool
@@ -287,7 +287,7 @@ def _deployment(home: Path, report: Report, outcomes: Sequence[Outcome], recipe:
     for outcome in outcomes:
         lines += [f"{outcome.job.size}:"] if several else []
         warnings = [f"warning: {text}" for text in outcome.report.warnings]
-        lines += [_table(outcome.report), "", *warnings, outcome.verdict.sentence, *outcome.verdict.remarks]
+        lines += [table_of(outcome.report), "", *warnings, outcome.verdict.sentence, *outcome.verdict.remarks]
         lines += [""] if several else []
     unmet = [outcome for outcome in outcomes if outcome.verdict.gate.status in ("fail", "undecided")]
     statuses = {outcome.verdict.gate.status for outcome in outcomes}
@@ -311,7 +311,7 @@ def _p99(row: Row) -> str:
     return next(bench.claim(each, 2) for each in bench.claims_of(row) if each.name == "p99")
 
 
-def _table(report: Report) -> Table:
+def table_of(report: Report) -> Table:
     assert report.bench is not None
     first = report.engines[0].verify
     columns = (
@@ -350,8 +350,8 @@ def _table(report: Report) -> Table:
 
 @dataclass(frozen=True, repr=False)
 class Tuned(Shown):
-    """The result of a search; `document` is its tune.json. `status` is "pass" if the best variant provably meets the
-    budget; `reasons` has a sentence for each bound that is not met, and `budget` is the budget."""
+    """The result of a search in `folder`; `document` is its tune.json. `status` is "pass" if the best variant provably
+    meets the budget; `reasons` has a sentence for each bound that is not met, and `budget` is the budget."""
 
     folder: Path
     document: TuneDocument

@@ -40,9 +40,10 @@ FASTEST = 1  # zlib level: the files are read only once or twice
 class Images:
     """Images for calibration and evaluation; `vitdeploy.images` makes one.
 
-    `path` is a folder (or an .npz of tokens) with labels of that `kind`; None for images in memory. Their `rows` are
-    pairs of an image and its class (an index, a name, or None), and `names` are the class names by index. `texts` and
-    `template` are for models that take texts, `inputs` for models that take more than an image.
+    `path` is a folder (or an .npz of tokens) with labels of that `kind`, in `annotations` if that is a file; None for
+    images in memory. Their `rows` are pairs of an image and its class (an index, a name, or None), and `names` are the
+    class names by index. `texts` and `template` are for models that take texts, `inputs` for models that take more than
+    an image.
     """
 
     path: Path | None

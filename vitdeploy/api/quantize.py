@@ -50,7 +50,8 @@ LISTED_LAYERS = 8
 class QuantizedGraph(artifacts.Graph):
     """A graph quantized for one target. `int8` names the layers in 8 bits, `dynamic` those whose activations the
     runtime quantizes, `int4` those with 4-bit weights, `float` those kept in float, with the reason; `warnings` concern
-    the calibration images and this machine."""
+    the `calibration_images`, a count, and this machine. `sensitivity`, `mixed` and `high_precision` are the evidence of
+    these options, None without them."""
 
     int8: tuple[str, ...] = ()
     float: Mapping[str, str] = field(default_factory=dict)

@@ -195,8 +195,8 @@ UNKNOWN = "unknown"
 
 @dataclass(frozen=True, repr=False)
 class SweepPlan(Shown):
-    """The recipes and stages of a planned sweep. `cost_per_hour`: for all machines together, in any currency; None:
-    unknown."""
+    """The recipes and stages of a planned sweep, in `document`. `cost_per_hour`: for all machines together, in any
+    currency; None: unknown."""
 
     document: SweepPlanDocument
     cost_per_hour: float | None = None

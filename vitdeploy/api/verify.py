@@ -35,7 +35,8 @@ from vitdeploy.workflows.subjects import emulation_offered, opened
 
 @dataclass(frozen=True, repr=False)
 class Verification(values.Shown):
-    """An artifact compared with its original on the same samples; `found` has all results and the gate."""
+    """An artifact compared with its original on the same samples; `found` has all results and the gate. `noun`: what a
+    sample is called."""
 
     found: report.VerifyDocument
     noun: str = "image"

@@ -38,7 +38,8 @@ BLOCK = 1 << 20
 
 @dataclass(frozen=True)
 class Packed:
-    """A packed bundle: its size in bytes, the SHA-256 of the whole file and of its manifest (hex), and its manifest."""
+    """A packed bundle: its size in `bytes`, the SHA-256 (hex) of the whole file, `sha256`, and of its manifest,
+    `manifest_sha256`; its manifest, and whether it is `signed`."""
 
     bytes: int
     sha256: str

@@ -355,7 +355,7 @@ def _write_page(page: Path, document: HistoryDocument) -> None:
 
 @dataclass(frozen=True, repr=False)
 class Reported(Shown):
-    """The outcome of sending results to each tracker."""
+    """The outcome of sending results: `sent` has one entry per tracker."""
 
     sent: tuple[Sent, ...]
 

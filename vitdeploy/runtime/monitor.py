@@ -47,8 +47,8 @@ class MonitorWarning(RuntimeWarning):
 class MonitorEvent:
     """A finding of a monitor: drift of "inputs" or "outputs", wrong golden answers ("canary"), or "non-finite" outputs.
 
-    `runs` is the engine's number of runs so far. `statistics`: for each statistic out of its limits, furthest first,
-    its mean over the window and its usual range; {} for other kinds.
+    `kind` is one of these, `message` a sentence. `runs` is the engine's number of runs so far. `statistics`: for each
+    statistic out of its limits, furthest first, its mean over the window and its usual range; {} for other kinds.
     """
 
     kind: Kind

@@ -88,12 +88,14 @@ class Predictor(Reloaded):
 
     @classmethod
     def of_bundle(cls, opened: OpenedBundle) -> Predictor:
+        """For `load`: the predictor of an opened bundle."""
         manifest = opened.files.manifest
         labels = opened.labels
         return cls(opened.runner, opened.preprocess, labels, manifest.task, manifest.postprocess, opened.why)
 
     @property
     def target(self) -> str:
+        """The name of its engine in the bundle."""
         return self.runner.name
 
     @property

@@ -13,7 +13,7 @@ from vitdeploy.runtime.runner import Reloaded
 
 
 class SequencePredictor(Reloaded):
-    """Decodes with the engines of one bundle. Use as a context manager, or call `close`."""
+    """Decodes with the engines of one bundle, `target`. Use as a context manager, or call `close`."""
 
     def __init__(self, runner: sequence.SequenceRunner, why: str = "") -> None:
         runner.load()

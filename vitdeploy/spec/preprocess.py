@@ -44,8 +44,8 @@ class PreprocessSpec:
     left; the padding has the grey level `fill`, or by default the levels closest to `mean`, which are about 0 for the
     model.
 
-    If the crop offset is half a pixel, it is rounded to even, as in torchvision and timm, or `down`, as in
-    transformers.
+    `interpolation` is the filter of the scaling. If the crop offset is half a pixel, `crop_rounding` rounds it to
+    "even", as in torchvision and timm, or "down", as in transformers.
     """
 
     resize: int | tuple[int, int]

@@ -44,7 +44,7 @@ UNDERFLOW = 0.01
 
 
 @dataclass(frozen=True)
-class _RangeImages:
+class RangeImages:
     """The images of a range pass: the samples, their preprocessing, and their further inputs."""
 
     samples: Sequence[folder.Sample]
@@ -88,7 +88,7 @@ def place_typed(
     eight, half = config.precision in EIGHT_BITS, half_of(config.precision)
     if eight:
         upgrade_opset(model, QDQ_OPSET)
-    images = _RangeImages(samples, metadata.images, inputs)
+    images = RangeImages(samples, metadata.images, inputs)
     plan = _prepare_types(model, half, images, () if eight else config.ignore, progress)
     placed: step.Facts = {"target": config.target, "int8": (), "float": {}}
     if eight:
@@ -128,7 +128,7 @@ def _place(
 
 
 def _prepare_types(
-    model: ir.Model, half: Half, images: _RangeImages, ignore: Sequence[str], progress: Progress
+    model: ir.Model, half: Half, images: RangeImages, ignore: Sequence[str], progress: Progress
 ) -> HalfPlan:
     """Prepare a float32 graph for its types, in place. Layers in `ignore` stay in float32."""
     lift_masks(model)
@@ -141,7 +141,7 @@ def _prepare_types(
     return replace(plan, float_fallback={**plan.float_fallback, **asked})
 
 
-def _write_types(model: ir.Model, half: Half, plan: HalfPlan, images: _RangeImages, progress: Progress) -> step.Facts:
+def _write_types(model: ir.Model, half: Half, plan: HalfPlan, images: RangeImages, progress: Progress) -> step.Facts:
     """Write the types into the graph in place, and evaluate the typed graph on all images. Returns the entry for
     placement.json."""
     type_graph(model, half, plan.float_fallback)
@@ -152,7 +152,7 @@ def _write_types(model: ir.Model, half: Half, plan: HalfPlan, images: _RangeImag
 
 
 def _extremes(
-    model: ir.Model, images: _RangeImages, text: str, progress: Progress, precision: str = "float32"
+    model: ir.Model, images: RangeImages, text: str, progress: Progress, precision: str = "float32"
 ) -> observers.Extremes:
     fixes = {} if precision == "float32" else {"fix": "keep this node's layer in float32 (--ignore), or use bf16"}
     counter = Counter(progress, text, len(images.samples))

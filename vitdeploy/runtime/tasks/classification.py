@@ -23,7 +23,8 @@ class ClassScore:
 
 @dataclass(frozen=True, repr=False)
 class Ranking:
-    """An answer that is a ranking, best first: of classes, or of texts."""
+    """An answer that is a ranking, `top`, best first: of classes, or of texts. `label`, `index` and `score` (0..1) are
+    those of the best one."""
 
     top: tuple[ClassScore, ...]
 

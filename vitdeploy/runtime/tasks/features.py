@@ -14,8 +14,8 @@ from vitdeploy.runtime.tasks.task import COSINE, DeviceTask, OutputReading, Outp
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Features:
-    """The answer for one image: float32 [width] of the whole image, and [n, width] of its patches if the model has
-    them."""
+    """The answer for one image: `vector`, float32 [width], of the whole image, and [n, width] of its `patches` if the
+    model has them."""
 
     vector: npt.NDArray[np.float32]
     patches: npt.NDArray[np.float32] | None = None

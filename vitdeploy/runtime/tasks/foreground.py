@@ -84,7 +84,7 @@ NEAR = 0.02
 @dataclass(frozen=True, eq=False, repr=False)
 class Foreground:
     """The answer for one image. matte: float32 [height, width] in 0..1 at the size of the image, the foreground share
-    of each pixel; NaN outside the model's input."""
+    of each pixel; NaN outside the model's input. threshold: of `mask`, 0..1."""
 
     matte: npt.NDArray[np.float32]
     threshold: float

@@ -44,8 +44,8 @@ MOST = 100.0
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Picture:
-    """The answer for one image of `size` (width, height): uint8 [height, width, channels], at the model's output
-    size."""
+    """The answer for one image of `size` (width, height): `pixels`, uint8 [height, width, channels], at the model's
+    output size."""
 
     size: tuple[int, int]
     pixels: npt.NDArray[np.uint8]

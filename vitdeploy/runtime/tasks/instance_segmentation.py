@@ -92,7 +92,8 @@ class Instance:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Instances:
-    """The answer for one image of `size` (width, height): its instances, best first. Masks may overlap."""
+    """The answer for one image of `size` (width, height): its instances, `objects`, best first. Masks may overlap.
+    `labels` are the class names of the objects."""
 
     size: tuple[int, int]
     objects: tuple[Instance, ...]

@@ -45,7 +45,7 @@ class Segment:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Panoptic:
-    """The answer for one image. map: int32 [height, width] of segment ids, 0 for no segment."""
+    """The answer for one image. map: int32 [height, width] of the ids of `segments`, 0 for no segment."""
 
     map: npt.NDArray[np.int32]
     segments: tuple[Segment, ...]

@@ -87,7 +87,7 @@ class PromptMasks:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class PromptedMasks:
-    """The answer for one image: one entry per prompt, in order."""
+    """The answer for one image: `prompts` has one entry per prompt, in order."""
 
     prompts: tuple[PromptMasks, ...]
 

@@ -26,7 +26,8 @@ Head = TypeVar("Head", bound=OutputSpec)
 class Result(Protocol):
     """The answer for one image: values for programs, lines for people."""
 
-    def to_dict(self) -> dict[str, Any]: ...
+    def to_dict(self) -> dict[str, Any]:
+        """Return the answer as values for JSON."""
 
 
 @dataclass(frozen=True)

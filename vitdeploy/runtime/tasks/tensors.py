@@ -31,7 +31,7 @@ EQUAL_SHARE = 0.9
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Tensors:
-    """The answer for one image: every output of the engine, without the batch axis, by name."""
+    """The answer for one image: `outputs` of the engine, without the batch axis, by name."""
 
     outputs: Mapping[str, runner.Array]
 
