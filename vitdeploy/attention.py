@@ -1,19 +1,16 @@
 """Attention weights for an image: run a graph with the weights as outputs on ONNX Runtime, and turn their rows into
 maps over patches."""
 
-import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
 
 from vitdeploy.graph.analysis.attention import AttentionViews
-from vitdeploy.graph.io.files import save_graph
+from vitdeploy.graph.io.files import runner_of
 from vitdeploy.graph.passes.tokens import mark, mark_mean
-from vitdeploy.runtime.ort import OnnxRuntimeRunner
 from vitdeploy.runtime.preprocess import Pixels, to_input
 from vitdeploy.runtime.runner import Array
 from vitdeploy.spec import PreprocessSpec
@@ -51,15 +48,12 @@ def run_instrumented(
         GraphError, EngineError: ONNX Runtime cannot run the graph.
     """
     names = (*(mark_mean(model, each) for each in views.blocks[:-1]), mark(model, views.last))
-    with tempfile.TemporaryDirectory(prefix="vitdeploy-") as folder:
-        file = Path(folder) / "marked.onnx"
-        save_graph(model, file)
-        with OnnxRuntimeRunner(file, name="the float graph", batch=1) as runner:
-            tensor = runner.inputs[0]
-            batch = tensor.shape[0] if isinstance(tensor.shape[0], int) else 1
-            for pixels in images:
-                outputs = runner.infer({tensor.name: to_input([pixels] * batch, preprocess, tensor)})
-                yield _watched(outputs, names, views, batch)
+    with runner_of(model, "the float graph", batch=1) as runner:
+        tensor = runner.inputs[0]
+        batch = tensor.shape[0] if isinstance(tensor.shape[0], int) else 1
+        for pixels in images:
+            outputs = runner.infer({tensor.name: to_input([pixels] * batch, preprocess, tensor)})
+            yield _watched(outputs, names, views, batch)
 
 
 def _watched(

@@ -230,6 +230,14 @@ def random_feeds(proto, batch, seed):
     return feeds
 
 
+def with_outputs(model, names):
+    """The graph as a ModelProto, with the named tensors as further outputs."""
+    proto = ir.to_proto(model)
+    own = {value.name for value in proto.graph.output}
+    proto.graph.output.extend(onnx.ValueInfoProto(name=name) for name in names if name not in own)
+    return proto
+
+
 def run(proto, feeds):
     """Float32 on ONNX Runtime."""
     session = onnxruntime.InferenceSession(proto.SerializeToString(), providers=["CPUExecutionProvider"])

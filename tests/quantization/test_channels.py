@@ -7,14 +7,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.graph.small_graphs import Builder, difference, random_feeds, run, run_in_double
+from tests.graph.small_graphs import Builder, difference, random_feeds, run, run_in_double, with_outputs
 from vitdeploy.graph.analysis.rows import find_linears
 from vitdeploy.graph.passes.folds import image_bounds
 from vitdeploy.quantization.folds import FoldRequest, GainThreshold, scale_channels
 from vitdeploy.quantization.observer import Observer
 from vitdeploy.quantization.placement import LayerPrecision, Placement
 from vitdeploy.quantization.prepare import prepare
-from vitdeploy.quantization.probe import with_outputs
 from vitdeploy.quantization.ranges import FIELDS, Statistics
 from vitdeploy.quantization.rounding import products_error, products_of, round_linear, weight_of
 
@@ -83,7 +82,7 @@ def observed(model, seed=3, batch=32):
     """Statistics of the input of every layer, on seeded random values."""
     axes = {str(linear.input.name): 1 if linear.kind == "conv" else -1 for linear in find_linears(model)}
     feeds = random_feeds(ir.to_proto(model), batch, seed)
-    proto = onnx.load_from_string(with_outputs(model, [name for name in axes if name not in feeds]))
+    proto = with_outputs(model, [name for name in axes if name not in feeds])
     outputs = dict(zip([value.name for value in proto.graph.output], run(proto, feeds), strict=True)) | feeds
     found = {}
     for name, axis in axes.items():

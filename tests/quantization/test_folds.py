@@ -7,7 +7,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.graph.small_graphs import FORMS, WIDTH, Builder, block, difference, random_feeds, run, run_in_double
+from tests.graph.small_graphs import (
+    FORMS,
+    WIDTH,
+    Builder,
+    block,
+    difference,
+    random_feeds,
+    run,
+    run_in_double,
+    with_outputs,
+)
 from vitdeploy.graph.analysis.attention import find_attentions
 from vitdeploy.graph.analysis.rows import find_linears
 from vitdeploy.graph.edit import Editor, drop_unused
@@ -22,7 +32,6 @@ from vitdeploy.quantization.folds import (
 from vitdeploy.quantization.observer import Observer
 from vitdeploy.quantization.placement import LayerPrecision, Placement
 from vitdeploy.quantization.prepare import FOLDS, prepare
-from vitdeploy.quantization.probe import with_outputs
 from vitdeploy.quantization.ranges import (
     FIELDS,
     Statistics,
@@ -53,7 +62,7 @@ def observed(model):
     outputs_of = score_tensors(model)
     names = sorted({str(linear.input.name) for linear in find_linears(model)} | set(outputs_of))
     feeds = random_feeds(ir.to_proto(model), BATCH, 3)
-    proto = onnx.load_from_string(with_outputs(model, [name for name in names if name not in feeds]))
+    proto = with_outputs(model, [name for name in names if name not in feeds])
     outputs = dict(zip([value.name for value in proto.graph.output], run(proto, feeds), strict=True)) | feeds
     found = {}
     for name in names:
@@ -147,7 +156,7 @@ def test_balanced_scores_lose_less_in_int8(wide):
 def rounded_scores(model):
     """The squared error of Q K^T with both rounded to int8 by one scale each, on seeded random rows."""
     feeds, (found,) = random_feeds(ir.to_proto(model), 16, 7), find_scores(Editor(model), find_attentions(model))
-    proto = onnx.load_from_string(with_outputs(model, [found.attention.query.name, found.attention.key.name]))
+    proto = with_outputs(model, [found.attention.query.name, found.attention.key.name])
     *_, query, key = run(proto, feeds)
     rounded = [np.rint(x / (step := np.abs(x).max() / 127)) * step for x in (query, key)]
     exact = query.astype(np.float64) @ key

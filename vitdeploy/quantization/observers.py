@@ -16,7 +16,7 @@ from vitdeploy.errors import DataError
 from vitdeploy.graph.analysis.rows import is_layout
 from vitdeploy.graph.edit import Names
 from vitdeploy.graph.half.half import HALVES
-from vitdeploy.graph.io.files import weights_folder
+from vitdeploy.graph.io.files import runner_of
 from vitdeploy.graph.shapes.infer import Inference
 from vitdeploy.quantization import prepare, ranges
 from vitdeploy.quantization.observer import (
@@ -30,7 +30,6 @@ from vitdeploy.quantization.observer import (
     spread_of,
 )
 from vitdeploy.quantization.probe import Feeds, ImageProbe, Probe, find_nonfinite
-from vitdeploy.runtime.ort import OnnxRuntimeRunner
 from vitdeploy.spec import PreprocessSpec
 
 # --- One streaming pass over the calibration images, or other inputs, on the ONNX graph itself ------------------------
@@ -349,9 +348,7 @@ class Extremes(ImageProbe):
         self.precision, self.fix, self.images = precision, fix, 0
         probe, self._measured, self._rounded = with_extremes(model)
         self._largest, self._lost = np.zeros(len(self._measured)), np.zeros(len(self._rounded))
-        data = ir.to_proto(probe).SerializeToString()
-        runner = OnnxRuntimeRunner(data, name="range pass", weights=weights_folder(model), as_written=True)
-        super().__init__(model, preprocess, runner)
+        super().__init__(model, preprocess, runner_of(probe, "range pass", as_written=True))
 
     def update(self, pixels: npt.NDArray[np.uint8], further: Feeds | None = None) -> None:
         """Run one batch, uint8 [n, height, width, channels], with the further inputs of its images, [n, ...] by name.

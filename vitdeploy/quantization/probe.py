@@ -1,21 +1,19 @@
 """Run a float graph whose observed tensors are additional outputs on calibration images."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
-import onnx
 import onnx_ir as ir
 
 from vitdeploy.errors import DataError
 from vitdeploy.graph.analysis.rows import find_linears
-from vitdeploy.graph.io.files import weights_folder
+from vitdeploy.graph.io.files import runner_of
 from vitdeploy.graph.values import array_of, weight_bytes
 from vitdeploy.quantization import observer, ranges
-from vitdeploy.runtime.ort import OnnxRuntimeRunner
 from vitdeploy.runtime.preprocess import normalise
 from vitdeploy.runtime.runner import Runner
 from vitdeploy.spec import PreprocessSpec
@@ -64,8 +62,7 @@ class Probe(ImageProbe):
         self, model: ir.Model, preprocess: PreprocessSpec | None, *, threads: int = 0, at_once: int = 1
     ) -> None:
         self.at_once, self.observed = at_once, observed_tensors(model)
-        data, weights = with_outputs(model, sorted(self.observed)), weights_folder(model)
-        runner = OnnxRuntimeRunner(data, name="calibration", weights=weights, threads=threads, streams=at_once)
+        runner = runner_of(model, "calibration", sorted(self.observed), threads=threads, streams=at_once)
         super().__init__(model, preprocess, runner)
 
     def not_finite(self, name: str, feeds: Feeds, shown: str, noun: str = "images") -> DataError:
@@ -102,14 +99,6 @@ def observed_tensors(model: ir.Model) -> dict[str, Observed]:
     return tensors
 
 
-def with_outputs(model: ir.Model, names: Sequence[str]) -> bytes:
-    """The serialized graph with the named tensors as additional outputs. External data stay where they are."""
-    proto = ir.to_proto(model)
-    own = {value.name for value in proto.graph.output}
-    proto.graph.output.extend(onnx.ValueInfoProto(name=name) for name in names if name not in own)
-    return bytes(proto.SerializeToString())
-
-
 # --- The origin of a non-finite value: the first node, in graph order, that computes one from finite inputs -----------
 
 
@@ -129,14 +118,10 @@ def find_nonfinite(model: ir.Model, tensor: str, feeds: Mapping[str, npt.NDArray
     if broken is not None:
         return f"NaN in the weights {broken}"
     known |= {name: _kinds(array) for name, array in feeds.items()}
-    proto = ir.to_proto(model)
     for start in range(0, len(nodes), WINDOW):
         window = nodes[start : start + WINDOW]
-        del proto.graph.output[:]
         names = [str(value.name) for node in window for value in node.outputs if value.name]
-        proto.graph.output.extend(onnx.ValueInfoProto(name=name) for name in names)
-        data = proto.SerializeToString()
-        with OnnxRuntimeRunner(data, name="calibration", weights=weights_folder(model)) as runner:
+        with runner_of(model, "calibration", names) as runner:
             known |= {name: _kinds(array) for name, array in runner.infer(dict(feeds)).items()}
         for node in window:
             given = set().union(*(known.get(str(value.name), set()) for value in node.inputs if value is not None))

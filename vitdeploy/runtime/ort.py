@@ -43,7 +43,7 @@ def open_session(
     batch: int | None = None,
     threads: int = 0,
     profile: Path | None = None,
-    weights: Path | None = None,
+    weights: Mapping[str, runner.Array] | None = None,
     as_written: bool = False,
     plain: bool = False,
     spinning: bool = True,
@@ -52,7 +52,8 @@ def open_session(
 
     A dynamic axis named "batch" is pinned to `batch` before the graph is optimised, so that shapes are static.
     `threads` is the number of intra-operator threads (0: `default_threads`, else the runtime's choice). `profile` is
-    the prefix of a profile file. `weights` is the folder of the external data of a graph passed as bytes. `as_written`
+    the prefix of a profile file. `weights` are the external tensors of a graph passed as bytes, by
+    name; the session uses the arrays in place, so the caller keeps them. `as_written`
     is for graphs that are evaluated, not served: products between Q/DQ are computed in float, because INT8 kernels of
     some CPUs are not exact, and nodes in graph order, which frees tensors early. `plain` disables all optimisation, so
     every node is computed separately. `spinning` as for `runtime.engine.make_runner`.
@@ -70,8 +71,10 @@ def open_session(
     if profile is not None:
         options.enable_profiling = True
         options.profile_file_prefix = os.fspath(profile)
-    if weights is not None:
-        options.add_session_config_entry("session.model_external_initializers_file_folder_path", os.fspath(weights))
+    weights = weights or {}
+    if weights:
+        values = [runtime.OrtValue.ortvalue_from_numpy(array) for array in weights.values()]
+        options.add_external_initializers(list(weights), values)
     if as_written:
         options.add_session_config_entry("session.disable_quant_qdq", "1")
         options.execution_order = runtime.ExecutionOrder.PRIORITY_BASED
@@ -81,6 +84,7 @@ def open_session(
         options.graph_optimization_level = runtime.GraphOptimizationLevel.ORT_DISABLE_ALL
     model, shown = (graph, "the graph") if isinstance(graph, bytes) else (os.fspath(graph), os.fspath(graph))
     size = len(graph) if isinstance(graph, bytes) else size_of(Path(graph), Path(f"{shown}.data"))
+    size += sum(array.nbytes for array in weights.values())
     try:
         with bounded(f"open {Path(shown).name}", size):  # loading folds constants
             session = runtime.InferenceSession(model, options, providers=[CPU_PROVIDER])
@@ -111,7 +115,7 @@ class OnnxRuntimeRunner(runner.Runner):
         name: str,
         batch: int | None = None,
         threads: int = 0,
-        weights: Path | None = None,
+        weights: Mapping[str, runner.Array] | None = None,
         as_written: bool = False,
         plain: bool = False,
         streams: int = 1,

@@ -22,10 +22,9 @@ from scipy.stats import norm
 
 from vitdeploy.compilation.engine import compile_engine
 from vitdeploy.graph.analysis.rows import count_int8
-from vitdeploy.graph.io.files import save_graph
+from vitdeploy.graph.io.files import runner_of, save_graph
 from vitdeploy.progress import Progress
 from vitdeploy.runtime.engine import make_runner
-from vitdeploy.runtime.ort import OnnxRuntimeRunner
 from vitdeploy.runtime.preprocess import normalise
 from vitdeploy.runtime.runner import Array, Runner
 from vitdeploy.spec import Budget, EngineSpec, FloatRest, Precision, PreprocessSpec, Task
@@ -140,11 +139,8 @@ class ReferenceOutputs:
 
     def of_float(self, model: ir.Model) -> dict[str, Array]:
         """The answers of another float graph, on ONNX Runtime."""
-        with tempfile.TemporaryDirectory(prefix="vitdeploy-") as folder:
-            file = Path(folder) / "model.onnx"
-            save_graph(model, file)
-            with OnnxRuntimeRunner(file, name="the changed graph", batch=self.batch) as runner:
-                return self.ask(runner)
+        with runner_of(model, "the changed graph", batch=self.batch) as runner:
+            return self.ask(runner)
 
     def reached(self, answers: Mapping[str, Array]) -> Reached:
         """The mean distance and expected loss of answers to all images."""

@@ -17,12 +17,11 @@ from vitdeploy.data.decoding import batches
 from vitdeploy.data.folder import Sample
 from vitdeploy.document.sweep import MergingTrial
 from vitdeploy.errors import CapabilityError, DataError, GraphError
-from vitdeploy.graph.io.files import fixed_batch, get_metadata, graph_spec, load_graph, save_graph, weights_folder
+from vitdeploy.graph.io.files import fixed_batch, get_metadata, graph_spec, load_graph, runner_of, save_graph
 from vitdeploy.progress import Counter, Progress, silent
 from vitdeploy.quantization.observer import Observer
-from vitdeploy.quantization.probe import ImageProbe, with_outputs
+from vitdeploy.quantization.probe import ImageProbe
 from vitdeploy.quantization.ranges import Statistics
-from vitdeploy.runtime.ort import OnnxRuntimeRunner
 from vitdeploy.runtime.tasks.registry import flow_of
 from vitdeploy.search import costs, pruning, rows
 from vitdeploy.spec import EngineSpec, PreprocessSpec, Task
@@ -197,8 +196,7 @@ def input_moments(graph: Path, samples: Sequence[Sample], progress: Progress = s
     tensors = {name: str(part.reader.input.name) for name, (part, _) in readers.items()}
     observers = {tensor: Observer(-1) for tensor in tensors.values()}
     count = Counter(progress, "collect statistics for pruning", used)
-    data, weights = with_outputs(model, sorted(observers)), weights_folder(model)
-    with ImageProbe(model, metadata.images, OnnxRuntimeRunner(data, name="moments", weights=weights)) as probe:
+    with ImageProbe(model, metadata.images, runner_of(model, "moments", sorted(observers))) as probe:
         for number, pixels in enumerate(batches(shown[:used], metadata.images, size)):
             outputs = probe.run(probe.feeds(pixels))
             for tensor, observer in observers.items():

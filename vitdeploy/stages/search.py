@@ -22,13 +22,12 @@ from vitdeploy.data.decoding import batches
 from vitdeploy.data.folder import Sample
 from vitdeploy.errors import GraphError
 from vitdeploy.graph.analysis import rows, work
-from vitdeploy.graph.io.files import fixed_batch, get_metadata, graph_spec, load_graph
+from vitdeploy.graph.io.files import fixed_batch, get_metadata, graph_spec, load_graph, runner_of
 from vitdeploy.progress import Progress, silent
 from vitdeploy.quantization.placement import QUANTIZE, HigherForm, shape
 from vitdeploy.quantization.ranges import Statistics, load_statistics
 from vitdeploy.runtime.engine import make_runner
 from vitdeploy.runtime.host import describe_host
-from vitdeploy.runtime.ort import OnnxRuntimeRunner
 from vitdeploy.runtime.tasks.registry import flow_of
 from vitdeploy.search import costs, frame
 from vitdeploy.search.precision import (
@@ -89,7 +88,7 @@ def float_reference_outputs(graph: Path, samples: Sequence[Sample]) -> frame.Ref
     metadata = get_metadata(model, str(graph))
     batch = fixed_batch(graph_spec(model, step.MODEL_FILE)) or BATCH
     pixels = np.concatenate(list(batches(samples, metadata.images, BATCH)))
-    with OnnxRuntimeRunner(graph, name="the float graph", batch=batch) as runner:
+    with runner_of(model, "the float graph", batch=batch) as runner:
         return frame.ReferenceOutputs(runner, pixels, metadata.images, metadata.task, batch=batch)
 
 

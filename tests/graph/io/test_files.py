@@ -19,10 +19,10 @@ from vitdeploy.graph.io.files import (
     get_metadata,
     graph_spec,
     load_graph,
+    runner_of,
     save_graph,
     serialised,
     set_metadata,
-    weights_folder,
 )
 from vitdeploy.graph.values import weight_bytes
 from vitdeploy.runtime.ort import OnnxRuntimeRunner
@@ -133,6 +133,30 @@ def logits(graph, **options):
         return runner.infer({"image": images})["logits"]
 
 
+def shared(model, outputs=(), name="logits"):
+    images = np.random.default_rng(0).integers(0, 256, (2, 32, 32, 1), dtype=np.uint8)
+    with runner_of(model, "graph", outputs) as runner:
+        return runner.infer({"image": images})[name]
+
+
+def test_a_graph_that_shares_its_weights_with_the_session_is_the_same_function(file):
+    model = load_graph(file)
+    before = ir.to_proto(model).SerializeToString()
+    np.testing.assert_array_equal(shared(model), logits(file))
+    assert ir.to_proto(model).SerializeToString() == before
+    runner = runner_of(model, "graph")
+    weights = {str(name): value.const_value.numpy() for name, value in model.graph.initializers.items()}
+    assert runner.weights.keys() == {name for name, array in weights.items() if array.nbytes >= 1024}
+    assert all(np.shares_memory(array, weights[name]) for name, array in runner.weights.items())
+    assert len(runner.graph) < 0.2 * file.stat().st_size
+
+
+def test_a_session_that_shares_weights_returns_inner_tensors_too(file):
+    model = load_graph(file)
+    inner = next(str(node.outputs[0].name) for node in model.graph if node.op_type == "Softmax")
+    assert (shared(model, [inner], inner).sum(-1) - 1 < 1e-5).all()
+
+
 def test_weights_above_the_limit_lie_beside_the_graph(external_graph, file, model):
     assert {path.name for path in external_graph.parent.iterdir()} == {"model.onnx", "model.onnx.data"}
     data = external_graph.with_name("model.onnx.data").stat().st_size
@@ -150,13 +174,13 @@ def test_weights_beside_the_graph_are_not_read_before_they_are_used(external_gra
     outside = [tensor for tensor in outside if isinstance(tensor, ir.ExternalTensor)]
     assert sum(tensor.nbytes for tensor in outside) > 0.9 * weight_bytes(loaded)
     assert all(tensor.raw is None for tensor in outside)
-    assert weights_folder(loaded) == external_graph.parent
+    np.testing.assert_array_equal(shared(loaded), logits(external_graph))
 
 
 def test_writing_weights_beside_the_graph_leaves_the_model_in_memory_as_it_was(tmp_path, model, monkeypatch):
     monkeypatch.setattr(files, "MAX_WEIGHT_BYTES", 50_000)
     save_graph(model, tmp_path / "model.onnx")
-    assert weights_folder(model) is None
+    assert not any(isinstance(each.const_value, ir.ExternalTensor) for each in model.graph.initializers.values())
 
 
 def test_both_files_have_the_same_bytes_every_time(tmp_path, external_graph, monkeypatch):
@@ -179,8 +203,11 @@ def test_the_bytes_of_a_graph_hold_its_weights_wherever_they_lay(external_graph,
     np.testing.assert_array_equal(logits(content), logits(file))
 
 
-def test_bytes_without_their_weights_run_where_the_folder_is_named(external_graph, file):
-    np.testing.assert_array_equal(logits(external_graph.read_bytes(), weights=external_graph.parent), logits(file))
+def test_weights_that_no_node_reads_are_not_shared(file):
+    model = load_graph(file)
+    unused = ir.tensor(np.ones(1000, np.float32), name="unused")
+    model.graph.register_initializer(ir.Value(name="unused", const_value=unused))
+    np.testing.assert_array_equal(shared(model), logits(file))
 
 
 def test_a_graph_that_is_too_large_has_no_bytes(model, monkeypatch):

@@ -1,7 +1,6 @@
 """A rotated residual stream: the same function, every norm on the stream without scale and shift, others left alone."""
 
 import numpy as np
-import onnx
 import onnx_ir as ir
 import pytest
 from hypothesis import given, settings
@@ -20,11 +19,11 @@ from tests.graph.small_graphs import (
     random_feeds,
     run_in_double,
     weights,
+    with_outputs,
 )
 from vitdeploy.graph.passes import folds as rotation
 from vitdeploy.graph.passes.folds import orthogonal, rotate_residual
 from vitdeploy.graph.passes.optimize import OptimizeOptions, optimize
-from vitdeploy.quantization.probe import with_outputs
 
 PATCHES, BLOCKS = 4, 2
 NORMS = 2 * BLOCKS + 1
@@ -154,7 +153,7 @@ def test_the_stream_is_rotated_and_nothing_between_the_blocks_linears_is():
     names = ["embedded", "blocks.0.attn/Softmax", "blocks.1.mlp.fc1/Add"]
     feeds = random_feeds(ir.to_proto(plain), 2, 1)
     before, after = (
-        run_in_double(onnx.load_from_string(with_outputs(each, names)), feeds)[1:] for each in (plain, model)
+        run_in_double(with_outputs(each, names), feeds)[1:] for each in (plain, model)
     )
     np.testing.assert_allclose(after[0], before[0] @ orthogonal(WIDTH, 5), atol=1e-5)
     assert np.abs(after[0] - before[0]).max() > 0.1

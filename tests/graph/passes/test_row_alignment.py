@@ -17,6 +17,7 @@ from tests.graph.small_graphs import (
     random_feeds,
     run,
     run_in_double,
+    with_outputs,
 )
 from vitdeploy.errors import GraphError
 from vitdeploy.graph.analysis.attention import find_attentions
@@ -25,7 +26,6 @@ from vitdeploy.graph.passes.optimize import OptimizeOptions, optimize
 from vitdeploy.graph.passes.rows import align_rows
 from vitdeploy.graph.passes.tokens import class_token_only, merge_tokens
 from vitdeploy.graph.values import dim
-from vitdeploy.quantization.probe import with_outputs
 
 
 def two_tokens(b, x):
@@ -111,7 +111,7 @@ def test_further_rows_hold_nothing_that_tokens_do_not(form):
     names = [f"blocks.{block}.{name}" for block in range(4) for name in ("mlp.fc1/Add", "mlp.fc2/Add", "attn.proj/Add")]
     feeds = random_feeds(ir.to_proto(plain), 2, 5)
     align_rows(model, 18)
-    before, after = ([*run(onnx.load_from_string(with_outputs(each, names)), feeds)][1:] for each in (plain, model))
+    before, after = ([*run(with_outputs(each, names), feeds)][1:] for each in (plain, model))
     for tokens, rows in zip(before, after, strict=True):
         np.testing.assert_allclose(rows[:, :14], tokens, atol=1e-5)
         np.testing.assert_allclose(rows[:, 14:], tokens[:, 12:8:-1], atol=1e-5)

@@ -21,12 +21,12 @@ from tests.graph.small_graphs import (
     random_feeds,
     run,
     weights,
+    with_outputs,
 )
 from vitdeploy.errors import GraphError
 from vitdeploy.graph.analysis.attention import merge_points
 from vitdeploy.graph.passes.optimize import OptimizeOptions, optimize
 from vitdeploy.graph.passes.tokens import class_token_only, merge_tokens
-from vitdeploy.quantization.probe import with_outputs
 
 PATCHES, BLOCKS = 13, 4
 
@@ -229,7 +229,7 @@ def test_sizes_sum_to_the_number_of_tokens_and_the_class_token_stays_alone(sched
     logarithms = list(dict.fromkeys(node.input[1] for node in proto.graph.node if node.name.endswith("attn.sizes/Add")))
     assert len(logarithms) == len(schedule)
     images = random_feeds(proto, 2, 4)["x"]
-    _, *found = run(onnx.load_from_string(with_outputs(model, logarithms)), {"x": images})
+    _, *found = run(with_outputs(model, logarithms), {"x": images})
     for each, remaining in zip(found, schedule.values(), strict=True):
         sizes = np.exp(each)
         assert sizes.shape == (2, 1, 1, remaining)

@@ -5,8 +5,10 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import onnx
 import onnx_ir as ir
 
@@ -28,6 +30,7 @@ from vitdeploy.graph.io.inputs import (
 from vitdeploy.graph.io.outputs import task_of
 from vitdeploy.paths import is_file
 from vitdeploy.runtime.flows import PARTS
+from vitdeploy.runtime.ort import OnnxRuntimeRunner
 from vitdeploy.runtime.tasks.depth import INVERSE_ASSUMED
 from vitdeploy.runtime.tasks.detection import PostprocessSpec
 from vitdeploy.runtime.tasks.instance_segmentation import PAIRS_ASSUMED, QUERIES_ASSUMED, InstanceSpec
@@ -54,6 +57,8 @@ from vitdeploy.spec import (
 # protobuf allows 2 GiB - 1 for the whole file; the rest is reserved for nodes and names.
 MAX_WEIGHT_BYTES = 2**31 - 2**26
 METADATA_KEY = "vitdeploy"
+# Weights that sessions in this process share with the model: all but small ones, in types that NumPy has.
+LARGE_BYTES, SHARED = 1024, (np.float32, np.float16, np.int8, np.uint8, np.int64)
 BATCH = "batch"
 
 
@@ -99,13 +104,28 @@ def load_graph(path: Path, *, shapes: bool = True) -> ir.Model:
         proto = onnx.load(path, load_external_data=False)
         if not shapes:
             drop_shapes(proto)
-        model = ir.from_proto(proto)
+        arrays = {tensor.name: _array(tensor) for tensor in proto.graph.initializer if tensor.HasField("raw_data")}
+        bare = onnx.ModelProto()
+        bare.CopyFrom(proto)  # the memory of `proto` is freed as a whole
+        del proto
+        model = ir.from_proto(bare)
     except OSError:
         raise no_file(path) from None
     except Exception as error:  # protobuf and onnx_ir have no common base
         raise invalid(path.name, str(error)) from None
+    for name, array in arrays.items():
+        value = model.graph.initializers[name]
+        assert value.const_value is not None
+        value.const_value = ir.Tensor(array, value.const_value.dtype, shape=value.const_value.shape, name=name)
     ir.external_data.set_base_dir(model.graph, path.parent)
     return model
+
+
+def _array(tensor: onnx.TensorProto) -> npt.NDArray[Any]:
+    """The values of a tensor of a file, which are removed from it: the model holds its weights once, as arrays."""
+    array: npt.NDArray[Any] = ir.serde.TensorProtoTensor(tensor).numpy()
+    tensor.ClearField("raw_data")
+    return array
 
 
 def save_graph(model: ir.Model, path: Path) -> None:
@@ -148,10 +168,33 @@ def serialised(model: ir.Model) -> bytes:
     return data
 
 
-def weights_folder(model: ir.Model) -> Path | None:
-    """The folder of the external weights; None if all weights are in the graph file."""
-    tensors = (value.const_value for value in model.graph.initializers.values())
-    return next((Path(tensor.base_dir) for tensor in tensors if isinstance(tensor, ir.ExternalTensor)), None)
+def runner_of(model: ir.Model, name: str, outputs: Sequence[str] = (), **options: Any) -> OnnxRuntimeRunner:
+    """A runner of a graph in memory, which uses the arrays of its weights where they are.
+
+    Args:
+        outputs: tensors to return in addition.
+        options: those of `OnnxRuntimeRunner`.
+    """
+    copy, weights = model.clone(), dict[str, npt.NDArray[Any]]()
+    for key, value in list(copy.graph.initializers.items()):
+        if not (value.uses() or value.is_graph_output()):  # ONNX Runtime would not find it again
+            del copy.graph.initializers[key]
+            continue
+        tensor = value.const_value
+        if tensor is None or (tensor.nbytes < LARGE_BYTES and not isinstance(tensor, ir.ExternalTensor)):
+            continue
+        array = tensor.numpy()
+        if array.dtype in SHARED:
+            weights[key] = np.ascontiguousarray(array)
+            value.const_value = ir.ExternalTensor(
+                key, 0, tensor.nbytes, tensor.dtype, shape=ir.Shape(array.shape), name=key
+            )
+        else:
+            value.const_value = ir.Tensor(array, tensor.dtype, name=key)
+    proto = ir.to_proto(copy)
+    own = {value.name for value in proto.graph.output}
+    proto.graph.output.extend(onnx.ValueInfoProto(name=name) for name in outputs if name not in own)
+    return OnnxRuntimeRunner(proto.SerializeToString(), name=name, weights=weights, **options)
 
 
 def _lower_ir_version(model: ir.Model) -> None:
