@@ -11,12 +11,13 @@ import mmap
 import os
 import re
 import struct
+import sys
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import IO
 
-from vitdeploy.errors import InputError, LimitError
+from vitdeploy.errors import CapabilityError, InputError, LimitError
 
 # Limits for reading and rewriting a small file, and the addition per gigabyte: far more than needed.
 SECONDS, SECONDS_A_GB = 300.0, 300.0
@@ -98,12 +99,19 @@ class _Watched:
 
 
 _watched: _Watched | None = None
+_unlimited = False
 
 
 def be_watched(board: Board) -> None:
     """Report the activity of this process to its parent by `board` from now on."""
     global _watched
     _watched = _Watched(board, os.getpid(), Doing())
+
+
+def run_unlimited() -> None:
+    """Warn at the first foreign file, as this system cannot watch this process."""
+    global _unlimited
+    _unlimited = True
 
 
 def phase(what: str) -> None:
@@ -124,8 +132,11 @@ def bounded(what: str, size: int = 0) -> Iterator[None]:
     Raises:
         LimitError: the memory limit is exceeded. At the time limit, the parent ends this process and reports it.
         InputError: as in `setting`.
+        CapabilityError: the user set a limit, and this system cannot keep it.
     """
     watched = _mine()
+    if _unlimited:
+        _warn_of_no_limit(what)
     if watched is None or watched.doing.number:
         yield
         return
@@ -143,6 +154,21 @@ def bounded(what: str, size: int = 0) -> Iterator[None]:
         raise
     finally:
         _tell(watched, before)
+
+
+def _warn_of_no_limit(what: str) -> None:
+    global _unlimited
+    elsewhere = "vitdeploy in a Linux container, a virtual machine or the Windows Subsystem for Linux"
+    if name := next(filter(setting, (SECONDS_SETTING, MEMORY_SETTING)), ""):
+        raise CapabilityError(
+            f"{name} cannot be kept on this system",
+            found=sys.platform,
+            expected="Linux, where a second process watches the command",
+            fix=f"unset {name} if you trust the files; or run {elsewhere}",
+        )
+    limit = f"{sys.platform} sets no limit of time and memory to {what}"
+    print(f"warning: {limit}; if you do not trust it, run {elsewhere}", file=sys.stderr)
+    _unlimited = False
 
 
 def size_of(*files: Path) -> int:

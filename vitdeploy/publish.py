@@ -261,7 +261,7 @@ def _abandoned(path: Path) -> str | None:
         return None
     kind, process, where = match.groups()
     if where == _here() and os.name == "posix":
-        gone = not _alive(int(process))
+        gone = not alive(int(process))
     else:
         try:
             gone = time.time() - path.stat().st_mtime > _ELSEWHERE_SECONDS[kind]
@@ -270,7 +270,7 @@ def _abandoned(path: Path) -> str | None:
     return kind if gone else None
 
 
-def _alive(process: int) -> bool:
+def alive(process: int) -> bool:
     try:
         os.kill(process, 0)
     except ProcessLookupError:

@@ -41,8 +41,7 @@ def bench_lines(found: BenchDocument) -> list[values.Line]:
     lines: list[values.Line] = [_latencies(results)]
     for row in results:
         lines += [f"{row.artifact}: {text}" for text in _special(row.scenarios)]
-        lines += [f"{row.artifact}: {text}" for text in summary.quota_remarks(row.machine)]
-    lines.append(_sides(results))
+    lines += [*summary.machine_remarks(results), _sides(results)]
     for row in results:
         if row.stages_ms is not None:
             lines.append(f"{row.artifact}: {_stages(row.stages_ms)}")

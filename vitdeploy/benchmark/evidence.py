@@ -398,6 +398,7 @@ def flags(
         "short": sum(block.latencies_ms.size for block in rounds) < max(map(results.queries_needed, percents)),
         "overloaded": any(_overloaded(blocks) for name, blocks in entry.rounds.items() if name.startswith("server")),
         "suspended": any(_slept(block) for block in used),
+        "unwatched": any(machine.other_seconds is None for machine in machines),
     }
     return [name for name, holds in found.items() if holds]
 

@@ -174,9 +174,9 @@ def read_number(path: Path) -> float | None:
 # --- The machine lock: one measurement at once, across users ----------------------------------------------------------
 # The lock is a kernel lock (flock) on an empty file in the machine's temporary folder, so it is released when its
 # process ends for any reason. The kernel also reports the owner, so that no file contents can be forged by another
-# user. Without such a lock (Windows), or if the file cannot be opened, processes do not wait; other activity shows in
-# the load. Each waiting process locks one byte of a second file, after the bytes of all earlier ones: the order of
-# arrival.
+# user. Without such a lock (Windows), or if the file cannot be opened, processes do not wait; the load shows other
+# activity, where the system reports it. Each waiting process locks one byte of a second file, after the bytes of all
+# earlier ones: the order of arrival.
 
 
 LOCK_NAME, QUEUE_NAME = "vitdeploy-device.lock", "vitdeploy-device.queue"
@@ -312,7 +312,7 @@ def _locked() -> tuple[bool, int | None]:
     if descriptor is None:
         return True, None
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        take_lock(descriptor, wait=False)
     except BlockingIOError:
         os.close(descriptor)
         return False, None
@@ -320,6 +320,15 @@ def _locked() -> tuple[bool, int | None]:
         os.close(descriptor)
         return True, None
     return True, descriptor
+
+
+def take_lock(descriptor: int, *, wait: bool = True) -> None:
+    """Take the kernel's exclusive lock on an open file, which closing it releases.
+
+    Raises:
+        BlockingIOError: another process has it, and `wait` is False. OSError: the file system has no locks.
+    """
+    fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
 
 
 def open_lock(path: Path) -> int | None:

@@ -165,16 +165,6 @@ class MachineUse:
     quota_waits: float | None = None
 
 
-def quota_remarks(machine: MachineUse | None) -> list[str]:
-    """Remarks on the effect of a control group's quota on an artifact's times."""
-    if machine is None or (machine.quota_waits or 0.0) < LEAST_WAIT:
-        return []
-    return [
-        f"throttled by the CPU quota of its control group (cpu.max): threads waited {machine.quota_waits:.2f} s per "
-        f"second; threads per query: {machine.engine_threads or 'unknown'}"
-    ]
-
-
 @dataclass(frozen=True)
 class Row:
     """One artifact.
@@ -204,6 +194,20 @@ class Row:
     parts_ms: dict[str, float] | None = field(default=None, metadata=SPARSE)
     energy: Energy = Energy()
     machine: MachineUse | None = None
+
+
+def machine_remarks(rows: Sequence[Row]) -> list[str]:
+    """Remarks on what may have slowed artifacts: other processes that cannot be seen, and a control group's quota."""
+    unseen = any("unwatched" in row.flags for row in rows)
+    remarks = ["unwatched: other processes are not visible on this system; measure on Linux"] if unseen else []
+    waits = [
+        (row.artifact, row.machine) for row in rows if row.machine and (row.machine.quota_waits or 0) >= LEAST_WAIT
+    ]
+    return remarks + [
+        f"{artifact}: throttled by the CPU quota of its control group (cpu.max): threads waited "
+        f"{machine.quota_waits:.2f} s per second; threads per query: {machine.engine_threads or 'unknown'}"
+        for artifact, machine in waits
+    ]
 
 
 # --- From the measurements of a run to the numbers of a report: percentiles, throughput, flags ------------------------

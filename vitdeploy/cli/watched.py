@@ -3,7 +3,7 @@
 Native libraries can end a process without a message: by a crash, or when the kernel runs out of memory. A malicious
 file can keep them busy forever. So the program forks before it loads anything: the child runs the command; the parent
 only waits, forwards signals, ends work that takes longer than `limits.bounded` allows, and reports what the command was
-doing when it died. On systems without a safe fork, the command runs alone.
+doing when it died. On systems without a safe fork, the command runs alone, and says so before it reads such a file.
 """
 
 import contextlib
@@ -20,7 +20,7 @@ from pathlib import Path
 from types import FrameType
 
 from vitdeploy.errors import CapabilityError, VitdeployError, WorkerError
-from vitdeploy.limits import Board, Doing, be_watched
+from vitdeploy.limits import Board, Doing, be_watched, run_unlimited
 
 # Commands that finish at once, or have their own supervisor, such as systemd for the server.
 ALONE = (("serve",), ("lab", "completion"))
@@ -35,18 +35,20 @@ SHOW_CURSOR = "\x1b[?25h"
 
 def main() -> None:
     """Run the command of the arguments; exit codes are those of `cli.main.main`."""
-    board = Board() if _watchable(sys.argv[1:]) else None
-    if board is not None and (command := _fork(board)):
-        sys.exit(_watch(command, board))
+    if _to_be_watched(sys.argv[1:]):
+        if not hasattr(signal, "sigtimedwait"):  # macOS, Windows
+            run_unlimited()
+        elif command := _fork(board := Board()):
+            sys.exit(_watch(command, board))
     from vitdeploy.cli.main import main as run
 
     run()
 
 
-def _watchable(arguments: list[str]) -> bool:
+def _to_be_watched(arguments: list[str]) -> bool:
     named = [word for word in arguments if not word.startswith("-")]
     alone = any(tuple(named[: len(words)]) == words for words in ALONE)
-    return bool(named) and not alone and hasattr(signal, "sigtimedwait")
+    return bool(named) and not alone
 
 
 def _fork(board: Board) -> int:

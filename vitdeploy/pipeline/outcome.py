@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from PIL import Image
 
-from vitdeploy.benchmark.summary import quota_remarks
+from vitdeploy.benchmark.summary import machine_remarks
 from vitdeploy.document.bench import Bench
 from vitdeploy.document.engine import EngineFacts, PlacementFacts, Quantization
 from vitdeploy.document.report import (
@@ -164,8 +164,8 @@ def warnings_of(job: Job, artifacts: Mapping[str, Artifact], candidate: step.Can
 
 def said_of_heat(bench: Bench) -> list[str]:
     """Remarks on blocks in which the machine or a quota throttled."""
-    by_quota = [f"{row.artifact}: {text}." for row in bench.results for text in quota_remarks(row.machine)]
-    return by_quota + [
+    by_machine = [f"{text}." for text in machine_remarks(bench.results)]
+    return by_machine + [
         f"{row.artifact}: {name}: {found.throttled}."
         for row in bench.results
         for name, found in row.scenarios.items()

@@ -54,6 +54,7 @@ MEANINGS = {
     "short": "too few queries for the highest requested percentile",
     "overloaded": "queries arrived faster than they were answered, so the queue kept growing",
     "suspended": "the machine slept during the measurement",
+    "unwatched": "this system does not report what other processes do",
 }
 
 

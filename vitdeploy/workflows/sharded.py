@@ -10,16 +10,15 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 import numpy as np
 
-from vitdeploy.benchmark.machine import open_lock
+from vitdeploy.benchmark.machine import open_lock, take_lock
 from vitdeploy.data.file_digests import DIGESTS_FILE, FileDigests
 from vitdeploy.data.folder import MOST, WINDOW, Ints, Samples, cut, first_of_copies
 from vitdeploy.document.report import VerifyDocument
 from vitdeploy.errors import DataError, HostError, StorageError, VitdeployError, error_with_code
-from vitdeploy.extensions import lazy
 from vitdeploy.pipeline import run, verdict
 from vitdeploy.progress import Counter, Progress
 from vitdeploy.runtime.predictor import Predictor
@@ -34,11 +33,6 @@ from vitdeploy.tasks.registry import counted_adapter
 from vitdeploy.verification import changes, comparison
 from vitdeploy.verification.gate import Criterion, accuracy_gate, unprovable
 from vitdeploy.workflows.subjects import Portable, Subject, settings_of, verification
-
-if TYPE_CHECKING:
-    import fcntl
-else:
-    fcntl = lazy("fcntl")  # missing on Windows
 
 # --- Some shards of an evaluation as a piece of work for an executor; results go to the store -------------------------
 
@@ -425,7 +419,7 @@ def machine_turn() -> Iterator[None]:
     try:
         if descriptor is not None:
             with contextlib.suppress(OSError):  # not every file system supports locks
-                fcntl.flock(descriptor, fcntl.LOCK_EX)
+                take_lock(descriptor)
         yield
     finally:
         if descriptor is not None:

@@ -13,13 +13,13 @@ record lets the next command point it back. Moves are counted instead of timed: 
 
 import contextlib
 import dataclasses
-import fcntl
 import json
 import shutil
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from vitdeploy.benchmark.machine import take_lock
 from vitdeploy.bundle.read import (
     MANIFEST_FILE,
     file_sha256,
@@ -114,7 +114,7 @@ class DeploymentFolder:
             lock = (self.folder / LOCK_FILE).open("w")
         try:
             try:
-                fcntl.flock(lock, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))  # released when it is closed
+                take_lock(lock.fileno(), wait=wait)
             except BlockingIOError:
                 raise
             except OSError:  # some file systems have no locks; the recorded process then shows if a move is running

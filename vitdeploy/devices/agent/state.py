@@ -10,7 +10,6 @@ The clock is not used: boards without a battery start in 1970, and their clock j
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import json
 import os
 import shutil
@@ -21,9 +20,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from vitdeploy.benchmark.machine import MACHINE, described, holder
+from vitdeploy.benchmark.machine import MACHINE, described, holder, take_lock
 from vitdeploy.devices.agent.documents import DeviceJob, Status
 from vitdeploy.limits import last_words
+from vitdeploy.publish import alive
 from vitdeploy.spec import decode
 
 JOB_FILE, STATUS_FILE, LOG_FILE, RESULT_FOLDER, RESULT_FILE = (
@@ -150,7 +150,7 @@ def scratch() -> Iterator[Path]:
     parent = home() / "scratch"
     parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     for folder in parent.iterdir():
-        if folder.name == str(os.getpid()) or not Path(f"/proc/{folder.name}").exists():
+        if folder.name == str(os.getpid()) or not alive(int(folder.name)):
             shutil.rmtree(folder, ignore_errors=True)
     mine = parent / str(os.getpid())
     mine.mkdir()
@@ -220,7 +220,7 @@ def _take(what: str) -> Path:
     temporary.write_text(json.dumps({"what": what, "process": asdict(Process.current())}), encoding="utf-8")
     with (queue / ".lock").open("w") as lock:
         with contextlib.suppress(OSError):  # some file systems have no locks
-            fcntl.flock(lock, fcntl.LOCK_EX)  # released when the file is closed
+            take_lock(lock.fileno())
         number = max((int(path.name) for path, _ in tickets()), default=0) + 1
         while not _claim(temporary, queue / f"{number:09d}"):
             number += 1
