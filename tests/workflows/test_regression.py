@@ -316,7 +316,7 @@ def test_the_command_writes_all_and_leaves_5(bundles, answered, tmp_path, shared
         done = here("compare", bundles / "old", bundles / "spoilt", "--max-drop", 1, *plain)
         assert done.returncode == 5 and "accuracy gate fail; drop" in done.stdout and "baseline 100.00 %" in done.stdout
         assert json.loads((tmp_path / "found" / "compare.json").read_text())["gate"]["status"] == "fail"
-        assert "Limits: failed" in (tmp_path / "found" / "compare.html").read_text()
+        assert "Answers: failed" in (tmp_path / "found" / "compare.html").read_text()
         assert ElementTree.parse(tmp_path / "junit.xml").getroot().get("failures") == "1"  # noqa: S314
         same = here("compare", bundles / "old", bundles / "same")
         assert same.returncode == 0 and "identical files: same answers and same times" in same.stdout
@@ -352,7 +352,7 @@ def test_the_page_escapes_what_reports_say(tmp_path):
     document, _ = compared(tmp_path, a_report(engine=HOSTILE), a_report(engine=HOSTILE))
     document = dataclasses.replace(document, candidate=HOSTILE, remarks=(HOSTILE,))
     html = render_regression(decode(ComparisonDocument, json.loads(json.dumps(encode(document)))))
-    assert "<script" not in html and "no difference" in html and "Limits: " in html
+    assert "<script" not in html and "no difference" in html and "Speed: no bound" in html
 
 
 @pytest.mark.parametrize(

@@ -182,7 +182,7 @@ class MergingTrial:
 @dataclass(frozen=True, kw_only=True)
 class TuneDocument(Judgement):
     """tune.json. `unit`: the unit of distances; `merging`: by target; `recipe`: the recommended recipe; `pruning`: its
-    trials."""
+    trials; `disturbed`: why the latencies of the variants are unreliable, "" if they are reliable."""
 
     verdict: TuneVerdict
     bench: Bench
@@ -193,6 +193,13 @@ class TuneDocument(Judgement):
     left_out: tuple[Omission, ...]
     recipe: dict[str, object]
     pruning: tuple[Pruning, ...] | None = field(default=None, metadata=SPARSE)
+    disturbed: str = field(default="", metadata=SPARSE)
+
+    @property
+    def noise(self) -> str:
+        """Why the latencies rank no variant; "" if they do."""
+        every = all(variant.name in self.undecided for variant in self.variants if variant.finalist)
+        return self.disturbed or ("the latency of every finalist is undecided" if every else "")
 
     @property
     def nearest(self) -> list[VariantFacts]:

@@ -370,7 +370,7 @@ def sensitivity_plot(sensitivity: Sensitivity, title: str, name: str) -> Plot | 
         f"The distance of the answers from the float graph’s with only one layer in INT8: {sensitivity.unit} over "
         f"{text.count(sensitivity.images, 'calibration image')}, with 95 % intervals."
     )
-    return Plot(title, caption, wide, narrow)
+    return Plot(title, caption, wide, narrow, folded=True)
 
 
 def _draw_costs(costs: Sequence[Cost], unit: str, narrow: bool) -> Figure:

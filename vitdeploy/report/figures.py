@@ -300,12 +300,13 @@ _REFERENCE = re.compile(r"#([\w.-]+)")
 
 @dataclass(frozen=True)
 class Plot:
-    """One plot in its two variants, with its caption."""
+    """One plot in its two variants, with its caption. `folded`: its section is collapsed on screen."""
 
     title: str
     caption: str
     wide: Markup
     narrow: Markup
+    folded: bool = False
 
 
 def both_variants(draw: Callable[[bool], Figure], name: str, description: str) -> tuple[Markup, Markup]:

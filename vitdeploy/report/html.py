@@ -20,7 +20,7 @@ from vitdeploy.document import commands, comparison, sweep
 from vitdeploy.document.bench import Bench, ContextFacts
 from vitdeploy.document.history import HistoryDocument
 from vitdeploy.document.report import Judgement, Report
-from vitdeploy.report import context, figures, history, latency, planes, summary, table, text
+from vitdeploy.report import context, figures, first, history, latency, planes, summary, table, text
 from vitdeploy.report import page as notes
 from vitdeploy.report.page import Document, RunPage, Section, measured, measured_alone
 from vitdeploy.runtime.host import name_host
@@ -101,20 +101,21 @@ RUN: tuple[Section[RunPage], ...] = (
         "reliability", "{view.title}", lambda page: _some(context.reliability_plot(page.report)), "plot.html.jinja"
     ),
     Section("plot-{number}", "{view.title}", lambda page: _plots(page.report), "plot.html.jinja"),
-    Section("context", TIME, lambda page: _context(page.report.bench), "context.html.jinja"),
+    Section("context", TIME, lambda page: _context(page.report.bench), "context.html.jinja", folded=True),
     Section("parts", "Graph by graph", lambda page: _some(_parts(page.report)), "parts.html.jinja"),
     Section(
         "sensitivity-of-{number}",
         "Layer by layer: {view.artifact}",
         lambda page: context.engines_with_costs(page.report),
         "costs.html.jinja",
+        folded=True,
     ),
     Section("examples", "Other {document.report.data.noun}s", lambda page: _others(page, True), "examples.html.jinja"),
     Section(
         "examples", "Example {document.report.data.noun}s", lambda page: _others(page, False), "examples.html.jinja"
     ),
     Section("attention", "Where the model looks", lambda page: _some(page.report.attention), "attention.html.jinja"),
-    Section("details", "How it was made and measured", lambda page: [page.report], "details.html.jinja"),
+    Section("details", "How it was made and measured", lambda page: [page.report], "details.html.jinja", folded=True),
 )
 TUNING: tuple[Section[sweep.TuneDocument], ...] = (
     Section("variants", "{view.title}", lambda document: [planes.pareto_plot(document)], "variants.html.jinja"),
@@ -138,8 +139,8 @@ COMPARISON: tuple[Section[comparison.ComparisonDocument], ...] = (
         lambda document: latency.bench_plots(measured_alone(document.bench) if document.bench else None),
         "plot.html.jinja",
     ),
-    Section("context", TIME, lambda document: _context(document.bench), "context.html.jinja"),
-    Section("details", "What was compared, and where", lambda document: [document], "sides.html.jinja"),
+    Section("context", TIME, lambda document: _context(document.bench), "context.html.jinja", folded=True),
+    Section("details", "What was compared, and where", lambda document: [document], "sides.html.jinja", folded=True),
 )
 SWEEP: tuple[Section[sweep.SweepDocument], ...] = (
     Section("verdicts", "Verdicts", lambda document: [document], "verdicts.html.jinja"),
@@ -176,7 +177,14 @@ SELFTEST: tuple[Section[commands.SelftestDocument], ...] = (
 def render_html(report: Report, images: Mapping[str, bytes]) -> str:
     """The report page. `images`: the pictures of its examples, by name."""
     found = text.cleaned(report)
-    return _render("run_page", RUN, RunPage(found, images), report=found, notices=_notices(found))
+    return _render(
+        "run_page",
+        RUN,
+        RunPage(found, images),
+        report=found,
+        first=first.of_run(found),
+        notices=notes.notices(found.warnings),
+    )
 
 
 def render_sensitivity(sensitivity: Sensitivity, name: str) -> str:
@@ -191,7 +199,14 @@ def render_tuning(document: sweep.TuneDocument, recipe: str) -> str:
     found = text.cleaned(document)
     lines = "\n".join(text.clean(line) for line in recipe.splitlines())
     last = Section[sweep.TuneDocument]("recipe", "Recipe", lambda _: [lines], "recipe.html.jinja")
-    return _render("tuning_page", (*TUNING, last), found, report=found, notices=_notices(found))
+    return _render(
+        "tuning_page",
+        (*TUNING, last),
+        found,
+        report=found,
+        first=first.of_run(found),
+        notices=notes.notices(found.warnings),
+    )
 
 
 def render_selftest(document: commands.SelftestDocument) -> str:
@@ -206,24 +221,22 @@ def render_selftest(document: commands.SelftestDocument) -> str:
 def render_regression(document: comparison.ComparisonDocument) -> str:
     """The page of a comparison of two bundles or reports."""
     found = text.cleaned(document)
-    noticed = notes.notices((), found.bench.undecided if found.bench else {})
-    return _render("regression_page", COMPARISON, found, report=found, notices=noticed)
+    return _render("regression_page", COMPARISON, found, report=found, first=first.of_comparison(found))
 
 
 def render_sweep(document: sweep.SweepDocument) -> str:
     """The page of many recipes."""
     found = text.cleaned(document)
-    reports = [each.report for each in found.recipes if each.report]
-    warnings = [f"{each.name}: {line}" for each in reports for line in each.warnings]
-    undecided = [{f"{each.name}: {name}": why for name, why in each.undecided.items()} for each in reports]
-    return _render("sweep_page", SWEEP, found, report=found, notices=notes.notices(warnings, *undecided))
+    warnings = [f"{one.name}: {line}" for one in found.recipes if one.report for line in one.report.warnings]
+    noticed = notes.notices(warnings)
+    return _render("sweep_page", SWEEP, found, report=found, first=first.of_sweep(found), notices=noticed)
 
 
 def render_history(document: HistoryDocument) -> str:
     """The page of a history."""
     found = text.cleaned(document)
     flags = [flag for series in found.series for point in series.points for flag in point.flags]
-    return _render("history_page", HISTORY, found, report=found, flags=flags)
+    return _render("history_page", HISTORY, found, report=found, first=first.of_history(found), flags=flags)
 
 
 def is_history_page(path: Path) -> bool:
@@ -235,19 +248,6 @@ def is_history_page(path: Path) -> bool:
 def _render(page: str, sections: Sequence[Section[Document]], document: Document, **head: object) -> str:
     """A page with its sections; `head`: the variables of the template around them."""
     return _environment().get_template(f"{page}.html.jinja").render(sections=sections, document=document, **head)
-
-
-def _notices(report: Judgement) -> list[notes.Notice]:
-    """The warnings, and the undecided artifacts if the verdict has no grade."""
-    return notes.notices(report.warnings, {} if report.verdict.grade is not None else report.undecided)
-
-
-def _reasons(report: Judgement) -> list[str]:
-    """The gate's reasons that no remark contains, and the reasons of a grade."""
-    verdict = report.verdict
-    shown = " ".join([verdict.sentence, *verdict.remarks])
-    reasons = [reason for reason in dict.fromkeys(verdict.reasons) if reason not in shown]
-    return reasons + (notes.by_reason(report.undecided) if verdict.grade is not None else [])
 
 
 def _environment() -> Environment:
@@ -273,7 +273,6 @@ def _filters() -> dict[str, Callable[..., object]]:
         "json": json.dumps,
         "host": name_host,
         "badge": table.gate,
-        "reasons": _reasons,
         "measured": table.cell,
         "quote": quote,
         "signed": _signed,

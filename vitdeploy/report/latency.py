@@ -261,7 +261,7 @@ def _bench_plot(measured: MeasuredBench, found: Mapping[str, Sequence[Track]]) -
         f"is the vertical range of each strip; {levels} of all blocks are next to the name.{shared} Artifacts take "
         f"turns: moves of all artifacts come from the machine, moves of a single one from that artifact.{fresh}"
     )
-    return Plot("Timeline", caption, wide, narrow)
+    return Plot("Timeline", caption, wide, narrow, folded=True)
 
 
 def _run_plot(measured: MeasuredBench, runs: Mapping[str, Sequence[Track]], scenario: str, number: int) -> Plot:
@@ -274,7 +274,7 @@ def _run_plot(measured: MeasuredBench, runs: Mapping[str, Sequence[Track]], scen
         "Throughput in every second of a run without a pause, relative to the median of that run: lower is slower. A "
         "line that falls and stays down shows a machine that heats up, or that other processes use."
     )
-    return Plot(f"Timeline of {scenario}", caption, wide, narrow)
+    return Plot(f"Timeline of {scenario}", caption, wide, narrow, folded=True)
 
 
 def _facts(found: Mapping[str, Sequence[Track]]) -> str:

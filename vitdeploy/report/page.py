@@ -31,7 +31,8 @@ class Section(Generic[Document]):
 
     `views` returns the values for the template's `view`, usually parts of the document: none if the document has no
     such part, several if `anchor` numbers them by "{number}". `title` may contain attributes of the view and of the
-    document, such as "{view.artifact}". `css`: the class of the section.
+    document, such as "{view.artifact}". `css`: the class of the section. `folded`: it is collapsed on screen, as is a
+    plot that is folded.
     """
 
     anchor: str
@@ -39,6 +40,7 @@ class Section(Generic[Document]):
     views: Callable[[Document], Sequence[object]]
     template: str
     css: str = ""
+    folded: bool = False
 
 
 # --- Notes on the numbers: warnings of the run, undecided measurements, and the meaning of the flags ------------------

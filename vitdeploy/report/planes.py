@@ -370,9 +370,13 @@ def pareto_plot(document: TuneDocument) -> Plot:
         "pareto",
         f"Distance from the original against latency of {len(document.variants)} variants. {facts}.",
     )
+    front = (
+        f"No Pareto front is drawn: {document.noise}."
+        if document.noise
+        else "The line is the Pareto front: no variant was both closer and faster."
+    )
     caption = (
-        "Lower is closer to the original, further left is faster. The line is the Pareto front: no variant was both "
-        "closer and faster. Its variants were judged on the evaluation data. Numbers refer to the table. Distances: "
+        f"Lower is closer to the original, further left is faster. {front} Numbers refer to the table. Distances: "
         f"{document.unit}, mean over the calibration images; those close to zero are drawn at the edge."
     )
     return Plot("All variants", caption, wide, narrow)
@@ -390,7 +394,8 @@ def _draw_variants(document: TuneDocument, narrow: bool) -> Figure:
     axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: text.small(value, 1)))
     axes.tick_params(axis="y", length=0)
     figures.limit_latency(axes, [x for x, _ in places], padding=0.12)
-    corners = figures.draw_front(axes, [place for place, each in zip(places, variants, strict=True) if each.finalist])
+    drawn = [place for place, each in zip(places, variants, strict=True) if each.finalist and not document.noise]
+    corners = figures.draw_front(axes, drawn)
     series = page.colours(document)
     for place, each in zip(places, variants, strict=True):
         figures.mark_point(axes, place, series[each.name], each.name == document.starred)

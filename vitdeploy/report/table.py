@@ -58,10 +58,10 @@ def gate(status: GateStatus, of: str = "Gate") -> Badge:
     return Badge(status, symbol, f"{of}: {words}")
 
 
-def grade(verdict: VerdictFacts) -> Badge | None:
-    """The badge of a verdict's grade; None without a grade, and if the answers decided."""
+def grade(verdict: VerdictFacts) -> Badge:
+    """The badge of a verdict's grade; the speed is not judged if the answers decided."""
     if verdict.grade is None or verdict.gate in ("fail", "undecided"):
-        return None
+        return Badge("none", "–", "Speed: not judged")
     status, symbol = _GRADES[verdict.grade]
     return Badge(status, symbol, f"Speed: {verdict.grade}")
 
@@ -126,10 +126,15 @@ def time_ratio(ratio: comparison.TimeRatio) -> Cell:
     return Cell(text.number(ratio.ratio, 3), f"{text.ratio_interval(ratio.ci95)}, {ratio.difference}")
 
 
+def shown_engine(report: Judgement) -> EngineFacts | None:
+    """The engine whose numbers represent the run: the recommended or leading one, or else the first shipped one."""
+    return report.engine(next(iter(report.focus), None))
+
+
 def headline(report: Judgement) -> list[Cell]:
-    """A few labelled numbers of the recommended artifact, or else of the one that represents the run, claimed only if
-    the intervals support them."""
-    engine = report.engine(report.verdict.stands_for_all)
+    """At most four labelled numbers of the engine that represents the run, claimed only if the intervals support
+    them."""
+    engine = shown_engine(report)
     if engine is None:
         return []
     verify = engine.verify
@@ -139,9 +144,10 @@ def headline(report: Judgement) -> list[Cell]:
         cells.append(_drop(verify.drop, verify.drop_ci95, known.words))
     samples = text.count(verify.n, report.data.noun)
     detail = f"agreement with the original, on {samples}; 95 % interval {text.interval(verify.agreement_ci95)}"
-    detail += _unrelated(verify.control)
+    if verify.control is not None:
+        detail += f"; unrelated answers agree to {text.number(verify.control.agreement)} %"
     cells.append(Cell(f"{text.number(verify.agreement)} %", detail))
-    cells.append(Cell(f"{text.megabytes(engine.bytes)} MB", "on disk"))
+    cells.append(Cell(text.size(engine.bytes), f"size of {engine.artifact} on disk"))
     return cells
 
 

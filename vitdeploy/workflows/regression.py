@@ -467,7 +467,7 @@ def _once(texts: list[str]) -> list[str]:
 SENTENCES = {
     "pass": "The candidate is within the limits.",
     "fail": "The candidate exceeds a limit.",
-    "undecided": "Not decided: the data cannot show whether the candidate is within the limits.",
+    "undecided": "Undecided: the data cannot show whether the limits are kept.",
     "none": "No limit was set.",
 }
 

@@ -517,6 +517,7 @@ def _document(tuned: SearchResult) -> sweep.TuneDocument:
         environment={**describe_host(), **tool_versions(outcome.TOOLS)},
         recipe=_recipe(tuned).model_dump(mode="json"),
         pruning=tuned.prunings or None,
+        disturbed=tuned.disturbed,
     )
 
 

@@ -1,0 +1,93 @@
+"""The first screen of every page: what a reader needs to decide, whatever the outcome."""
+
+import copy
+import dataclasses
+import itertools
+import re
+
+import pytest
+
+from tests.documents import page_of
+from tests.history.made import history_of_everything
+from tests.report.pages import compare_document, pages, sweep_document
+from tests.report.test_html import REPORT, without_bench, without_labels
+from tests.report.test_tuning import DOCUMENT, tuned
+from vitdeploy.document.comparison import ComparisonDocument
+from vitdeploy.document.sweep import SweepDocument
+from vitdeploy.report.html import render_history, render_regression, render_sweep, render_tuning
+from vitdeploy.report.planes import pareto_plot
+from vitdeploy.spec import decode
+from vitdeploy.workflows.regression import SENTENCES
+
+[NAME] = [engine["artifact"] for engine in REPORT["engines"]]
+
+
+def runs():
+    """Reports with every gate and grade, with and without labels and a bench."""
+    kinds = itertools.product(("pass", "fail", "undecided", "none"), (None, "recommended", "leading", "no ranking"))
+    for make, (gate, grade) in itertools.product((lambda: REPORT, without_labels, without_bench), kinds):
+        report = copy.deepcopy(make())
+        recommended = "original" if gate == "fail" else NAME if grade == "recommended" else None
+        report["verdict"] |= {"gate": gate, "grade": grade, "recommended": recommended, "leading": None}
+        report["engines"][0]["gate"]["status"] = gate
+        yield f"run {make.__name__} {gate} {grade}", page_of(report, {})
+
+
+def others():
+    yield "tune", render_tuning(tuned(DOCUMENT), "")
+    compared = compare_document()
+    for status, sentence in SENTENCES.items():
+        for checks in (compared["engines"][0]["checks"], []):
+            engines = [{**each, "checks": checks} for each in compared["engines"]]
+            found = {**compared, "gate": {"status": status, "reasons": []}, "sentence": sentence, "engines": engines}
+            yield f"compare {status}", render_regression(decode(ComparisonDocument, found))
+    bare = [{**each, "accuracy": None, "ratios": []} for each in compared["engines"]]
+    found = {**compared, "engines": bare, "bench": None, "remarks": [], "digests": []}
+    yield "compare of nothing", render_regression(decode(ComparisonDocument, found))
+    swept = sweep_document()
+    yield "sweep", render_sweep(decode(SweepDocument, swept))
+    failed = [each for each in swept["recipes"] if each["error"]]
+    yield "sweep of errors", render_sweep(decode(SweepDocument, {**swept, "recipes": failed}))
+    history = history_of_everything()
+    yield "history", render_history(history)
+    for series in (history.series, history.series[1:], ()):
+        changed = dataclasses.replace(history, canaries=(), series=series)
+        yield f"history of {len(series)}", render_history(changed)
+
+
+@pytest.mark.parametrize("make", [runs, others])
+def test_the_first_screen_has_a_short_headline_two_badges_four_numbers_and_what_would_change_it(make):
+    for name, html in make():
+        header = html.partition("<header>")[2].partition("</header>")[0]
+        [headline] = re.findall(r"<h1>(.*?)</h1>", header)
+        assert 2 < len(headline.split()) <= 12, (name, headline)
+        badges = re.findall(r'class="badge (?:pass|fail|undecided|none)"><span[^>]*>.</span>(.*?)</span>', header)
+        assert [badge.partition(":")[0] for badge in badges] == ["Answers", "Speed"], name
+        numbers = re.findall(r"<div><dt>(.*?)</dt><dd>(.*?)</dd></div>", header, re.DOTALL)
+        assert len(numbers) == 4 and all(note and re.search(r"\d|not decided", value) for note, value in numbers), name
+        change = re.search(r"What would change this:</strong> (.*?)</p>", header, re.DOTALL)[1]
+        assert len(change.split()) > 1 and "None" not in change, (name, change)
+
+
+def test_details_are_collapsed_and_print_opens_them():
+    for name, html in pages().items():
+        assert not re.search(r"<details[^>]* open", html), name
+        assert "::details-content { content-visibility: visible" in html
+    folded = re.findall(r'<details class="folded"><summary><h2 [^>]*>(.*?)</h2>', pages()["run"])
+    assert {"Timeline", "Where the time goes", "How it was made and measured"} <= set(folded)
+
+
+def test_no_paragraph_or_section_is_a_lone_dash():
+    for name, html in itertools.chain(pages().items(), runs()):
+        assert not re.search(r"<(p|li|h\d|dd)[^>]*>\s*[-–—]?\s*</\1>", html), name
+
+
+def test_a_search_that_measured_noise_draws_no_front():
+    clear = pareto_plot(tuned(DOCUMENT))
+    assert "The line is the Pareto front" in clear.caption
+    undecided = {each["name"]: "busy" for each in DOCUMENT["variants"] if each["finalist"]}
+    bench = {**DOCUMENT["bench"], "undecided": undecided}
+    for noise in ({"disturbed": "other processes used the CPUs"}, {"bench": bench}):
+        plot = pareto_plot(tuned({**DOCUMENT, **noise}))
+        assert "No Pareto front is drawn: " in plot.caption and "The line" not in plot.caption
+        assert plot.wide.count("<path") < clear.wide.count("<path")
