@@ -47,7 +47,7 @@ def test_an_artifact_without_layers_has_no_bar():
 def test_a_bar_shows_what_reaches_beyond_the_latency():
     found = section_of(bench(latency=5.0))
     assert "outside the layers" not in found.partition("<figcaption>")[0]
-    assert "its layers take 8.00 ms of the latency of 5.00 ms; " in found
+    assert "its layers take 8.00 ms, slowed down by the profiler; its latency is 5.00 ms; " in found
     assert "work per query: 2.20 GFLOP, and at least 6.15 MB" in found
 
 

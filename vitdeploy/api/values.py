@@ -455,7 +455,7 @@ def _short(text: str) -> str:
 
 
 def _giga(value: float) -> str:
-    return f"{value / 1e9:.3g}"
+    return f"{value / 1e9:,.0f}" if value >= 1e12 else f"{value / 1e9:.3g}"
 
 
 # --- Plots of the report in a notebook, which lacks the colours of the report's page ----------------------------------

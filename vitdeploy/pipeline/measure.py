@@ -267,7 +267,7 @@ def _percent(share: float) -> str:
 
 
 def _giga(value: float) -> str:
-    return f"{value / 1e9:.3g}"
+    return f"{value / 1e9:,.0f}" if value >= 1e12 else f"{value / 1e9:.3g}"
 
 
 # --- Bench the original and the engines in one benchmark run, and compare every pair that matters ---------------------

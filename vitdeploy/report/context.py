@@ -33,8 +33,9 @@ def time_facts(context: ArtifactContext) -> str:
     work, time = context.work, context.time
     facts = []
     if time:
-        both = [text.significant(each) for each in (time.layers_ms, time.latency_ms)]
-        facts.append(f"its layers take {both[0]} ms of the latency of {both[1]} ms")
+        slowed = ", slowed down by the profiler" if time.layers_ms > time.latency_ms else ""
+        layers, latency = text.significant(time.layers_ms), text.significant(time.latency_ms)
+        facts.append(f"its layers take {layers} ms{slowed}; its latency is {latency} ms")
     if work:
         flops = text.significant(sum(work.flops.values()) / 1e9)
         facts.append(f"work per query: {flops} GFLOP, and at least {text.size(work.bytes)} read and written")

@@ -152,7 +152,7 @@ def of_sweep(document: SweepDocument) -> First:
         Badge(status, symbol, f"Answers: {passed} of {count} passed"),
         Badge(ranked, "✓" if ranked == "pass" else "?", f"Speed: {len(starred)} of {count} recommended"),
     )
-    numbers = [Cell(f"{len(starred)} of {count}", "recipes have a recommended engine")]
+    numbers = []
     ratios = [(ratio, name) for name, engine in starred.items() if (ratio := reports[name].ratio(engine.artifact))]
     if ratios:
         ratio, name = min(ratios, key=lambda row: row[0].sure[1])
@@ -166,8 +166,9 @@ def of_sweep(document: SweepDocument) -> First:
     undecided = sum(report.verdict.gate == "undecided" for report in reports.values())
     numbers += [
         Cell(f"{len(failed)} of {count}", "recipes ended with an error"),
-        Cell(f"{undecided} of {count}", "recipes have too little data for their budget"),
+        Cell(f"{undecided} of {count}", "recipes whose gate is undecided"),
         Cell(text.number(sum(len(report.engines) for report in reports.values()), 0), "engines verified"),
+        Cell(f"{len(reports)} of {count}", "recipes have a report"),
     ]
     open_ones = [f"{name}: {change_of(report)}" for name, report in reports.items() if not report.starred]
     errors = [

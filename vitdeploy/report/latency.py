@@ -255,10 +255,10 @@ def _bench_plot(measured: MeasuredBench, found: Mapping[str, Sequence[Track]]) -
     processes = max(int(track.process.max()) for each in found.values() for track in each) + 1
     fresh = " At a dotted line, all artifacts were started again." if processes > 1 else ""
     scenarios = list(dict.fromkeys(track.scenario for each in found.values() for track in each))
-    levels = f"the medians ({', '.join(scenarios)})" if len(scenarios) > 1 else "the median"
+    levels = "the medians" if len(scenarios) > 1 else "the median"
     caption = (
         "Each mark is the median latency of one block relative to the median of all blocks: higher is slower. The band "
-        f"is the vertical range of each strip; {levels} of all blocks are next to the name.{shared} Artifacts take "
+        f"is the vertical range of each strip, relative to the median; {levels} of all blocks are next to the name.{shared} Artifacts take "
         f"turns: moves of all artifacts come from the machine, moves of a single one from that artifact.{fresh}"
     )
     return Plot("Timeline", caption, wide, narrow, folded=True)
@@ -329,8 +329,11 @@ def _draw(
 
 
 def _levels(tracks: Sequence[Track]) -> str:
-    """The medians of an artifact's scenarios, with their common unit."""
-    return ", ".join(text.significant(track.level) for track in tracks) + tracks[0].unit
+    """The medians of an artifact's scenarios, named if there are several, with their common unit."""
+    several = len(tracks) > 1
+    return (
+        ", ".join(f"{track.scenario} " * several + text.significant(track.level) for track in tracks) + tracks[0].unit
+    )
 
 
 def _draw_track(axes: Axes, track: Track, scale: float, y: Values, series: int, marker: str, filled: bool) -> None:
