@@ -258,8 +258,8 @@ def _bench_plot(measured: MeasuredBench, found: Mapping[str, Sequence[Track]]) -
     levels = "the medians" if len(scenarios) > 1 else "the median"
     caption = (
         "Each mark is the median latency of one block relative to the median of all blocks: higher is slower. The band "
-        f"is the vertical range of each strip, relative to the median; {levels} of all blocks are next to the name.{shared} Artifacts take "
-        f"turns: moves of all artifacts come from the machine, moves of a single one from that artifact.{fresh}"
+        f"is the vertical range of each strip, relative to the median; {levels} of all blocks are next to the name."
+        f"{shared} Artifacts take turns: moves of all artifacts come from the machine, moves of a single one from that artifact.{fresh}"
     )
     return Plot("Timeline", caption, wide, narrow, folded=True)
 
@@ -330,10 +330,8 @@ def _draw(
 
 def _levels(tracks: Sequence[Track]) -> str:
     """The medians of an artifact's scenarios, named if there are several, with their common unit."""
-    several = len(tracks) > 1
-    return (
-        ", ".join(f"{track.scenario} " * several + text.significant(track.level) for track in tracks) + tracks[0].unit
-    )
+    named = [f"{track.scenario} " * (len(tracks) > 1) + text.significant(track.level) for track in tracks]
+    return ", ".join(named) + tracks[0].unit
 
 
 def _draw_track(axes: Axes, track: Track, scale: float, y: Values, series: int, marker: str, filled: bool) -> None:
