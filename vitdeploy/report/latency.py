@@ -259,7 +259,8 @@ def _bench_plot(measured: MeasuredBench, found: Mapping[str, Sequence[Track]]) -
     caption = (
         "Each mark is the median latency of one block relative to the median of all blocks: higher is slower. The band "
         f"is the vertical range of each strip, relative to the median; {levels} of all blocks are next to the name."
-        f"{shared} Artifacts take turns: moves of all artifacts come from the machine, moves of a single one from that artifact.{fresh}"
+        f"{shared} Artifacts take turns: moves of all artifacts come from the machine, moves of a single one from that "
+        f"artifact.{fresh}"
     )
     return Plot("Timeline", caption, wide, narrow, folded=True)
 
