@@ -65,6 +65,9 @@ def test_the_first_screen_has_a_short_headline_two_badges_four_numbers_and_what_
         assert [badge.partition(":")[0] for badge in badges] == ["Answers", "Speed"], name
         numbers = re.findall(r"<div><dt>(.*?)</dt><dd>(.*?)</dd></div>", header, re.DOTALL)
         assert len(numbers) == 4 and all(note and re.search(r"\d|not decided", value) for note, value in numbers), name
+        # Numbers of an engine that is not recommended, as below "Keep the original", say so.
+        if " fail " in name:
+            assert f"Numbers of {NAME} (not recommended)" in header and "; recommended; " not in html, name
         change = re.search(r"What would change this:</strong> (.*?)</p>", header, re.DOTALL)[1]
         assert len(change.split()) > 1 and "None" not in change, (name, change)
 

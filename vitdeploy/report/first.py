@@ -37,7 +37,7 @@ def of_run(report: Judgement) -> First:
         Cell(text.number(report.data.evaluation_images, 0), f"evaluation {report.data.noun}s"),
     ]
     of, shown = "", table.shown_engine(report)
-    if shown is not None and not report.starred:
+    if shown is not None and shown.artifact != report.starred:
         leading = verdict.grade == "leading" and shown.artifact == verdict.stands_for_all
         of = f"Leading candidate: {shown.artifact} (ranking not final)"
         of = of if leading else f"Numbers of {shown.artifact} (not recommended):"

@@ -45,10 +45,10 @@ def summary(report: Report) -> list[tuple[str, str, str]]:
 
 
 def _engine(report: Report, engine: EngineFacts) -> str:
-    starred = engine.artifact == report.starred
+    starred, grade = engine.artifact == report.starred, report.verdict.grade
     parts = [
         f"{engine.artifact}, {engine.precision} on {engine.provider}, {text.megabytes(engine.bytes)} MB",
-        "recommended" if starred else report.verdict.grade or "not recommended",
+        "recommended" if starred else "not recommended" if grade in (None, "recommended") else grade,
         table.gate(engine.gate.status, table.judges(report)).words.lower(),
     ]
     return "; ".join(parts)
