@@ -157,7 +157,7 @@ HISTORY: tuple[Section[HistoryDocument], ...] = (
     ),
     Section("canaries", "Wrong answers", lambda document: _some(document.canaries), "history_canaries.html.jinja"),
     Section("all", "All series", lambda document: _some(document.series), "history_series.html.jinja"),
-    Section("series-{number}", "{view.title}", lambda document: document.series, "history_one.html.jinja"),
+    Section("series-{number}", "{view.title}", lambda document: document.series, "history_one.html.jinja", folded=True),
     Section(
         "left-out",
         "Skipped files",
