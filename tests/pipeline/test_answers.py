@@ -23,7 +23,7 @@ from vitdeploy.tasks.examples import CHANGED, UNSURE, USUAL, Chosen, choose, exa
 from vitdeploy.tasks.features import neighbour_changes
 from vitdeploy.tasks.registry import make_adapter
 from vitdeploy.tasks.sequence import TokenPair
-from vitdeploy.verification.changes import map_changes, object_changes
+from vitdeploy.verification.changes import class_map, object_changes, pixel_changes
 from vitdeploy.verification.classes import LISTED_ROWS, MATRIX_CLASSES, Classified, by_class, confusion, reliability
 from vitdeploy.verification.records import Answers
 
@@ -177,7 +177,7 @@ def test_an_image_is_cut_otherwise_from_one_percent_of_its_pixels_on():
     cut = PanopticMap(np.ones((20, 20), np.int32), {1: 0, 2: 1, 3: 0})
     ids = [np.ones((20, 20), np.int32) for _ in range(3)]
     ids[0][0, :2], ids[1][0, :8], ids[2][:] = 2, 2, 3
-    found = map_changes([PanopticMap(each, cut.classes) for each in ids], [cut] * 3)
+    found = pixel_changes([class_map(PanopticMap(each, cut.classes)) for each in ids], [class_map(cut)] * 3)
     assert found.changed.tolist() == [False, True, False]
 
 

@@ -7,13 +7,8 @@ from sklearn.metrics import jaccard_score
 
 from vitdeploy.data.masks import read_masks
 from vitdeploy.errors import DataError, ImageError, MissingFileError
-from vitdeploy.tasks.segmentation import (
-    mean_iou,
-    segmentation_changes,
-    segmentation_comparison,
-    segmentation_records,
-    tally,
-)
+from vitdeploy.tasks.segmentation import mean_iou, segmentation_comparison, segmentation_records, tally
+from vitdeploy.verification.changes import pixel_changes
 
 CLASSES = 5
 RANDOM = np.random.default_rng(0)
@@ -59,7 +54,7 @@ def test_without_labels_only_agreement_is_known_and_equal_maps_prove_no_more_tha
     found = compared(THEIRS, THEIRS, None)
     assert (found.metric, found.value, found.agreement, found.pixel_accuracy) == (None, None, 100.0, None)
     assert 80 < found.agreement_ci95[0] < 100
-    changes = segmentation_changes([OURS[0], THEIRS[1]], THEIRS[:2])
+    changes = pixel_changes([OURS[0], THEIRS[1]], THEIRS[:2])
     assert changes.changed.tolist() == [True, False]
     with pytest.raises(DataError, match="contain no pixel with a class") as caught:
         compared(OURS, THEIRS, np.full_like(TRUTH, -1))

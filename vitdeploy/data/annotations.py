@@ -513,7 +513,6 @@ class WrittenText:
     text: str
 
     def content(self) -> bytes:
-        """Bytes that differ where two texts differ."""
         return name_bytes(self.text)
 
 

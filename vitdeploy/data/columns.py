@@ -54,7 +54,6 @@ class LabelRow:
     line: str
 
     def content(self) -> bytes:
-        """Bytes that differ where two rows differ."""
         return name_bytes(repr(list(self.cells.items())))
 
     def number(self, column: str) -> float | None:

@@ -307,7 +307,7 @@ class DecodedImages(Sequence[Loaded]):
     def __getitem__(self, index: int) -> Loaded:  # type: ignore[override]  # no slices
         if not 0 <= index < len(self):
             raise IndexError(index)
-        return self._read(index) if self.kept else self._load(self._samples[index])
+        return self._read(index) if self.kept else load_sample(self._samples[index], self._spec)
 
     def __iter__(self) -> Iterator[Loaded]:
         if self.kept:
@@ -320,9 +320,6 @@ class DecodedImages(Sequence[Loaded]):
             return (self._read(index) for index in places)
         samples = self._samples[places.start : places.stop]
         return ((pixels, size) for _, pixels, size in decode_images(samples, self._spec))
-
-    def _load(self, sample: Sample) -> Loaded:
-        return load_sample(sample, self._spec)
 
     def _read(self, index: int) -> tuple[Pixels, Size]:
         pixels = np.empty(self._shape, np.uint8)

@@ -66,7 +66,6 @@ class Boxes:
     area: npt.NDArray[np.float64]
 
     def content(self) -> bytes:
-        """Bytes that differ where two annotations differ."""
         arrays = (self.boxes, self.classes, self.crowd, self.area)
         return repr((self.size, len(self.classes))).encode() + b"".join(array.tobytes() for array in arrays)
 
@@ -360,7 +359,6 @@ class Outlines:
     crowd: npt.NDArray[np.bool_]
 
     def content(self) -> bytes:
-        """Bytes that differ where two annotations differ."""
         return json.dumps([self.size, self.outlines, self.classes.tolist(), self.crowd.tolist()]).encode()
 
     def turned(self, frame: Frame) -> Outlines:

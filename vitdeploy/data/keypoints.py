@@ -56,7 +56,6 @@ class LabelledObjects:
     objects: tuple[LabelledObject, ...]
 
     def content(self) -> bytes:
-        """Bytes that differ where two annotations differ."""
         return repr([(each.box, each.points, each.area, each.sigmas) for each in self.objects]).encode()
 
     def turned(self, frame: Frame) -> LabelledObjects:

@@ -49,7 +49,6 @@ class MaskAnnotation:
     white: int | None = None
 
     def content(self) -> bytes:
-        """Bytes that differ where two annotations differ."""
         return self.facts() + self.file.read_bytes()
 
     def facts(self) -> bytes:
@@ -258,7 +257,6 @@ class PanopticAnnotation:
     stored: bool = False
 
     def content(self) -> bytes:
-        """Bytes that differ where two annotations differ."""
         facts = (sorted(self.segments.items()), sorted(self.crowd), *((self.frame,) if self.stored else ()))
         return repr(facts).encode() + self.png.read_bytes()
 
@@ -363,7 +361,6 @@ class DefectAnnotation:
     frame: Frame
 
     def content(self) -> bytes:
-        """Bytes that differ where two annotations differ."""
         return repr(self.defect).encode() + (self.mask.read_bytes() if self.mask is not None else b"")
 
     def load(self) -> npt.NDArray[np.bool_] | None:

@@ -283,7 +283,7 @@ class _RollOut:
         switched, failure = [], None
 
         def work(client: Client) -> results.ReleaseTrial:
-            return self._move(client, there[client.device.name])
+            return _job(client, "switch", self._options(there[client.device.name]), self.release)
 
         outcomes = on_devices.on_all(devices, work, self.reporter)
         lost = [outcome for outcome in outcomes if isinstance(outcome.error, call.ConnectionLost)]
@@ -321,9 +321,6 @@ class _RollOut:
         sent = {entry: path for entry, path in release.files.items() if entry.path in missing}
         files = {dataclasses.replace(entry, path=f"{SENT}/{entry.path}"): path for entry, path in sent.items()}
         return _job(client, "stage", self._options(found, tuple(release.files)), release, files)
-
-    def _move(self, client: Client, found: Deployed) -> results.ReleaseTrial:
-        return _job(client, "switch", self._options(found), self.release)
 
     def _options(self, found: Deployed, files: tuple[FileEntry, ...] = ()) -> ReleaseOptions:
         release, before = self.release, (found.current, found.counter)

@@ -34,7 +34,7 @@ from vitdeploy.runtime.golden import engine_outputs, largest_difference
 from vitdeploy.runtime.preprocess import Pixels
 from vitdeploy.runtime.runner import Array, Runner
 from vitdeploy.runtime.tasks.registry import bound, count_same
-from vitdeploy.spec import EngineSpec, GateStatus, GraphSpec, PreprocessSpec, Task, encode
+from vitdeploy.spec import EngineSpec, GateStatus, PreprocessSpec, Task, encode
 from vitdeploy.stages.answers import read_answers
 from vitdeploy.stages.reference_model import reference_runner
 from vitdeploy.stages.step import (
@@ -352,13 +352,14 @@ def _write(outcome: Outcome, report: Report, sizes: Sequence[str], work: Path) -
     gates = {c.artifact: outcome.gates[c.artifact].status for c in outcome.verdict.ships}
     agreement = job.adapter.guard if job.budget.min_agreement is None else job.budget.min_agreement
     reference = read_answers(artifacts[REFERENCE].path)
+    graphs = graphs_in(artifacts[OPTIMIZE].path)
     with reference_runner(job.reference_model.source) as original:
         golden = golden_set(job.adapter, job.data, reference, original, engines, gates, agreement)
     write.write_bundle(
         work,
         name=job.recipe.name,
         task=job.reference_model.task,
-        graphs=_graphs(artifacts[OPTIMIZE].path),
+        graphs={name: (file, graph_spec(load_graph(file), file.name)) for name, file in graphs.items()},
         preprocess=job.reference_model.preprocess,
         postprocess=job.reference_model.postprocess,
         engines=engines,
@@ -399,10 +400,6 @@ def _size_row(outcome: Outcome, path: str) -> SizeRow:
         throughput=row.throughput,
         grade=verdict.grade,
     )
-
-
-def _graphs(folder: Path) -> dict[str, tuple[Path, GraphSpec]]:
-    return {name: (file, graph_spec(load_graph(file), file.name)) for name, file in graphs_in(folder).items()}
 
 
 def _calibration(artifacts: Mapping[str, Artifact]) -> dict[str, str]:

@@ -263,11 +263,6 @@ def engine_bytes(artifacts: Mapping[str, Artifact], candidate: step.Candidate) -
     return sum((folder / file).stat().st_size for file in step.read_engine(folder).files)
 
 
-def _checkpoint(job: Job) -> str | None:
-    """The name of the file that the weights came from."""
-    return next((name for name in job.reference_model.digests if not name.endswith((".json", ".npy"))), None)
-
-
 def _verdict_facts(job: Job, gates: Mapping[str, Gate], verdict: Verdict) -> RunVerdict:
     asked = [candidate.artifact for candidate in candidates(job) if candidate.shipped]
     return RunVerdict(
@@ -286,7 +281,8 @@ def _verdict_facts(job: Job, gates: Mapping[str, Gate], verdict: Verdict) -> Run
 
 def _exported(job: Job, artifacts: Mapping[str, Artifact]) -> tuple[ModelFacts, ExportFacts]:
     found = step.read_json(artifacts[step.EXPORT].path / "export.json")
-    checkpoint = _checkpoint(job)
+    # The name of the file that the weights came from.
+    checkpoint = next((each for each in job.reference_model.digests if not each.endswith((".json", ".npy"))), None)
     digest = job.reference_model.digests.get(checkpoint or "")
     model = {**found.pop("model"), "checkpoint": checkpoint, "checkpoint_sha256": digest}
     return decode(ModelFacts, model), decode(ExportFacts, found)

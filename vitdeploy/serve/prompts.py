@@ -118,7 +118,7 @@ class PromptAnswerer(answering.Answerer):
             if embedded is None:
                 raise protocol.Refusal(404, f"image {asked.image_id} is not cached: send the file again")
             return _Image(asked.image_id, embedded.size, embedded)
-        name = await run(self.helpers, _digest, asked.image)
+        name = "sha256:" + (await run(self.helpers, hashlib.sha256, asked.image)).hexdigest()
         if (embedded := self.kept.get(name)) is not None:
             return _Image(name, embedded.size, embedded)
         tensor, size = await run(self.helpers, self.predictor.prepare, asked.image)
@@ -172,7 +172,3 @@ class PromptAnswerer(answering.Answerer):
     def _decode(self, image: predictors.EmbeddedImage, prompts: Sequence[Prompt]) -> dict[str, runner.Array]:
         with self.metrics.decoding():
             return self.predictor.decode(image, prompts)
-
-
-def _digest(content: bytes) -> str:
-    return f"sha256:{hashlib.sha256(content).hexdigest()}"

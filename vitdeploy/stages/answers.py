@@ -117,6 +117,12 @@ def run_reference(
     write_answers(adapter, reference_runner(reference_model.source), data, out, count, scratch)
 
 
+def _tools(adapter: TaskAdapter) -> dict[str, str]:
+    """What the original's answers depend on besides the model and the samples."""
+    versions = step.package_versions(("torch", "timm", "transformers", "pillow", "numpy"))
+    return {**versions, **extension_versions(adapter.setting.task), "host": str(describe_host())}
+
+
 def reference_step(reference_model: ReferenceModel, adapter: TaskAdapter, data: Data) -> step.Step:
     """The step that computes the original's answers to the evaluation samples; it depends on no other step."""
 
@@ -130,11 +136,7 @@ def reference_step(reference_model: ReferenceModel, adapter: TaskAdapter, data: 
         reference_model.identity(),
         (),
         {**reference_model.digests, "samples": data.evaluation_digest},
-        {
-            **step.package_versions(("torch", "timm", "transformers", "pillow", "numpy")),
-            **extension_versions(adapter.setting.task),
-            "host": str(describe_host()),
-        },
+        _tools(adapter),
         resumable=True,
     )
 
@@ -166,11 +168,7 @@ def fit_step(reference_model: ReferenceModel, adapter: TaskAdapter, data: Data) 
         reference_model.identity(),
         (),
         {**reference_model.digests, "images": data.calibration_digest, "labels": known.hexdigest()},
-        {
-            **step.package_versions(("torch", "timm", "transformers", "pillow", "numpy")),
-            **extension_versions(adapter.setting.task),
-            "host": str(describe_host()),
-        },
+        _tools(adapter),
     )
 
 

@@ -11,7 +11,7 @@ from vitdeploy.compilation.backend import COMPILE, BuildOptions
 from vitdeploy.compilation.engine import compile_engine, joined, within
 from vitdeploy.errors import CapabilityError, TargetError
 from vitdeploy.graph.analysis.rows import count_int4, count_int8, find_linears, unplaced_weights
-from vitdeploy.graph.io.files import GraphMetadata, fixed_batch, get_metadata, graph_spec, load_graph
+from vitdeploy.graph.io.files import fixed_batch, get_metadata, graph_spec, load_graph
 from vitdeploy.known_bad import entries, find
 from vitdeploy.known_bad.platform import platform_here
 from vitdeploy.progress import Progress, silent
@@ -81,14 +81,12 @@ def compile_graphs(
         (out / name).mkdir()
         of_part = CompileOptions(options.build, options.accepted)
         parts.append((compile_graph(file, target, batch, out / name, progress, of_part), name))
-    engine = joined([within(part, name) for part, name in parts], _metadata(next(iter(graphs.values()))).sequence)
+    first = next(iter(graphs.values()))
+    sequence = get_metadata(load_graph(first), str(first)).sequence
+    engine = joined([within(part, name) for part, name in parts], sequence)
     engine = replace(engine, accepted=tuple(dict.fromkeys(each for p, _ in parts for each in p.accepted or ())) or None)
     step.write_json(out / "engine.json", encode(engine))
     return engine
-
-
-def _metadata(graph: Path) -> GraphMetadata:
-    return get_metadata(load_graph(graph), str(graph))
 
 
 def compile_graph(

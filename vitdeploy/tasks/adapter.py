@@ -11,6 +11,7 @@ from typing import ClassVar, Literal, TypeAlias, TypedDict
 import numpy as np
 from PIL import Image
 
+from vitdeploy.data.annotations import AnnotatedSet
 from vitdeploy.data.classes import ClassMap
 from vitdeploy.data.containers.find import find_containers, root_of
 from vitdeploy.data.decoding import DecodedImages, DecodedSet, Skipped, decode_images
@@ -479,6 +480,11 @@ class ImageAdapter(TaskAdapter):
 
     def find_annotated(self, choice: DataChoice, place: Path, skipped: Skipped | None) -> FoundData:
         """Return the same with labels stored apart from the images, at `place`."""
+        found = self.annotated(choice, place, skipped)
+        return FoundData(found.split(**choice.numbers), found, found.annotations)
+
+    def annotated(self, choice: DataChoice, place: Path, skipped: Skipped | None) -> AnnotatedSet[OfTask]:
+        """Return the images with these labels."""
         raise AssertionError("only for tasks with such labels")
 
     def answers(self, runner: Runner, data: Data, progress: Count) -> Answers:

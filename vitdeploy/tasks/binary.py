@@ -13,7 +13,6 @@ from vitdeploy.spec import OutputSpec
 from vitdeploy.tasks import adapter, multi_label
 from vitdeploy.tasks.answers import Measure, Metric, Said
 from vitdeploy.verification import intervals, ranking
-from vitdeploy.verification.changes import Counts
 from vitdeploy.verification.comparison import (
     Comparison,
     Fields,
@@ -51,7 +50,7 @@ class BinaryComparison(Comparison):
     reference_called_yes: int
 
 
-def binary_comparison(rows: ImageRows, *, max_difference: float, seed: int = 0) -> BinaryComparison:
+def binary_comparison(rows: ImageRows, *, max_difference: float) -> BinaryComparison:
     """Return the comparison for the rows of all images, as `multi_label.multi_label_comparison` with one label."""
     above = rows["ours_above"][:, 0], rows["theirs_above"][:, 0]
     truth = rows["truth"][:, 0] if "truth" in rows.columns else None
@@ -64,15 +63,13 @@ def binary_comparison(rows: ImageRows, *, max_difference: float, seed: int = 0) 
         max_difference=max_difference,
         called_yes=int(above[0].sum()),
         reference_called_yes=int(above[1].sum()),
-        **({} if truth is None else _measured(scores, above, truth, seed)),
+        **({} if truth is None else _measured(scores, above, truth)),
     )
 
 
-def _measured(
-    scores: Sequence[intervals.Floats], above: Sequence[ranking.Bools], truth: ranking.Bools, seed: int
-) -> Fields:
+def _measured(scores: Sequence[intervals.Floats], above: Sequence[ranking.Bools], truth: ranking.Bools) -> Fields:
     n = len(truth)
-    weights = np.vstack([np.ones(n), ranking.stratified_draws(truth, seed)])
+    weights = np.vstack([np.ones(n), ranking.stratified_draws(truth, 0)])
     areas = [ranking.auroc_of_counts(*ranking.counted(side, truth, weights)) for side in scores]
     precise = [ranking.precisions(side, truth, weights.T) for side in scores]
     right = [side == truth for side in above]
@@ -166,8 +163,7 @@ class BinaryAdapter(multi_label.LabelsAdapter):
             fix="add images with the other label, or verify without labels (data.labels: none)",
         )
 
-    def comparison(self, counts: Counts) -> Comparison:
-        assert isinstance(counts, Records)
+    def comparison(self, counts: Records) -> Comparison:
         return binary_comparison(counts["images"], max_difference=worst_of(counts["outputs"]))
 
     def doubt(self, reference: Answers, data: adapter.Data, found: Comparison) -> str | None:

@@ -13,6 +13,7 @@ import numpy as np
 from vitdeploy.data import annotations, decoding, folder
 from vitdeploy.spec import encode
 from vitdeploy.tasks.adapter import Data, DataChoice, ImageAdapter, check_labels, controlled
+from vitdeploy.tasks.images import OfTask
 from vitdeploy.verification.changes import Counts
 from vitdeploy.verification.comparison import Comparison, doubt_value
 from vitdeploy.verification.records import Answers, Records
@@ -75,8 +76,8 @@ class CountedAdapter(ImageAdapter):
         """Return the counts of some images, from which `comparison` is computed."""
 
     @abstractmethod
-    def comparison(self, counts: Counts) -> Comparison:
-        """Return the comparison for these counts of all images. Raises DataError: as `compare`."""
+    def comparison(self, counts: OfTask) -> Comparison:
+        """Return the comparison for these counts (of `count`) of all images. Raises DataError: as `compare`."""
 
     def compare(self, ours: Answers, reference: Answers, data: Data) -> Comparison:
         return self.comparison(self.count(ours, reference, data))
@@ -102,6 +103,9 @@ class CountedAdapter(ImageAdapter):
     def facts(self, answers: Answers) -> dict[str, object]:
         """Return the facts that `doubt_counted` needs about the original's answers to some images, as JSON values."""
         return {}
+
+    def doubt(self, reference: Answers, data: Data, found: Comparison) -> str | None:
+        return self.doubt_counted(found, [self.facts(reference)], [], data)
 
     def doubt_counted(
         self, found: Comparison, facts: Sequence[Mapping[str, object]], places: Sequence[folder.Ints], listed: Data

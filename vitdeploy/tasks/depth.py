@@ -15,7 +15,6 @@ from vitdeploy.runtime.tasks.depth import ALIKE, Depth, DepthSpec, DepthValues, 
 from vitdeploy.tasks.adapter import Data, DataChoice, Panels, thumbnail
 from vitdeploy.tasks.answers import Measure, Metric, Said
 from vitdeploy.tasks.counted import CountedAdapter
-from vitdeploy.tasks.images import FoundData
 from vitdeploy.verification.changes import MOVED_PIXELS, Changes, Counts, judged
 from vitdeploy.verification.comparison import (
     Comparison,
@@ -96,13 +95,13 @@ def depth_records(
     )
 
 
-def depth_comparison(records: Records, *, max_difference: float, seed: int = 0) -> DepthComparison:
+def depth_comparison(records: Records, *, max_difference: float) -> DepthComparison:
     """Return the comparison for the records of all images. Raises DataError: the labels contain no known pixel."""
     n, shares = records.n, records["images"]["share"]
     agreement = 100 * float(shares.mean())
-    drawn = replicates(n, seed, lambda weights: 100 * weights @ shares / n)
+    drawn = replicates(n, 0, lambda weights: 100 * weights @ shares / n)
     labelled = "errors" in records
-    accuracy = _accuracy(records["errors"], n, seed) if labelled else {}
+    accuracy = _accuracy(records["errors"], n) if labelled else {}
     return DepthComparison(
         n=n,
         metric="delta-1" if labelled else None,
@@ -113,7 +112,7 @@ def depth_comparison(records: Records, *, max_difference: float, seed: int = 0) 
     )
 
 
-def _accuracy(errors: ImageRows, n: int, seed: int) -> Fields:
+def _accuracy(errors: ImageRows, n: int) -> Fields:
     if not len(errors):
         raise DataError(
             "the labels contain no pixel of known depth",
@@ -123,7 +122,7 @@ def _accuracy(errors: ImageRows, n: int, seed: int) -> Fields:
     ours, theirs, pairs = errors["ours"], errors["theirs"], len(errors)
     lost, farther = (theirs - ours)[:, 1], (ours - theirs)[:, 0]
     drawn, relative = replicates(
-        pairs, seed, lambda weights: np.stack([100 * weights @ lost / pairs, weights @ farther / pairs], axis=1)
+        pairs, 0, lambda weights: np.stack([100 * weights @ lost / pairs, weights @ farther / pairs], axis=1)
     ).T
     drop = 100 * float((theirs - ours)[:, 1].mean())
     values = [100 * float(side[:, 1].mean()) for side in (ours, theirs)]
@@ -180,7 +179,6 @@ class DepthAnnotation:
     scale: float | None
 
     def content(self) -> bytes:
-        """Bytes that differ where two annotations differ."""
         return repr(self.scale).encode() + self.file.read_bytes()
 
     def facts(self) -> bytes:
@@ -274,9 +272,8 @@ class DepthAdapter(CountedAdapter):
     measures = (Measure("AbsRel", "abs_rel", 4, original=True),)
     head: DepthSpec
 
-    def find_annotated(self, choice: DataChoice, place: Path, skipped: decoding.Skipped | None) -> FoundData:
-        found = read_depth(choice.path, place, skipped)
-        return FoundData(found.split(**choice.numbers), found, found.annotations)
+    def annotated(self, choice: DataChoice, place: Path, skipped: decoding.Skipped | None) -> DepthSet:
+        return read_depth(choice.path, place, skipped)
 
     def kept(self, outputs: Mapping[str, np.ndarray], size: tuple[int, int]) -> Mapping[str, np.ndarray]:
         """Return the model's map, and the size of the image."""
@@ -289,8 +286,7 @@ class DepthAdapter(CountedAdapter):
         records = depth_records(ours.columns[PLANE], reference.columns[PLANE], errors, self.head.values)
         return records.with_tables(outputs=differences(ours, reference, [PLANE]))
 
-    def comparison(self, counts: Counts) -> Comparison:
-        assert isinstance(counts, Records)
+    def comparison(self, counts: Records) -> Comparison:
         return depth_comparison(counts, max_difference=worst_of(counts["outputs"]))
 
     def _errors(

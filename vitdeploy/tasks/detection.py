@@ -68,8 +68,7 @@ class ObjectAdapter(counted.CountedAdapter):
         records = object_records(artifact, theirs, data.truths(), self.match, threshold=self.head.threshold)
         return records.with_tables(outputs=differences(ours, reference, self.raw(ours)))
 
-    def comparison(self, counts: Counts) -> Comparison:
-        assert isinstance(counts, Records)
+    def comparison(self, counts: Records) -> Comparison:
         worst = worst_of(counts["outputs"])
         return self.compared.of(counts, threshold=self.head.threshold, max_difference=worst)
 

@@ -14,7 +14,7 @@ from vitdeploy.data.label_file import Repairs
 from vitdeploy.errors import DataError
 from vitdeploy.paths import name_bytes
 from vitdeploy.progress import Progress
-from vitdeploy.tasks import adapter, classification, features, images
+from vitdeploy.tasks import adapter, classification, features
 from vitdeploy.tasks.answers import Measure, Metric
 from vitdeploy.verification import intervals
 from vitdeploy.verification.changes import Changes
@@ -314,11 +314,8 @@ class EmbeddingAdapter(features.FeaturesAdapter):
         *classification.COSINES,
     )
 
-    def find_annotated(
-        self, choice: adapter.DataChoice, place: Path, skipped: decoding.Skipped | None
-    ) -> images.FoundData:
-        pairs = read_pairs(choice.path, place)
-        return images.FoundData(pairs.split(**choice.numbers), pairs, pairs.annotations)
+    def annotated(self, choice: adapter.DataChoice, place: Path, skipped: decoding.Skipped | None) -> PairSet:
+        return read_pairs(choice.path, place)
 
     def load(self, choice: adapter.DataChoice, *, skip_bad: bool, progress: Progress) -> adapter.Data:
         data = super().load(choice, skip_bad=skip_bad, progress=progress)

@@ -23,8 +23,7 @@ from vitdeploy.runtime.tasks.foreground import (
 from vitdeploy.tasks.adapter import Data, DataChoice, Panels, thumbnail
 from vitdeploy.tasks.answers import Measure, Metric, Said
 from vitdeploy.tasks.counted import CountedAdapter
-from vitdeploy.tasks.images import FoundData
-from vitdeploy.verification.changes import MOVED_PIXELS, Changes, Counts, judged
+from vitdeploy.verification.changes import Changes, Counts, pixel_changes
 from vitdeploy.verification.comparison import (
     Comparison,
     Fields,
@@ -116,7 +115,7 @@ def foreground_records(
     return Records(len(pairs), tables)
 
 
-def foreground_comparison(records: Records, *, max_difference: float, seed: int = 0) -> ForegroundComparison:
+def foreground_comparison(records: Records, *, max_difference: float) -> ForegroundComparison:
     """Return the comparison for the records of all images."""
     iou = records["images"]["iou"]
     proving = iou[np.isfinite(iou)]
@@ -130,14 +129,14 @@ def foreground_comparison(records: Records, *, max_difference: float, seed: int 
         agreement_of=f"masks with an IoU of {SAME_MASK:g} or more with the original's, for foreground and background",
         max_difference=max_difference,
         masks=len(proving),
-        **(_accuracy(records["errors"], records.n, seed) if labelled else {}),
+        **(_accuracy(records["errors"], records.n) if labelled else {}),
     )
 
 
-def _accuracy(errors: ImageRows, n: int, seed: int) -> Fields:
+def _accuracy(errors: ImageRows, n: int) -> Fields:
     ours, theirs = errors["ours"], errors["theirs"]
     lost = theirs - ours
-    drawn = replicates(n, seed, lambda weights: weights @ lost / n)
+    drawn = replicates(n, 0, lambda weights: weights @ lost / n)
     (iou, mae, boundary), (iou_before, mae_before, boundary_before) = ours.mean(axis=0), theirs.mean(axis=0)
     right = [side[:, 0] >= RIGHT_IOU for side in (ours, theirs)]
     low, high = np.percentile(-drawn[:, 1], [2.5, 97.5])
@@ -191,12 +190,6 @@ def _near(points: npt.NDArray[np.int64], others: npt.NDArray[np.int64], reach: f
     return float((distances <= reach).mean())
 
 
-def foreground_changes(artifact: Iterable[Mask], reference: Iterable[Mask]) -> Changes:
-    """Return the changed images: those with more than MOVED_PIXELS of their pixels on the other side of the mask."""
-    moved = np.array([float((a != b).mean()) for a, b in zip(artifact, reference, strict=True)])
-    return judged(moved > MOVED_PIXELS, moved)
-
-
 # --- Labels: for each image a PNG of the same name below another folder, a mask or a matte ----------------------------
 
 
@@ -215,7 +208,6 @@ class MatteAnnotation:
     one: int = WHITE
 
     def content(self) -> bytes:
-        """Bytes that differ where two annotations differ."""
         return self.facts() + self.file.read_bytes()
 
     def facts(self) -> bytes:
@@ -329,9 +321,8 @@ class ForegroundAdapter(CountedAdapter):
     )
     head: ForegroundSpec
 
-    def find_annotated(self, choice: DataChoice, place: Path, skipped: decoding.Skipped | None) -> FoundData:
-        labelled = read_mattes(choice.path, place, skipped)
-        return FoundData(labelled.split(**choice.numbers), labelled, labelled.annotations)
+    def annotated(self, choice: DataChoice, place: Path, skipped: decoding.Skipped | None) -> MatteSet:
+        return read_mattes(choice.path, place, skipped)
 
     def kept(self, outputs: Mapping[str, np.ndarray], size: tuple[int, int]) -> Mapping[str, np.ndarray]:
         """Return the model's map, and the size of the image."""
@@ -342,8 +333,7 @@ class ForegroundAdapter(CountedAdapter):
         records = foreground_records(self._masks(ours), self._masks(reference), errors)
         return records.with_tables(outputs=differences(ours, reference, [FOREGROUND_OUTPUT]))
 
-    def comparison(self, counts: Counts) -> Comparison:
-        assert isinstance(counts, Records)
+    def comparison(self, counts: Records) -> Comparison:
         return foreground_comparison(counts, max_difference=worst_of(counts["outputs"]))
 
     def _matte(self, answers: Answers, index: int) -> Matte:
@@ -357,9 +347,6 @@ class ForegroundAdapter(CountedAdapter):
             truth = data.truth_at(index).load()
             a, b = (matte_error(self._matte(side, index), truth, self.head.threshold) for side in (ours, reference))
             yield a, b
-
-    def doubt(self, reference: Answers, data: Data, found: Comparison) -> str | None:
-        return self.doubt_counted(found, [self.facts(reference)], [], data)
 
     def facts(self, answers: Answers) -> dict[str, object]:
         planes = answers.columns[FOREGROUND_OUTPUT]
@@ -390,7 +377,7 @@ class ForegroundAdapter(CountedAdapter):
         return doubt_value(found.metric, found.reference_value)
 
     def changes(self, ours: Answers, reference: Answers, data: Data) -> Changes:
-        return foreground_changes(self._masks(ours), self._masks(reference))
+        return pixel_changes(self._masks(ours), self._masks(reference))
 
     def show(self, answers: Answers, index: int, labels: Sequence[str] | None) -> Said:
         return Said(str(Foreground(self._matte(answers, index), self.head.threshold)), None)

@@ -123,7 +123,6 @@ class HeadLabels:
     labels: tuple[HeadLabel, ...]
 
     def content(self) -> bytes:
-        """Bytes that differ where two images have different labels."""
         return name_bytes(repr([each.value for each in self.labels]))
 
 

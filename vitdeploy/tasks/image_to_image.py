@@ -17,7 +17,6 @@ from vitdeploy.runtime.preprocess import SUFFIXES, decode, image_frame
 from vitdeploy.runtime.tasks.image_to_image import MOST, RECONSTRUCTION, ImageSpec, psnr, to_pixels
 from vitdeploy.tasks.adapter import Data, DataChoice, ImageAdapter, Panels, thumbnail
 from vitdeploy.tasks.answers import Measure, Metric, Said
-from vitdeploy.tasks.images import FoundData
 from vitdeploy.verification import comparison, intervals
 from vitdeploy.verification.changes import Changes, judged
 from vitdeploy.verification.records import Answers, LazyColumn
@@ -146,7 +145,6 @@ class TargetPicture:
     size: tuple[int, int]
 
     def content(self) -> bytes:
-        """Bytes that differ where two targets differ."""
         return self.path.read_bytes()
 
 
@@ -240,10 +238,11 @@ class ImageToImageAdapter(ImageAdapter):
     )
     head: ImageSpec
 
-    def find_annotated(self, choice: DataChoice, place: Path, skipped: decoding.Skipped | None) -> FoundData:
+    def annotated(
+        self, choice: DataChoice, place: Path, skipped: decoding.Skipped | None
+    ) -> annotations.AnnotatedSet[TargetPicture]:
         height, width = self.setting.images.crop
-        found = read_targets(choice.path, place, (width, height), skipped)
-        return FoundData(found.split(**choice.numbers), found, found.annotations)
+        return read_targets(choice.path, place, (width, height), skipped)
 
     def keep(self, outputs: Mapping[str, np.ndarray], size: tuple[int, int]) -> Mapping[str, np.ndarray]:
         """Return the 8-bit picture, and the least and largest value it was made from."""

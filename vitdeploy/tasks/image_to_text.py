@@ -17,7 +17,6 @@ from vitdeploy.runtime.tokenizer import TextSpec
 from vitdeploy.spec import PreprocessSpec, SequenceSpec
 from vitdeploy.tasks.adapter import Calibration, Count, Data, DataChoice, Drive, ImageAdapter, thumbnail
 from vitdeploy.tasks.answers import Measure, Metric, Said
-from vitdeploy.tasks.images import FoundData
 from vitdeploy.verification.changes import Changes, judged
 from vitdeploy.verification.comparison import Comparison, Fields, counted_agreement, resampled_accuracy
 from vitdeploy.verification.intervals import Floats, draws
@@ -69,7 +68,6 @@ def compare_texts(
     *,
     cut: int,
     max_difference: float,
-    seed: int = 0,
 ) -> TextComparison:
     """Compare the texts of the same images.
 
@@ -94,7 +92,7 @@ def compare_texts(
         characters=characters,
         character_agreement=100 * max(0.0, 1 - apart / max(characters, 1)),
         cut=cut,
-        **(_accuracy(artifact, reference, written, seed) if written is not None else {}),
+        **(_accuracy(artifact, reference, written) if written is not None else {}),
     )
 
 
@@ -110,7 +108,7 @@ def text_changes(artifact: Sequence[str], reference: Sequence[str], written: Seq
     return judged(changed, size, *right)
 
 
-def _accuracy(artifact: Sequence[str], reference: Sequence[str], written: Sequence[str], seed: int) -> Fields:
+def _accuracy(artifact: Sequence[str], reference: Sequence[str], written: Sequence[str]) -> Fields:
     lengths = np.array([len(text) for text in written], np.float64)
     if not lengths.sum():
         raise DataError(
@@ -124,7 +122,7 @@ def _accuracy(artifact: Sequence[str], reference: Sequence[str], written: Sequen
     )
     once = np.ones((1, len(written)))
     value, reference_value = (float(_percent(once, each, lengths)[0]) for each in (ours, theirs))
-    weights = draws(len(written), seed)
+    weights = draws(len(written), 0)
     spread = _percent(weights, theirs, lengths) - _percent(weights, ours, lengths)
     return {
         **resampled_accuracy((value, reference_value), spread, [_right(side, lengths) for side in (ours, theirs)]),
@@ -190,9 +188,8 @@ class ImageToTextAdapter(ImageAdapter):
     in_words = True
     head: TextSpec
 
-    def find_annotated(self, choice: DataChoice, place: Path, skipped: decoding.Skipped | None) -> FoundData:
-        found = annotations.read_written(choice.path, place)
-        return FoundData(found.split(**choice.numbers), found, found.annotations)
+    def annotated(self, choice: DataChoice, place: Path, skipped: decoding.Skipped | None) -> annotations.TextSet:
+        return annotations.read_written(choice.path, place)
 
     @property
     def _sequence(self) -> SequenceSpec:

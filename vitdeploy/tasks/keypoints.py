@@ -11,7 +11,6 @@ from vitdeploy.data import decoding, folder, keypoints
 from vitdeploy.runtime.tasks.keypoints import HEATMAPS, KeypointSpec, in_image, locate
 from vitdeploy.tasks.adapter import Data, DataChoice, ImageAdapter, thumbnail
 from vitdeploy.tasks.answers import Marks, Measure, Metric, Said
-from vitdeploy.tasks.images import FoundData
 from vitdeploy.verification import average_precision, comparison, detection, intervals, records
 from vitdeploy.verification.changes import Changes, judged
 
@@ -70,7 +69,7 @@ class KeypointComparison(comparison.Comparison):
 
 
 def compare_keypoints(
-    artifact: Points, reference: Points, objects: PosedObjects, *, threshold: float, seed: int = 0
+    artifact: Points, reference: Points, objects: PosedObjects, *, threshold: float
 ) -> KeypointComparison:
     """Compare the points of the artifact and of the original of the same objects, in the same order.
 
@@ -83,13 +82,13 @@ def compare_keypoints(
     if artifact.places.shape != reference.places.shape or not len(reference.places):
         raise ValueError(f"points {artifact.places.shape} against {reference.places.shape}")
     images = int(objects.image.max()) + 1
-    weights = intervals.draws(images, seed)
+    weights = intervals.draws(images, 0)
     shown, paired, distance = _pairs(artifact, reference, objects.longer, threshold)
     matched = _by_image(paired.sum(axis=1), objects.image, images)
     total = _by_image(sum(each.sum(axis=1) for each in shown), objects.image, images)
     agreement = float(detection.shared(np.ones(images), matched, total))
     both = shown[0] & shown[1]
-    accuracy = _accuracy(artifact, reference, objects, weights, seed) if objects.labels is not None else {}
+    accuracy = _accuracy(artifact, reference, objects, weights) if objects.labels is not None else {}
     worst = float(np.abs(artifact.scores - reference.scores).max())
     return KeypointComparison(
         n=len(reference.places),
@@ -126,7 +125,7 @@ def _by_image(counts: np.ndarray, image: npt.NDArray[np.int64], images: int) -> 
 
 
 def _accuracy(
-    artifact: Points, reference: Points, objects: PosedObjects, weights: intervals.Floats, seed: int
+    artifact: Points, reference: Points, objects: PosedObjects, weights: intervals.Floats
 ) -> comparison.Fields:
     assert objects.labels is not None
     truth = np.array([each.points for each in objects.labels], np.float64)
@@ -141,14 +140,14 @@ def _accuracy(
     pck, reference_pck = (100 * float(side.sum() / tried.sum()) for side in found)
     shares = {"pck": pck, "reference_pck": reference_pck}
     if objects.labels[0].sigmas is not None:
-        return {**shares, **_oks(artifact, reference, objects, images, seed)}
+        return {**shares, **_oks(artifact, reference, objects, images)}
     with np.errstate(invalid="ignore"):
         spread = 100 * (weights @ (found[1] - found[0])) / (weights @ tried)
     accuracy = comparison.resampled_accuracy((pck, reference_pck), spread, [side[known] for side in right])
     return {**shares, "metric": PCK, **accuracy}
 
 
-def _oks(artifact: Points, reference: Points, objects: PosedObjects, images: int, seed: int) -> comparison.Fields:
+def _oks(artifact: Points, reference: Points, objects: PosedObjects, images: int) -> comparison.Fields:
     """As for detections; the score of an object is the mean over its points."""
     assert objects.labels is not None
     labelled: list[list[dict[str, object]]] = [[] for _ in range(images)]
@@ -172,7 +171,7 @@ def _oks(artifact: Points, reference: Points, objects: PosedObjects, images: int
             [{}] * images, labelled, detections, "keypoints", objects.labels[0].sigmas
         )
         matches.append(average_precision.matches_of(matched, images))
-    return {"metric": OKS_AP, **detection.precision_fields(matches[0], matches[1], images, seed, "oks_")}
+    return {"metric": OKS_AP, **detection.precision_fields(matches[0], matches[1], images, 0, "oks_")}
 
 
 # --- Key points of one object: labelled points, COCO's OKS or PCK, and whether the points are at the same places ------
@@ -207,16 +206,14 @@ class KeypointsAdapter(ImageAdapter):
     head: KeypointSpec
     calibrated_on = "coco"
 
-    def find_annotated(self, choice: DataChoice, place: Path, skipped: decoding.Skipped | None) -> FoundData:
-        found = keypoints.read_keypoints(choice.path, place, self.setting.labels, self.setting.classes, skipped)
-        return FoundData(found.split(**choice.numbers), found, found.annotations)
+    def annotated(self, choice: DataChoice, place: Path, skipped: decoding.Skipped | None) -> keypoints.KeypointSet:
+        return keypoints.read_keypoints(choice.path, place, self.setting.labels, self.setting.classes, skipped)
 
     def labelled(
         self, choice: DataChoice, count: int | None, skipped: decoding.Skipped | None
     ) -> tuple[folder.Sample, ...]:
         assert choice.annotations is not None
-        setting = self.setting
-        found = keypoints.read_keypoints(choice.path, choice.annotations, setting.labels, setting.classes, skipped)
+        found = self.annotated(choice, choice.annotations, skipped)
         images = found.to_calibrate(count, choice.seed)
         return tuple(each for image in images for each in found.annotations[image.path].objects)
 

@@ -54,7 +54,6 @@ class ImageLabels:
     labels: tuple[int, ...]
 
     def content(self) -> bytes:
-        """Bytes that differ where two annotations differ."""
         return repr(self.labels).encode()
 
     def turned(self, frame: Frame) -> "ImageLabels":
@@ -298,7 +297,7 @@ def drop_with_interval(values: Sequence[float], drawn: Sequence[Floats], right: 
     return resampled_accuracy([100 * value for value in values], lost, right)
 
 
-def multi_label_comparison(rows: ImageRows, *, max_difference: float, seed: int = 0) -> MultiLabelComparison:
+def multi_label_comparison(rows: ImageRows, *, max_difference: float) -> MultiLabelComparison:
     """Return the comparison for the rows of all images: `ours` and `theirs` [n, labels], the scores; `ours_above` and
     `theirs_above` bool, the predicted labels; with labels `truth` bool.
 
@@ -308,9 +307,9 @@ def multi_label_comparison(rows: ImageRows, *, max_difference: float, seed: int 
     above = rows["ours_above"], rows["theirs_above"]
     equal, n = above[0] == above[1], len(rows)
     shares = equal.mean(axis=1)
-    drawn = intervals.replicates(n, seed, lambda weights: 100 * weights @ shares / n)
+    drawn = intervals.replicates(n, 0, lambda weights: 100 * weights @ shares / n)
     decisions = resampled_agreement(100 * float(shares.mean()), drawn, n)
-    measured = _measured(rows, above, seed) if "truth" in rows.columns else {}
+    measured = _measured(rows, above) if "truth" in rows.columns else {}
     return MultiLabelComparison(
         n=n,
         metric="mean AP" if measured else None,
@@ -324,7 +323,7 @@ def multi_label_comparison(rows: ImageRows, *, max_difference: float, seed: int 
     )
 
 
-def _measured(rows: ImageRows, above: Sequence[Bools], seed: int) -> Fields:
+def _measured(rows: ImageRows, above: Sequence[Bools]) -> Fields:
     truth, scores = rows["truth"], (rows["ours"].astype(np.float64), rows["theirs"].astype(np.float64))
     n, labelled = len(rows), int(truth.any(axis=0).sum())
     if not labelled:
@@ -340,7 +339,7 @@ def _measured(rows: ImageRows, above: Sequence[Bools], seed: int) -> Fields:
         return np.stack([*ranked, *(mean_f1(side, truth, weights) for side in above)], axis=1)
 
     precise, theirs, f1, their_f1 = (float(value) for value in measure(np.ones((1, n)))[0])
-    drawn = intervals.replicates(n, seed, measure).T
+    drawn = intervals.replicates(n, 0, measure).T
     right = [(side == truth).all(axis=1) for side in above]
     decided = drop_with_interval([f1, their_f1], drawn[2:], right)
     return {
@@ -545,8 +544,7 @@ class MultiLabelAdapter(LabelsAdapter):
         names = ", ".join(missing[:5]) + (f" and {len(missing) - 5} more" if len(missing) > 5 else "")
         return [f"no evaluation image has the label {names}: mean AP and F1 cover only the other labels"]
 
-    def comparison(self, counts: Counts) -> Comparison:
-        assert isinstance(counts, Records)
+    def comparison(self, counts: Records) -> Comparison:
         return multi_label_comparison(counts["images"], max_difference=worst_of(counts["outputs"]))
 
     def show(self, answers: Answers, index: int, labels: Sequence[str] | None) -> Said:

@@ -15,7 +15,7 @@ from vitdeploy.runtime.tasks.detection import PostprocessSpec
 from vitdeploy.runtime.tasks.panoptic import segment
 from vitdeploy.tasks import adapter, detection, images
 from vitdeploy.tasks.answers import Measure, Metric, Said
-from vitdeploy.verification.changes import Changes, map_changes
+from vitdeploy.verification.changes import Changes, class_map, pixel_changes
 from vitdeploy.verification.comparison import Comparison, Fields, resampled_accuracy, resampled_agreement
 from vitdeploy.verification.intervals import Floats, draws
 from vitdeploy.verification.records import Answers
@@ -165,7 +165,6 @@ def compare_panoptic(
     classes: int,
     things: Collection[int],
     max_difference: float,
-    seed: int = 0,
 ) -> PanopticComparison:
     """Compare the maps of the artifact and of the original of the same images, in the same order.
 
@@ -194,7 +193,7 @@ def compare_panoptic(
     if not agreements:
         raise ValueError("no image")
     n = len(agreements)
-    weights = draws(n, seed)
+    weights = draws(n, 0)
     counts = np.stack([each.counts for each in agreements])
     segments = sum(len(each.found) for each in agreements)
     agreed = quality(counts, np.ones(classes, bool))
@@ -292,7 +291,7 @@ class PanopticAdapter(adapter.ImageAdapter):
         return Said(detection.listed([label_of(int(c), labels) for _, c in rows]), None)
 
     def changes(self, ours: Answers, reference: Answers, data: adapter.Data) -> Changes:
-        return map_changes(list(_maps(ours)), list(_maps(reference)))
+        return pixel_changes(map(class_map, _maps(ours)), map(class_map, _maps(reference)))
 
     def truth_line(self, truth: images.OfTask, labels: Sequence[str] | None) -> str:
         annotation, mapping = truth

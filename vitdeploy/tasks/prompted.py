@@ -23,7 +23,7 @@ from vitdeploy.runtime.tasks.prompted import decode, embed, iou, read_masks
 from vitdeploy.spec import PreprocessSpec
 from vitdeploy.tasks import adapter
 from vitdeploy.tasks.answers import Measure, Metric, Said
-from vitdeploy.tasks.images import FoundData, drawn, nearest_pixels
+from vitdeploy.tasks.images import drawn, nearest_pixels
 from vitdeploy.verification.changes import Changes, judged
 from vitdeploy.verification.comparison import Comparison, Fields, resampled_accuracy, resampled_agreement
 from vitdeploy.verification.intervals import Floats, draws
@@ -68,7 +68,7 @@ class PromptErrors:
 
 
 def compare_prompted(
-    overlaps: Sequence[Floats], errors: Sequence[PromptErrors] | None, *, max_difference: float, seed: int = 0
+    overlaps: Sequence[Floats], errors: Sequence[PromptErrors] | None, *, max_difference: float
 ) -> PromptComparison:
     """Compare the masks of the same prompts of the same images.
 
@@ -82,7 +82,7 @@ def compare_prompted(
     """
     if not overlaps:
         raise ValueError("no image")
-    weights, every = draws(len(overlaps), seed), np.concatenate(overlaps)
+    weights, every = draws(len(overlaps), 0), np.concatenate(overlaps)
     agreement = 100 * float(every.mean())
     drawn = 100 * _ratio(weights, [each.sum() for each in overlaps], [len(each) for each in overlaps])
     return PromptComparison(
@@ -151,7 +151,6 @@ class PromptedMap:
     sample: PromptedSample
 
     def content(self) -> bytes:
-        """Bytes that differ where two annotations differ."""
         return repr((self.sample.prompts, self.sample.instances)).encode() + self.png.read_bytes()
 
     def load(self) -> npt.NDArray[np.bool_]:
@@ -324,9 +323,8 @@ class PromptedAdapter(adapter.ImageAdapter):
     divisible = False
     calibrated_on = "prompts"
 
-    def find_annotated(self, choice: adapter.DataChoice, place: Path, skipped: decoding.Skipped | None) -> FoundData:
-        found = read_prompted(choice.path, place, skipped)
-        return FoundData(found.split(**choice.numbers), found, found.annotations)
+    def annotated(self, choice: adapter.DataChoice, place: Path, skipped: decoding.Skipped | None) -> PromptedSet:
+        return read_prompted(choice.path, place, skipped)
 
     def labelled(
         self, choice: adapter.DataChoice, count: int | None, skipped: decoding.Skipped | None

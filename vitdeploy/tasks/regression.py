@@ -15,7 +15,6 @@ from vitdeploy.runtime.tasks.regression import NUMBERS, RegressionSpec, numbers_
 from vitdeploy.tasks.adapter import Data, DataChoice
 from vitdeploy.tasks.answers import Measure, Metric, Said
 from vitdeploy.tasks.counted import CountedAdapter
-from vitdeploy.tasks.images import FoundData
 from vitdeploy.verification.changes import Changes, Counts, judged
 from vitdeploy.verification.comparison import (
     Comparison,
@@ -88,7 +87,6 @@ def compare_numbers(
     labels: Sequence[str] = (),
     *,
     max_difference: float,
-    seed: int = 0,
 ) -> RegressionComparison:
     """Compare float64 [n, k] of an artifact and of the original; `truth` float64 [n, k], or None.
 
@@ -107,7 +105,7 @@ def compare_numbers(
     ]
     accuracy: Fields = {"metric": None}
     if truth is not None:
-        accuracy, errors = _accuracy(ours, theirs, truth, allowed, names, seed)
+        accuracy, errors = _accuracy(ours, theirs, truth, allowed, names)
         facts = [{**row, **more} for row, more in zip(facts, errors, strict=True)]
     within = ", ".join(f"{allowed[j]:.3g}{' ' * bool(unit := spec.unit(j))}{unit}" for j in range(k))
     derived = "" if spec.tolerance is not None else f", {SPREAD_SHARE:g} of their standard deviation"
@@ -140,7 +138,7 @@ def _differences(apart: Floats) -> Fields:
 
 
 def _accuracy(
-    ours: Floats, theirs: Floats, truth: Floats, allowed: Floats, names: Sequence[str], seed: int
+    ours: Floats, theirs: Floats, truth: Floats, allowed: Floats, names: Sequence[str]
 ) -> tuple[Fields, list[Fields]]:
     """Return the fields of all numbers together, and those of each."""
     n, k = truth.shape
@@ -164,14 +162,18 @@ def _accuracy(
             lost = 100 * (weights @ (sides[0] - sides[1]) / spread).mean(axis=1, keepdims=True)
         return np.concatenate([np.where(spread.min(axis=1, keepdims=True) > 0, lost, np.nan), weights @ farther / n], 1)
 
-    drawn = replicates(n, seed, measure)
+    drawn = replicates(n, 0, measure)
     shares = [100 * (1 - side.sum(axis=0) / squares.sum(axis=0)) for side in sides]
     values = [float(share.mean()) for share in shares]
     right = [alike(side, truth, allowed) for side in (ours, theirs)]
     drop, least = values[1] - values[0], least_of_difference(right[1], right[0])
     errors = [np.abs(side - truth).mean(axis=0) for side in (ours, theirs)]
     rows = [
-        {**_mae(errors[0][j], errors[1][j], drawn[:, 1 + j]), "r2": shares[0][j], "reference_r2": shares[1][j]}
+        {
+            **_mae(errors[0][j], errors[1][j], drawn[:, 1 + j]),
+            "r2": float(shares[0][j]),
+            "reference_r2": float(shares[1][j]),
+        }
         for j in range(k)
     ]
     fields = {
@@ -182,11 +184,7 @@ def _accuracy(
         "drop_ci95": percentile_interval(drop, drawn[:, 0], least, (-np.inf, np.inf)),
         **_mae(errors[0].mean(), errors[1].mean(), drawn[:, 1:].mean(axis=1)),
     }
-    return fields, [{name: _plain(value) for name, value in fields.items()} for fields in rows]
-
-
-def _plain(value: object) -> object:
-    return float(value) if isinstance(value, np.floating) else value
+    return fields, rows
 
 
 def _mae(ours: float, theirs: float, drawn: Floats) -> Fields:
@@ -205,7 +203,6 @@ class LabelledNumbers:
     values: tuple[float, ...]
 
     def content(self) -> bytes:
-        """Bytes that differ where two images have different numbers."""
         return name_bytes(repr(self.values))
 
 
@@ -297,9 +294,8 @@ class RegressionAdapter(CountedAdapter):
     attention = True
     head: RegressionSpec
 
-    def find_annotated(self, choice: DataChoice, place: Path, skipped: decoding.Skipped | None) -> FoundData:
-        labelled = read_numbers(choice.path, place, self.setting.labels, self.setting.classes or 1)
-        return FoundData(labelled.split(**choice.numbers), labelled, labelled.annotations)
+    def annotated(self, choice: DataChoice, place: Path, skipped: decoding.Skipped | None) -> NumberSet:
+        return read_numbers(choice.path, place, self.setting.labels, self.setting.classes or 1)
 
     def fits(self, data: Data) -> bool:
         """Whether to choose a tolerance, which needs no labels."""
@@ -330,8 +326,7 @@ class RegressionAdapter(CountedAdapter):
             records = records.with_tables(**{TRUTH: ImageRows.each(values=truth)})
         return records.with_tables(outputs=differences(ours, reference, [NUMBERS]))
 
-    def comparison(self, counts: Counts) -> Comparison:
-        assert isinstance(counts, Records)
+    def comparison(self, counts: Records) -> Comparison:
         numbers = counts[IMAGES]
         truth = counts[TRUTH]["values"] if TRUTH in counts else None
         worst = worst_of(counts["outputs"])
@@ -339,13 +334,15 @@ class RegressionAdapter(CountedAdapter):
             numbers["ours"], numbers["theirs"], truth, self.head, self.setting.labels, max_difference=worst
         )
 
-    def doubt(self, reference: Answers, data: Data, found: Comparison) -> str | None:
-        return _doubt(found)
-
     def doubt_counted(
         self, found: Comparison, facts: Sequence[Mapping[str, object]], places: Sequence[folder.Ints], listed: Data
     ) -> str | None:
-        return _doubt(found)
+        if doubt_value(found.metric, found.reference_value) is None:
+            return None
+        return (
+            f"the original's R2 is {found.reference_value:.2f} %, no better than predicting the mean label: check that "
+            "the labels belong to these images and have the model's units, and that the preprocessing matches the training"
+        )
 
     def changes(self, ours: Answers, reference: Answers, data: Data) -> Changes:
         """Return the changed images: those with a number outside its tolerance of the original's; the farther, the
@@ -372,15 +369,6 @@ class RegressionAdapter(CountedAdapter):
 
     def truth_line(self, truth: LabelledNumbers, labels: Sequence[str] | None) -> str:
         return str(numbers_of(np.array(truth.values), self.head, labels))
-
-
-def _doubt(found: Comparison) -> str | None:
-    if doubt_value(found.metric, found.reference_value) is None:
-        return None
-    return (
-        f"the original's R2 is {found.reference_value:.2f} %, no better than predicting the mean label: check that the "
-        "labels belong to these images and have the model's units, and that the preprocessing matches the training"
-    )
 
 
 def _numbers(answers: Answers) -> Floats:

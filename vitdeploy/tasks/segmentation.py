@@ -14,8 +14,8 @@ from vitdeploy.runtime import drawing, postprocess
 from vitdeploy.runtime.tasks.segmentation import NONE, SegmentationSpec, areas, classes_of
 from vitdeploy.tasks import adapter, counted
 from vitdeploy.tasks.answers import Measure, Metric, Said
-from vitdeploy.tasks.images import FoundData, OfTask, drawn
-from vitdeploy.verification.changes import MOVED_PIXELS, Changes, Counts, judged
+from vitdeploy.tasks.images import OfTask, drawn
+from vitdeploy.verification.changes import Changes, Counts, pixel_changes
 from vitdeploy.verification.comparison import (
     Comparison,
     Fields,
@@ -85,15 +85,13 @@ def segmentation_records(
     return Records(len(images), {**tables, **({} if truth is None else {"classes": ImageRows.of(rows)})})
 
 
-def segmentation_comparison(
-    records: Records, *, classes: int, max_difference: float, seed: int = 0
-) -> SegmentationComparison:
+def segmentation_comparison(records: Records, *, classes: int, max_difference: float) -> SegmentationComparison:
     """Return the comparison for the records of all images. Raises DataError: the labels contain no pixel with a
     class."""
     images, n = records["images"], records.n
     equal, pixels = images["same"].astype(np.float64), images["pixels"].astype(np.float64)
     regions, agreement = int(images["regions"].sum()), 100 * float(equal.sum() / pixels.sum())
-    drawn = replicates(n, seed, lambda weights: 100 * (weights @ equal) / (weights @ pixels))
+    drawn = replicates(n, 0, lambda weights: 100 * (weights @ equal) / (weights @ pixels))
     labelled = "classes" in records
     return SegmentationComparison(
         n=n,
@@ -102,7 +100,7 @@ def segmentation_comparison(
         agreement_of="pixels with the original's class",
         max_difference=max_difference,
         regions=regions,
-        **(_accuracy(records["classes"], n, classes, seed) if labelled else {}),
+        **(_accuracy(records["classes"], n, classes) if labelled else {}),
     )
 
 
@@ -132,13 +130,7 @@ def mean_iou(counts: Floats) -> Floats:
         return np.asarray(100 * shares.sum(axis=-1) / present.sum(axis=-1), np.float64)
 
 
-def segmentation_changes(artifact: Iterable[ClassMap], reference: Iterable[ClassMap]) -> Changes:
-    """Return the changed images: those with more than MOVED_PIXELS of their pixels in another class."""
-    moved = np.array([float((a != b).mean()) for a, b in zip(artifact, reference, strict=True)])
-    return judged(moved > MOVED_PIXELS, moved)
-
-
-def _accuracy(rows: ImageRows, n: int, classes: int, seed: int) -> Fields:
+def _accuracy(rows: ImageRows, n: int, classes: int) -> Fields:
     if not rows["labelled"].sum():
         raise DataError(
             "the labels contain no pixel with a class, so mIoU is undefined",
@@ -162,7 +154,7 @@ def _accuracy(rows: ImageRows, n: int, classes: int, seed: int) -> Fields:
         found.append((both / np.maximum(answered + rows["labelled"] - both, 1) >= FOUND)[labelled])
     right = [100 * float(each[0].sum() / each[2].sum()) for each in counts]
     return {
-        **resampled_accuracy(values, replicates(n, seed, drawn_drop), found),
+        **resampled_accuracy(values, replicates(n, 0, drawn_drop), found),
         "pixel_accuracy": right[0],
         "reference_pixel_accuracy": right[1],
     }
@@ -198,12 +190,11 @@ class SegmentationAdapter(counted.CountedAdapter):
     )
     head: SegmentationSpec
 
-    def find_annotated(self, choice: adapter.DataChoice, place: Path, skipped: decoding.Skipped | None) -> FoundData:
+    def annotated(self, choice: adapter.DataChoice, place: Path, skipped: decoding.Skipped | None) -> masks.MaskSet:
         assert self.setting.classes is not None
         labels, head = self.setting.labels, self.head
         found = masks.read_masks(choice.path, place, skipped)
-        found = masks.understood(found, labels, self.setting.classes, head.ignore, head.reduce_labels)
-        return FoundData(found.split(**choice.numbers), found, found.annotations)
+        return masks.understood(found, labels, self.setting.classes, head.ignore, head.reduce_labels)
 
     def keep(self, outputs: Mapping[str, np.ndarray], size: tuple[int, int]) -> Mapping[str, np.ndarray]:
         """Return the map, in the smallest type that fits, and some of the raw numbers."""
@@ -219,8 +210,8 @@ class SegmentationAdapter(counted.CountedAdapter):
         outputs = differences(ours, reference, [name for name in ours.columns if name != MAP])
         return segmentation_records(*maps, truth, classes=self.setting.classes).with_tables(outputs=outputs)
 
-    def comparison(self, counts: Counts) -> Comparison:
-        assert isinstance(counts, Records) and self.setting.classes is not None
+    def comparison(self, counts: Records) -> Comparison:
+        assert self.setting.classes is not None
         worst = worst_of(counts["outputs"])
         return segmentation_comparison(counts, classes=self.setting.classes, max_difference=worst)
 
@@ -232,7 +223,7 @@ class SegmentationAdapter(counted.CountedAdapter):
         return np.asarray(annotation.load(self.setting.classes, self.head.ignore, self.head.reduce_labels))
 
     def changes(self, ours: Answers, reference: Answers, data: adapter.Data) -> Changes:
-        return segmentation_changes(ours.columns[MAP], reference.columns[MAP])
+        return pixel_changes(ours.columns[MAP], reference.columns[MAP])
 
     def show(self, answers: Answers, index: int, labels: Sequence[str] | None) -> Said:
         found = areas(answers.columns[MAP][index].astype(np.int32), labels)

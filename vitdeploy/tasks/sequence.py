@@ -55,7 +55,6 @@ def compare_sequences(
     *,
     pad: int,
     max_difference: float,
-    seed: int = 0,
 ) -> SequenceComparison:
     """Compare int64 [length] token arrays, of any lengths, or the rows of padded int64 [n, length].
 
@@ -70,7 +69,7 @@ def compare_sequences(
     n = len(reference)
     if not n or len(artifact) != n or (targets is not None and len(targets) != n):
         raise ValueError(f"{len(artifact)} sequences against {n}, {'no' if targets is None else len(targets)} targets")
-    weights = draws(n, seed)
+    weights = draws(n, 0)
     counts = _counts(artifact, reference, pad)
     tokens, exact = int(counts[:, 1].sum()), _exact(counts)
     agreement = float(_share(np.ones(n), counts))

@@ -2,7 +2,7 @@
 
 import functools
 import operator
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -73,18 +73,15 @@ def object_changes(artifact: Sequence[detection.Found], reference: Sequence[dete
     return judged(lonely > 0, lonely / (1 + lonely))
 
 
-def map_changes(artifact: Sequence[PanopticMap], reference: Sequence[PanopticMap]) -> Changes:
-    """Return the changed images: those with more than MOVED_PIXELS of their pixels in another class."""
-    moved = np.array([_moved(a, b) for a, b in zip(artifact, reference, strict=True)], np.float64)
+def pixel_changes(artifact: Iterable[np.ndarray], reference: Iterable[np.ndarray]) -> Changes:
+    """Return the changed images: those with more than MOVED_PIXELS of their pixels in another class, from maps or masks
+    [height, width]."""
+    moved = np.array([float((a != b).mean()) for a, b in zip(artifact, reference, strict=True)])
     return judged(moved > MOVED_PIXELS, moved)
 
 
-def _moved(a: PanopticMap, b: PanopticMap) -> float:
-    return float((_classes(a) != _classes(b)).mean())
-
-
-def _classes(cut: PanopticMap) -> npt.NDArray[np.int64]:
-    """Return the class of every pixel; -1 for no class."""
+def class_map(cut: PanopticMap) -> npt.NDArray[np.int64]:
+    """Return int64 [height, width], the class of every pixel; -1 for no class."""
     known, at = np.unique(cut.ids, return_inverse=True)
     classes = np.array([cut.classes.get(int(each), -1) for each in known], np.int64)
     return np.asarray(classes[at.reshape(cut.ids.shape)])

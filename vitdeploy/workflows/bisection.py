@@ -92,7 +92,7 @@ def bisect_artifact(
         with ort.OnnxRuntimeRunner(file, name="float") as runner:
             reference_outputs = frame.ReferenceOutputs(runner, pixels, images, manifest.task, batch=looked_at.batch)
         splice = graphs.Splice(graph, placement, looked_at, reference_outputs)
-        splice.ran = lambda: progress(f"{TEXT} of {engine.artifact} in parts", splice.runs, _expected(splice))
+        splice.ran = lambda: progress(f"{TEXT} of {engine.artifact} in parts", splice.runs, max(16, splice.runs + 1))
         found = bisect(splice)
         fix = find_fix(found, splice)
     shown = find_graph(Path(artifact)) if file.is_relative_to(folder) else file
@@ -114,11 +114,6 @@ def _of_image(engine: EngineSpec) -> EngineSpec:
     """The graph of an engine that takes only images: the engine itself, or the first of several graphs. The others take
     its outputs, or inputs of other kinds, such as texts."""
     return engine.parts[0] if engine.parts else engine
-
-
-def _expected(splice: graphs.Splice) -> int:
-    """The largest possible number of runs, for a progress bar."""
-    return max(16, splice.runs + 1)
 
 
 def _check_same_model(graph: ir.Model, placement: ir.Model, name: str) -> None:

@@ -8,7 +8,7 @@ import functools
 import shutil
 import socket
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
@@ -143,17 +143,13 @@ Portable = _PortableOriginal | _PortableEngine
 def _require_same(here: Identity, asked: Identity) -> None:
     """Raise WorkerError if an artifact has other files or tools on this machine."""
     for found, expected in ((here.inputs, asked.inputs), (here.tools, asked.tools)):
-        if (name := _differing(found, expected)) is not None:
+        if name := next((each for each in sorted({*found, *expected}) if found.get(each) != expected.get(each)), ""):
             raise WorkerError(
                 f"{socket.gethostname()} differs from the requesting machine and could give other answers",
                 found=f"{name}: {found.get(name, 'nothing')}"[:300],
                 expected=f"{name}: {expected.get(name, 'nothing')}"[:300],
                 fix="use the same files and packages on all nodes, and nodes of one kind",
             )
-
-
-def _differing(found: Mapping[str, str], expected: Mapping[str, str]) -> str | None:
-    return next((name for name in sorted({*found, *expected}) if found.get(name) != expected.get(name)), None)
 
 
 # --- Resolve a name on the command line: a bundle, a graph or a built-in model ----------------------------------------

@@ -67,7 +67,7 @@ class Wandb(Tracker):
         new = 0
         for number, outcome in enumerate(outcomes):
             progress(f"sending to {self.name}", number, len(outcomes))
-            if not (self._offline and self._written(outcome)):
+            if not (self._offline and any(_home().glob(f"*wandb/offline-run-*-{outcome.id}/{_WHOLE}"))):
                 new += self._write(outcome)
         return Sent(self.name + (", offline" if self._offline else ""), new, len(outcomes) - new)
 
@@ -129,9 +129,6 @@ class Wandb(Tracker):
             x_save_requirements=False,
             init_timeout=tracker.PATIENCE_SECONDS / 2,
         )
-
-    def _written(self, outcome: TrackedResult) -> bool:
-        return any(_home().glob(f"*wandb/offline-run-*-{outcome.id}/{_WHOLE}"))
 
     def told(self, error: Exception) -> VitdeployError:
         """Translate an error of the client, without its text, which may contain the key."""
