@@ -70,21 +70,11 @@ def rows_of_bench(
     bench: Bench, names: Mapping[str, MeasuredArtifact], machine: MeasuredMachine, time: datetime.datetime
 ) -> list[ResultRow]:
     """Return a row for each artifact of a benchmark; `names` resolves their names."""
-    return [
-        _timed(
-            _made(
-                "bench",
-                time,
-                names.get(row.artifact, MeasuredArtifact(row.artifact, row.artifact)),
-                row.target,
-                row.precision,
-                machine,
-            ),
-            row,
-            bench,
-        )
-        for row in bench.results
-    ]
+    found = []
+    for row in bench.results:
+        what = names.get(row.artifact, MeasuredArtifact(row.artifact, row.artifact))
+        found.append(_timed(_made("bench", time, what, row.target, row.precision, machine), row, bench))
+    return found
 
 
 def rows_of_comparison(

@@ -341,7 +341,8 @@ class RegressionAdapter(CountedAdapter):
             return None
         return (
             f"the original's R2 is {found.reference_value:.2f} %, no better than predicting the mean label: check that "
-            "the labels belong to these images and have the model's units, and that the preprocessing matches the training"
+            "the labels belong to these images and have the model's units, and that the preprocessing matches the "
+            "training"
         )
 
     def changes(self, ours: Answers, reference: Answers, data: Data) -> Changes:
