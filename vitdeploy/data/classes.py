@@ -153,7 +153,7 @@ def match_numbers(
     Raises:
         DataError: the model has no such class; a number is the name of one class, and the number of another.
     """
-    return _by_number({each: number_of(each) or 0 for each in numbers if each not in empty}, labels, classes)
+    return _by_number({number: number_of(number) or 0 for number in numbers if number not in empty}, labels, classes)
 
 
 def match_categories(

@@ -366,7 +366,7 @@ class DecodedSet:
 def reading_order(samples: Sequence[Sample]) -> list[int]:
     """Return the indices of samples in the best reading order: rows of a table group by group, all others unchanged. A
     row group is always read as a whole."""
-    keys = [("", 0) if each.held is None else each.held.beside for each in samples]
+    keys = [("", 0) if sample.held is None else sample.held.beside for sample in samples]
     return sorted(range(len(samples)), key=lambda i: keys[i])
 
 

@@ -367,7 +367,7 @@ class Outlines:
         Raises:
             MissingPackageError: pycocotools is not installed, and there are run lengths.
         """
-        return replace(self, size=frame.size, outlines=tuple(_turned(each, frame) for each in self.outlines))
+        return replace(self, size=frame.size, outlines=tuple(_turned(outline, frame) for outline in self.outlines))
 
     def renumbered(self, mapping: Mapping[int, int]) -> Outlines:
         """Return the objects with the class numbers of a model; `mapping` is from `classes.match_categories`."""

@@ -130,7 +130,7 @@ def _points_of(labels: Path, categories: Sequence[Mapping[str, Any]]) -> tuple[t
     Raises:
         DataError: categories with different points.
     """
-    named = {tuple(map(str, each["keypoints"])) for each in categories if each.get("keypoints")}
+    named = {tuple(map(str, category["keypoints"])) for category in categories if category.get("keypoints")}
     if len(named) > 1:
         raise DataError(
             f"{labels} has categories with different key points",
@@ -139,7 +139,7 @@ def _points_of(labels: Path, categories: Sequence[Mapping[str, Any]]) -> tuple[t
             fix="split the file by category",
         )
     names = next(iter(named), ())
-    sigmas = next((each["sigmas"] for each in categories if isinstance(each.get("sigmas"), list)), None)
+    sigmas = next((category["sigmas"] for category in categories if isinstance(category.get("sigmas"), list)), None)
     if sigmas is not None and len(sigmas) == len(names) and all(isinstance(s, int | float) and s > 0 for s in sigmas):
         return names, tuple(float(sigma) for sigma in sigmas)
     return names, COCO_SIGMAS if list(names) == COCO_POINTS else None

@@ -37,7 +37,7 @@ def towers(graphs: Graphs) -> FlowSpec:
         FlowPart(TEXT_TOWER, {tensor.name: tensor.name for tensor in text.inputs}, batch="texts"),
     )
     renamed = {"features": IMAGE_FEATURES}
-    outputs = {renamed.get(each.name, each.name): f"{IMAGE_TOWER}.{each.name}" for each in image.outputs}
+    outputs = {renamed.get(output.name, output.name): f"{IMAGE_TOWER}.{output.name}" for output in image.outputs}
     return FlowSpec(parts, {**outputs, TEXT_FEATURES: f"{TEXT_TOWER}.features"})
 
 

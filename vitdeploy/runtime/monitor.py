@@ -313,7 +313,7 @@ def canary_of(files: CheckedFiles, engine: EngineSpec, runner: Runner) -> Canary
     golden = read_golden(files.folder, manifest, engine, files)
     if golden is None or golden.proves_nothing or len(golden.inputs) != 1:
         return None
-    if set(golden.outputs) != {each.name for each in runner.outputs}:
+    if set(golden.outputs) != {output.name for output in runner.outputs}:
         return None
     names = [name for name in comparable(manifest, golden.outputs) if golden.outputs[name].dtype.kind == "f"]
     return Canary(runner, manifest.preprocess, golden, names) if names else None
@@ -331,12 +331,12 @@ def _limits(
     if own is not None:
         outputs = [name.removesuffix(".min") for name in own if name.endswith(".min")]
         if list(own) != monitor_reference.output_names(files.manifest.task, outputs) or not set(outputs) <= {
-            each.name for each in runner.outputs
+            output.name for output in runner.outputs
         }:
             raise ManifestError(
                 f"{files.folder / str(files.manifest.monitor)} does not match the engine {engine.artifact}",
                 found=ascii(", ".join(own))[:200],
-                expected="the outputs " + ", ".join(each.name for each in runner.outputs),
+                expected="the outputs " + ", ".join(output.name for output in runner.outputs),
                 fix="make the bundle again with `vitdeploy run`",
             )
     names, values, floors = columns(reference, own)

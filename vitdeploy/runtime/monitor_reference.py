@@ -164,7 +164,7 @@ def parse_reference(text: bytes, path: Path, channels: int) -> MonitorReference:
         shown = "; ".join(error.problems[:3]) if isinstance(error, DecodeError) else str(error)
         raise ManifestError(f"{path} is not a valid monitor reference", found=ascii(shown[:300]), fix=AGAIN) from None
     columns = [found.inputs, *found.outputs.values()]
-    lengths = {len(numbers) for each in columns for numbers in each.values()}
+    lengths = {len(numbers) for column in columns for numbers in column.values()}
     if (
         found.format != FORMAT
         or not LEAST_IMAGES <= found.images <= MOST_READ

@@ -73,7 +73,7 @@ def find_containers(path: Path, images: frozenset[str] | set[str]) -> DataFiles 
         return _by_pattern(path) if PATTERN.search(path.name) else None
     if is_file(path / tables.PARTS_FILE):
         parts = sorted(each.name for each in path.iterdir() if is_dir(each))
-        raise _parts(path, parts, path / next((each for each in parts if each != "train"), "PART"))
+        raise _parts(path, parts, path / next((part for part in parts if part != "train"), "PART"))
     if is_file(path / tables.STATE):
         return DataFiles(_saved(path), path)
     files = _below(path, images)
@@ -153,7 +153,7 @@ def _files(folder: Path) -> Iterator[Path]:
 
 
 def _check_one_kind(path: Path, files: Sequence[Path]) -> None:
-    other = next((each for each in files if each.suffix.lower() != files[0].suffix.lower()), None)
+    other = next((file for file in files if file.suffix.lower() != files[0].suffix.lower()), None)
     if other is not None or (files and files[0].suffix.lower() in uris.SUFFIXES and len(files) > 1):
         raise _mixed(path, files[0], other or files[1])
 
@@ -192,9 +192,9 @@ def _parts(path: Path, names: Sequence[str], example: Path) -> DataError:
 def _check_all_there(files: Sequence[Path]) -> None:
     """Raise DataError if files are numbered "of N" and one of the N is missing."""
     there: dict[tuple[Path, str, int], set[int]] = {}
-    for each in files:
-        if match := NUMBERED.fullmatch(each.stem):
-            there.setdefault((each.parent, match[1], int(match[3])), set()).add(int(match[2]))
+    for file in files:
+        if match := NUMBERED.fullmatch(file.stem):
+            there.setdefault((file.parent, match[1], int(match[3])), set()).add(int(match[2]))
     for (folder, name, count), numbers in there.items():
         missing = sorted(set(range(count)) - numbers)
         if missing:

@@ -361,7 +361,7 @@ class ParquetTable:
 
     def _group(self, group: Any, image: str) -> Group:
         columns = [group.column(i) for i in range(group.num_columns)]
-        [found] = [each for each in columns if each.path_in_schema in (image, f"{image}.bytes")]
+        [found] = [column for column in columns if column.path_in_schema in (image, f"{image}.bytes")]
         known = found.statistics is not None and found.statistics.has_null_count
         return Group(group.num_rows, found.statistics.null_count if known else 0, found.total_uncompressed_size)
 

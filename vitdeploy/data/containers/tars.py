@@ -92,7 +92,7 @@ def _image(sample: _Sample, path: Path) -> tuple[str, tuple[int, int]]:
         raise DataError(
             f"the sample {sample.key!r} of {path} has {'several images' if found else 'no image'}",
             found=", ".join(f".{suffix}" for suffix in sample.files)[:200] or "no files",
-            expected=f"one file that ends in {', '.join(sorted(f'.{each}' for each in IMAGES))} for each key",
+            expected=f"one file that ends in {', '.join(sorted(f'.{suffix}' for suffix in IMAGES))} for each key",
             fix="write the shards with one image per sample",
         )
     return found[0], sample.files[found[0]]

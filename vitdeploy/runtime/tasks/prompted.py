@@ -103,7 +103,7 @@ class PromptedMasks:
 
     def to_dict(self, masks: MaskForm = "png") -> dict[str, Any]:
         height, width = self.mask.shape
-        return {"width": width, "height": height, "prompts": [each.to_dict(masks) for each in self.prompts]}
+        return {"width": width, "height": height, "prompts": [prompt.to_dict(masks) for prompt in self.prompts]}
 
     def __len__(self) -> int:
         return len(self.prompts)
