@@ -597,6 +597,27 @@ def test_a_file_that_is_no_onnx(refused, tmp_path):
     refused(2, "VD2202", "compile", "garbage.onnx", "--target", "onnxruntime-cpu", "-o", "out", says=says)
 
 
+STEPS = {
+    "inspect": (),
+    "optimize": ("-o", "out"),
+    "quantize": ("--data", ".", "--target", "openvino-cpu", "-o", "out"),
+    "compile": ("--target", "onnxruntime-cpu", "-o", "out"),
+    "bench": (),
+}
+
+
+@pytest.mark.parametrize("command", STEPS)
+def test_a_text_is_refused_before_the_libraries_that_read_graphs_are_loaded(tmp_path, command):
+    (tmp_path / "NOTES.md").write_text("# Notes\n")
+    program = "import sys\nfrom vitdeploy.cli.main import main\ntry:\n    main()\nfinally:\n    print(*sys.modules)"
+    argv = [sys.executable, "-c", program, command, "NOTES.md", *STEPS[command]]
+    done = subprocess.run(argv, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert "VD2202" in done.stderr
+    assert "fix:" in done.stderr
+    assert not {"onnx", "onnx_ir", "torch", "onnxruntime"} & set(done.stdout.split())
+
+
 def test_a_graph_that_does_not_say_how_its_input_is_made(refused, foreign):
     says = ["found:    no vitdeploy metadata in the file", "expected: a graph written by `vitdeploy export`"]
     refused(2, "VD2202", "compile", foreign, "--target", "openvino-cpu", "-o", "out", says=says)

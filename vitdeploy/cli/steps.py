@@ -152,7 +152,7 @@ def quantize(console: Console, options: Quantize, described: Described) -> None:
     such a file does not contain, such as mean and std, are assumed and printed; `vitdeploy export` takes them from a
     recipe.
 
-    --precision mixed overrides the precision of single layers, the cheapest first by measured time, until
+    --precision mixed overrides the precision of single layers, the cheapest first by a table of costs, until
     --min-agreement is expected to be met; without that option, as long as an override pays off. --sensitivity lists the
     layers that cost most accuracy.
 

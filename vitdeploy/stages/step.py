@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.metadata
 import importlib.util
 import inspect
@@ -282,6 +283,11 @@ _OTHERS = {
 }
 
 
+# Before the libraries that read a graph are imported: the first byte of a file whose first field is one of ModelProto
+# (onnx.proto; its number and type).
+_FIRST_BYTES = (b"\x08", b"\x12", b"\x1a", b'"', b"(", b"2", b":", b"B", b"r", b"\xa2", b"\xca", b"\xd2")
+
+
 def graphs_in(folder: Path) -> dict[str, Path]:
     """The graphs in a stage's folder by name: {"model": ...}, or those of a flow, such as {"encoder": ...,
     "decoder_step": ...}."""
@@ -310,8 +316,12 @@ def find_graph(path: Path) -> Path:
             expected="a folder with model.onnx, or an .onnx file",
             fix="vitdeploy export MODEL --checkpoint FILE -o DIR",
         )
-    if file.suffix.lower() in _OTHERS:
-        what, command = _OTHERS[file.suffix.lower()]
+    what, command = _OTHERS.get(file.suffix.lower(), ("", ""))
+    with contextlib.suppress(OSError), file.open("rb") as content:
+        start = content.read(16)
+        if not what and start and start[:1] not in _FIRST_BYTES:
+            what, command = f"a file that begins with {start!r}", "vitdeploy export MODEL --checkpoint FILE -o DIR"
+    if what:
         raise GraphError(
             f"{path} is not an ONNX graph",
             found=what,
