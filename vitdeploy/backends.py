@@ -12,6 +12,7 @@ name), and its rows in `vitdeploy.runtime`, `vitdeploy.compilation`, `vitdeploy.
 import difflib
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Generic, TypeVar
 
 from vitdeploy.errors import TargetError
@@ -38,6 +39,18 @@ class Target:
     typed: bool = False
 
 
+_openvino_device = partial(
+    Target, backend="openvino-device", extra="openvino", package="openvino", module="openvino", typed=True
+)
+_onnxruntime_gpu = partial(
+    Target,
+    backend="onnxruntime-gpu",
+    device="GPU",
+    extra="cuda",
+    package="onnxruntime-gpu",
+    module="onnxruntime",
+    typed=True,
+)
 _BUILT_IN = {
     target.name: target
     for target in (
@@ -60,36 +73,9 @@ _BUILT_IN = {
             # Half precision is a runtime hint; compilation queries the runtime for the support of this CPU.
             precisions=("fp32", "fp16", "bf16", "int8", "mixed", "int4"),
         ),
-        Target(
-            name="openvino-gpu",
-            backend="openvino-device",
-            device="Intel GPU",
-            extra="openvino",
-            package="openvino",
-            module="openvino",
-            precisions=("fp32", "fp16", "int8"),
-            typed=True,
-        ),
-        Target(
-            name="openvino-npu",
-            backend="openvino-device",
-            device="Intel NPU",
-            extra="openvino",
-            package="openvino",
-            module="openvino",
-            precisions=("fp16", "int8"),
-            typed=True,
-        ),
-        Target(
-            name="openvino-auto",
-            backend="openvino-device",
-            device="AUTO device",
-            extra="openvino",
-            package="openvino",
-            module="openvino",
-            precisions=("fp32", "fp16", "int8"),
-            typed=True,
-        ),
+        _openvino_device("openvino-gpu", device="Intel GPU", precisions=("fp32", "fp16", "int8")),
+        _openvino_device("openvino-npu", device="Intel NPU", precisions=("fp16", "int8")),
+        _openvino_device("openvino-auto", device="AUTO device", precisions=("fp32", "fp16", "int8")),
         Target(
             name="tensorrt",
             backend="tensorrt",
@@ -100,26 +86,8 @@ _BUILT_IN = {
             precisions=("fp32", "fp16", "bf16", "fp8", "int8"),  # the last two have the rest of the graph in FP16
             typed=True,
         ),
-        Target(
-            name="onnxruntime-cuda",
-            backend="onnxruntime-gpu",
-            device="GPU",
-            extra="cuda",
-            package="onnxruntime-gpu",
-            module="onnxruntime",
-            precisions=("fp32", "fp16", "bf16"),
-            typed=True,
-        ),
-        Target(
-            name="onnxruntime-tensorrt",
-            backend="onnxruntime-gpu",
-            device="GPU",
-            extra="cuda",
-            package="onnxruntime-gpu",
-            module="onnxruntime",
-            precisions=("fp32", "fp16", "int8"),
-            typed=True,
-        ),
+        _onnxruntime_gpu("onnxruntime-cuda", precisions=("fp32", "fp16", "bf16")),
+        _onnxruntime_gpu("onnxruntime-tensorrt", precisions=("fp32", "fp16", "int8")),
     )
 }
 

@@ -50,6 +50,16 @@ def entry_points_of(group: str) -> Mapping[str, EntryPoint]:
     return MappingProxyType(found)
 
 
+def installed_version(package: str) -> str | None:
+    """The version of an installed package; None if it is not installed."""
+    from importlib.metadata import PackageNotFoundError, version
+
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
+
+
 @functools.lru_cache
 def extension_versions(*names: str) -> Mapping[str, str]:
     """The providers of the rows with these names in any table, by group and name: the distribution with its version,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import collections
-import importlib.metadata
 import itertools
 import shlex
 import tempfile
@@ -30,7 +29,7 @@ from vitdeploy.bundle.write import slim_bundle
 from vitdeploy.compilation.backend import finding_lines
 from vitdeploy.compilation.engine import examine, probe_target
 from vitdeploy.errors import HostError, OutputError, SignatureError, TargetError
-from vitdeploy.extensions import has_wing, wing
+from vitdeploy.extensions import has_wing, installed_version, wing
 from vitdeploy.progress import Progress
 from vitdeploy.publish import replacing, replacing_file, storage_errors, temporary_folder
 from vitdeploy.runtime.backend import RUNTIME
@@ -255,7 +254,7 @@ NOT_COMPARED = "missing  packaging: known-bad runtime releases are not checked"
 def diagnose() -> tuple[dict[str, Any], list[str]]:
     """The machine, its packages and every target: the document, and its printed lines."""
     host, known = describe_host(), known_bad()
-    packages = {name: _version(name) for names in PACKAGES.values() for name in names}
+    packages = {name: installed_version(name) for names in PACKAGES.values() for name in names}
     targets = {name: probe_target(name) for name in TARGETS}
     missing = [name for name in PACKAGES["export"] if packages[name] is None]
     advice, advised = wing("devices.advice").of_this_machine(host) if has_wing("devices") else ([], [])
@@ -348,13 +347,6 @@ def known_lines(known: Mapping[str, str]) -> list[str]:
         return []
     listed = ", ".join(f"{name} ({done})" for name, done in known.items())
     return [f"         known to be wrong on some graphs (`vitdeploy inspect GRAPH` finds them): {listed}"]
-
-
-def _version(package: str) -> str | None:
-    try:
-        return importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
-        return None
 
 
 # --- A bundle as one file: packed, unpacked and checked, each as a document and its printed lines ---------------------

@@ -2,7 +2,6 @@
 
 import ctypes
 import importlib
-import importlib.metadata
 import importlib.util
 import re
 from collections.abc import Callable, Iterator
@@ -13,6 +12,7 @@ import numpy as np
 from vitdeploy.backends import TARGETS
 from vitdeploy.compilation.backend import Finding, TargetState
 from vitdeploy.errors import VitdeployError
+from vitdeploy.extensions import installed_version
 from vitdeploy.runtime import nvidia, ort_gpu
 from vitdeploy.runtime import tensorrt as tensorrt_api
 
@@ -89,7 +89,7 @@ def _gpu(driver: nvidia.Driver | None, missing: VitdeployError | None) -> list[F
 
 def _tensorrt(driver: nvidia.Driver | None) -> Iterator[Finding]:
     yield _cuda_python(driver)
-    version = next((found for name in DISTRIBUTIONS if (found := _installed(name))), None)
+    version = next((found for name in DISTRIBUTIONS if (found := installed_version(name))), None)
     if version is None and importlib.util.find_spec("tensorrt") is None:
         yield Finding("TensorRT for Python", False, "not installed", TENSORRT_FIX)
     else:
@@ -140,7 +140,7 @@ def _checked(name: str, start: Callable[[], str], fix: str, driver: nvidia.Drive
 
 def _cuda_python(driver: nvidia.Driver | None) -> Finding:
     fix = "pip install 'vitdeploy[tensorrt]'"
-    version = _installed("cuda-bindings") or _installed("cuda-python")
+    version = installed_version("cuda-bindings") or installed_version("cuda-python")
     try:
         importlib.import_module("cuda.bindings.runtime")
     except ModuleNotFoundError:
@@ -200,13 +200,6 @@ def _start_provider(target: str) -> str:
     if answer.tolist() != [0.0, 2.0]:
         raise RuntimeError(f"a test graph returned {answer.tolist()} instead of [0.0, 2.0]")
     return "a test graph ran on the GPU"
-
-
-def _installed(distribution: str) -> str | None:
-    try:
-        return importlib.metadata.version(distribution)
-    except importlib.metadata.PackageNotFoundError:
-        return None
 
 
 def _numbers(version: str | None) -> tuple[int, ...]:

@@ -2,7 +2,6 @@
 
 import contextlib
 import importlib
-import importlib.metadata
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import get_args
@@ -12,6 +11,7 @@ from packaging.version import InvalidVersion, Version
 
 from vitdeploy.backends import TARGETS, Target
 from vitdeploy.errors import HostError
+from vitdeploy.extensions import installed_version
 from vitdeploy.known_bad.entries import Device, KnownBadEntry, table
 from vitdeploy.runtime.backend import RUNTIME
 from vitdeploy.runtime.host import describe_host
@@ -55,10 +55,8 @@ def _device(target: Target) -> str | None:
 
 def _installed(target: Target) -> str | None:
     """Return the release of a target's package; without package metadata, the module's own version."""
-    try:
-        return importlib.metadata.version(target.package)
-    except importlib.metadata.PackageNotFoundError:
-        pass
+    if version := installed_version(target.package):
+        return version
     try:
         return str(importlib.import_module(target.module).__version__).split("-")[0]
     except (ImportError, AttributeError):

@@ -7,7 +7,6 @@ package ships tables; `vitdeploy doctor --measure` creates the table of this CPU
 
 import functools
 import hashlib
-import importlib.metadata
 import json
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -24,6 +23,7 @@ from vitdeploy.benchmark import run, summary
 from vitdeploy.benchmark.protocol import Protocol
 from vitdeploy.compilation.backend import COMPILE
 from vitdeploy.errors import CapabilityError, InputError
+from vitdeploy.extensions import installed_version
 from vitdeploy.graph.analysis import work
 from vitdeploy.graph.analysis.rows import find_linears
 from vitdeploy.graph.io.files import save_graph
@@ -243,10 +243,8 @@ def _read(file: Path) -> CostTable:
 
 
 def _version(target: str) -> str:
-    try:
-        return f"{TARGETS[target].package} {importlib.metadata.version(TARGETS[target].package)}"
-    except importlib.metadata.PackageNotFoundError:
-        return ""
+    package = TARGETS[target].package
+    return f"{package} {version}" if (version := installed_version(package)) else ""
 
 
 # --- Measure the table of this CPU ------------------------------------------------------------------------------------

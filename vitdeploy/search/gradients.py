@@ -415,10 +415,6 @@ def _reduced(reduce: Callable[..., Tensor]) -> Computed:
     return reduced
 
 
-def _gelu(attribute: _Attributes, inputs: Any) -> Any:
-    return functional.gelu(inputs[0], approximate=attribute("approximate", "none"))
-
-
 def _top_k(attribute: _Attributes, inputs: Any) -> tuple[Tensor, ...]:
     count, axis = int(inputs[1].reshape(())), attribute("axis", -1)
     return tuple(torch.topk(inputs[0], count, axis, bool(attribute("largest", 1)), sorted=True))
@@ -501,7 +497,7 @@ _OPERATORS: dict[str, Computed] = {
     "GatherElements": _gather_elements,
     "Expand": _expand,
     "Pad": _pad,
-    "Gelu": _gelu,
+    "Gelu": lambda attribute, inputs: functional.gelu(inputs[0], approximate=attribute("approximate", "none")),
     "TopK": _top_k,
     "Cast": _cast,
     "Resize": _resize,

@@ -18,7 +18,7 @@ from vitdeploy.bundle.read import MONITOR_FILE
 from vitdeploy.bundle.sign import SIGNATURE_FILE
 from vitdeploy.data.label_file import read_labels
 from vitdeploy.errors import CapabilityError, GraphError, MissingFileError, VitdeployError, quoted
-from vitdeploy.extensions import extension_versions
+from vitdeploy.extensions import extension_versions, installed_version
 from vitdeploy.paths import is_dir, is_file
 from vitdeploy.runtime import backend, flows
 from vitdeploy.runtime.backend import RUNTIME
@@ -176,14 +176,10 @@ def package_versions(packages: Iterable[str]) -> dict[str, str]:
     For a package with substitutes, the version of the one whose module is imported, with the substitute's name, such as
     "onnxruntime-gpu 1.31.1".
     """
-    return {package: _substituted(package) if package in SUBSTITUTES else _version(package) for package in packages}
-
-
-def _version(package: str) -> str:
-    try:
-        return importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
-        return "absent"
+    return {
+        package: _substituted(package) if package in SUBSTITUTES else installed_version(package) or "absent"
+        for package in packages
+    }
 
 
 def _substituted(package: str) -> str:
@@ -196,7 +192,7 @@ def _substituted(package: str) -> str:
         for found in importlib.metadata.distributions(name=name):
             if Path(str(found.locate_file(""))).resolve() == home.resolve():
                 return found.version if name == package else f"{name} {found.version}"
-    return _version(package)
+    return installed_version(package) or "absent"
 
 
 def backend_versions(target: str) -> dict[str, str]:

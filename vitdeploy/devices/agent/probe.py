@@ -12,7 +12,6 @@ available; missing sources are skipped. No root rights are needed. Sources:
 """
 
 import contextlib
-import importlib.metadata
 import importlib.util
 import os
 import platform
@@ -32,6 +31,7 @@ from vitdeploy.benchmark.machine import ROOT, Throttle, affinity, program_output
 from vitdeploy.compilation.backend import TargetState
 from vitdeploy.devices.agent.state import tickets
 from vitdeploy.errors import VitdeployError
+from vitdeploy.extensions import installed_version
 
 LONGEST = 80
 PROGRAM_SECONDS = 10
@@ -102,7 +102,7 @@ def probe(root: Path = Path("/")) -> DeviceProbe:
         host=host,
         executable=sys.executable,
         glibc=platform.libc_ver()[1],
-        packages={name: version for name in packages if (version := _version(name))},
+        packages={name: version for name in packages if (version := installed_version(name))},
         targets=targets,
         free_bytes=shutil.disk_usage(Path.home()).free,
         memory_bytes=os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
@@ -133,13 +133,6 @@ def _runtime(target: str, state: TargetState) -> dict[str, str]:
     with contextlib.suppress(VitdeployError):
         facts |= RUNTIME[target].describe_device()
     return facts
-
-
-def _version(package: str) -> str | None:
-    try:
-        return importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
-        return None
 
 
 def _sensors(root: Path) -> dict[str, str]:

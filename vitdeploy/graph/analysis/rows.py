@@ -317,10 +317,6 @@ def _axis(node: ir.Node, default: int) -> int | None:
     return axis if axis >= 0 else None if rank is None else axis + rank
 
 
-def _unary(node: ir.Node, axis: int, size: int) -> Rows | None:
-    return {0: axis}
-
-
 def _broadcast(node: ir.Node, axis: int, size: int) -> Rows | None:
     rank, rows = rank_of(node.outputs[0]), {}
     for i, value in enumerate(node.inputs):
@@ -438,7 +434,7 @@ def _product(sizes: Sequence[int | None]) -> int | None:
 
 
 _RULES: dict[str, Callable[[ir.Node, int, int], Rows | None]] = {
-    **dict.fromkeys(_UNARY, _unary),
+    **dict.fromkeys(_UNARY, lambda node, axis, size: {0: axis}),
     **dict.fromkeys(_BROADCAST, _broadcast),
     **dict.fromkeys(_REDUCTIONS, _reduce),
     "LayerNormalization": _normalised_after,

@@ -288,27 +288,15 @@ def _regions(node: ir.Node, sizes: Sizes) -> int:
     return math.prod(sizes(node.outputs[0])) * max(2, node.attributes.get_int("sampling_ratio", 0) or 0) ** 2
 
 
-def _suppressed(node: ir.Node, sizes: Sizes) -> int:
-    return sizes(node.outputs[0])[0] * sizes(node.inputs[1])[-1]
-
-
-def _attended(node: ir.Node, sizes: Sizes) -> int:
-    return 2 * math.prod(sizes(node.outputs[0])) * sizes(node.inputs[1])[-2]
-
-
-def _deformed(node: ir.Node, sizes: Sizes) -> int:
-    return math.prod(sizes(node.outputs[0])) * math.prod(sizes(node.inputs[1])[1:])
-
-
 _RULES: dict[str, Callable[[ir.Node, Sizes], int]] = {
     "Einsum": _einsum,
     **dict.fromkeys(("LSTM", "GRU", "RNN"), _recurrent),
     **dict.fromkeys(("MaxPool", "AveragePool", "LpPool"), _pool),
     "LRN": _neighbours,
     "RoiAlign": _regions,
-    "NonMaxSuppression": _suppressed,
-    "Attention": _attended,
-    "DeformConv": _deformed,
+    "NonMaxSuppression": lambda node, sizes: sizes(node.outputs[0])[0] * sizes(node.inputs[1])[-1],
+    "Attention": lambda node, sizes: 2 * math.prod(sizes(node.outputs[0])) * sizes(node.inputs[1])[-2],
+    "DeformConv": lambda node, sizes: math.prod((*sizes(node.outputs[0]), *sizes(node.inputs[1])[1:])),
 }
 
 

@@ -435,7 +435,7 @@ def widened(model: ir.Model) -> list[str]:
     empty list if nothing is in half precision.
     """
     counts = Counter[str]()
-    for graph in (model.graph, *_subgraphs(model)):
+    for graph in model.graphs():
         for value in graph.initializers.values():
             tensor = value.const_value
             if tensor is not None and tensor.dtype in HALF:
@@ -480,7 +480,3 @@ def _float32(tensor: ir.TensorProtocol) -> npt.NDArray[np.float32]:
             if array.item() == np.array(constant).astype(array.dtype).item():
                 return np.full(array.shape, constant, np.float32)
     return array.astype(np.float32)
-
-
-def _subgraphs(model: ir.Model) -> list[ir.Graph]:
-    return [graph for graph in model.graphs() if graph is not model.graph]

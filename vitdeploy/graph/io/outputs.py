@@ -313,10 +313,6 @@ def _planes(outputs: Values) -> Values:
     return _floats(outputs, 3) | _maps(outputs, lambda size: size == 1)
 
 
-def _pictures(outputs: Values) -> Values:
-    return _maps(outputs, lambda size: size in (1, 3))
-
-
 # The first row that finds its outputs wins.
 ROWS = (
     _GraphOutputs("detection", _ranked, "labels, boxes and scores"),
@@ -350,7 +346,9 @@ ROWS = (
     ),
     _GraphOutputs(
         "image-to-image",
-        _one_of(_pictures, RECONSTRUCTION, RECONSTRUCTION, ImageSpec()),
+        _one_of(
+            lambda outputs: _maps(outputs, lambda size: size in (1, 3)), RECONSTRUCTION, RECONSTRUCTION, ImageSpec()
+        ),
         "reconstruction [batch, 1 or 3, height, width]",
     ),
     _GraphOutputs("detection", _joined, "one tensor [batch, queries, 4 + classes] that ends with sigmoids"),

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any, TypeVar
 
 from torch import Tensor
@@ -138,21 +139,14 @@ def transformers_keys(values: Mapping[str, Any], config: ViTConfig) -> dict[str,
     return keys | {"use_swiglu_ffn": config.mlp != "mlp"} | ratio
 
 
-def recognise_vit(state: Mapping[str, Tensor], hints: Hints) -> Recognised | None:
-    """Recognise a ViT without distillation token in any key style; errors as the readers'."""
-    return _read(state, hints, "vit")
-
-
-def recognise_deit(state: Mapping[str, Tensor], hints: Hints) -> Recognised | None:
-    """Recognise a DeiT with distillation token in any key style; errors as the readers'."""
-    return _read(state, hints, "deit")
-
-
-def _read(state: Mapping[str, Tensor], hints: Hints, family: str) -> Recognised | None:
+def _recognise(state: Mapping[str, Tensor], hints: Hints, *, family: str) -> Recognised | None:
+    """Recognise a model of the family in any key style; errors as the readers'."""
     found = next((found for reader in READERS if (found := reader(state, hints)) is not None), None)
     return found if found is not None and found.family == family else None
 
 
+# Without and with a distillation token.
+recognise_vit, recognise_deit = partial(_recognise, family="vit"), partial(_recognise, family="deit")
 TIMM_ARGUMENTS = {
     "embed_dim": "width",
     "depth": "depth",
