@@ -25,7 +25,7 @@ ENTRY_POINTS = {
     "A model family": test_family.ENTRY_POINTS,
     "A task": test_task.ENTRY_POINTS,
 }
-ERRANDS = "Errands inside of vitdeploy"
+CHANGES = "Changes inside vitdeploy"
 # What each extension brings, which nobody could use without naming it.
 BROUGHT = ("numpy-cpu", "toymixer", "RatingSpec", "equalise_relu", "merge_transposes", "opacity", "slowest_first")
 
@@ -38,7 +38,7 @@ def blocks(title, *languages):
 
 def test_the_page_has_these_sections():
     assert re.findall(r"^## (.*)", PAGE, re.MULTILINE) == [
-        ERRANDS,
+        CHANGES,
         *EXTENSIONS,
         "What an extension imports",
         "What another package cannot do yet",
@@ -46,7 +46,7 @@ def test_the_page_has_these_sections():
 
 
 def test_the_files_that_an_errand_changes_are_there():
-    [table] = re.findall(rf"^## {ERRANDS}\n(.*?)^## ", PAGE, re.DOTALL | re.MULTILINE)
+    [table] = re.findall(rf"^## {CHANGES}\n(.*?)^## ", PAGE, re.DOTALL | re.MULTILINE)
     files = [
         cell for row in table.splitlines() if "NAME.py" not in row for cell in re.findall(r"`(\w+/[\w/]+\.py)`", row)
     ]
