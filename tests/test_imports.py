@@ -137,7 +137,7 @@ class Missing:
 sys.meta_path.insert(0, Missing)
 """
 # The packages of the extra `export` that `bench` and `history` lack.
-EXPORT_ALONE = ("torch", "safetensors", "rich", "jinja2", "markupsafe", "matplotlib", "cloudpickle")
+EXPORT_ALONE = ("torch", "safetensors", "rich", "jinja2", "markupsafe", "matplotlib", "cloudpickle", "cyclonedx")
 
 
 def test_commands_and_wings_need_no_pytorch_before_a_model_is_made():

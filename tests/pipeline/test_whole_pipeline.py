@@ -74,7 +74,7 @@ def test_the_bundle_holds_these_files_and_no_other(line):
         homes[name] = target if target not in homes.values() else name
     assert files(line.bundle) == sorted(
         [
-            "calibration.json",
+            *("bom.cdx.json", "calibration.json"),
             *(f"engines/{home}/{file}" for name, home in homes.items() for file in placed[name.rpartition("-")[0]]),
             *(f"golden/{name}.npz" for name in ("inputs", "outputs", *ships)),
             *("labels.txt", "manifest.json", "model.onnx", "monitor.json", "report.html", "report.json"),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -40,7 +40,7 @@ from vitdeploy.spec import (
     tokenizer_file,
 )
 
-LABELS_FILE = "labels.txt"
+LABELS_FILE, BOM_FILE = "labels.txt", "bom.cdx.json"
 WEIGHTS_SUFFIX = ".onnx.data"
 # Panoptic masks are large: such a model gets fewer golden inputs, to keep them small compared to the engines.
 GOLDEN_BYTES = 16 << 20
@@ -87,6 +87,7 @@ def write_bundle(
     recommended: str | None = None,
     grade: Grade | None = None,
     rivals: Sequence[str] = (),
+    bom: Callable[[Manifest], str] | None = None,
 ) -> Manifest:
     """Fill the folder `out` with a bundle and return its manifest, read back and verified.
 
@@ -98,6 +99,7 @@ def write_bundle(
         monitor: the text of the reference that a monitor compares with (`runtime.monitor_reference`).
         documents: further text files by name, such as report.html.
         gates, recommended, grade, rivals: see `spec.Manifest`.
+        bom: makes the text of the bill of materials (`bundle.bom`) from the manifest of all other files.
         sizes: further image sizes, whose bundles are already in `out/sizes/`; `out` is otherwise empty.
     """
     for graph, _ in graphs.values():
@@ -133,6 +135,9 @@ def write_bundle(
         rivals=tuple(rivals),
         monitor=None if monitor is None else MONITOR_FILE,
     )
+    if bom is not None:
+        (out / BOM_FILE).write_text(bom(manifest), encoding="utf-8")
+        manifest = dataclasses.replace(manifest, files=_entries(out))
     return _write_manifest(out, manifest)
 
 
@@ -176,6 +181,7 @@ def slim_bundle(folder: Path, target: str, out: Path, *, rebuilt: bool = False) 
     kept = {name for engine in engines for name in files_of(engine)}
     kept |= {golden.inputs, golden.outputs, *(each.outputs for each in golden.engines.values())} if golden else set()
     kept |= {name for name in (manifest.labels, tokenizer, manifest.monitor) if name is not None}
+    kept |= {entry.path for entry in manifest.files if entry.path == BOM_FILE}
     verify_files(folder, manifest, sorted(kept))
     for name in sorted(kept):
         (out / name).parent.mkdir(parents=True, exist_ok=True)

@@ -12,7 +12,7 @@ import numpy as np
 
 from vitdeploy.benchmark.protocol import Protocol
 from vitdeploy.benchmark.run import BenchCandidate, ExpectedTime, engine_candidate, expected
-from vitdeploy.bundle import read, write
+from vitdeploy.bundle import bom, read, write
 from vitdeploy.data.decoding import batches
 from vitdeploy.data.folder import Sample
 from vitdeploy.document.bench import Bench
@@ -378,7 +378,19 @@ def _write(outcome: Outcome, report: Report, sizes: Sequence[str], work: Path) -
         recommended=None if outcome.verdict.recommended == ORIGINAL else outcome.verdict.recommended,
         grade=outcome.verdict.grade,
         rivals=outcome.verdict.rivals,
+        bom=functools.partial(bom.bom_text, license=job.reference_model.license, metrics=_metrics(report)),
     )
+
+
+def _metrics(report: Report) -> dict[str, tuple[str, float]]:
+    """By shipped engine, the task's metric and its value, or without labels the agreement with the original."""
+    found = {each.artifact: each.verify for each in report.engines if each.artifact in report.verdict.ships}
+    return {
+        name: (own.metric, own.value)
+        if own.metric is not None and own.value is not None
+        else (f"agreement of {own.agreement_of}, %", own.agreement)
+        for name, own in found.items()
+    }
 
 
 def _size_row(outcome: Outcome, path: str) -> SizeRow:

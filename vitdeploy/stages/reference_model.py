@@ -65,8 +65,9 @@ class ReferenceModel:
 
     `classes`: the number of classes; None for a model without classes, or if its outputs do not show it. `labels`: the
     model's own class names, () without any. `digests`: SHA-256 of all files that it was read from, by name. `claim`:
-    the accuracy that files next to the checkpoint claim. `tokenizer`: the tokenizer file on this machine, for a model
-    that takes texts. `inputs`: further inputs besides the image, in the order of the graph's inputs after the first.
+    the accuracy that files next to the checkpoint claim, `license`: the licence that they state. `tokenizer`: the
+    tokenizer file on this machine, for a model that takes texts. `inputs`: further inputs besides the image, in the
+    order of the graph's inputs after the first.
     """
 
     name: str
@@ -85,6 +86,7 @@ class ReferenceModel:
     notes: tuple[str, ...] = ()
     digests: Mapping[str, str] = field(default_factory=dict)
     claim: ClaimedAccuracy | None = None
+    license: str | None = None
     tokenizer: Path | None = None
     inputs: tuple[TensorSpec, ...] = ()
 
@@ -272,6 +274,7 @@ def _of_module(source: Source) -> ReferenceModel:
         notes=original.notes,
         digests=digests,
         claim=_claim(folder),
+        license=model_card.stated_license(folder.path) if folder is not None else None,
         tokenizer=tokenizer,
         inputs=signature.inputs,
     )

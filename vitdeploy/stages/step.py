@@ -263,7 +263,7 @@ OUTPUT_NAMES = (
     ),
     *("export.json", "optimize.json", "placement.json", "calibration.json", "manifest.json"),
     *("sensitivity.json", "sensitivity.html", MIXED_FILE, HIGH_PRECISION_FILE),
-    *("engines", "golden", "sizes", "report.html", "report.json", MONITOR_FILE, SIGNATURE_FILE),
+    *("engines", "golden", "sizes", "report.html", "report.json", "bom.cdx.json", MONITOR_FILE, SIGNATURE_FILE),
 )
 # The same for `vitdeploy tune`.
 RECIPE_FILE = "recipe.yaml"

@@ -1,4 +1,4 @@
-"""Read claimed accuracies next to a checkpoint: results of transformers' Trainer, a model card."""
+"""Read claimed accuracies and the licence next to a checkpoint: results of transformers' Trainer, a model card."""
 
 import json
 from collections.abc import Iterator, Mapping
@@ -22,6 +22,17 @@ def claimed_accuracy(folder: Path) -> tuple[float, str] | None:
             return found, name
     for found in _in_card(_front_matter(folder / CARD)):
         return found, CARD
+    return None
+
+
+def stated_license(folder: Path) -> str | None:
+    """Return the licence in the model card, or in timm's configuration; None if they state none."""
+    config, card = _json(folder / "config.json"), _front_matter(folder / CARD)
+    for document in (card, config.get("pretrained_cfg") if isinstance(config, Mapping) else None):
+        if isinstance(document, Mapping):
+            stated = document.get("license_name") or document.get("license")
+            if isinstance(stated, str) and stated:
+                return stated
     return None
 
 
