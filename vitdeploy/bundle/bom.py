@@ -114,7 +114,7 @@ def _license_of(package: str, version: str) -> str | None:
         return metadata["License-Expression"]
     # Old metadata: "License :: OSI Approved :: MIT License", whose short form is the identifier for MIT alone.
     names = [
-        each.rpartition(" :: ")[2] for each in metadata.get_all("Classifier", []) if each.startswith("License :: ")
+        line.rpartition(" :: ")[2] for line in metadata.get_all("Classifier", []) if line.startswith("License :: ")
     ]
     return names[0].replace("MIT License", "MIT") if names else None
 

@@ -384,12 +384,12 @@ def _write(outcome: Outcome, report: Report, sizes: Sequence[str], work: Path) -
 
 def _metrics(report: Report) -> dict[str, tuple[str, float]]:
     """By shipped engine, the task's metric and its value, or without labels the agreement with the original."""
-    found = {each.artifact: each.verify for each in report.engines if each.artifact in report.verdict.ships}
+    verified = {facts.artifact: facts.verify for facts in report.engines if facts.artifact in report.verdict.ships}
     return {
         name: (own.metric, own.value)
         if own.metric is not None and own.value is not None
         else (f"agreement of {own.agreement_of}, %", own.agreement)
-        for name, own in found.items()
+        for name, own in verified.items()
     }
 
 
