@@ -64,6 +64,13 @@ def test_the_wheel_holds_nothing_else(wheel):
     assert {name for name in names if name.startswith("vitdeploy/")} == sources()
 
 
+def test_the_wheel_is_as_small_as_contributors_read(wheel_file, wheel):
+    (bound,) = re.findall(r"The wheel has at most ([\d.]+) MB", (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8"))
+    assert 0.9 * float(bound) < wheel_file.stat().st_size / 1e6 <= float(bound)
+    weights = (".onnx", ".data", ".safetensors", ".pt", ".pth", ".bin", ".npz", ".npy", ".engine")
+    assert not [name for name in wheel.namelist() if name.endswith(weights) or "tests" in name.split("/")]
+
+
 def test_the_wheel_has_the_command_and_the_license(wheel):
     info = f"vitdeploy-{vitdeploy.__version__}.dist-info"
     assert "vitdeploy = vitdeploy.cli.watched:main" in wheel.read(f"{info}/entry_points.txt").decode()
