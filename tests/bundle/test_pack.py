@@ -21,6 +21,7 @@ from hypothesis import strategies as st
 
 from tests.bundle.test_read import FILES, GOOD
 from tests.command_line import command_line
+from vitdeploy.api import inspect
 from vitdeploy.bundle.layout import PackedMember, directory, local_header
 from vitdeploy.bundle.pack import pack_bundle, packed_order, read_packed, unlisted_files
 from vitdeploy.bundle.read import MANIFEST_FILE, is_packed, read_bundle
@@ -196,6 +197,16 @@ def test_the_signature_goes_along(bundle, tmp_path):
     (tmp_path / "back").mkdir()
     read_packed(tmp_path / "x.vitb", tmp_path / "back")
     assert content(tmp_path / "back") == content(bundle)
+
+
+def test_a_pack_tells_whether_it_is_signed(bundle, tmp_path):
+    phases = set()
+    for signed in (False, True):
+        if signed:
+            (bundle / SIGNATURE_FILE).write_bytes(signature_of(bundle))
+        _, lines = inspect.pack(bundle, tmp_path / f"{signed}.vitb", lambda text, done, total: phases.add(text))
+        assert any(line.startswith("signed") for line in lines) == signed
+    assert phases == {"packing, in MB", "checking, in MB"}
 
 
 @pytest.mark.parametrize("changed", [{"labels.txt": "0" * 64}, {"more.txt": "0" * 64}])

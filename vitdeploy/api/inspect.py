@@ -372,6 +372,7 @@ def pack(bundle: Path, output: Path, progress: Progress) -> Outcome:
         packed = pack_bundle(bundle, file, _megabytes(progress))
     left_out = unlisted_files(bundle, packed.manifest)
     lines = [*_lines(output, packed), *_named("left out (not listed in the manifest)", left_out)]
+    lines += ["signed: the signature is in the file"] if packed.signed else []
     return {**_document(output, packed), "left_out": left_out}, lines
 
 
@@ -454,7 +455,7 @@ def _megabytes(progress: Progress) -> Progress:
     """Report progress in megabytes instead of bytes."""
 
     def in_megabytes(text: str, done: int, total: int) -> None:
-        progress(f"{text}, MB", done // 1_000_000, total // 1_000_000)
+        progress(f"{text}ing, in MB", done // 1_000_000, total // 1_000_000)
 
     return in_megabytes
 

@@ -49,6 +49,9 @@ class Sign(Options):
 def sign(console: Console, options: Sign) -> None:
     """Sign a bundle with your private key; no network needed.
 
+    `openssl ecparam -name prime256v1 -genkey -noout -out KEY.pem` makes a key; `openssl ec -in KEY.pem -pubout -out
+    PUBLIC_KEY.pem` writes its public key.
+
     Users pass your public key or certificate to --trust: predict, verify and bench then accept the bundle only if you
     signed it and no file has changed since.
 
