@@ -99,7 +99,7 @@ def write_bundle(
         monitor: the text of the reference that a monitor compares with (`runtime.monitor_reference`).
         documents: further text files by name, such as report.html.
         gates, recommended, grade, rivals: see `spec.Manifest`.
-        bom: makes the text of the bill of materials (`bundle.bom`) from the manifest of all other files.
+        bom: makes the text of the bill of materials (`pipeline.bom`) from the manifest of all other files.
         sizes: further image sizes, whose bundles are already in `out/sizes/`; `out` is otherwise empty.
     """
     for graph, _ in graphs.values():

@@ -12,13 +12,13 @@ import numpy as np
 
 from vitdeploy.benchmark.protocol import Protocol
 from vitdeploy.benchmark.run import BenchCandidate, ExpectedTime, engine_candidate, expected
-from vitdeploy.bundle import bom, read, write
+from vitdeploy.bundle import read, write
 from vitdeploy.data.decoding import batches
 from vitdeploy.data.folder import Sample
 from vitdeploy.document.bench import Bench
 from vitdeploy.document.report import Report, SizeRow
 from vitdeploy.graph.io.files import graph_spec, load_graph
-from vitdeploy.pipeline import run, schedule
+from vitdeploy.pipeline import bom, run, schedule
 from vitdeploy.pipeline.job import Job
 from vitdeploy.pipeline.measure import measure, original_candidate
 from vitdeploy.pipeline.outcome import Outcome, conclude

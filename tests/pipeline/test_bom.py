@@ -15,7 +15,7 @@ pytest.importorskip("cyclonedx", reason="pip install 'vitdeploy[export]'")
 from cyclonedx.schema import SchemaVersion
 from cyclonedx.validation.json import JsonStrictValidator
 
-from vitdeploy.bundle.bom import bom_text
+from vitdeploy.pipeline.bom import bom_text
 
 PROVENANCE = {
     "source": {"model": "hf:/home/jane/model", "revision": "abc", "sha256": {"jane.safetensors": "1" * 64}},
