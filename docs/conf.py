@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import re
+import sys
 import textwrap
+from pathlib import Path
 
 from sphinx.application import Sphinx
 
 import vitdeploy.runtime
+
+sys.path.insert(0, str(Path(__file__).parent))
+from tables import fill
 
 # Some public names are loaded when they are asked for; autodoc describes those that it finds loaded.
 for module in (vitdeploy, vitdeploy.runtime):
@@ -21,7 +26,7 @@ html_theme = "furo"
 html_show_copyright = html_show_sphinx = html_copy_source = False
 
 extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
-exclude_patterns = ["conf.py"]
+exclude_patterns = ["conf.py", "tables.py"]
 # Titles are links, as on the pages of a code host: performance.md#tried.
 myst_heading_anchors = 4
 
@@ -45,4 +50,5 @@ def to_restructured_text(
 
 
 def setup(app: Sphinx) -> None:
+    app.connect("source-read", fill)
     app.connect("autodoc-process-docstring", to_restructured_text)

@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
+import html
 import inspect
 import os
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 
+import click
 import pytest
+from pydantic import BaseModel
 
 import vitdeploy.errors
 import vitdeploy.qat
 import vitdeploy.runtime
+from vitdeploy.cli.main import cli
+from vitdeploy.lint.linter import RULES
+from vitdeploy.recipe.recipe import Recipe
 
 pytest.importorskip("sphinx", reason="the dependency group `docs` needs Python 3.11")
 
@@ -71,3 +78,47 @@ def test_pages_load_nothing_from_elsewhere(site: Path) -> None:
     pages = list(site.rglob("*.html"))
     assert len(pages) > 30
     assert [page.name for page in pages if loaded.search(page.read_text(encoding="utf-8"))] == []
+
+
+def test_the_reference_has_every_command_option_key_and_rule(site: Path) -> None:
+    context = click.Context(cli, info_name="vitdeploy")
+    text = page(site, "commands")
+    for path, command in commands(cli, context):
+        options = [parameter.opts[0] for parameter in command.params if isinstance(parameter, click.Option)]
+        assert [name for name in (path, *options) if name not in text] == []
+    text = page(site, "recipe")
+    assert [key for key in keys(Recipe, "") if key not in text] == []
+    text = page(site, "linter-rules")
+    assert [rule.code for rule in RULES if rule.code not in text] == []
+
+
+def page(site: Path, name: str) -> str:
+    """The text of a page of the reference."""
+    text = (site / "reference" / f"{name}.html").read_text(encoding="utf-8")
+    return html.unescape(re.sub("<[^>]+>", "", text))
+
+
+def commands(group: click.Group, context: click.Context) -> Iterator[tuple[str, click.Command]]:
+    for name in group.list_commands(context):
+        member = group.get_command(context, name)
+        assert member is not None
+        inner = click.Context(member, info_name=name, parent=context)
+        if isinstance(member, click.Group):
+            yield from commands(member, inner)
+        else:
+            yield inner.command_path, member
+
+
+def keys(section: type[BaseModel], path: str) -> Iterator[str]:
+    for name, field in section.model_fields.items():
+        yield f"{path}{name}"
+        if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
+            yield from keys(field.annotation, f"{path}{name}.")
+
+
+# Words of all pages, with results and decisions; the bound may only fall, towards 45,000.
+MAX_WORDS = 50_850
+
+
+def test_the_documentation_keeps_its_budget_of_words() -> None:
+    assert sum(len(page.read_text(encoding="utf-8").split()) for page in (ROOT / "docs").rglob("*.md")) < MAX_WORDS

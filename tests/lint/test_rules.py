@@ -91,13 +91,6 @@ def test_findings_are_counted_by_severity():
     assert counts(told("TRT401")) == {"error": 0, "warning": 0, "note": 1}
 
 
-def test_the_page_has_the_rules_as_they_are():
-    pages = [page.read_text(encoding="utf-8") for page in sorted(ROOT.joinpath("docs").rglob("*.md"))]
-    [page] = [text for text in pages if "| TRT101 |" in text]
-    rows = [f"| {rule.code} | {rule.severity} | {rule.expected} | {rule.fix} |" for rule in RULES]
-    assert "\n".join(["| rule | | expected | fix |", "|---|---|---|---|", *rows]) in page
-
-
 # --- attention and profiles -------------------------------------------------------------------------------------------
 
 
