@@ -5,7 +5,7 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 INSTALL := $(BIN)/python -m pip install --quiet
 COMPILE := build/lock/bin/uv pip compile --quiet pyproject.toml --constraint requirements/torch.txt --no-python-downloads
-.PHONY: demo page test test-lowest test-extras docs modules tensorrt-api mlflow-server models-doc known-bad-doc arm64 faults faults-all \
+.PHONY: demo page test test-lowest test-extras docs modules tensorrt-api mlflow-server models-doc arm64 faults faults-all \
 	scale sbom audit report-schema train-scenes lock clean
 
 demo: $(VENV)/.installed
@@ -99,10 +99,6 @@ train-scenes: $(VENV)/.installed-dev
 # docs/report.schema.json, of the dataclasses that report.json is written by.
 report-schema: $(VENV)/.installed-dev
 	$(BIN)/python -m tests.report_schema
-
-# The table of docs/results/known-bad.md, of vitdeploy/known_bad/table.json.
-known-bad-doc: $(VENV)/.installed-dev
-	$(BIN)/python -m tests.known_bad.page
 
 # The device zone with the lowest versions that pyproject.toml allows, and the lowest Python that starts. Tests that need
 # PyTorch skip, as its lowest version has a CPU build on few indexes; with one, `make test-lowest LOWEST_TORCH=2.10.0` runs

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import os
 import re
 import textwrap
 import types
@@ -17,6 +18,8 @@ from pydantic_core import PydanticUndefined
 from sphinx.application import Sphinx
 
 from vitdeploy.cli.main import cli
+from vitdeploy.known_bad.entries import DONE, table
+from vitdeploy.known_bad.find import releases
 from vitdeploy.lint.linter import RULES
 from vitdeploy.recipe.recipe import Recipe
 
@@ -155,4 +158,25 @@ def linter_rules() -> str:
     return "\n".join(["| rule | | expected | fix |", "|---|---|---|---|", *rows])
 
 
-TABLES: dict[str, Callable[[], str]] = {"commands": commands, "recipe": recipe, "linter_rules": linter_rules}
+# --- Runtimes known to be wrong ---------------------------------------------------------------------------------------
+
+
+def known_bad() -> str:
+    head = ("entry", "release and device", "defect", "vitdeploy", "fix", "sources", "reproduced")
+    rows = []
+    for entry in table():
+        links = (
+            os.path.relpath(each, "docs/reference") if each.startswith("docs/") else each for each in entry.sources
+        )
+        sources = ", ".join(f"[{number}]({link})" for number, link in enumerate(links, 1))
+        cells = (f"`{entry.id}`", releases(entry), entry.wrong, DONE[entry.action], entry.way_out)
+        rows.append(_row(*cells, sources, entry.reproduced))
+    return "\n".join([_row(*head), "|" + "---|" * len(head), *rows])
+
+
+TABLES: dict[str, Callable[[], str]] = {
+    "commands": commands,
+    "recipe": recipe,
+    "linter_rules": linter_rules,
+    "known_bad": known_bad,
+}

@@ -20,6 +20,7 @@ import vitdeploy.errors
 import vitdeploy.qat
 import vitdeploy.runtime
 from vitdeploy.cli.main import cli
+from vitdeploy.known_bad.entries import table
 from vitdeploy.lint.linter import RULES
 from vitdeploy.recipe.recipe import Recipe
 
@@ -90,6 +91,8 @@ def test_the_reference_has_every_command_option_key_and_rule(site: Path) -> None
     assert [key for key in keys(Recipe, "") if key not in text] == []
     text = page(site, "linter-rules")
     assert [rule.code for rule in RULES if rule.code not in text] == []
+    text = page(site, "known-bad")
+    assert [entry.id for entry in table() if entry.id not in text] == []
 
 
 def page(site: Path, name: str) -> str:
@@ -117,7 +120,7 @@ def keys(section: type[BaseModel], path: str) -> Iterator[str]:
 
 
 # Words of all pages, with results and decisions; the bound may only fall, towards 45,000.
-MAX_WORDS = 50_850
+MAX_WORDS = 49_500
 
 
 def test_the_documentation_keeps_its_budget_of_words() -> None:

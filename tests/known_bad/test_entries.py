@@ -6,7 +6,6 @@ import onnx_ir as ir
 import pytest
 
 from tests.known_bad.graphs import CASES
-from tests.known_bad.page import PAGE, written
 from vitdeploy.errors import InputError, KnownBadError, KnownBadTableError
 from vitdeploy.known_bad.entries import TABLE_FILE, digest_of, read_table, table
 from vitdeploy.known_bad.find import check_ids, known_findings, matches, matches_on, refuse_known_bad
@@ -191,8 +190,3 @@ def test_a_table_that_cannot_be_read_is_refused(text, says, tmp_path):
         read_table(file)
     assert says in caught.value.found
     assert caught.value.exit_code == 4
-
-
-def test_the_page_has_the_table():
-    """`make known-bad-doc` writes it again."""
-    assert PAGE.read_text(encoding="utf-8") == written()
