@@ -6,8 +6,7 @@ It holds no time, host or path of the maker, so the same manifest gives the same
 import importlib.metadata
 import json
 import uuid
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Iterable, Mapping
 
 from cyclonedx.contrib.license.factories import LicenseFactory
 from cyclonedx.model import HashAlgorithm, HashType, Property
@@ -36,13 +35,13 @@ def bom_text(manifest: Manifest, *, license: str | None = None, metrics: Mapping
             nothing.
         metrics: by artifact, the name of a measure on the evaluation data, and its value.
     """
-    digests = manifest.provenance.get("data", {})
+    digests, source = manifest.provenance.get("data", {}), manifest.provenance.get("source", {})
     model = Component(
         name=manifest.name,
         type=ComponentType.MACHINE_LEARNING_MODEL,
         bom_ref="model",
         licenses=_licenses(license),
-        properties=_source(manifest.provenance.get("source", {})),
+        properties=_source(source.get("sha256", {}).values(), source.get("revision")),
         components=_files(manifest),
     )
     bom = Bom(serial_number=NAMESPACE, components=[_data(name, digests[name]) for name in DATA if digests.get(name)])
@@ -73,10 +72,9 @@ def _files(manifest: Manifest) -> list[Component]:
     ]
 
 
-def _source(source: Mapping[str, Any]) -> list[Property]:
+def _source(digests: Iterable[str], revision: str | None) -> list[Property]:
     """The digests of the files that the model was read from, without their names, which are the maker's own."""
-    sources = [Property(name="vitdeploy:source:sha256", value=digest) for digest in source.get("sha256", {}).values()]
-    revision = source.get("revision")
+    sources = [Property(name="vitdeploy:source:sha256", value=digest) for digest in digests]
     return [*sources, *([Property(name="vitdeploy:source:revision", value=revision)] if revision else [])]
 
 
@@ -123,7 +121,7 @@ def _licenses(license: str | None) -> list[License]:
     return [LicenseFactory().make_from_string(license)] if license else []
 
 
-def _card(manifest: Manifest, metrics: Mapping[str, tuple[str, float]]) -> dict[str, Any]:
+def _card(manifest: Manifest, metrics: Mapping[str, tuple[str, float]]) -> dict[str, object]:
     digests = manifest.provenance.get("data", {})
     measured = [
         {"type": measure, "value": repr(value), "slice": artifact} for artifact, (measure, value) in metrics.items()
