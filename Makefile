@@ -29,7 +29,7 @@ test: $(VENV)/.installed-dev tensorrt-api
 	$(BIN)/mypy
 	PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -q -n 4 --dist loadfile --no-loadscope-reorder --max-worker-restart 0
 
-# make test-runtime: the tests of one package, but for those of half a minute and more.
+# make test-runtime: the tests of one package, except those that take half a minute or more.
 test-%: $(VENV)/.installed-dev
 	PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -q -n 2 --dist loadfile --no-loadscope-reorder -m 'not slow' tests/$*
 
@@ -41,8 +41,8 @@ docs: $(VENV)/.installed-dev
 modules: $(VENV)/.installed-dev
 	VITDEPLOY_TEST_DEPTH=3 $(BIN)/python -m pytest -q tests/compatibility/test_modules.py tests/compatibility/test_modules_as_bundles.py tests/compatibility/test_graphs.py
 
-# The real Python APIs of TensorRT and of CUDA, which our calls are checked against. What cannot be made is told, and its
-# tests skip; what was made is kept.
+# The real Python APIs of TensorRT and of CUDA, which our calls are checked against. Stubs that cannot be made are
+# listed, and their tests skip; the others are kept.
 tensorrt-api: $(VENV)/.installed-dev
 	$(BIN)/python tests/tensorrt_api/make_stubs.py $(VENV)/tensorrt-api
 

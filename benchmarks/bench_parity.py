@@ -4,9 +4,9 @@
 
 On OpenVINO against its benchmark_app (-hint latency -api sync), on ONNX Runtime against a bare loop of session.run.
 Each is a process of its own, with as many threads as the runtime chooses for the CPUs of this process (`taskset` gives
-it fewer). They are measured side by side: theirs is stopped (SIGSTOP) while one of our blocks runs and goes on behind
-it, so that both medians are of the same minutes of the machine. The few queries of theirs that were stopped half-way
-count too; a median does not mind.
+it fewer). They are measured side by side: theirs is stopped (SIGSTOP) while one of our blocks runs and continues after
+it, so both medians come from the same minutes on the machine. The few of their queries that were stopped half-way count
+too, which hardly changes a median.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Peak memory of calibrating with few and with many images: one process each; the goal is no growth.
+"""Peak memory of calibrating with few and with many images: one process each; it should not grow.
 
 python benchmarks/calibration_memory.py GRAPH.onnx IMAGE_FOLDER      (images are repeated to reach 1,024)
 """

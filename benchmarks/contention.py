@@ -1,19 +1,19 @@
 """Does a bench beside others claim what does not hold, and does it decide? Runs of known truth, contention planted.
 
-    python benchmarks/contention.py --work DIR                         60 contests, up to 10 minutes; goes on where it
-                                                                       stopped
-    python benchmarks/contention.py --work DIR --contests 0            what was found so far
+    python benchmarks/contention.py --work DIR                         60 contests, up to 10 minutes; continues where
+                                                                       it stopped
+    python benchmarks/contention.py --work DIR --contests 0            the results so far
     python benchmarks/contention.py --work DIR --demo 10 --loops 1     `make demo` ten times beside one busy loop
 
-Each contest is of three: an engine (the digits' ViT with the embedded weights, FP32), the same again, and the same in a
-process that computes each query twice. So the truth is known: 1 and 2. The engine is OpenVINO in one contest and ONNX
-Runtime in the next: their threads take contention in different ways. Beside it, in turns, nothing runs, one busy loop,
-two, two that come and go at random seconds, a second bench that knows of no lock, or all three are stopped for
-milliseconds at random times, as the hypervisor of a machine with busy neighbours does without a word to its guests.
+Each contest has three engines: one (the digits' ViT with the embedded weights, FP32), the same again, and the same in a
+process that computes each query twice. So the true ratios are known: 1 and 2. The engine runs on OpenVINO in one
+contest and on ONNX Runtime in the next: their threads react to contention differently. The contention alternates:
+none, one busy loop, two, two that start and stop at random seconds, a second bench without the lock, or random stops of
+all three for milliseconds, as by the hypervisor of a machine with busy neighbours, which does not tell its guests.
 
-It prints three rates. Of the contests, how many find the engine faster than the doubled one, or ahead of it: 90 in 100.
-Of all that is claimed (intervals, and "at least"), how much is true: 97 in 100. How often one of two equal engines is
-called faster: never. Measure on a machine that does nothing else: what else runs is contention too.
+It prints three rates: how many contests find the engine faster than the doubled one, or ahead of it (goal: 90 in 100);
+how many of all claims (intervals, and "at least") are true (97 in 100); and how often one of two equal engines is
+called faster (never). Measure on an otherwise idle machine: any other load is contention too.
 """
 
 from __future__ import annotations
@@ -78,8 +78,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--work", type=Path, required=True, help="folder for the engines and the results")
     parser.add_argument("--contests", type=int, default=60, help="how many in all, with those of before")
-    parser.add_argument("--seconds", type=float, default=540.0, help="begin no contest after so many seconds")
-    parser.add_argument("--demo", type=int, default=0, help="instead, run the demo's recipe so many times")
+    parser.add_argument("--seconds", type=float, default=540.0, help="start no contest after this time")
+    parser.add_argument("--demo", type=int, default=0, help="instead, run the demo's recipe this many times")
     parser.add_argument("--loops", type=int, default=1, help="busy loops beside the demo")
     options = parser.parse_args()
     options.work.mkdir(parents=True, exist_ok=True)
@@ -124,8 +124,8 @@ def command(*arguments: object) -> list[str]:
 
 
 def hold(bundle: Path, kind: str, number: int) -> dict[str, Any]:
-    """One contest beside others: what was claimed of the two pairs. It ends as a run does, with the first process after
-    which the engine and the doubled one are told apart."""
+    """One contest under contention: the claims about the two pairs. It ends like a run, with the first process after
+    which the engine and the doubled one are distinguished."""
     engine = read_bundle(bundle).engines[0]
     plain = [engine_candidate(engine, bundle, name) for name in (ENGINE, AGAIN)]
     doubled = dataclasses.replace(plain[0], artifact=DOUBLED, argv=(sys.executable, str(WORKER)))
@@ -242,7 +242,7 @@ def bench_seconds(argv: Sequence[str]) -> float:
 
 
 def demos(work: Path, count: int, loops: int) -> Iterator[str]:
-    """`make demo` so many times beside busy loops: the grade of each verdict, and the seconds of its bench."""
+    """Run `make demo` `count` times beside busy loops: the grade of each verdict, and the seconds of its bench."""
     grades: list[str] = []
     alone: dict[str, float] = {}
     true: list[bool] = []

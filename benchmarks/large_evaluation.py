@@ -103,7 +103,7 @@ def engines(work: Path, recipe: Path) -> tuple[Path, Path]:
 
 
 def links(origin: Path, folder: Path, count: int) -> Path:
-    """A folder of so many images."""
+    """A folder of `count` images."""
     files = sorted(path for path in origin.rglob("*") if path.is_file())
     if not folder.is_dir():
         for i in range(count):
@@ -115,7 +115,7 @@ def links(origin: Path, folder: Path, count: int) -> Path:
 
 
 def run(command: list[str], store: Path, kill_at: int | None = None) -> Ran:
-    """Run a command to its end, or until so many artifacts are in the store."""
+    """Run a command to its end, or until `kill_at` artifacts are in the store."""
     begun = time.perf_counter()
     process = subprocess.Popen(
         [*CLI, *command],

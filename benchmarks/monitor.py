@@ -2,10 +2,10 @@
 
     python benchmarks/monitor.py BUNDLE IMAGES [--window 256] [--rate 0.001] [--windows 2000]
 
-BUNDLE is of `vitdeploy run`, with a monitor.json; IMAGES is a folder of other images of the same kind. Windows are
-drawn from the images of the reference, from IMAGES (with replacement: there are never enough), and from IMAGES that
-were darkened, blurred, made noisy and so on: the share of windows that are out of their limits. The cost is the ratio
-of alternating blocks of predictions with and without a monitor.
+BUNDLE is made by `vitdeploy run`, with a monitor.json; IMAGES is a folder of other images of the same kind. Windows are
+drawn from the images of the reference, from IMAGES (with replacement: there are never enough), and from darkened,
+blurred, noisy and otherwise changed IMAGES; the result is the share of windows that are out of their limits. The cost
+is the ratio of alternating blocks of predictions with and without a monitor.
 """
 
 from __future__ import annotations

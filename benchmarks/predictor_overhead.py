@@ -9,9 +9,9 @@ bare            OpenVINO: request.infer with shared inputs and outputs, copying 
 run             predictor.run: outputs by name, in arrays of the caller's own
 predict_tensor  predictor.predict_tensor: the answer too
 
-The ratio to the bare call is of paired calls, the 20 % trimmed mean of its logarithm with its 95 % interval;
-microseconds are the same interval times the median of the bare call. The bare call behind a pause says what a runtime
-loses while nobody calls it. Then the stages of predictor.predict from a uint8 image of the size of --image.
+The ratio to the bare call comes from paired calls: the 20 % trimmed mean of its logarithm with its 95 % interval.
+Microseconds are this interval times the median of the bare call. The bare call after a pause shows what a runtime loses
+while it is idle. Then come the stages of predictor.predict for a uint8 image of the size --image.
 """
 
 from __future__ import annotations

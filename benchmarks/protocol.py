@@ -1,11 +1,11 @@
-"""Is `vitdeploy bench` to be trusted here? The same engine against itself, and against itself slowed down by 5 %.
+"""Can `vitdeploy bench` be trusted here? The same engine against itself, and against itself slowed down by 5 %.
 
-    python benchmarks/protocol.py --work DIR --minutes 8        as often as you like: it goes on where it stopped
-    python benchmarks/protocol.py --work DIR --minutes 0        what was found so far
+    python benchmarks/protocol.py --work DIR --minutes 8        as often as you like: it continues where it stopped
+    python benchmarks/protocol.py --work DIR --minutes 0        the results so far
 
-Each run is one `vitdeploy bench --scenario single` of three: an engine, the same again, and the same in a process
-that waits for 5 % of each query's own time. The protocol holds where it says "no difference" of the first two, and
-"slower" of the third, at least 90 times in 100. Measure on a machine that does nothing else.
+Each run is one `vitdeploy bench --scenario single` of three engines: one, the same again, and the same in a process
+that waits for 5 % of each query's own time. The protocol passes if it reports "no difference" for the first two, and
+"slower" for the third, at least 90 times in 100. Measure on an otherwise idle machine.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ RESULTS = "benchmark runs.jsonl"
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--work", type=Path, required=True, help="folder for the engines and the results")
-    parser.add_argument("--minutes", type=float, default=8.0, help="begin no benchmark run after so many minutes")
+    parser.add_argument("--minutes", type=float, default=8.0, help="start no benchmark run after this time")
     parser.add_argument("--duration", type=float, default=Protocol().duration, help="as of vitdeploy bench")
     options = parser.parse_args()
     protocol = Protocol(("single",), (1,), duration=options.duration)
@@ -70,7 +70,7 @@ def compiled(work: Path, target: str) -> Path:
 
 
 def hold(bundle: Path, protocol: Protocol) -> dict[str, Any]:
-    """One benchmark run: what was said of the two pairs, and what it was said by."""
+    """One benchmark run: the verdicts on the two pairs, and their evidence."""
     engine = read_bundle(bundle).engines[0]
     plain = [engine_candidate(engine, bundle, name) for name in (ENGINE, AGAIN)]
     slowed = dataclasses.replace(
@@ -91,7 +91,7 @@ def hold(bundle: Path, protocol: Protocol) -> dict[str, Any]:
 
 
 def _rounds(bench_run: BenchRun) -> dict[str, Any]:
-    """Of every round its process, and the 0th, 10th, 25th and 50th percentile of its latencies in ms."""
+    """The process of every round, and the 0th, 10th, 25th and 50th percentile of its latencies in ms."""
     return {
         entry.artifact: [
             (block.process, *(round(nearest_rank(block.latencies_ms, percent), 4) for percent in (0, 10, 25, 50)))
@@ -110,7 +110,7 @@ def said(found: dict[str, Any]) -> str:
 
 
 def table(bench_runs: Sequence[dict[str, Any]]) -> list[str]:
-    """How often the right thing was said, with Wilson's 95 % interval, for each target and for all."""
+    """How often the verdict was right, with Wilson's 95 % interval, for each target and for all."""
     lines = []
     for target in (*TARGETS, "all"):
         mine = [each for each in bench_runs if target in (each["target"], "all")]

@@ -14,7 +14,7 @@ from vitdeploy.benchmark.evidence import TRIMMED, PairedRatio, log_quotients
 def student(log: float, error: float, freedom: int) -> tuple[float, float, float]:
     """The ratio whose natural logarithm was estimated, with Student's t interval at 95 %: (ratio, lower, upper).
 
-    error: the standard error of the logarithm, with so many degrees of `freedom`.
+    error: the standard error of the logarithm, with `freedom` degrees of freedom.
     """
     reach = float(stats.t.ppf(0.975, freedom)) * error
     return math.exp(log), math.exp(log - reach), math.exp(log + reach)

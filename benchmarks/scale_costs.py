@@ -44,7 +44,7 @@ Found = dict[str, float]
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", nargs="+", choices=list(FIGURES), default=list(FIGURES))
-    parser.add_argument("--sizes", type=int, nargs="+", help="in the place of those of each figure")
+    parser.add_argument("--sizes", type=int, nargs="+", help="instead of those of each figure")
     parser.add_argument("-o", "--output", type=Path, default=ROOT / "build" / "scale" / "costs.json")
     options = parser.parse_args()
     file: Path = options.output
@@ -173,14 +173,14 @@ def fill_store(root: Path, size: int) -> None:
 
 
 def fill_shared(root: Path, size: int) -> None:
-    """Empty files in the place of records and of files."""
+    """Empty files instead of records and of files."""
     for kind, ending in (("artifacts", ".json"), ("files", "")):
         for key in _names(root / kind, size):
             os.close(os.open(f"{root}/{kind}/{key[:2]}/{key}{ending}", os.O_CREAT | os.O_WRONLY))
 
 
 def _names(root: Path, size: int) -> Iterator[str]:
-    """So many keys, whose folders are there."""
+    """`size` keys; their folders are created."""
     for first in range(256):
         (root / f"{first:02x}").mkdir(parents=True)
     for number in range(size):
@@ -272,7 +272,7 @@ def history(size: int, folder: Path) -> Found:
     first = folder / "history" / append(place, bench_rows(5.0), document)
     for number in range(2, size):
         copy = first.with_name(f"{number:010d}-{number:012x}.parquet")
-        if number % 10_000 == 2:  # a file has so many names at most
+        if number % 10_000 == 2:  # the limit of links to one file
             copy.write_bytes(first.read_bytes())
             source = copy
         else:

@@ -39,8 +39,8 @@ class Task:
 
 @dataclass(frozen=True)
 class Work:
-    """`variants`, each to be made, then evaluated in so many `shards`, and measured for `measure_seconds` on as many
-    devices as `measured_on`. `before` and `after`: of the driver alone, at the beginning and at the end."""
+    """The number of `variants`; each is made, evaluated in `shards` shards, and measured for `measure_seconds` on
+    `measured_on` devices. `before` and `after`: tasks of the driver alone, at the beginning and at the end."""
 
     variants: int = 1
     make: Task = Task(0.0)

@@ -27,7 +27,7 @@ WRITES, READS = ("PUT", "POST", "COPY", "LIST"), ("GET", "HEAD")
 SIMULATED = 10
 MACHINES = (10, 100, 300, 1000)
 HOUR = 3600.0
-# Of a disk that machines share.
+# Answer time of a disk that machines share.
 NEAR_SECONDS = 0.001
 
 
@@ -76,7 +76,7 @@ class Measured:
     boot: float
 
     def last(self, figure: str, column: str) -> float:
-        """Of the largest size that was measured."""
+        """The cost at the largest measured size."""
         return self.costs[figure][-1][column]
 
     def asked(self, operation: str) -> int:
@@ -98,12 +98,12 @@ def main() -> None:
     add("--writes", type=float, default=0.005, metavar="DOLLARS", help="of 1,000 requests that write or list")
     add("--reads", type=float, default=0.0004, metavar="DOLLARS", help="of 1,000 requests that read")
     add("--gb-month", type=float, default=0.023, metavar="DOLLARS")
-    add("--answer", type=float, default=0.03, metavar="SECONDS", help="in which the store answers a request")
+    add("--answer", type=float, default=0.03, metavar="SECONDS", help="the store's answer time")
     add("--life", type=float, default=10.0, metavar="HOURS", help="after which a machine is taken away, in the mean")
     for name in ("decode", "original", "engine"):
-        add(f"--{name}-ms", type=float, metavar="CORE-MS", help="of an image, in the place of what was measured")
-    add("--boot", type=float, metavar="CORE-SECONDS", help="to start a worker, in the place of what was measured")
-    add("--task-ms", type=float, help="of the driver and its cluster for a task, in the place of what was measured")
+        add(f"--{name}-ms", type=float, metavar="CORE-MS", help="per image, instead of the measured time")
+    add("--boot", type=float, metavar="CORE-SECONDS", help="to start a worker, instead of the measured time")
+    add("--task-ms", type=float, help="of the driver and its cluster per task, instead of the measured time")
     add("--no-simulation", action="store_true", help="only what is reckoned")
     add("--folder", type=Path, default=ROOT / "build" / "scale", help="of what was measured")
     given = parser.parse_args()
@@ -174,8 +174,8 @@ def amounts(plan: Plan, prices: Prices, found: Measured) -> str:
 
 
 def _requests(plan: Plan, found: Measured) -> tuple[float, float]:
-    """Of the shared store: a worker brings the answers that it compares with, and puts what it makes; the driver looks
-    for each artifact before, and brings it after."""
+    """Requests to the shared store: a worker fetches the answers that it compares with, and stores what it makes; the
+    driver looks for each artifact before, and fetches it after."""
     answers, counts = plan.originals * plan.shards, plan.variants * plan.shards
     operations = {
         "make, the bytes are new": answers + counts,
@@ -300,12 +300,12 @@ def _row(plan: Plan, prices: Prices, name: str, found: tuple[Result, int]) -> tu
 
 
 def _driver_requests(found: Measured) -> int:
-    """Of the driver, for a task: it looks for each artifact before, and brings it after."""
+    """Requests of the driver for one task: it looks for each artifact before, and fetches it after."""
     return MOST_AT_ONCE * (found.asked("look in vain") + found.asked("find there, and bring"))
 
 
 def _driver_seconds(found: Measured, answer: float) -> float:
-    """So many requests are under way at a time."""
+    """The seconds of these requests, `AT_ONCE` of them in flight."""
     return _driver_requests(found) * answer / AT_ONCE
 
 

@@ -27,7 +27,7 @@ BUCKET = "vitdeploy"
 
 
 class Counted:
-    """A WSGI application that counts what it is asked, as S3 bills it."""
+    """A WSGI application that counts its requests, as S3 bills them."""
 
     def __init__(self, application: Callable[..., object]) -> None:
         self._application = application

@@ -5,8 +5,8 @@
 
 What the prediction knows is measured apart from the runs: core seconds to decode an image and to compute its answers,
 to start a worker, and of the command itself. The digits under many names are evaluated, by PyTorch and by an engine of
-ONNX Runtime, each time with an empty store. Other programs of this machine take cores from both alike: what they took
-during a run is told, and the prediction has so many cores less.
+ONNX Runtime, each time with an empty store. Other programs on this machine take cores from both: the cores that they
+took during a run are reported, and the prediction has that many fewer.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from tests.scale.commands import DIGITS, ROOT, Commands, kept_kinds, many_images
 CHECKPOINT, MODEL = DIGITS / "vit_digits.safetensors", "vit_w192d4h3_patch4_32"
 SIDES = ("original", "engine")
 TIMED_IMAGES, REPEATS = 256, 3
-# What a worker does before its first task, in a process of its own, and then so many images.
+# The work of a worker before its first task, in a separate process, and then on a number of images.
 ASK = """
 import json, resource, sys, time
 from pathlib import Path

@@ -6,7 +6,7 @@ The server is a process of its own; the load comes from this one, on the same co
 sends prepared bytes over a few kept connections and reads no more of an answer than it must.
 
 throughput: as many requests as are answered, 16 at once, of one image and of eight, as binary data. Blocks of half a
-second of the bench's own worker, at batch 8, and of the server alternate; the ratio is of paired blocks.
+second of the bench's own worker, at batch 8, and of the server alternate; the ratio is that of paired blocks.
 latency: single images that arrive at random (Poisson) at 70 % of the throughput just measured, from when they were due.
 memory: what the server holds after 1,000 requests and after 10,000 more, half of them images to decode.
 hostile: bodies of 100 MB, clients that dawdle and answers that nobody reads, while others go on asking.
@@ -181,7 +181,7 @@ def throughput(server: Served, bundle: Path, target: str, seconds: float) -> flo
 
 
 async def latency(server: Served, rate: float, seconds: float) -> None:
-    """Arrivals do not wait for answers; each is asked on a free connection, or a new one."""
+    """Arrivals do not wait for answers; each request uses a free connection, or a new one."""
     request, free, waited = server.infer(1), list[Connection](), list[float]()
     statuses: dict[int, int] = {}
 
@@ -222,7 +222,7 @@ async def memory(server: Served) -> None:
 
 
 async def hostile(server: Served) -> None:
-    """What the attackers are told, what the server holds meanwhile, and what others are answered."""
+    """The replies to the attackers, the server's memory meanwhile, and the answers to other clients."""
     before, peak = server.rss(), 0.0
     head = b"POST /predict HTTP/1.1\r\nHost: a\r\nContent-Type: image/png\r\n"
     told: dict[str, int] = {}
@@ -232,7 +232,7 @@ async def hostile(server: Served) -> None:
         reading = asyncio.create_task(reader.read(12))
         with contextlib.suppress(ConnectionError):
             for part in parts:
-                if reading.done():  # as clients do that look at what they are told
+                if reading.done():  # like clients that read the reply
                     break
                 writer.write(part)
                 await writer.drain()

@@ -3,9 +3,9 @@
     python benchmarks/whole_path.py BUNDLE --data DIR --peers-python PEERS/bin/python -o whole_path.md
 
 BUNDLE classifies images and has an engine openvino-cpu-int8 (`vitdeploy run`); DIR holds JPEG files. All ways run the
-INT8 graph of that engine with its options, so the paths are compared and not the networks, each in a process of its
-own, in blocks that alternate. How many answers are those of the reference (`Predictor.predict`) is told beside the
-speed: a way that gives others is no faster way to the same end. Peers want an environment of their own, with
+INT8 graph of that engine with its options, so the paths are compared and not the networks, each in a separate process,
+in alternating blocks. The table also counts the answers that equal the reference's (`Predictor.predict`): a path with
+different answers is not a faster path to the same result. Peers need a separate environment, with
 
     openvino (the version that vitdeploy has), pillow, opencv-python-headless, openvino-model-api
 """
@@ -65,7 +65,7 @@ class Process:
             )
 
     def block(self, images: int) -> tuple[float, list[int]]:
-        """Images per second, and the classes answered, of the next so many files."""
+        """Images per second, and the classes answered, for the next `images` files."""
         assert self._process.stdin is not None and self._process.stdout is not None
         try:
             self._process.stdin.write(f"{images}\n")
@@ -89,7 +89,7 @@ def main() -> None:
     parser.add_argument("bundle", type=Path)
     parser.add_argument("--data", type=Path, required=True, help="folder of JPEG files, searched through")
     parser.add_argument("--peers-python", default=sys.executable, help="interpreter of the peers' environment")
-    parser.add_argument("--images", type=int, default=1000, help="at most so many files, spread over the folder")
+    parser.add_argument("--images", type=int, default=1000, help="maximum number of files, spread over the folder")
     parser.add_argument("--block", type=int, default=100, help="images of a block")
     parser.add_argument("--rounds", type=int, default=20, help="blocks of each way")
     parser.add_argument("-o", "--out", type=Path, required=True, help="the table, Markdown; FILE.json has every block")
@@ -151,7 +151,7 @@ def measure(processes: Sequence[Process], files: int, block: int, rounds: int) -
 
 
 def table(processes: Sequence[Process], files: int, options: argparse.Namespace) -> str:
-    """Markdown. A ratio is of blocks in turns, with its 95 % interval, to the reference's one by one."""
+    """A table in Markdown. Ratios come from alternating blocks, with 95 % intervals, to the reference's one by one."""
     host = describe_host()
     reference = next(each for each in processes if each.entry.name == REFERENCE)
     lines = [

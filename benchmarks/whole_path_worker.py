@@ -1,7 +1,7 @@
-"""One way from JPEG files to labels, in a process of its own; told by one JSON argument.
+"""One way from JPEG files to labels, in a separate process; its one argument is JSON.
 
-Then each line on standard input is a number of files: so many more are answered, and a line of JSON says how long it
-took and which classes were answered. The peers' ways run under an interpreter that need not have vitdeploy.
+Each line on standard input is a number of files to answer next; a line of JSON reports how long they took, and their
+classes. The peers' ways run under an interpreter that need not have vitdeploy.
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ import vitdeploy.runtime
 sys.path.insert(0, str(Path(__file__).parent))
 from tables import fill
 
-# Some public names are loaded when they are asked for; autodoc describes those that it finds loaded.
+# Some public names are loaded on first access; autodoc describes only loaded ones.
 for module in (vitdeploy, vitdeploy.runtime):
     for public in getattr(module, "__all__", ()):
         setattr(module, public, getattr(module, public))

@@ -2,9 +2,9 @@
 
     python examples/batch_folder.py out/digits photos/ -o answers.jsonl
 
-A line for each image, in the order of their paths: {"path": "cats/1.jpg", "label": ..., ...}. The next images are
-decoded while the engine runs. Files that cannot be used are told on standard error and left out; the exit code is then
-1. The file appears when all is done, or not at all.
+One line per image, sorted by path: {"path": "cats/1.jpg", "label": ..., ...}. The next images are decoded while the
+engine runs. Unusable files are listed on standard error and left out; the exit code is then 1. The file appears when
+all images are answered, or not at all.
 """
 
 import argparse

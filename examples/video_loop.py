@@ -3,8 +3,8 @@
     python examples/video_loop.py out/digits 0                          # camera 0, in a window; q ends it
     python examples/video_loop.py out/digits clip.avi --headless        # a line of JSON for each frame
 
-Of a file every frame is answered, several in flight. Of a camera (a number, or an address such as rtsp://...) the
-newest one: those that come meanwhile are dropped, so that answers never lag behind. Ctrl+C and SIGTERM end it.
+Every frame of a file is answered, several in flight. For a camera (a number, or an address such as rtsp://...), only
+the newest frame is answered and the others are dropped, so answers never lag behind. Ctrl+C and SIGTERM end it.
 """
 
 import argparse

@@ -22,18 +22,18 @@ _SUBJECT = "start with the subject: 'The layers of a model ...'"
 # Pattern -> what to write instead.
 STYLE = {
     r"(?:^|[.;:] )Of (?:a|an|the|its|all|those|these|such|which|each|every|two|several|some) ": _SUBJECT,
-    r"\b(?:is|are|was|were) of (?!the (?:form|type)|equal|little|no use|interest|order)": "'applies to', 'belongs to'",
+    r"\b(?:is|are|was|were) of (?!the (?:form|type|wrong)|equal|little|no use|interest|order)": "'applies to'",
     r"\b(?:is|are|was|were) (?:told|said|asked)\b": "name who reports or requests it",
     r"\b(?:is|are|was|were) (?:taken|held) for\b": "'is treated as', 'is assumed to be'",
     r"\bas far as\b": "'if', 'where', or a limit",
-    r"\bso (?:many|much|few)\b(?! (?:that|as))": "the number, or 'this many'",
+    r"\b[Ss]o (?:many|much|few)\b(?!(?: \S+){0,3} (?:that|as)\b)": "the number, or 'this many'",
     r"\bin the place of\b": "'instead of'",
     r"\bany more\b": "state what holds now",
     r"\b(?:for sure|surely)\b": "'provably', 'with 95 % confidence'",
     r"\bfore(?:tell|tells|told)\b": "'predict'",
     r"\bno way\b": "state what is invalid",
     r"\bway out\b": "'fix'",
-    r"(?<!there )\b(?:is|are) no (?!longer|more|less|larger|smaller|better|faster|different)[a-z]": "'is not a'",
+    r"(?<![Tt]here )\b(?:is|are) no (?!longer|more|less|different|[a-z]+er\b)[a-z]": "'is not a'",
     r"\bwhat (?:is|was|are) (?:told|said|asked|wanted|given|found)\b": "the noun",
     r"\bsuch (?:a|an) one\b": "the noun",
     r"\bbut for\b": "'except'",
@@ -91,10 +91,17 @@ def _message(file: Path, line: int, value: str) -> Iterator[Text]:
 
 
 def all_texts() -> Iterator[Text]:
-    """The texts of the package, of the pages and of their templates."""
-    templates = [*(ROOT / "vitdeploy" / "report" / "templates").rglob("*.html")]
-    pages = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")]
-    for file in [*sorted((ROOT / "vitdeploy").rglob("*.py")), *sorted(templates), *sorted(pages)]:
+    """The texts of the package and of what it writes, of the pages, the examples, the recipes and the scripts."""
+    yield from texts_in(ROOT / "vitdeploy", "py", "jinja", "html", "js", "mjs", "css")
+    for folder in ("examples", "recipes", "calibration", "benchmarks", "docs"):
+        yield from texts_in(ROOT / folder, "py", "md", "yaml", "cpp", "js", "ipynb")
+    for file in (*sorted(ROOT.glob("*.md")), ROOT / "Makefile", ROOT / "pyproject.toml"):
+        yield from texts_of(file)
+
+
+def texts_in(folder: Path, *suffixes: str) -> Iterator[Text]:
+    """The texts of all files below the folder with one of the suffixes."""
+    for file in sorted(file for suffix in suffixes for file in folder.rglob(f"*.{suffix}")):
         yield from texts_of(file)
 
 

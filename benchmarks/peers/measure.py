@@ -82,9 +82,9 @@ def _encoded(entry: Measurements, scenario: Scenario) -> dict[str, Any]:
 
 
 def summary(scenario: Scenario, sessions: Sequence[Mapping[str, Any]], threads: int) -> dict[str, Any]:
-    """Rows, and the ratios of all pairs. The rounds of all sessions are put together; a ratio is of those with both.
+    """Rows, and the ratios of all pairs. The rounds of all sessions are joined; a ratio uses the sessions with both.
 
-    Only within a session do the rounds of two artifacts belong together, in turns as they were.
+    Rounds of two artifacts are paired only within a session, in which they alternated.
     """
     bench_runs = [_bench_run(scenario, session, threads) for session in sessions]
     names = list(dict.fromkeys(entry.artifact for bench_run in bench_runs for entry in bench_run.entries))

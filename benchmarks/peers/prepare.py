@@ -62,7 +62,7 @@ def job_of(
 
 
 def sha256(file: Path) -> str:
-    """Of a graph as peers see it: without the metadata, in which this project keeps facts of its own."""
+    """The digest of a graph as peers see it: without the metadata, in which this project keeps its own facts."""
     model = onnx.load(str(file))
     del model.metadata_props[:]
     return hashlib.sha256(model.SerializeToString(deterministic=True)).hexdigest()

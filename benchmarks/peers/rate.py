@@ -43,7 +43,7 @@ def _engine(run: Mapping[str, Any], threads: int) -> Runner:
 
 
 def _latency_ms(engine: Runner, seconds: float) -> float:
-    """Of the median query."""
+    """The latency of the median query."""
     [tensor] = engine.inputs
     feed = {tensor.name: np.random.default_rng(SEED).integers(0, 256, tensor.shape).astype(tensor.dtype)}
     times: list[float] = []

@@ -5,7 +5,7 @@ from __future__ import annotations
 from calibration.scenes.canvas import Random
 from calibration.scenes.shapes import COLOURS, NAMES, Scene, Shape, compose
 
-# What the first shape is of the second, with the step from the second to the first in x and y.
+# Where the first shape is relative to the second: the step from the second to the first in x and y.
 RELATIONS = {"left of": (-1, 0), "right of": (1, 0), "above": (0, -1), "below": (0, 1)}
 PREFIXES = ("", "a photo of ", "a picture of ", "there is ", "we see ")
 LABELS = tuple(sorted(f"{colour} {shape}" for colour in COLOURS for shape in NAMES))

@@ -15,7 +15,7 @@ from calibration.scenes.stream import SPLITS
 
 CHARACTERS = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 SHORTEST, LONGEST = 2, 8
-# Of the numbers that are identities, each its own.
+# Digits of a number that is an identity.
 DIGITS = 3
 # Of 16 parts of all strings, those of calibration and of evaluation; training has the rest.
 PARTS = {"calibration": (0,), "evaluation": (1, 2, 3), "training": range(4, 16)}

@@ -17,7 +17,7 @@ GOOD = "good"
 HOLES = 6
 # Radii in shares of the part's: the bore, the holes, and the circle that these lie on.
 BORE, HOLE, CIRCLE = 0.26, 0.11, 0.66
-# A defect is where a pixel has another colour by so much of the range, before noise.
+# A pixel is defective if its colour differs by this share of the range, before noise.
 SEEN = 0.02
 
 

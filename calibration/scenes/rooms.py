@@ -46,7 +46,7 @@ class Rays:
         return self.origin + np.where(np.isfinite(depth), depth, 0)[..., None] * self.direction
 
     def hit(self, depth: Floats, normal: Floats, colour: Floats) -> None:
-        """Keep a hit where it is nearer than what was hit before. Values below 0.05 m or NaN are no hits."""
+        """Keep a hit where it is nearer than earlier ones. Values below 0.05 m or NaN do not count."""
         nearer = (depth > 0.05) & (depth < self.depth)
         self.depth = np.where(nearer, depth, self.depth)
         self.normal = np.where(nearer[..., None], normal, self.normal)

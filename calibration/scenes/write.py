@@ -25,7 +25,7 @@ SIZES = {
     "identities": (48, 48),
     "digits": (48, 48),
 }
-# So many pictures in a row show one identity.
+# Consecutive pictures of one identity.
 ALIKE = 4
 
 

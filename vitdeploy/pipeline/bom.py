@@ -91,7 +91,7 @@ def _tools(versions: Mapping[str, str]) -> list[Component]:
     tools = []
     for package, version in versions.items():
         if version != "absent":
-            substitute, _, number = version.rpartition(" ")  # "onnxruntime-gpu 1.31.1" in the place of onnxruntime
+            substitute, _, number = version.rpartition(" ")  # "onnxruntime-gpu 1.31.1" instead of onnxruntime
             name = substitute or package
             purl = PackageURL("pypi", name=name, version=number)
             licenses = _licenses(_license_of(name, number))

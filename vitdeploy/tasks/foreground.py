@@ -65,9 +65,9 @@ class ForegroundComparison(Comparison):
         nothing.
     mae: mean |matte - label|, 0..1. boundary_f: percent, the harmonic mean of the shares of each boundary within 0.8 %
         of the image's diagonal of the other one (CVPR 2016, Perazzi et al.); 100 if neither has one, 0 if only one has.
-        Both are means over the images; intervals are of the artifact's minus the original's (mae), and of the
-        original's minus the artifact's (boundary_f_drop). None without labels. Intervals are bootstraps over the
-        images; the agreement's is Wilson's.
+        Both are means over the images. mae_ci95 is the interval of the artifact's minus the original's,
+        boundary_f_drop_ci95 that of the original's minus the artifact's; None without labels. Intervals are bootstraps
+        over the images; the agreement's is Wilson's.
     """
 
     masks: int

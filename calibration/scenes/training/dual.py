@@ -33,7 +33,7 @@ PATCH_LOSS = 3.0  # its weight
 START, END = "<|startoftext|>", "<|endoftext|>"
 TOKENIZER_CAPTIONS, MERGES = 2000, 160
 TEMPLATE = "a {}"
-GALLERY = 24  # pictures and captions that are told apart
+GALLERY = 24  # pictures and captions to match
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ def draw(split: str, index: int) -> Sample:
 
 
 def shares(scene: Scene) -> np.ndarray:
-    """Of each patch, what each class covers: float32 [patches, CLASSES], patches row by row."""
+    """The share of each patch that each class covers: float32 [patches, CLASSES], patches row by row."""
     classes = np.eye(CLASSES, dtype=np.float32)[semantic_map(scene)]
     side = SIDE // PATCH
     return classes.reshape(side, PATCH, side, PATCH, CLASSES).mean(axis=(1, 3)).reshape(-1, CLASSES)
@@ -122,7 +122,7 @@ def tokens(texts: list[str]) -> dict[str, Tensor]:
 
 
 def meaning(caption: str) -> str:
-    """The caption without its prefix: captions of one meaning are no negatives of each other."""
+    """The caption without its prefix: captions with the same meaning are not negatives of each other."""
     return caption[caption.index("a ", len("a ") if caption.startswith(("a photo", "a picture")) else 0) :]
 
 

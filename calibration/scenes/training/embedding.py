@@ -81,7 +81,7 @@ def loss(model: Any, samples: Samples, random: Random) -> Tensor:
 
 @torch.inference_mode()
 def measure(model: Any, samples: Samples) -> dict[str, Metric]:
-    """Recall at 1 and at 5: pictures with one of their number among the so many others that are nearest by cosine."""
+    """Recall at 1 and at 5: the share of pictures with one of the same number among the nearest by cosine."""
     images = [each.image for each in samples]
     found = [model(pixels(images[i : i + 50], MEAN, DEVIATION)).pooler_output for i in range(0, len(images), 50)]
     unit = F.normalize(torch.cat(found).double()).numpy()

@@ -18,7 +18,7 @@ Samples = Sequence[Any]  # what a kind's `draw` returns
 
 @dataclass(frozen=True)
 class Recipe:
-    """Of the optimisation. No value was chosen on evaluation scenes."""
+    """Settings of the optimisation. No value was chosen on evaluation scenes."""
 
     scenes: int  # training scenes, drawn once
     steps: int
