@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import json
 import os
 import re
 import shutil
@@ -13,11 +14,26 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
+from safetensors.torch import load_file, save_file
 
 from tests.command_line import ROOT, command_line
 from vitdeploy import __version__
 
 ACTIVATE = ". .venv/bin/activate\n"
+# Parts of a timm checkpoint by their names in one of transformers.
+PARTS = {
+    **{"cls_token": "embeddings.cls_token", "pos_embed": "embeddings.position_embeddings"},
+    **{"patch_embed.proj": "embeddings.patch_embeddings.projection", "norm": "layernorm"},
+    **{"norm1": "layernorm_before", "norm2": "layernorm_after", "attn.proj": "attention.output.dense"},
+    **{"mlp.fc1": "intermediate.dense", "mlp.fc2": "output.dense"},
+}
+SIZES = {"hidden_size": 192, "num_hidden_layers": 4, "num_attention_heads": 3, "intermediate_size": 768}
+PROCESSOR = {
+    **{"image_processor_type": "ViTImageProcessor", "do_resize": True, "size": {"height": 32, "width": 32}},
+    **{"resample": 3, "do_rescale": True, "rescale_factor": 1 / 255},
+    **{"do_normalize": True, "image_mean": [0.5] * 3, "image_std": [0.5] * 3},
+}
 # What the shell runs as `vitdeploy`: it writes its arguments down, one line each, and an empty line after them.
 COMMAND = """#!/bin/sh
 printf '%s\\n' "$@" '' >> commands
@@ -40,11 +56,43 @@ def reader(tmp_path_factory: pytest.TempPathFactory) -> Path:
             shutil.copy(image, ours / "evaluation" / label.name)
     shutil.copytree(theirs / "calibration", ours / "calibration")
     shutil.copy(theirs / "vit_digits.safetensors", ours)
+    write_model_folder(theirs / "vit_digits.safetensors", folder / "my-vit")
+    for label in (theirs / "training").iterdir():
+        (folder / "my-images" / label.name).mkdir(parents=True)
+        for image in sorted(label.iterdir())[:20]:
+            shutil.copy(image, folder / "my-images" / label.name)
     command = folder / "bin" / "vitdeploy"
     command.parent.mkdir()
     command.write_text(COMMAND, encoding="utf-8")
     command.chmod(command.stat().st_mode | stat.S_IXUSR)
     return folder
+
+
+def write_model_folder(checkpoint: Path, folder: Path) -> None:
+    """The demo's checkpoint as a folder from Hugging Face, for images of three channels."""
+    tensors: dict[str, torch.Tensor] = {}
+    for key, tensor in load_file(checkpoint).items():
+        name, end = (key, "") if key in PARTS else (key.rpartition(".")[0], f".{key.rpartition('.')[2]}")
+        prefix = "vit."
+        if name.startswith("blocks."):
+            _, number, name = name.split(".", 2)
+            prefix = f"vit.encoder.layer.{number}."
+        if name == "attn.qkv":
+            for each, part in zip(("query", "key", "value"), tensor.chunk(3), strict=True):
+                tensors[f"{prefix}attention.attention.{each}{end}"] = part.contiguous()
+        elif name == "head":
+            tensors[f"classifier{end}"] = tensor
+        else:
+            tensors[f"{prefix}{PARTS[name]}{end}"] = tensor
+    pixels = "vit.embeddings.patch_embeddings.projection.weight"
+    tensors[pixels] = (tensors[pixels] / 3).repeat(1, 3, 1, 1)
+    labels = {"id2label": {str(i): str(i) for i in range(10)}, "label2id": {str(i): i for i in range(10)}}
+    config = {"model_type": "vit", "architectures": ["ViTForImageClassification"], **SIZES, **labels}
+    config |= {"image_size": 32, "patch_size": 4, "num_channels": 3, "layer_norm_eps": 1e-6, "hidden_act": "gelu"}
+    folder.mkdir()
+    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+    (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    (folder / "preprocessor_config.json").write_text(json.dumps(PROCESSOR), encoding="utf-8")
 
 
 def run(argv: list[str], folder: Path) -> str:
@@ -61,11 +109,11 @@ def test_the_readme_runs_word_for_word(reader: Path, shared_store: Path) -> None
     as is the Python that needs it."""
     shell = [block for block in blocks("sh") if not block.startswith("make ")]
     python = blocks("python")
-    assert len(shell) == len(python) == 2
+    assert (len(shell), len(python)) == (3, 2)
     for block in shell:
         run(["sh", "-e", "-c", block.replace(ACTIVATE, "")], reader)
     commands = typed(reader, shell)
-    assert len(commands) == 6
+    assert len(commands) == 7
     printed = io.StringIO()
     with command_line(reader, shared_store, short_bench=True) as vitdeploy:
         for command in commands:
@@ -93,7 +141,7 @@ def test_the_first_guide_runs_word_for_word(reader: Path, shared_store: Path) ->
     for block in shell:
         run(["sh", "-e", "-c", block.replace(ACTIVATE, "")], reader)
     commands = typed(reader, shell)
-    assert len(commands) == 10
+    assert len(commands) == 11
     with command_line(reader, shared_store, short_bench=True) as vitdeploy:
         for command in commands:
             done = vitdeploy(*command.split("\n"))
