@@ -62,9 +62,13 @@ def test_an_engine_is_right_as_placed_and_as_golden(changes, ok):
 
 def test_the_table_says_what_ran():
     refused = Proof(engine("fp16", 0), "cortex-a53", {}, {}, refused="OpenVINO does not support fp16 on this CPU")
-    rows = table([RIGHT, refused], {("cortex-a53", "openvino-cpu-int8"): "none"}).splitlines()[2:]
-    assert rows[0] == "| digits | openvino-cpu-int8 | cortex-a53 | 23 int8, 2 fp32 | 7 of 8 | 1e-02 | none |"
-    assert "refused: OpenVINO does not support fp16 on this CPU" in rows[1]
+    other, wrong = (dataclasses.replace(RIGHT, cpu="max", **facts) for facts in ({"difference": 0.03}, {"same": 6}))
+    executed = {("cortex-a53", "openvino-cpu-int8"): "none", ("max", "openvino-cpu-int8"): "sdot"}
+    rows = table([RIGHT, refused, other, wrong], executed).splitlines()[2:]
+    first = "| digits | openvino-cpu-int8 |"
+    assert rows[0] == f"{first} cortex-a53 (none), max (sdot) | 23 int8, 2 fp32 | 7 of 8 | 3e-02 |"
+    assert rows[1] == f"{first} max (sdot) | 23 int8, 2 fp32 | 6 of 8 | 1e-02 |"
+    assert "refused: OpenVINO does not support fp16 on this CPU" in rows[2]
 
 
 def test_dot_products_are_read_of_qemus_log(tmp_path):
