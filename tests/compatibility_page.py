@@ -7,12 +7,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 FOLDER = Path(__file__).parent.parent / "docs" / "results" / "compatibility"
+BETWEEN = "<br>"
 REWRITE = "pytest tests/compatibility --write-compatibility rewrites the pages"
 
 
 @dataclass(frozen=True)
 class Page:
-    """One page with one table. `rows` are the first cells of all its rows, in their order.
+    """One page with one table. `rows` are the first cells of all its rows, in their order; those with equal other cells
+    share a line of the page.
 
     Cells hold what is the same on every machine: no times, no measured numbers.
     """
@@ -45,10 +47,14 @@ class Page:
             return {}
         lines = [line for line in self.path.read_text(encoding="utf-8").splitlines() if line.startswith("| ")]
         rows = [tuple(line.strip("|").strip().split(" | ")) for line in lines[1:]]
-        return {cells[0]: cells for cells in rows if cells[0] != "---"}
+        return {name: (name, *rest) for first, *rest in rows if first != "---" for name in first.split(BETWEEN)}
 
     def _write(self, found: dict[str, tuple[str, ...]]) -> None:
-        lines = [self.columns, ("---",) * len(self.columns), *(found[name] for name in self.rows if name in found)]
+        groups: dict[tuple[str, ...], list[str]] = {}
+        for name in (name for name in self.rows if name in found):
+            groups.setdefault(found[name][1:], []).append(name)
+        rows = [(BETWEEN.join(names), *rest) for rest, names in groups.items()]
+        lines = [self.columns, ("---",) * len(self.columns), *rows]
         table = "".join(f"| {' | '.join(cells)} |\n" for cells in lines)
         self.path.parent.mkdir(exist_ok=True)
         self.path.write_text(f"{self.head}\n{table}", encoding="utf-8")
