@@ -83,9 +83,9 @@ MIDDLE = """
 ## Checked parities
 
 Each entry is the largest max|a - b| / max|b| over all outputs, inputs and variants checked, with the number of checks
-in brackets. The models are small, with seeded random weights and inputs; the photographs use a published ViT-Tiny. In
-PyTorch, vitdeploy's module has the weights of the other implementation. Graphs are compared with the PyTorch module
-that they were exported from; the largest logit must match wherever it leads by more than the difference.
+in brackets; an empty cell means that the model is the other package's own module. The models are small, with the same
+seeded random weights on both sides; the photographs use a published ViT-Tiny. Graphs are compared with the PyTorch
+module that they were exported from; the largest logit must match wherever it leads by more than the difference.
 
 """
 
@@ -96,7 +96,7 @@ def page(records: Mapping[Row, Sequence[Mapping[str, Any]]]) -> str:
     tolerances = table(TOLERANCE_COLUMNS, ([name, f"{form.tolerance:.0e}"] for name, form in FORMS.items()))
 
     def shown(row: Row) -> str:
-        return f": {measured_text(records[row])}"
+        return measured_text(records[row])
 
     checks = table(PARITY_COLUMNS, (parity_cells(family, shown) for family in FAMILIES))
     versions = ", ".join(f"{name} {version(name).partition('+')[0]}" for name in LIBRARIES)
@@ -112,7 +112,7 @@ FORMS = {
     GRAPH.name: GRAPH,
     PHOTOGRAPHS.name: PHOTOGRAPHS,
 }
-PARITY_COLUMNS = ("Family", "Other implementations", *ENGINES)
+PARITY_COLUMNS = ("Family", "Other implementations", "Graph on " + ", ".join(ENGINES))
 
 
 def table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
@@ -142,15 +142,25 @@ def name_cells(family: str, count: int) -> list[str]:
 
 
 def rows_of(family: str) -> list[list[Row]]:
-    """The rows of a family as the columns of the page have them: other implementations, then each engine."""
+    """The rows of a family as the columns of the page have them: other implementations, then the engines, with one
+    comparison on each engine after the other."""
     rows = [row for row in ROWS if row.family == family]
-    others = [row for row in rows if row.against not in ENGINES]
-    return [others, *([row for row in rows if row.against == engine] for engine in ENGINES)]
+    engines = [row for row in rows if row.against in ENGINES]
+    names = list(dict.fromkeys(entry(row) for row in engines))
+    engines.sort(key=lambda row: (names.index(entry(row)), ENGINES.index(row.against)))
+    return [[row for row in rows if row.against not in ENGINES], engines]
 
 
-def parity_cells(family: str, shown: Callable[[Row], str]) -> list[str]:
+def parity_cells(family: str, shown: Callable[[Row], str] | None = None) -> list[str]:
     """The line of a family; `shown` is what follows the name of each comparison."""
-    return [family, *("; ".join(entry(row) + shown(row) for row in rows) or "none" for rows in rows_of(family))]
+    cells = []
+    for rows in rows_of(family):
+        names: dict[str, list[Row]] = {}
+        for row in rows:
+            names.setdefault(entry(row), []).append(row)
+        results = {name: f": {', '.join(map(shown, rows))}" if shown else "" for name, rows in names.items()}
+        cells.append("; ".join(name + result for name, result in results.items()))
+    return [family, *cells]
 
 
 def entry(row: Row) -> str:
