@@ -63,6 +63,16 @@ def blocks(title: str, language: str) -> list[str]:
     return re.findall(rf"^```{language}\n(.*?)^```$", section(title), flags=re.MULTILINE | re.DOTALL)
 
 
+def commands(title: str) -> list[str]:
+    """The commands of a section, and, if it starts no server, those for every bundle and one of its images."""
+    own = "".join(blocks(title, "sh")).splitlines()
+    if any("serve" in line.split() for line in own):
+        return own
+    bundle, image = next(line.split()[2:4] for line in own if line.startswith("vitdeploy predict"))
+    common = "".join(blocks("How to run the examples", "sh"))
+    return [*own, *common.replace("out/segments", bundle).replace("photos/street.png", image).splitlines()]
+
+
 class Walk:
     """The commands of a section in a folder that is as the repository's root: each program is a method."""
 
@@ -71,7 +81,7 @@ class Walk:
         self.bundle, self.report, self.served = folder, {}, {}
         self.predicted: list[dict[str, Any]] = []
         with contextlib.ExitStack() as self.open:
-            for line in "".join(blocks(title, "sh")).splitlines():
+            for line in commands(title):
                 if words := shlex.split(line, comments=True):
                     getattr(self, words[0])(*words[1:])
 
