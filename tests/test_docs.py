@@ -120,7 +120,7 @@ def keys(section: type[BaseModel], path: str) -> Iterator[str]:
 
 
 # Words of all pages, with results and decisions; the bound may only fall, towards 45,000.
-MAX_WORDS = 46_250
+MAX_WORDS = 45_900
 
 
 def test_the_documentation_keeps_its_budget_of_words() -> None:
