@@ -92,7 +92,7 @@ build/audit/.installed:
 	build/audit/bin/python -m pip install --quiet cyclonedx-bom==7.* pip-audit==2.*
 	touch $@
 
-# The models of drawn scenes, calibration/scenes/models/: about two hours on a quiet core, and other last bits than the committed ones.
+# The models of drawn scenes, calibration/scenes/models/: about two hours on a quiet core; last bits differ from the committed ones.
 train-scenes: $(VENV)/.installed-dev
 	OMP_NUM_THREADS=1 $(BIN)/python -m calibration.scenes train all
 

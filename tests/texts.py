@@ -28,6 +28,7 @@ STYLE = {
     r"\bas far as\b": "'if', 'where', or a limit",
     r"\b[Ss]o (?:many|much|few)\b(?!(?: \S+){0,3} (?:that|as)\b)": "the number, or 'this many'",
     r"\bin the place of\b": "'instead of'",
+    r"(?<!the )(?<!each )\b(?:an)?other (?!than\b)[\w'-]+(?: [\w'-]+)?,? than\b": "'a different ... from'",
     r"\bany more\b": "state what holds now",
     r"\b(?:for sure|surely)\b": "'provably', 'with 95 % confidence'",
     r"\bfore(?:tell|tells|told)\b": "'predict'",

@@ -91,7 +91,7 @@ def load_row(entry: EntryPoint, kind: type[Any]) -> Any:
     """Load the object of an entry point: an instance of `kind`, or a subclass of it.
 
     Raises:
-        HostError: it cannot be imported, or has another type than its group requires.
+        HostError: it cannot be imported, or does not have the type that its group requires.
     """
     what = f"the extension {entry.name!r} of {entry.group}"
     try:

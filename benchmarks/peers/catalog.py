@@ -34,7 +34,7 @@ def _ours(
 ) -> Entry:
     name = f"vitdeploy-{target.removesuffix('-cpu')}-{precision}{suffix}"
     options = {"target": target, "precision": precision, "batches": [1, 8], "plain": False, "merging": {}, "budget": {}}
-    options["runtime"] = ""  # another one than the target's, for the graph with INT8 in it
+    options["runtime"] = ""  # not the target's, for the graph with INT8 in it
     return Entry(name, precision, "make_vitdeploy.py", {**options, **changes}, note or "this project", labelled)
 
 

@@ -58,7 +58,7 @@ def work(payload: Payload) -> Payload:
     shutil.copytree(artifacts[last].path, engine, dirs_exist_ok=True)
     exported = sha256(artifacts["export"].path / MODEL_FILE)
     if exported != payload["export_sha256"]:
-        raise RuntimeError("its export is another one than that of the peers")
+        raise RuntimeError("its export differs from that of the peers")
     answer = {
         "seconds": sum(made[name]["seconds"] for name in artifacts if name != "export"),
         "steps": {name: made[name]["seconds"] for name in artifacts},

@@ -345,7 +345,7 @@ def test_any_other_zip_is_refused(tmp_path, kind):
     [
         ("deflated", "manifest.json at byte 0 has compression method 8 instead of 0"),
         ("a data descriptor", "manifest.json at byte 0 has flags 8 instead of 0"),
-        ("another case", "has another name or other extra fields"),
+        ("another case", "has a different name or extra fields"),
         ("manifest last", "it does not begin with an uncompressed manifest.json"),
         ("behind", "bytes: trailing data"),
         ("no directory", "bytes: truncated"),

@@ -847,7 +847,7 @@ def test_an_engine_that_was_tampered_with(refused, small_bundle, tmp_path, image
     }
     says = [
         "engines/onnxruntime-cpu/graph.onnx is not the file",
-        "found:    another SHA-256",
+        "found:    a different SHA-256",
         "fix:      copy the bundle",
     ]
     refused(3, "VD3101", *command[verb], says=says)

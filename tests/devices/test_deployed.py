@@ -154,5 +154,5 @@ def test_what_is_known_here_survives_and_a_broken_file_is_told(tmp_path, monkeyp
     (fleet_folder() / "small.json").rename(fleet_folder() / "other.json")
     write_fleet(fleet)
     (fleet_folder() / "small.json").replace(fleet_folder() / "other.json")
-    with pytest.raises(StorageError, match="has another format or name"):
+    with pytest.raises(StorageError, match="has a different format or name"):
         read_fleets()

@@ -51,13 +51,13 @@ def script(tmp_path, lines):
         (
             f"{GREETS}while sleep 0.1; do echo '{BEAT.decode()}'; done",
             Unresponsive,
-            "beats for 1 s, but no answer",
+            "heartbeats for 1 s, but no answer",
         ),
-        (f"{GREETS}yes '{BEAT.decode()}'", DeviceResultError, "too many beats and status lines"),
+        (f"{GREETS}yes '{BEAT.decode()}'", DeviceResultError, "too many heartbeats and status lines"),
         (f"{GREETS}yes warning >&2", DeviceResultError, "too much output on standard error"),
         (f"{GREETS}yes | tr -d '\\n'", DeviceResultError, "a line is longer than 1,048,576 bytes"),
         (f"{GREETS}exec >&- 2>&- <&-; sleep 60", DeviceError, "no answer"),
-        ("yes Welcome", DeviceResultError, "much output of the login"),
+        ("yes Welcome", DeviceResultError, "much login output"),
     ],
 )
 def test_a_conversation_ends_by_itself(tmp_path, monkeypatch, lines, kind, message):

@@ -131,7 +131,7 @@ def test_a_tokenizer_that_gives_other_tokens_is_refused(folders, tmp_path):
     folder, _ = folders["siglip"]
     spec = load_model(source(folder)).signature.postprocess
     other = type(spec)(**{**vars(spec), "padding": "right"})
-    with pytest.raises(CheckpointError, match="gives other tokens than transformers' Siglip2Tokenizer") as caught:
+    with pytest.raises(CheckpointError, match="gives different tokens from transformers' Siglip2Tokenizer") as caught:
         compare_tokenizers(folder / "tokenizer.json", other)
     assert "of 1000 texts" in caught.value.found
 

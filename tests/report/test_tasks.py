@@ -77,7 +77,7 @@ TASKS = {
     "panoptic": (panoptic, "PQ, %", ["PQ of things, %", "PQ of stuff, %", "SQ, %", "Pixels equal to the original, %"]),
     "sequence": (
         *(sequence, "Token accuracy, %"),
-        ["Entirely right, %", "Identical to the original, %", "Tokens compared"],
+        ["Fully correct, %", "Identical to the original, %", "Tokens compared"],
     ),
 }
 # What needs labels: with "original" below it.
@@ -87,7 +87,7 @@ JUDGED = {
     "embedding": ["Recall@5, %"],
     "detection": ["AP at IoU 0.50, %", "AP at IoU 0.75, %"],
     "panoptic": ["PQ of things, %", "PQ of stuff, %", "SQ, %"],
-    "sequence": ["Entirely right, %"],
+    "sequence": ["Fully correct, %"],
 }
 
 

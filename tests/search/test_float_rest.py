@@ -200,5 +200,5 @@ def test_a_device_may_lack_bf16_and_may_not_add_it(in_bf16):
     engine, _ = in_bf16
     engine = dataclasses.replace(engine, float_rest="bf16")
     asked = PlacedArtifact("x", TARGET, "int8", 1, (), weight_bits=engine.weight_bits)
-    with pytest.raises(DeviceResultError, match="float operators in another precision"):
+    with pytest.raises(DeviceResultError, match="float operators in a different precision"):
         check_engine("board", engine, asked)

@@ -218,7 +218,7 @@ def test_a_worker_finds_the_graph_of_the_command_or_says_so(tmp_path, graph, sam
     assert found.keys() == observe_piece(piece).keys()
     (tmp_path / "other.onnx").write_bytes(graph.read_bytes() + b"\x00")
     other = dataclasses.replace(piece.graph, path=tmp_path / "other.onnx")
-    with pytest.raises(DataError, match="a calibration worker finds another graph"):
+    with pytest.raises(DataError, match="a calibration worker finds a different graph"):
         observe_piece(dataclasses.replace(piece, graph=other))
 
 

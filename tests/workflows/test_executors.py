@@ -102,4 +102,4 @@ def test_so_many_at_a_time(tmp_path, at_a_time, seconds, counts):
 def test_another_vitdeploy_on_a_node_is_refused(nodes, monkeypatch):
     monkeypatch.setattr(executors, "code_version", lambda everything: "another")
     (error,) = dict(nodes.map(pieces.squared, [1])).values()
-    assert isinstance(error, WorkerError) and "has another version of vitdeploy" in error.message
+    assert isinstance(error, WorkerError) and "has a different version of vitdeploy" in error.message

@@ -404,7 +404,7 @@ def flags(
 
 
 def falls_back(entry: results.Measurements) -> bool:
-    """Whether an artifact ran on another provider than when it was built."""
+    """Whether an artifact ran on a different provider from the one it was built for."""
     return bool(entry.made_for) and entry.provider != entry.made_for
 
 

@@ -225,7 +225,7 @@ def random_feeds(inputs: tuple[TensorSpec, ...], batch: int) -> dict[str, Array]
     A dynamic leading axis becomes `batch`.
 
     Raises:
-        TensorError: an input of another dtype, or with another dynamic axis.
+        TensorError: an input of an unsupported dtype, or with a further dynamic axis.
     """
     generator = np.random.default_rng(SEED)
     return {tensor.name: _random_array(generator, tensor.with_batch(batch)) for tensor in inputs}

@@ -82,7 +82,7 @@ class CheckedFiles:
                 while block := file.read(BLOCK):
                     digest.update(block)
             if digest.hexdigest() != entry.sha256:
-                raise other_file(path, entry, "another SHA-256")
+                raise other_file(path, entry, "a different SHA-256")
             self._stamps[name] = stamp
 
     def read(self, name: str, most: int = MAX_READ) -> bytes:
@@ -98,9 +98,9 @@ class CheckedFiles:
         with path.open("rb") as file:
             data = file.read(entry.bytes + 1)
         if len(data) != entry.bytes:
-            raise other_file(path, entry, "another number of bytes")
+            raise other_file(path, entry, "a different number of bytes")
         if self.hashed and hashlib.sha256(data).hexdigest() != entry.sha256:
-            raise other_file(path, entry, "another SHA-256")
+            raise other_file(path, entry, "a different SHA-256")
         return data
 
     def require_unchanged(self, names: Iterable[str]) -> None:

@@ -84,7 +84,7 @@ def read_local_header(data: bytes, name: str, size: int | None, offset: int) -> 
     for field, is_now, should_be in zip(_LOCAL_FIELDS, fields, _LOCAL.unpack_from(expected), strict=True):
         if is_now != should_be:
             return member, f"{field} {is_now!r} instead of {should_be!r}"
-    return member, "another name or other extra fields"
+    return member, "a different name or extra fields"
 
 
 def directory(members: Sequence[PackedMember]) -> bytes:
@@ -244,7 +244,7 @@ def _linked(where: str, expected: TensorSpec, source: str, tensor: TensorSpec | 
 
 
 def _unlike(where: str, expected: TensorSpec, said: str, tensor: TensorSpec) -> Iterator[str]:
-    """A line if the tensor does not match: another type, rank, or fixed size after the first axis."""
+    """A line if the tensor does not match: a different type, rank, or fixed size after the first axis."""
     sizes = zip(expected.shape[1:], tensor.shape[1:], strict=False)
     other = any(isinstance(a, int) and isinstance(b, int) and a != b for a, b in sizes)
     if tensor.dtype != expected.dtype or len(tensor.shape) != len(expected.shape) or other:

@@ -79,7 +79,7 @@ def read_packed(
         reader.check_size(entries)
         for entry in entries:
             if reader.member(entry.path, entry.bytes) != entry.sha256:
-                raise other_file(file / entry.path, entry, "another SHA-256")
+                raise other_file(file / entry.path, entry, "a different SHA-256")
         reader.end()
     packed = Packed(reader.offset, reader.digest.hexdigest(), digest, signed, manifest)
     if expect is not None:
@@ -272,7 +272,7 @@ def _append(out: BinaryIO, folder: Path, entry: FileEntry) -> layout.PackedMembe
             digest.update(block)
             out.write(block)
     if digest.hexdigest() != entry.sha256:
-        raise other_file(path, entry, "another SHA-256")
+        raise other_file(path, entry, "a different SHA-256")
     member, end = layout.PackedMember(entry.path, entry.bytes, crc, start), out.tell()
     out.seek(start)
     out.write(layout.local_header(member))

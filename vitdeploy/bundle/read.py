@@ -276,7 +276,7 @@ def verify_files(folder: Path, manifest: Manifest, names: Iterable[str] | None =
 def verify_file(folder: Path, entry: FileEntry) -> None:
     path = regular_file(folder, entry)
     if file_sha256(path) != entry.sha256:
-        raise other_file(path, entry, "another SHA-256")
+        raise other_file(path, entry, "a different SHA-256")
 
 
 def regular_file(folder: Path, entry: FileEntry) -> Path:
@@ -284,7 +284,7 @@ def regular_file(folder: Path, entry: FileEntry) -> Path:
     size.
 
     Raises:
-        DigestError: the file is missing, a link, or has another size.
+        DigestError: the file is missing, a link, or has the wrong size.
     """
     path = folder / entry.path
     inside = (path, *path.parents)[: entry.path.count("/") + 1]

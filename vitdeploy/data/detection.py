@@ -449,7 +449,7 @@ def _outline(file: CocoFile, index: int, annotation: Mapping[str, Any], size: tu
     """Return the `segmentation` of an annotation on an image of `size` (width, height); [] if it has no area.
 
     Raises:
-        DataError: it is not an outline, or belongs to an image of another size.
+        DataError: it is not an outline, or belongs to an image of a different size.
     """
     outline, where = annotation.get("segmentation") or [], f"annotations[{index}]"
     if isinstance(outline, dict):

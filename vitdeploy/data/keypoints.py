@@ -97,7 +97,7 @@ def read_keypoints(
 
     Raises:
         MissingFileError: `images` or `labels` does not exist.
-        DataError: labels cannot be read, have other points than the model, or belong to other images.
+        DataError: labels cannot be read, do not have the model's points, or belong to other images.
         ImageError: an unreadable image and `skipped` is None.
     """
     file = read_coco(images, labels, KEYS)

@@ -192,7 +192,7 @@ def read_map(path: Path, expected: str, frame: Frame) -> npt.NDArray[Any]:
     orientation `frame`.
 
     Raises:
-        MissingFileError, ImageError: unreadable. DataError: several channels, or another size.
+        MissingFileError, ImageError: unreadable. DataError: several channels, or the wrong size.
     """
     image = decode(path, None)
     if image.mode not in MODES:
@@ -204,7 +204,7 @@ def fit_map(path: Path, values: npt.NDArray[Any], frame: Frame) -> npt.NDArray[A
     """Return [height, width, ...] for the upright image, from a map with its size or with that of the stored pixels.
 
     Raises:
-        DataError: it has another size.
+        DataError: it has the wrong size.
     """
     size = values.shape[1::-1]
     if size == frame.size:
@@ -294,7 +294,7 @@ def read_panoptic(images: Path, labels: Path, skipped: Skipped | None = None) ->
 
     Raises:
         MissingFileError: `images`, `labels` or a PNG does not exist.
-        DataError: the JSON file has another form, or refers to other images, sizes or categories.
+        DataError: the JSON file has the wrong form, or refers to other images, sizes or categories.
         ImageError: an unreadable image and `skipped` is None.
     """
     file = read_coco(images, labels, KEYS)

@@ -127,7 +127,7 @@ class Call:
             raise Unresponsive(
                 f"{self._name} does not answer",
                 found=late[0],
-                expected=f"{late[1]}, and a beat every {BEAT_SECONDS:g} s",
+                expected=f"{late[1]}, and a heartbeat every {BEAT_SECONDS:g} s",
                 fix="check whether it is overloaded or its disk is full, then run the command again",
             )
 
@@ -155,7 +155,7 @@ class Call:
                 return ""
             if line.startswith(PREFIX):
                 return line[len(PREFIX) :].decode("ascii", errors="replace").strip()
-        raise StreamError("much output of the login, but no greeting of the agent")
+        raise StreamError("much login output, but no greeting from the agent")
 
     def line(self, limit: int, *, talk: bool = False) -> bytes:
         """Return the next line of an answer, skipping beats. `talk`: the line is one of many status lines.
@@ -169,7 +169,7 @@ class Call:
             beat = line == BEAT
             self._talk += len(line) if beat or talk else 0
             if self._talk > MAX_TALK_BYTES:
-                raise self._too_much("too many beats and status lines", MAX_TALK_BYTES)
+                raise self._too_much("too many heartbeats and status lines", MAX_TALK_BYTES)
             if not beat:
                 return line
 
@@ -310,7 +310,7 @@ class _Clock:
         if self._bytes < patience.rate * (self._message - patience.silence):
             return f"{self._bytes:,} bytes in {self._message:,.0f} s", f"at least {patience.rate:,.0f} bytes per second"
         if self._answer >= self._within:
-            return f"beats for {self._answer:,.0f} s, but no answer", f"an answer within {self._within:,.0f} s"
+            return f"heartbeats for {self._answer:,.0f} s, but no answer", f"an answer within {self._within:,.0f} s"
         return None
 
 

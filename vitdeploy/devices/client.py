@@ -115,7 +115,7 @@ class Client:
                     yield call
                     return
             if word != "missing" or attempt == 2:
-                raise refuse(self.device.name, "invalid greeting of the agent", word)
+                raise refuse(self.device.name, "invalid greeting from the agent", word)
             self._check_python(version)
             self._install(digest)
 
@@ -139,7 +139,7 @@ class Client:
         try:
             greeting = call.greeting()
         except StreamError as error:
-            raise refuse(self.device.name, "no greeting of the agent", error) from None
+            raise refuse(self.device.name, "no greeting from the agent", error) from None
         if not greeting:
             raise why(self.device, *call.end())
         return greeting
@@ -212,7 +212,7 @@ class Client:
             try:
                 greeting = call.greeting()
             except StreamError as error:
-                raise refuse(self.device.name, "no greeting of the agent", error) from None
+                raise refuse(self.device.name, "no greeting from the agent", error) from None
             if greeting != "ok":
                 status, words = call.end()
                 if status == SSH_FAILED and self.device.host is not None:

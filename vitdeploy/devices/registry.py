@@ -307,7 +307,7 @@ def read_fleet(name: str) -> Fleet:
             fix=f"remove it (the devices still have their state): rm {quoted(path)}",
         ) from None
     if (found.format, found.name) != (FLEET_FORMAT, name):
-        raise StorageError(f"{path} has another format or name", found=f"{found.format}, {found.name}")
+        raise StorageError(f"{path} has a different format or name", found=f"{found.format}, {found.name}")
     return found
 
 

@@ -117,7 +117,7 @@ def check_result(device: str, result: documents.JobResult, job: documents.Device
     if result.failure is not None:
         raise reported(device, result.failure)
     if (result.tried is None) != (job.kind in ("bench", "compile")):
-        raise refuse(device, "a result of another kind of job", result.tried, job.kind)
+        raise refuse(device, "a result of a different kind of job", result.tried, job.kind)
     requested = {placed.name: placed for placed in job.artifacts}
     returned = [*result.engines, *(failure.artifact for failure in result.left_out)]
     if sorted(returned) != sorted(requested):
@@ -148,7 +148,7 @@ def check_engine(device: str, engine: EngineSpec, placed: documents.PlacedArtifa
     if facts != expected:
         raise refuse(device, "an engine for another artifact", facts, expected)
     if engine.float_rest not in (None, placed.float_rest):
-        raise refuse(device, "float operators in another precision", engine.float_rest, placed.float_rest)
+        raise refuse(device, "float operators in a different precision", engine.float_rest, placed.float_rest)
     if placed.plan is not None and engine == placed.plan:
         return engine
     sent, made = [graph.part for graph in placed.graphs], [part.part for part in engine.parts or (engine,)]
@@ -394,7 +394,7 @@ def judge(
         raise refuse(device, "a comparison with a release that the device does not have")
     trial = _trial(device, result, tried, job.protocol, options.worse)
     if tried.kept and (trial.failed or job.kind == "stage"):
-        raise refuse(device, "the device keeps a rejected release", trial.failed or "the job was not to switch")
+        raise refuse(device, "the device keeps a rejected release", trial.failed or "the job must not switch releases")
     if job.kind == "switch" and not tried.kept and not trial.failed:
         return dataclasses.replace(trial, failed="the device reverted it")
     return trial

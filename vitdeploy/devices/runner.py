@@ -165,7 +165,7 @@ class RemoteRunner(Runner):
             fits = len(sizes) == len(tensor.shape) == len(own.shape) and sizes[:1] == [batch]
             fits = fits and all(isinstance(b, str) or a == b for a, b in zip(sizes, own.shape, strict=True))
             if not fits or tensor.dtype != own.dtype or tensor.dtype not in DTYPES:
-                raise refuse(device, "an output of another shape or type", tensor, own)
+                raise refuse(device, "an output with the wrong shape or type", tensor, own)
             total += math.prod(sizes) * np.dtype(tensor.dtype).itemsize
         if total > MAX_OUTPUT_BYTES:
             raise refuse(device, "outputs that are too large", f"{total:,} bytes")

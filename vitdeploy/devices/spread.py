@@ -101,7 +101,7 @@ def _throttled(bench: DeviceBench) -> str:
 
 
 def _other_kernels(found: Mapping[str, DeviceBench]) -> dict[str, str]:
-    """Return devices whose engines use other kernels than most devices, so that their times are not comparable."""
+    """Return devices whose engines use different kernels from most devices, so that their times are not comparable."""
     odd: dict[str, str] = {}
     for artifact in dict.fromkeys(name for bench in found.values() for name in bench.engines):
         ran = {device: _ran(bench, artifact) for device, bench in found.items() if artifact in bench.engines}

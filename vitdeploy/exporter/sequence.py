@@ -334,7 +334,7 @@ def _refuse_other_tokens(tokens: runner.Array, logits: runner.Array, where: str)
     lead = logits.max(axis=-1) - np.take_along_axis(logits, tokens[..., None], axis=-1)[..., 0]
     if (lead > 2 * TOLERANCE * np.abs(logits).max()).any():
         raise ExportError(
-            "decoding through the exported graphs gives other tokens than the PyTorch model",
+            "decoding through the exported graphs gives different tokens from the PyTorch model",
             found=f"{int((lead > 0).sum())} of {tokens.size} tokens {where}",
             expected="the token with the largest logit",
         )

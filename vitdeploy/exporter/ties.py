@@ -39,7 +39,7 @@ def answers_of_choices(
 ) -> list[dict[str, np.ndarray]] | None:
     """Return the graph's outputs for each of `feeds` with its TopK forced to the original's selection.
 
-    None if the graph has other TopK nodes than the original, if one is an output itself, or if the selected scores are
+    None if the graph does not have the original's TopK nodes, if one is an output itself, or if the selected scores are
     not the highest, up to `tolerance`.
     """
     model = load_graph(graph)

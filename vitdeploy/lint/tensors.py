@@ -58,7 +58,7 @@ def _norms(view: GraphView, support: Support) -> Iterator[Hit]:
 
 @rule("TRT203", "error", "base and exponent of one type", "store the exponent in the base's type", by_release=True)
 def _powers(view: GraphView, support: Support) -> Iterator[Hit]:
-    """TensorRT 10.8 added integer exponents of another type than the base."""
+    """TensorRT 10.8 added integer exponents whose type differs from the base's."""
     for node in view.of("Pow"):
         base, exponent = (value.dtype if value is not None else None for value in node.inputs)
         if base is None or exponent is None or base == exponent:

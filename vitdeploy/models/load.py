@@ -100,7 +100,7 @@ def load_model(source: Source) -> LoadedModel:
     if source.weights is not None and weights_digest(original.module) != source.weights:
         raise UserCodeError(
             f"{source.name} returned different weights than before",
-            found="weights with another digest",
+            found="weights with a different digest",
             expected="the same weights on every call, in every process",
             fix="save the weights once and pass them with --checkpoint or source.checkpoint",
         )

@@ -23,7 +23,7 @@ def make_runner(request: dict[str, Any]) -> Runner:
     the source has a fixed one.
 
     Raises:
-        TargetError: another batch than the fixed one is requested.
+        TargetError: the requested batch is not the fixed one.
     """
     source = from_request(request)
     if source.only_batch not in (None, request["batch"]):

@@ -90,8 +90,8 @@ class _StageTask:
 @dataclass(frozen=True)
 class _StageDone:
     """The result of a task. `digest` of the artifact; None if this process would compute another artifact (because of
-    another CPU, for example), and so did not run the step. `made`: False if the artifact was stored already. `host`:
-    the name of this node."""
+    a different CPU, for example) and did not run the step. `made`: False if the artifact was stored before. `host`: the
+    name of this node."""
 
     digest: str | None
     made: bool
@@ -319,10 +319,7 @@ class Scheduler:
         """Leave steps for which a node would compute another artifact, and those that need them, to this process."""
         if host not in self._other_hosts:
             self._other_hosts.add(host)
-            self.note(
-                f"{host} has another CPU, driver or package version than this machine; steps that depend on it run on"
-                " this machine"
-            )
+            self.note(f"{host} has a different CPU, driver or package version; steps that depend on it run here")
 
     def _next_here(self, plan: PlanProgress, begun: set[str]) -> list[Step]:
         """The steps for this process that are ready and not started."""

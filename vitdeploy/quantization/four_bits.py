@@ -71,7 +71,7 @@ def _left_in_float(
     left = rows.unplaced_weights(model)
     if not any(linear.kind == "matmul" for linear in linears):
         raise GraphError(
-            "the graph has no linear with constant float32 weights, so nothing to store in 4 bits",
+            "the graph has no linear with constant float32 weights, so there is nothing to store in 4 bits",
             found="; ".join(f"{name}: {reason}" for name, reason in list(left.items())[:3]) or "only convolutions",
             fix="choose the precision int8 or fp32",
         )

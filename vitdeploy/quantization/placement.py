@@ -262,7 +262,7 @@ def choose(model: ir.Model, target: str, ignore: Sequence[str] = (), asked: Iter
     others = unplaced_weights(model)
     if not linears:
         raise GraphError(
-            "the graph has no linear or convolution with constant float32 weights, so nothing to quantize",
+            "the graph has no linear or convolution with constant float32 weights, so there is nothing to quantize",
             found="; ".join(f"{name}: {reason}" for name, reason in list(others.items())[:3]),
             fix="choose the precision fp32",
         )

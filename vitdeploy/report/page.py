@@ -52,7 +52,7 @@ MEANINGS = {
     "throttled": "the machine slowed down during the measurement, because of heat or lack of power",
     "unstable": "times vary between blocks or processes, so that the median is uncertain by more than 10 %",
     "contended": "other processes, or other virtual machines, used the same CPUs",
-    "fallback": "it ran on another provider than when the engine was compiled",
+    "fallback": "it ran on a different provider from the one that the engine was compiled for",
     "short": "too few queries for the highest requested percentile",
     "overloaded": "queries arrived faster than they were answered, so the queue kept growing",
     "suspended": "the machine slept during the measurement",

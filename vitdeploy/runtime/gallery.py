@@ -63,7 +63,7 @@ class Gallery:
         order.
 
         Raises:
-            InputError: a vector of another width or of length 0, or an invalid `top`.
+            InputError: a vector of the wrong width or of length 0, or an invalid `top`.
         """
         require_top(top)
         if len(embedding.vector) != self.vectors.shape[1]:

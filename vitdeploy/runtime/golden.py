@@ -79,7 +79,7 @@ def check_golden(
         raise no_golden(manifest, engine.artifact)
     if len(golden.inputs) != len(runner.inputs) or not golden.inputs:
         raise ManifestError(
-            "the golden set has other inputs than the engine",
+            "the golden set has different inputs from the engine",
             found=", ".join(golden.inputs),
             expected=str(runner.inputs),
         )
@@ -100,7 +100,7 @@ def check_golden(
     for each in (golden.outputs, golden.original):
         if set(found) != set(each):
             raise ManifestError(
-                "the golden set has other outputs than the engine", found=", ".join(each), expected=", ".join(found)
+                "the golden set has different outputs from the engine", found=", ".join(each), expected=", ".join(found)
             )
         shapes = [
             (each[name].shape, array.shape)
@@ -110,7 +110,7 @@ def check_golden(
         ]
         if shapes:
             raise ManifestError(
-                "the golden outputs have other shapes than the engine's",
+                "the golden outputs have different shapes from the engine's",
                 found=str(shapes[0][0]),
                 expected=str(shapes[0][1]),
             )

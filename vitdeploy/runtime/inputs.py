@@ -80,7 +80,7 @@ def read_input(value: InputValue, tensor: TensorSpec) -> npt.NDArray[Any]:
 
     Raises:
         MissingFileError, ImageError: the file is missing or cannot be read.
-        TensorError: another type or shape, numbers that are not finite, or not an array.
+        TensorError: wrong type or shape, numbers that are not finite, or not an array.
     """
     if isinstance(value, bytes):
         return _of_bytes(value, tensor, f"the input {tensor.name}")

@@ -179,7 +179,7 @@ class Predictor(Reloaded):
             crop.
 
         Raises:
-            TensorError: another dtype or shape, or not one size per image.
+            TensorError: wrong dtype or shape, or not one size per image.
         """
         require_array(tensor, self._input, "the tensor")
         require_top(top)
@@ -288,7 +288,7 @@ class Predictor(Reloaded):
         `further`: their extra inputs, [n, ...] by name.
 
         Raises:
-            TensorError: another dtype or shape.
+            TensorError: wrong dtype or shape.
         """
         brought = further or {}
         if brought and any(len(array) != len(tensor) for array in brought.values()):

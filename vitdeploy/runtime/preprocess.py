@@ -92,7 +92,7 @@ def decode(source: ImageSource, channels: int | None, name: str = "") -> Image.I
         MissingFileError: the path does not exist.
         ImageError: not a readable image, truncated, larger than 64 megapixels, 65,535 pixels a side or 64 MiB, or a
             JPEG file of more than 50 scans.
-        TensorError: an array of another dtype or shape, or an unsupported type.
+        TensorError: an array of the wrong dtype or shape, or an unsupported type.
     """
     from PIL import Image
 

@@ -152,7 +152,7 @@ class Runner(Reloaded, ABC):
         """Run once. Safe to call from several threads; at most `at_once` calls run concurrently, one by default.
 
         Raises:
-            TensorError: a missing or unknown input name, not a numpy array, or another dtype or shape than in `inputs`.
+            TensorError: a missing or unknown input name, not a numpy array, or a dtype or shape unlike in `inputs`.
             ClosedError: not loaded, or closed.
         """
         with self._turn:

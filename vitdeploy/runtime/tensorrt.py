@@ -393,7 +393,7 @@ class TensorRtRunner(runner.Runner):
         C-contiguous. Outputs are new arrays that support both; they are complete when this returns.
 
         Raises:
-            TensorError: a missing or unknown input name, another dtype or shape than in `inputs`, or other memory.
+            TensorError: a missing or unknown input name, the wrong dtype or shape, or other memory.
             DeviceMemoryError: not enough memory for the outputs.
         """
         with self._turn:

@@ -201,7 +201,7 @@ class TextRunner(sequence.SequenceRunner):
             prompt: the first tokens of the text, instead of the start token; they are not in the answer.
 
         Raises:
-            TensorError: images of another dtype or shape.
+            TensorError: images of the wrong dtype or shape.
             InputError: an invalid number of beams, or a prompt with unknown tokens or too many.
         """
         self._check(images)

@@ -71,7 +71,7 @@ def shapes_of(model: ir.Model, layers: Collection[str]) -> dict[str, Shape]:
     """The shape of each of these layers by name, at batch 1 if the batch is dynamic.
 
     Raises:
-        GraphError: a layer's input has another dynamic axis than the batch, or a convolution has automatic padding.
+        GraphError: a layer's input has a dynamic axis besides the batch, or a convolution has automatic padding.
     """
     dims = Inference(model).dims
     inputs = [dims[value] for value in model.graph.inputs if dims.get(value)]

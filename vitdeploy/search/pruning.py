@@ -112,7 +112,7 @@ def measure_parts(
 
     Args:
         moments: statistics of the input of each reader, by the name of the part.
-        reference_outputs: reference outputs of this graph, on other images than the moments if enough are available.
+        reference_outputs: reference outputs of this graph, on images not used for the moments if enough are available.
     """
     model, made = load_graph(graph), list[PrunedPart]()
     found = prunable_parts(model)

@@ -73,8 +73,8 @@ class GraphFile:
             )
         if _graph_digest(path) != self.digest:
             raise DataError(
-                f"a calibration worker finds another graph at {path}",
-                found="a file with another SHA-256 than on the node of the command",
+                f"a calibration worker finds a different graph at {path}",
+                found="a file with a different SHA-256 from the one on the node of the command",
                 fix="put the same file there on every node, and do not change it during the calibration",
             )
         return path
@@ -115,7 +115,7 @@ class Batch:
             if found != digest:
                 raise DataError(
                     f"{sample.shown} changed since the calibration began",
-                    found="another SHA-256",
+                    found="a different SHA-256",
                     expected="unchanged images; on several nodes, the same files at the same paths",
                     fix="run the command again",
                 )

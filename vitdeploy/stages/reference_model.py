@@ -367,7 +367,7 @@ def _contradictions(graph: ForeignGraph, given: Overrides) -> list[str]:
     spec, other = own.images, given.preprocess
     if graph.takes_pixels and other is not None and not spec.same_scale(other):
         raise CheckpointError(
-            f"the graph of {own.name} includes another normalisation than preprocess: requests",
+            f"the normalisation in the graph of {own.name} differs from preprocess:",
             found=other.normalisation,
             expected=f"{spec.normalisation}, as it was exported",
             fix="remove preprocess: from the recipe, or export the model again with --no-preprocess",

@@ -261,7 +261,7 @@ def _require_unchanged(samples: Samples, truth: Truth | None, content: str, stor
     more = f", and {len(changed) - 3} more" if len(changed) > 3 else ""
     raise DataError(
         f"images {'' if truth is None else 'or labels '}changed during the evaluation",
-        found=", ".join(changed[:3]) + more if changed else f"another digest of one of {names[0]} to {names[-1]}",
+        found=", ".join(changed[:3]) + more if changed else f"a different digest of one of {names[0]} to {names[-1]}",
         expected="the same data as at the start of the command",
         fix="run the command again: it evaluates the changed files and reuses all finished results",
     )

@@ -48,7 +48,7 @@ class ClassificationAdapter(counted.CountedAdapter):
         """As `find`, for a folder of any size.
 
         Raises:
-            DataError: another kind of labels, or classes that are not the model's.
+            DataError: the wrong kind of labels, or classes that are not the model's.
         """
         adapter.check_labels(choice, self.kinds, self.setting.task)
         parts = folder.list_split(choice.path, "folders" if choice.labels == "folders" else "none", **choice.numbers)

@@ -304,7 +304,7 @@ class EmbeddingAdapter(features.FeaturesAdapter):
         Metric(
             PAIRS,
             "Verification accuracy is the share of pairs on the right side of a threshold chosen on other pairs.",
-            title="Pairs right",
+            title="Correct pairs",
         ),
     )
     changed_when = "An answer has changed if another image is nearest, which may be equally right."

@@ -181,7 +181,7 @@ class ImageToTextAdapter(ImageAdapter):
         ),
     )
     measures = (
-        Measure("Texts entirely right, %", "line_accuracy", original=True),
+        Measure("Fully correct texts, %", "line_accuracy", original=True),
         Measure("Characters equal to the original, %", "character_agreement"),
         Measure("Truncated texts", "cut", 0),
     )

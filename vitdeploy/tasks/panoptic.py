@@ -242,7 +242,7 @@ MAP, SEGMENTS = "map", "segments"
 class PanopticAdapter(adapter.ImageAdapter):
     kinds = ("panoptic", "none")
     compared = PanopticComparison
-    changed_when = "An answer has changed if more than 1 % of the pixels have another class than in the original’s."
+    changed_when = "An answer has changed if more than 1 % of the pixels have a different class from the original’s."
     metrics = (Metric("PQ", "PQ is the panoptic quality, the mean over the classes.", words="panoptic quality"),)
     measures = (
         Measure("PQ of things, %", "things.pq", original=True),

@@ -183,7 +183,7 @@ def read_prompted(images: Path, labels: Path, skipped: decoding.Skipped | None =
 
     Raises:
         MissingFileError: `images` or `labels` does not exist, or an image has no PNG.
-        DataError: the file has another form, a prompt is outside its image, or the file is for other images.
+        DataError: the file has the wrong form, a prompt is outside its image, or the file is for other images.
         ImageError: an unreadable image and `skipped` is None.
     """
     paths, repairs = annotations.folder_images(images), label_file.Repairs()

@@ -180,12 +180,12 @@ class SegmentationAdapter(counted.CountedAdapter):
     finer = 8
     kinds = ("masks", "none")
     compared = SegmentationComparison
-    changed_when = "An answer has changed if more than 1 % of the pixels have another class than in the original’s."
+    changed_when = "An answer has changed if more than 1 % of the pixels have a different class from the original’s."
     metrics = (
         Metric("mIoU", "mIoU is the intersection over union over the pixels of all images, averaged over the classes."),
     )
     measures = (
-        Measure("Right pixels, %", "pixel_accuracy", original=True),
+        Measure("Correct pixels, %", "pixel_accuracy", original=True),
         Measure("Classes per image, summed, of the original", "regions", 0),
     )
     head: SegmentationSpec

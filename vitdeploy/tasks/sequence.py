@@ -207,7 +207,7 @@ class SequenceAdapter(TaskAdapter):
         ),
     )
     measures = (
-        Measure("Entirely right, %", "exact_match", original=True),
+        Measure("Fully correct, %", "exact_match", original=True),
         Measure("Identical to the original, %", "exact_agreement", interval="exact_agreement_ci95"),
         Measure("Tokens compared", "tokens", 0),
     )

@@ -255,8 +255,8 @@ def gather(
     fill: bool = False,
     turn: Turn = contextlib.nullcontext,
 ) -> Answers:
-    """As `collect`, for a loaded artifact. The last `CHUNK` is padded with copies, since another batch size rounds sums
-    differently; a single chunk is padded only if `fill` is True. The artifact runs while it holds `turn`."""
+    """As `collect`, for a loaded artifact. The last `CHUNK` is padded with copies, since sums round differently in a
+    different batch size; a single chunk is padded only if `fill` is True. The artifact runs while it holds `turn`."""
     columns: dict[str, list[CollectArray]] = {}
     broken = 0
 

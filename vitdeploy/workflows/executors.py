@@ -233,7 +233,7 @@ def run_task(
     if (found := code_version(everything=True)) != code:
         return ErrorFacts.of(
             WorkerError(
-                f"the node {socket.gethostname()} has another version of vitdeploy",
+                f"the node {socket.gethostname()} has a different version of vitdeploy",
                 found=f"source code {found[:12]}",
                 expected=code[:12],
                 fix="install the same version on all nodes",

@@ -440,7 +440,7 @@ def _taken(name: str, setting: Setting, other: Setting) -> Setting:
     """The setting of an original without preprocessing, with the other side's preprocessing.
 
     Raises:
-        InputError: it takes images of another size.
+        InputError: it takes images of a different size.
     """
     ours, theirs = setting.preprocess, other.preprocess
     if ours is not None and theirs is not None and ours.crop != theirs.crop:

@@ -52,7 +52,7 @@ def test_an_input_that_is_no_image_stays():
     ("shape", "node", "size", "message", "fix"),
     [
         (OPEN, "Conv", None, "takes images of any size", "--image-size"),
-        (["n", 3, 32, "w"], "Conv", (48, 48), "takes images of another size", "export the model again"),
+        (["n", 3, 32, "w"], "Conv", (48, 48), "takes images of a different size", "export the model again"),
         (OPEN, "Relu", (48, 48), "number of image channels is unknown", "export the model again"),
     ],
 )

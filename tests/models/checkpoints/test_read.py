@@ -259,7 +259,7 @@ def test_tensors_too_many_are_told_to_be_left_out(state):
 
 def test_misshapen_tensors_are_listed_with_both_shapes(state):
     found = refusal({**state, "pos_embed": torch.zeros(1, 10, 16)})
-    assert found == "1 with another shape: pos_embed [1, 10, 16] (model: [1, 5, 16])"
+    assert found == "1 with a different shape: pos_embed [1, 10, 16] (model: [1, 5, 16])"
 
 
 def test_everything_that_does_not_fit_is_told_at_once(state):
@@ -270,8 +270,8 @@ def test_everything_that_does_not_fit_is_told_at_once(state):
     assert parts == [
         "1 missing: norm.bias",
         "1 unexpected: extra",
-        "1 with another shape: head.weight [3, 16] (model: [1000, 16])",
-        "1 with another type: norm.weight int8 (model: float32)",
+        "1 with a different shape: head.weight [3, 16] (model: [1000, 16])",
+        "1 with a different type: norm.weight int8 (model: float32)",
     ]
 
 

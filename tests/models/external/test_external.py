@@ -352,7 +352,7 @@ def test_a_folder_that_transformers_cannot_load_is_refused_with_its_words(tmp_pa
     (tmp_path / "config.json").write_text(json.dumps(config | {"hidden_size": 64}))
     with pytest.raises(CheckpointError, match="do not match the class ViTMSNFor") as caught:
         load_model(Source(model=f"hf:{tmp_path}"))
-    assert "37 with another shape: classifier.weight [5, 32] (model: [5, 64])" in caught.value.found
+    assert "37 with a different shape: classifier.weight [5, 32] (model: [5, 64])" in caught.value.found
     (tmp_path / "config.json").write_text(json.dumps(config | {"hidden_act": "none"}))
     with pytest.raises(CheckpointError, match="transformers cannot load") as caught:
         load_model(Source(model=f"hf:{tmp_path}"))

@@ -100,7 +100,7 @@ def test_what_cannot_be_exported_is_refused(models, tmp_path):
         load_model(Source(f"hf:{folder}", image_size=(64, 64)))
     assert (caught.value.found, caught.value.expected) == ("64x64", "48x48")
     save_prompted("sam", tmp_path, num_multimask_outputs=2)
-    with pytest.raises(CheckpointError, match="another number of masks"):
+    with pytest.raises(CheckpointError, match="a different number of masks"):
         load_model(Source(f"hf:{tmp_path}"))
 
 

@@ -153,7 +153,7 @@ class DeploymentFolder:
         """Assemble a release from the files in `sent` and from other releases here; return its folder. Requires `held`.
 
         Raises:
-            DigestError: a file is missing or has another SHA-256.
+            DigestError: a file is missing or has the wrong SHA-256.
             StorageError: the disk is full or not writable.
         """
         final = self.folder_of(release)

@@ -80,7 +80,7 @@ def read_file(stream: BinaryIO, entry: FileEntry, path: Path) -> None:
     """Write the next `entry.bytes` of the stream to the new file `path`.
 
     Raises:
-        StreamError: the bytes have another SHA-256. BrokenOff: the stream ends early.
+        StreamError: the bytes have the wrong SHA-256. BrokenOff: the stream ends early.
         OSError: the disk is full or not writable.
     """
     digest, left = hashlib.sha256(), entry.bytes

@@ -259,7 +259,7 @@ def set_image_size(model: ir.Model, size: tuple[int, int] | None, further: int =
 
 def of_another_size(own: Sequence[object], expected: Sequence[int]) -> GraphError:
     return GraphError(
-        "the graph takes images of another size",
+        "the graph takes images of a different size",
         found=f"{own[0]}x{own[1]}",
         expected=f"{expected[0]}x{expected[1]}",
         fix="export the model again at that size, or use the size of the graph",

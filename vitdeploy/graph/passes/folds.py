@@ -109,7 +109,7 @@ def projection_of(editor: Editor, attention: Attention, columns: Indices) -> tup
     # The values give the stand-in for a dynamic batch: the same size here, on another axis ("8 * batch").
     shape = (*columns.shape[:-2], shape[-2], columns.shape[-1])
     if any(isinstance(own, int) and own != size for own, size in zip(mixed.shape or (), shape, strict=True)):
-        return None  # values of another batch than the scores
+        return None  # values of a different batch from the scores
     found = leaves(mixed, shape)
     if found is None or len(found) != 1 or len(found[0].readers) != 1:
         return None
@@ -401,8 +401,8 @@ def rotate_residual(model: ir.Model, seed: int = 0) -> int:
     Exact up to the rounding of the new weights. Runs after `fold_layer_scale`: a factor per channel between a linear
     and the stream does not commute with a rotation. Runs before the folds of biases, since beta goes into biases.
 
-    Left unchanged: a stream with other readers than linears and norms followed by linears (a graph output, a
-    concatenation of channels), or with other writers than linears, convolutions and constants (norms after the sum, or
+    Left unchanged: a stream with readers other than linears and norms followed by linears (a graph output, a
+    concatenation of channels), or with writers other than linears, convolutions and constants (norms after the sum, or
     before the first block); a graph without self-attention over a fixed number of tokens; and a graph whose norms have
     neither scale nor shift, which this pass leaves.
 

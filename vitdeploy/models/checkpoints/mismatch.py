@@ -53,7 +53,7 @@ class Mismatch:
             parts.append(f"{len(self.missing)} missing: {listed(patterns(self.missing, expected))}")
         if self.unexpected:
             parts.append(f"{len(self.unexpected)} unexpected: {listed(patterns(self.unexpected, found))}")
-        for what, pairs in (("with another shape", self.shapes), ("with another type", self.kinds)):
+        for what, pairs in (("with a different shape", self.shapes), ("with a different type", self.kinds)):
             if pairs:
                 parts.append(f"{len(pairs)} {what}: {listed(_alike(pairs, expected))}")
         return "; ".join(parts)

@@ -185,7 +185,7 @@ def as_prompted(model: Any, image_size: tuple[int, int]) -> tuple[Prompted, Sign
     """Return the two modules of a model of `CLASSES`; None for any other model.
 
     Raises:
-        CheckpointError: the model needs another image size, or returns another number of masks.
+        CheckpointError: the model needs another image size, or returns the wrong number of masks.
     """
     make = CLASSES.get(type(model).__name__)
     if make is None:
@@ -201,7 +201,7 @@ def as_prompted(model: Any, image_size: tuple[int, int]) -> tuple[Prompted, Sign
     multiple = model.mask_decoder.num_multimask_outputs
     if multiple != MULTIPLE:
         raise CheckpointError(
-            f"transformers' {type(model).__name__} returns another number of masks than SAM",
+            f"transformers' {type(model).__name__} returns a different number of masks from SAM's",
             found=f"num_multimask_outputs {multiple}",
             expected=f"num_multimask_outputs {MULTIPLE}",
         )

@@ -338,7 +338,7 @@ def _converted(timm: ModuleType, name: str, state: Mapping[str, Tensor]) -> tupl
         converted = convert(dict(state), model) if convert is not None else {}
     except Exception:  # the state dict belongs to another model, which `load_state` reports
         return state, []
-    # timm's loader also resizes tables silently, but tables of another size belong to another model.
+    # timm's loader also resizes tables silently, but tables of a different size belong to another model.
     tables = [key for key in converted.keys() & state.keys() if key.endswith(RESIZED)]
     if not own <= converted.keys() or any(converted[key].numel() != state[key].numel() for key in tables):
         return state, []

@@ -92,7 +92,7 @@ def require(state: Mapping[str, Tensor], style: str, stem: Iterable[str] = ()) -
     """Check that the tensors common to all ViTs are present, as readers need them to merge query, key and value.
 
     Raises:
-        CheckpointError: lists missing tensors, under timm's names, or names one with another shape.
+        CheckpointError: lists missing tensors, under timm's names, or names one with the wrong shape.
     """
     expected = {"patch_embed.proj.weight": 4, "pos_embed": 0, **dict.fromkeys(stem, 0)}
     for block in range(max(1, depth_of(state))):
@@ -203,7 +203,7 @@ def image_size_for(
 ) -> tuple[int, int]:
     """Return the image size (height, width) for `patches` positions: from the flag or config if it fits, else a square.
 
-    A flag that does not fit requests another size than the checkpoint's, which this function does not handle.
+    A flag that does not fit requests a size other than the checkpoint's, which this function does not handle.
 
     Raises:
         CheckpointError: the patches do not form a square, and the rectangle is unknown.

@@ -253,7 +253,7 @@ def compare_tokenizers(file: Path, spec: ReadsTexts) -> str | None:
         first = different[0]
         place = int(np.flatnonzero(ours[first] != theirs[first])[0])
         raise _other(
-            f"{file} gives other tokens than transformers' {name.split()[-1]} of its folder",
+            f"{file} gives different tokens from transformers' {name.split()[-1]} of its folder",
             f"{len(different)} of {len(texts)} texts, first {texts[first][:60]!r}: token {ours[first][place]} at "
             f"position {place}, in transformers {theirs[first][place]}",
             "the same tokens for every text",
@@ -287,7 +287,7 @@ def compare_writers(file: Path, spec: TextSpec, sequence: SequenceSpec) -> str |
     if different:
         ours, theirs = different[0]
         raise _other(
-            f"{file} decodes to other texts than transformers' {name.split()[-1]} of its folder",
+            f"{file} decodes to different texts from transformers' {name.split()[-1]} of its folder",
             f"{len(different)} of {len(answers)} sequences, first {ours[:60]!r}, in transformers {theirs[:60]!r}",
             "the same text for every sequence",
         )
