@@ -101,21 +101,20 @@ RUN: tuple[Section[RunPage], ...] = (
         "reliability", "{view.title}", lambda page: _some(context.reliability_plot(page.report)), "plot.html.jinja"
     ),
     Section("plot-{number}", "{view.title}", lambda page: _plots(page.report), "plot.html.jinja"),
-    Section("context", TIME, lambda page: _context(page.report.bench), "context.html.jinja", folded=True),
+    Section("context", TIME, lambda page: _context(page.report.bench), "context.html.jinja"),
     Section("parts", "Graph by graph", lambda page: _some(_parts(page.report)), "parts.html.jinja"),
     Section(
         "sensitivity-of-{number}",
         "Layer by layer: {view.artifact}",
         lambda page: context.engines_with_costs(page.report),
         "costs.html.jinja",
-        folded=True,
     ),
     Section("examples", "Other {document.report.data.noun}s", lambda page: _others(page, True), "examples.html.jinja"),
     Section(
         "examples", "Example {document.report.data.noun}s", lambda page: _others(page, False), "examples.html.jinja"
     ),
     Section("attention", "Where the model looks", lambda page: _some(page.report.attention), "attention.html.jinja"),
-    Section("details", "How it was made and measured", lambda page: [page.report], "details.html.jinja", folded=True),
+    Section("details", "How it was made and measured", lambda page: [page.report], "details.html.jinja"),
 )
 TUNING: tuple[Section[sweep.TuneDocument], ...] = (
     Section("variants", "{view.title}", lambda document: [planes.pareto_plot(document)], "variants.html.jinja"),
@@ -139,8 +138,8 @@ COMPARISON: tuple[Section[comparison.ComparisonDocument], ...] = (
         lambda document: latency.bench_plots(measured_alone(document.bench) if document.bench else None),
         "plot.html.jinja",
     ),
-    Section("context", TIME, lambda document: _context(document.bench), "context.html.jinja", folded=True),
-    Section("details", "What was compared, and where", lambda document: [document], "sides.html.jinja", folded=True),
+    Section("context", TIME, lambda document: _context(document.bench), "context.html.jinja"),
+    Section("details", "What was compared, and where", lambda document: [document], "sides.html.jinja"),
 )
 SWEEP: tuple[Section[sweep.SweepDocument], ...] = (
     Section("verdicts", "Verdicts", lambda document: [document], "verdicts.html.jinja"),
@@ -157,7 +156,7 @@ HISTORY: tuple[Section[HistoryDocument], ...] = (
     ),
     Section("canaries", "Wrong answers", lambda document: _some(document.canaries), "history_canaries.html.jinja"),
     Section("all", "All series", lambda document: _some(document.series), "history_series.html.jinja"),
-    Section("series-{number}", "{view.title}", lambda document: document.series, "history_one.html.jinja", folded=True),
+    Section("series-{number}", "{view.title}", lambda document: document.series, "history_one.html.jinja"),
     Section(
         "left-out",
         "Skipped files",
@@ -289,7 +288,10 @@ def _with_contents(body: Markup) -> Markup:
         return body
     # Both are markup: the template has escaped them.
     links = Markup("").join(Markup(f'<li><a href="#{name}">{title}</a></li>') for name, title in found)  # noqa: S704
-    return Markup('<nav class="contents" aria-label="Contents"><ul>{}</ul></nav>\n').format(links) + body
+    whole = Markup('<nav class="contents" aria-label="Contents"><ul>{}</ul></nav>\n').format(links) + body
+    # A link into a collapsed section opens it; one to its heading does not.
+    collapsed = "|".join(re.findall(r'<summary><h2 id="([^"]+)"', body))
+    return Markup(re.sub(f'href="#({collapsed})"', r'href="#\1-open"', str(whole)))  # noqa: S704
 
 
 def _soft_breaks(value: str) -> Markup:

@@ -31,8 +31,7 @@ class Section(Generic[Document]):
 
     `views` returns the values for the template's `view`, usually parts of the document: none if the document has no
     such part, several if `anchor` numbers them by "{number}". `title` may contain attributes of the view and of the
-    document, such as "{view.artifact}". `css`: the class of the section. `folded`: it is collapsed on screen, as is a
-    plot that is folded.
+    document, such as "{view.artifact}". `css`: the class of the section.
     """
 
     anchor: str
@@ -40,7 +39,11 @@ class Section(Generic[Document]):
     views: Callable[[Document], Sequence[object]]
     template: str
     css: str = ""
-    folded: bool = False
+
+
+# The sections that are not collapsed on screen; a plot may be, see `figures.Plot`.
+OPEN = {"summary", "comparison", "outputs", "heads", "sizes", "changed", "plot-{number}", "variants", "engines"}
+OPEN |= {"verdicts", "changes", "canaries", "all", "machine", "steps", "model-{number}"}
 
 
 # --- Notes on the numbers: warnings of the run, undecided measurements, and the meaning of the flags ------------------
