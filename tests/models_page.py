@@ -60,14 +60,14 @@ Modules of timm and transformers that are not built in, [modules of your own](re
 The column *Checkpoints* lists the key styles that a test loads and compares with their origin.
 
 **Detectors of transformers.** The image size comes from `config.json`, then from the processor's file, the backbone and
-the processor's class. RF-DETR's size is rounded up to whole windows (518 becomes 560). The score function and the number
-of objects follow the processor's `post_process_object_detection`; if it has none, set `postprocess`. If the processor
-keeps the aspect ratio, vitdeploy stretches the image instead and prints a note; letterboxes are refused.
+the processor's class. RF-DETR's size is rounded up to whole windows (518 becomes 560). The score function and the
+number of objects follow the processor's `post_process_object_detection`; if it has none, set `postprocess`. If the
+processor keeps the aspect ratio, vitdeploy stretches the image instead and prints a note; letterboxes are refused.
 
 **Checkpoints of the RT-DETR, RT-DETRv2, D-FINE and RF-DETR repositories** load into modules of transformers, which must
-be installed, with any number of classes. On images that are not square, RT-DETR and D-FINE give other answers than
-their repositories, because transformers orders the encoder's positions by rows. Variants without a transformers module
-are refused: HGNetv2 in RT-DETRv2, DEIMv2's own files, RF-DETR with masks.
+be installed, with any number of classes. On images that are not square, the answers of RT-DETR and D-FINE differ
+from those of their repositories, because transformers orders the encoder's positions by rows. Variants without a
+transformers module are refused: HGNetv2 in RT-DETRv2, DEIMv2's own files, RF-DETR with masks.
 
 **[Promptable segmentation](tasks.md#promptable-segmentation)**: `SamModel`, `Sam2Model`, `EdgeTamModel` (needs timm)
 and `Sam3TrackerModel`, also inside `Sam2VideoModel`, `EdgeTamVideoModel` and `Sam3TrackerVideoModel`. SAM-HQ and

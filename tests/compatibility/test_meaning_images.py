@@ -293,7 +293,7 @@ SAID = {
     ),
 }
 REFUSED = {
-    "COCO with another size than a turned image": "VD2301 names both sizes and EXIF's orientation",
+    "COCO whose size differs from that of a turned image": "VD2301 names both sizes and EXIF's orientation",
     "COCO with some boxes stored, others upright": "VD2301 names one image of each",
 }
 FILES = {
