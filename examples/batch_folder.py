@@ -22,7 +22,7 @@ PROGRESS_SECONDS = 5.0
 
 
 def answer_folder(predictor: vitdeploy.runtime.Predictor, folder: Path, output: Path) -> int:
-    """Writes `output`; gives the number of files that could not be used."""
+    """Write `output`; return the number of unusable files."""
     images = sorted(path for path in folder.rglob("*") if path.suffix.lower() in SUFFIXES and path.is_file())
     if not images:
         raise InputError(f"no images below {folder}", expected=", ".join(sorted(SUFFIXES)))
@@ -65,7 +65,7 @@ def main() -> int:
     except VitdeployError as error:
         print(error, file=sys.stderr)
         return error.exit_code
-    except OSError as error:  # of the output: no such folder, no room, no right
+    except OSError as error:  # the output: a missing folder, a full disk, no permission
         print(error, file=sys.stderr)
         return 2
     except KeyboardInterrupt:

@@ -22,8 +22,8 @@ from starlette.middleware.body_limit import RequestBodyLimitMiddleware
 import vitdeploy.runtime
 from vitdeploy.errors import InputError
 
-AT_ONCE = 4  # images that are decoded at the same time; the engine runs for one after the other
-MAX_PENDING = 64  # requests that wait or are being answered
+AT_ONCE = 4  # images decoded at the same time; the engine runs them one by one
+MAX_PENDING = 64  # requests that are waiting or running
 MAX_BODY = 16 * 1024 * 1024  # bytes
 
 
@@ -34,7 +34,7 @@ def make_app(bundle: str) -> FastAPI:
             yield
 
     app = FastAPI(lifespan=lifespan)
-    app.add_middleware(RequestBodyLimitMiddleware, max_body_size=MAX_BODY)  # 413, before the body has come
+    app.add_middleware(RequestBodyLimitMiddleware, max_body_size=MAX_BODY)  # 413, before the body arrives
     pending = 0
 
     @app.get("/healthz")
@@ -50,7 +50,7 @@ def make_app(bundle: str) -> FastAPI:
         try:
             image, loop = await file.read(), asyncio.get_running_loop()
             answer = await loop.run_in_executor(app.state.pool, app.state.predictor.predict, image, top)
-        except InputError as error:  # of the image: broken, too large, no JPEG, PNG or WebP
+        except InputError as error:  # the image is broken, too large, or not a JPEG, PNG or WebP
             raise HTTPException(400, f"{error.message}: {error.found}") from None
         finally:
             pending -= 1

@@ -35,7 +35,7 @@ def every_frame(capture: cv2.VideoCapture) -> Iterator[Frame]:
 
 
 def newest_frame(capture: cv2.VideoCapture) -> Iterator[Frame]:
-    """A thread reads on while nobody takes one; what it then holds is replaced."""
+    """A thread keeps reading; a frame that is not taken is replaced by the next one."""
     newest: deque[Frame] = deque(maxlen=1)
     changed, ended, stop = threading.Condition(), threading.Event(), threading.Event()
 
@@ -93,12 +93,12 @@ def main() -> int:
     def images() -> Iterator[np.ndarray]:
         for number, frame in frames:
             taken.append((number, frame))
-            yield cv2.cvtColor(frame, cv2.COLOR_BGR2RGB)  # OpenCV's order is not the model's
+            yield cv2.cvtColor(frame, cv2.COLOR_BGR2RGB)  # OpenCV's channel order is not the model's
 
     answered, start, ended = 0, time.monotonic(), "the source ended"
     try:
         with load(options.bundle) as predictor, closing(frames):
-            # 1: the answer of a live frame does not wait until the next frame has come.
+            # 1: the answer to a live frame does not wait for the next frame.
             for answer in predictor.stream(images(), in_flight=1 if live else 4):
                 number, frame = taken.popleft()
                 answered += 1
