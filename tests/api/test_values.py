@@ -75,7 +75,9 @@ def shown(value):
 def test_from_a_model_to_a_verified_and_measured_engine_without_naming_a_file(small, graph, calibration):
     assert "classification" in shown(small)[0]
     assert (graph.task, graph.preprocess, graph.file.name) == ("classification", SPEC, "model.onnx")
-    assert "largest difference" in shown(vd.optimize(graph, progress=False))[0]
+    optimized = vd.optimize(graph, progress=False)
+    assert "largest difference" in shown(optimized)[0]
+    assert str(optimized).endswith(f"\nin {optimized.folder}, until Python ends; folder= keeps it")
     int8 = vd.quantize(graph, calibration, TARGET, num_samples=16, progress=False)
     assert int8.int8 and int8.calibration_images == 16
     bundle = vd.compile(int8, TARGET, progress=False)

@@ -130,6 +130,7 @@ def test_names_that_are_spelled_out_pass_the_early_check(name):
         ("resnet50", "if timm has it: timm:resnet50"),
         ("vit_bas_patch16_224", "did you mean vit_base_patch16_224"),
         ("swin_tiny_window7_224", "did you mean swin_tiny_patch4_window7_224"),
+        ("my_model:build", "for a function of your own: --model my_model:build"),
         ("a model", "`vitdeploy export list` shows all"),
     ],
 )

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Union
 
-from vitdeploy.api.values import Line, Shown
+from vitdeploy.api.values import Line, Shown, placed
 from vitdeploy.bundle.read import read_bundle
 from vitdeploy.runtime.load import load
 from vitdeploy.spec import RESIZING, EngineSpec, Manifest, PreprocessSpec, Task
@@ -118,7 +118,7 @@ class Graph(Shown):
         return known_labels(self.file, self.metadata)
 
     def lines(self) -> list[Line]:
-        return [*self.text, str(self.folder)]
+        return [*self.text, placed(self.folder)]
 
 
 @dataclass(frozen=True, repr=False)
@@ -145,7 +145,7 @@ class Bundle(Shown):
         return load(self.folder, target=target, **options)
 
     def lines(self) -> list[Line]:
-        return [*self.text, str(self.folder)]
+        return [*self.text, placed(self.folder)]
 
 
 @dataclass(frozen=True)

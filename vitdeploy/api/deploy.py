@@ -17,7 +17,18 @@ from vitdeploy.api.options import (
     Tune,
     TuneRecipe,
 )
-from vitdeploy.api.values import Column, Line, Reporter, Shown, Table, home_of, human_bytes, latency_plots, reporting
+from vitdeploy.api.values import (
+    Column,
+    Line,
+    Reporter,
+    Shown,
+    Table,
+    home_of,
+    human_bytes,
+    latency_plots,
+    placed,
+    reporting,
+)
 from vitdeploy.api.workers import workers_of
 from vitdeploy.backends import TARGETS
 from vitdeploy.benchmark.summary import Row
@@ -85,7 +96,7 @@ class Deployment(Shown):
         return self.bundle.load(target, **options)
 
     def lines(self) -> list[Line]:
-        return [*self.tables, str(self.folder)]
+        return [*self.tables, placed(self.folder)]
 
     def plots(self) -> list[str]:
         return latency_plots(self.document.bench)

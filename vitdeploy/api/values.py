@@ -223,6 +223,11 @@ def is_unnamed(folder: Path) -> bool:
     return folder.is_relative_to(_session().name)
 
 
+def placed(folder: Path) -> str:
+    """The line that names the folder of a result."""
+    return f"in {folder}" + (", until Python ends; folder= keeps it" if is_unnamed(folder) else "")
+
+
 def home_of(folder: str | Path | None, name: str, names: tuple[str, ...]) -> Path:
     """Return the folder of a result: the requested one, or a new one.
 

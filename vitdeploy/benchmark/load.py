@@ -1,5 +1,6 @@
 """Query loads, and waiting for a quiet machine."""
 
+import math
 import random
 import time
 from collections import deque
@@ -141,7 +142,7 @@ class Patience:
             if self._left < WATCH_SECONDS:
                 return False
             if not self._told:
-                self._tell(f"{others}; waiting up to {self._left:.0f} s for a quiet machine")
+                self._tell(f"{others}; waiting up to {math.ceil(self._left)} s for a quiet machine")
                 self._told = True
             self._left -= WATCH_SECONDS
 

@@ -550,6 +550,7 @@ def as_keys(fix: str, command: str) -> str:
         sides = [", ".join(pair.split("x")) for pair in match[1].split(" or ")]
         return " or ".join(f"--set 'source.image_size=[{pair}]'" for pair in sides)
 
+    fix = fix.replace("--labels none", "--set data.labels=none")  # no source, whose labels are names of classes
     fix = re.sub(r"--image-size ((?:\d+x\d+|HEIGHTxWIDTH)(?: or \d+x\d+)*)", size, fix)
     fix = re.sub(rf"(?<!leave )--({OF_SOURCE}) (\S+)", lambda match: f"--set source.{_key(match[1])}={match[2]}", fix)
     return re.sub(rf"--({OF_SOURCE})\b", lambda match: f"source.{_key(match[1])}", fix)

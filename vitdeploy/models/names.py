@@ -167,6 +167,8 @@ def unknown_model(name: str, others: Iterable[str] = ()) -> UnknownModelError:
     # A name of another family is suggested only for a typo: resnet50 is not a misspelled detr_resnet50.
     near = difflib.get_close_matches(name.lower(), same or names, n=3, cutoff=0.5 if same else 0.85)
     ask = f"if timm has it: timm:{name}" if re.fullmatch(r"[\w.-]+", name) else "`vitdeploy export list` shows all"
+    if re.fullmatch(r"[\w.]+:[\w.]+", name):
+        ask = f"for a function of your own: --model {name}, and no other model"
     return UnknownModelError(
         f"no built-in model is called {name!r}",
         found=name,
