@@ -135,11 +135,12 @@ $(VENV)/.installed: pyproject.toml requirements/all.txt requirements/torch.txt |
 	$(INSTALL) --no-deps --no-build-isolation --editable .
 	touch $@
 
-# torchvision without what it depends on: its wheel for CUDA does where there is only a CPU build of PyTorch
-# (tests/references.py).
+# torchvision without what it depends on: its wheel for CUDA does where there is only a CPU build of PyTorch, once its
+# operators are declared.
 $(VENV)/.installed-dev: $(VENV)/.installed requirements/dev.txt
 	$(INSTALL) --require-hashes --no-deps --requirement requirements/dev.txt
 	$(INSTALL) --no-deps --constraint requirements/torch.txt torchvision
+	$(BIN)/python tests/torchvision_operators.py
 	touch $@
 
 # The lock files, of pyproject.toml. Pins stay where they can; `make lock UPGRADE=--upgrade` takes the newest releases.

@@ -10,8 +10,8 @@ import scipy.stats  # noqa: F401
 import vitdeploy.pipeline.assemble
 import vitdeploy.pipeline.reference_worker
 import vitdeploy.recipe.load  # noqa: F401
-from tests.references import declare_torchvision
+from tests.torchvision_operators import declare
 
-declare_torchvision()  # a measuring process builds an original of transformers by itself
+declare()  # a measuring process builds an original of transformers by itself
 gc.collect()
 gc.freeze()
