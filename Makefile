@@ -147,7 +147,7 @@ $(VENV)/.installed-dev: $(VENV)/.installed requirements/dev.txt
 lock:
 	$(PYTHON) -m venv build/lock
 	build/lock/bin/python -m pip install --quiet uv==0.13.9
-	$(COMPILE) $(UPGRADE) --extra all --extra sign --extra ray --extra shared --extra history --extra datasets --extra mlflow --extra wandb --group dev --output-file requirements/dev.txt
+	$(COMPILE) $(UPGRADE) --extra all --extra sign --extra ray --extra data --extra tracking --group dev --output-file requirements/dev.txt
 	$(COMPILE) $(UPGRADE) --extra all --group build --constraint requirements/dev.txt --output-file requirements/all.txt
 	$(COMPILE) --upgrade --resolution lowest-direct --extra all --group test --output-file requirements/lowest.txt
 

@@ -150,7 +150,7 @@ def test_commands_and_wings_need_no_pytorch_before_a_model_is_made():
 
 @pytest.mark.parametrize("module", ["api.bench", "history.api", "history.command"])
 def test_a_bench_and_its_history_need_their_own_extras_only(module):
-    pytest.importorskip("pyarrow", reason="pip install 'vitdeploy[history]'")
+    pytest.importorskip("pyarrow", reason="pip install 'vitdeploy[data]'")
     code = f"ROOT, NAMES = {str(ROOT)!r}, {EXPORT_ALONE!r}\n{BLOCKED}\nimport vitdeploy.{module}"
     done = run_python(sys.executable, code)
     assert done.returncode == 0, done.stderr

@@ -1,5 +1,6 @@
 """What is shipped: the wheel holds the package and nothing else."""
 
+import ast
 import importlib
 import importlib.metadata
 import json
@@ -18,11 +19,14 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 import vitdeploy
+from vitdeploy.backends import TARGETS
+from vitdeploy.cli.main import EXPORT_MODULES
 
 ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "vitdeploy"
 SHIPPED = {".py", ".pyi", ".jinja", ".json", ".typed"}
-ALL = ["export", "onnxruntime", "openvino", "serve", "hub", "coco"]  # what the extra `all` stands for
+ALL = ["export", "onnxruntime", "openvino", "serve"]  # what the extra `all` stands for
+TEXTS = ("vitdeploy", "docs", "tests", "recipes", "examples", "benchmarks")
 SITE = PACKAGE / "embed" / "web" / "site"  # files of a page, of whatever kind
 
 
@@ -84,25 +88,18 @@ def test_the_wheel_asks_for_three_packages_and_offers_the_extras(wheel):
     assert set(re.findall(r"^Provides-Extra: (\w+)$", metadata, re.MULTILINE)) == {
         "all",
         "bench",
-        "embed",
-        "coco",
         "cuda",
-        "datasets",
+        "data",
         "export",
-        "history",
-        "hub",
-        "mlflow",
+        "models",
         "onnxruntime",
         "openvino",
-        "tensorrt",
         "ray",
         "serve",
-        "shared",
         "sign",
+        "tensorrt",
         "text",
-        "timm",
-        "transformers",
-        "wandb",
+        "tracking",
     }
 
 
@@ -209,7 +206,7 @@ def asked(project, extras, groups):
         ("all.txt", ALL, ["build"]),
         (
             "dev.txt",
-            [*ALL, "sign", "ray", "shared", "history", "datasets", "mlflow", "wandb"],
+            [*ALL, "sign", "ray", "data", "tracking"],
             ["build", "test", "lint", "references", "clients", "benchmarks", "docs", "fuzz"],
         ),
     ],
@@ -230,6 +227,47 @@ def test_lock_files_have_a_hash_for_each_pin_and_name_no_place(name):
     assert len(entries) > 60
     assert [entry for entry in entries if "--hash=sha256:" not in entry] == []
     assert not re.search(r"://|-index|find-links|^-e| @ |/[a-z]+/", text, re.MULTILINE)
+
+
+# --- what errors and pages say to install ----------------------------------------------------------------------------
+
+
+def extras(wheel):
+    """The distributions that each extra installs, by name of the extra."""
+    metadata = wheel.read(f"vitdeploy-{vitdeploy.__version__}.dist-info/METADATA").decode()
+    names = re.findall(r"^Provides-Extra: (\w+)$", metadata, re.MULTILINE)
+    return {name: needed(metadata, {name})[0] for name in names}
+
+
+def test_an_error_of_a_missing_package_names_an_extra_that_installs_it(wheel):
+    installed = extras(wheel)
+    fixes = [(row.package, row.extra) for row in TARGETS.values()]
+    # Those with errors of their own are not here: onnxruntime, pycocotools, huggingface_hub.
+    distributions = importlib.metadata.packages_distributions()
+    fixes += [(distributions[module][0], extra) for module in EXPORT_MODULES for extra in ("export",)]
+    for path in PACKAGE.rglob("*.py"):
+        for call in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(call, ast.Call) and getattr(call.func, "id", "") == "MissingPackageError":
+                package, extra = call.args[:2]
+                if isinstance(extra, ast.Constant) and extra.value and isinstance(package, ast.Constant):
+                    fixes.append((package.value, extra.value))
+    assert {("pycocotools", "export"), ("pyarrow", "data"), ("wandb", "tracking")} <= set(fixes)
+    wrong = [(package, extra) for package, extra in fixes if canonicalize_name(package) not in installed[extra]]
+    assert wrong == [("mlflow", "tracking")]  # the module of mlflow-skinny
+
+
+def test_every_extra_that_a_text_names_exists(wheel):
+    known, unknown, named = set(extras(wheel)), [], set()
+    for place in (*ROOT.glob("*.*"), *(path for name in TEXTS for path in (ROOT / name).rglob("*.*"))):
+        if place.suffix in {".py", ".md", ".toml", ".yaml", ".ipynb", ".sh", ".jinja"}:
+            for names in re.findall(r"vitdeploy\[([a-z_,]+)\]", place.read_text(encoding="utf-8")):
+                named |= set(names.split(","))
+                unknown += [(place.name, name) for name in names.split(",") if name not in known]
+    assert unknown == [] and {"all", "data", "openvino"} <= named
+    page = (ROOT / "docs" / "get-started.md").read_text(encoding="utf-8")
+    (table,) = re.findall(r"^\| extra \|.*?\n\n", page, re.MULTILINE | re.DOTALL)
+    first = [row.split("|")[1] for row in table.splitlines()[2:] if row]
+    assert sorted(re.findall(r"`(\w+)`", " ".join(first))) == sorted(known)
 
 
 # --- a device, with one runtime and one extra -------------------------------------------------------------------------
@@ -286,7 +324,7 @@ def with_their_own(names):
     ("extra", "command"),
     [
         ("bench", ("bench", "BUNDLE", "--scenario", "single", "--duration", "0.1")),
-        ("embed", ("embed", "BUNDLE", "--as", "cpp", "-o", "OUT")),
+        ("bench", ("embed", "BUNDLE", "--as", "cpp", "-o", "OUT")),
     ],
 )
 def test_a_device_needs_one_runtime_and_the_extra_that_a_command_names(

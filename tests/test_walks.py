@@ -137,7 +137,7 @@ def command(root, shared_store):
 @pytest.mark.parametrize("title", SCENES)
 def test_a_walk_on_drawn_scenes(title, root, command):
     if title in ("Detection", "Key points"):
-        pytest.importorskip("pycocotools", reason="pip install 'vitdeploy[coco]'")
+        pytest.importorskip("pycocotools", reason="pip install 'vitdeploy[export]'")
     calibration, scenes, metric, least, most, target = SCENES[title]
     targets = (target,) if target and "VITDEPLOY_TEST_DEPTH" not in os.environ else TARGETS
     settings = (f"data.calibration.images={calibration}", "budget.max_drop=100", f"targets=[{','.join(targets)}]")

@@ -50,16 +50,15 @@ class Remote:
 
     Args:
         kind: its name in messages: "shared store".
-        extra: the extra of vitdeploy that installs fsspec.
         unknown: the error for a URI that fsspec does not understand.
     """
 
-    def __init__(self, uri: str, kind: str, extra: str, unknown: type[VitdeployError] = StorageError) -> None:
-        self.uri, self._kind, self._extra, self._unknown = uri, kind, extra, unknown
+    def __init__(self, uri: str, kind: str, unknown: type[VitdeployError] = StorageError) -> None:
+        self.uri, self._kind, self._unknown = uri, kind, unknown
         self._opened: tuple[fsspec.AbstractFileSystem, str] | None = None
 
     def __getstate__(self) -> tuple[Any, ...]:
-        return self.uri, self._kind, self._extra, self._unknown
+        return self.uri, self._kind, self._unknown
 
     def __setstate__(self, state: tuple[Any, ...]) -> None:
         self.__init__(*state)  # type: ignore[misc]  # connections stay with their process
@@ -80,7 +79,7 @@ class Remote:
             try:
                 import fsspec
             except ImportError:
-                raise MissingPackageError("fsspec", self._extra, f"a {self._kind}") from None
+                raise MissingPackageError("fsspec", "data", f"a {self._kind}") from None
             try:  # some protocols connect already
                 files, at = within(PATIENCE_SECONDS, lambda: fsspec.core.url_to_fs(self.uri))
             except ImportError as error:  # such as "Install s3fs to access S3"

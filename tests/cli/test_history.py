@@ -169,4 +169,4 @@ def test_without_its_packages_the_extra_is_named(tmp_path, monkeypatch, module, 
     monkeypatch.setitem(sys.modules, module, None)
     with pytest.raises(MissingPackageError, match=module.partition(".")[0]) as told, recorded(uri):
         pass
-    assert told.value.fix == "pip install 'vitdeploy[history]'"
+    assert told.value.fix == "pip install 'vitdeploy[data]'"

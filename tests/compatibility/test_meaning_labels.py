@@ -441,7 +441,7 @@ def test_labels(
 ) -> None:
     labels, model, make = CASES[name]
     if model is detector:
-        pytest.importorskip("pycocotools", reason="pip install 'vitdeploy[coco]'")
+        pytest.importorskip("pycocotools", reason="pip install 'vitdeploy[export]'")
     said = happens(models[(str(model), *labels)], make(tmp_path / "data")).replace(str(tmp_path / "data"), "DATA")
     row = (name, said.replace("|", "\\|"))
     PAGE.check(row, write=request.config.getoption("--write-compatibility"))

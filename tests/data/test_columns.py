@@ -65,7 +65,7 @@ def test_tables_as_tools_write_them(images, table, text):
 
 
 def test_parquet_keeps_types_and_lists(images, tmp_path):
-    parquet = pytest.importorskip("pyarrow.parquet", reason="needs pyarrow: pip install vitdeploy[datasets]")
+    parquet = pytest.importorskip("pyarrow.parquet", reason="needs pyarrow: pip install vitdeploy[data]")
     import pyarrow as pa
 
     content = {

@@ -5,7 +5,7 @@ import json
 import numpy as np
 import pytest
 
-pa = pytest.importorskip("pyarrow", reason="pip install 'vitdeploy[datasets]'")
+pa = pytest.importorskip("pyarrow", reason="pip install 'vitdeploy[data]'")
 pq = pytest.importorskip("pyarrow.parquet")
 
 from tests.data.made import features, picture, table  # noqa: E402
@@ -251,4 +251,4 @@ def test_without_pyarrow_the_extra_is_named(tmp_path, monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "pyarrow.parquet", None)
     with pytest.raises(MissingPackageError, match="needs the package pyarrow") as told:
         list_images(path, "none")
-    assert "vitdeploy[datasets]" in told.value.fix
+    assert "vitdeploy[data]" in told.value.fix

@@ -6,7 +6,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
-fsspec = pytest.importorskip("fsspec", reason="pip install 'vitdeploy[datasets]'")
+fsspec = pytest.importorskip("fsspec", reason="pip install 'vitdeploy[data]'")
 
 from tests.data.made import picture  # noqa: E402
 from vitdeploy.data import decoding  # noqa: E402

@@ -25,7 +25,7 @@ def slowdown(full: bool, work: Path, row: Row) -> None:
     try:
         require_packages()
     except MissingPackageError as error:
-        raise Missing("pip install 'vitdeploy[history]'") from error
+        raise Missing("pip install 'vitdeploy[data]'") from error
     series = {"slowed": latencies(0, RESULTS, *NOISE, at=PLANTED_AT, factor=SLOWDOWN)}
     series |= {f"steady-{seed}": latencies(seed, RESULTS, *NOISE) for seed in STEADY}
     place = open_place(work / "history")

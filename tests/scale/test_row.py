@@ -93,7 +93,7 @@ def test_an_error_of_a_row_is_no_row(tmp_path, monkeypatch):
 
 @IN_SCALE
 def test_one_row_as_a_command(tmp_path):
-    pytest.importorskip("ruptures", reason="pip install 'vitdeploy[history]'")
+    pytest.importorskip("ruptures", reason="pip install 'vitdeploy[data]'")
     words = [sys.executable, "-m", "tests.scale", "--only", "history", "-o", tmp_path]
     done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + (tmp_path / "history.log").read_text()

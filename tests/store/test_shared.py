@@ -255,7 +255,7 @@ def test_packages_that_are_missing_are_named(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "fsspec", None)
     with pytest.raises(MissingPackageError, match="a shared store needs the package fsspec") as caught:
         machine(tmp_path, "a", "file:///nowhere").find(KEY)
-    assert "vitdeploy[shared]" in caught.value.fix
+    assert "vitdeploy[data]" in caught.value.fix
 
 
 def test_the_address_goes_to_workers_and_connections_do_not(tmp_path, monkeypatch):

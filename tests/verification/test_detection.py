@@ -208,7 +208,7 @@ def test_without_pycocotools_the_package_is_named(monkeypatch):
     monkeypatch.setattr(importlib, "import_module", missing)
     with pytest.raises(MissingPackageError) as caught:
         compare([objects()], [objects()], [labelled()])
-    assert (caught.value.package, caught.value.extra) == ("pycocotools", "coco")
+    assert (caught.value.package, caught.value.extra) == ("pycocotools", "export")
     assert compare([objects()], [objects()]).metric is None
 
 

@@ -87,8 +87,8 @@ def _present(commands: Mapping[str, str]) -> dict[str, str]:
 COMMANDS = _present({name: what for section in SECTIONS.values() for name, what in section.items()})
 # Aliases that users type, and their commands.
 RENAMED = {"sign": "bundle sign", **{name: f"lab {name}" for name in LAB}}
-# Commands that a device install also runs, with the extra for their further requirements.
-LIGHT = {"bench": "bench", "embed": "embed"}
+# Commands that a device install also runs, with the extra `bench`.
+LIGHT = ("bench", "embed", "history")
 # Commands that store finished stages, and commands whose output appears whole or not at all.
 RESUMED = ("run", "tune", "sweep")
 WHOLE = ("export", "optimize", "quantize", "compile", "embed", "explain", "selftest")
@@ -98,6 +98,7 @@ _RECIPE, MOST_READ = re.compile(rb"""^\{?\s*["']?vitdeploy["']?\s*:""", re.MULTI
 EXPORT_MODULES = {
     *("torch", "onnx", "onnxscript", "onnx_ir", "safetensors", "pydantic", "yaml"),
     *("rich", "jinja2", "markupsafe", "matplotlib", "scipy", "platformdirs", "packaging"),
+    *("cloudpickle", "cyclonedx", "ml_dtypes"),
 }
 
 
@@ -240,7 +241,7 @@ def _run() -> Any:
             raise interrupt from None
         name = (error.name or "").partition(".")[0] if isinstance(error, ModuleNotFoundError) else ""
         if name in EXPORT_MODULES:
-            extra = LIGHT.get(_command_of(sys.argv[1:]), "export")
+            extra = "bench" if _command_of(sys.argv[1:]) in LIGHT else "export"
             raise MissingPackageError(name, extra, "this command") from error
         if isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE):
             raise CapabilityError(

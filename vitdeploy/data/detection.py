@@ -396,7 +396,7 @@ def _coco() -> Any:
     try:
         return importlib.import_module("pycocotools.mask")
     except ImportError:
-        raise MissingPackageError("pycocotools", "coco", "outlines of objects") from None
+        raise MissingPackageError("pycocotools", "export", "outlines of objects") from None
 
 
 def _turned(outline: Any, frame: Frame) -> Any:

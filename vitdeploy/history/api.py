@@ -248,7 +248,7 @@ def read_history(where: str | Path, page: str | Path | None = None, *, progress:
 
     Raises:
         MissingFileError: no history at `where`. InputError: an unknown URI. StorageError: the history cannot be read,
-            or the page cannot be written. MissingPackageError: the extra `history` is not installed. OutputError:
+            or the page cannot be written. MissingPackageError: the extra `data` is not installed. OutputError:
             `page` is a folder, or a file that vitdeploy did not write.
     """
     place, reporter = open_place(where), reporting(progress)

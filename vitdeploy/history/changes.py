@@ -153,7 +153,7 @@ def _segments(values: Values, *, count: int | None = None, penalty: float | None
     try:
         import ruptures
     except ModuleNotFoundError as error:
-        raise MissingPackageError("ruptures", "history", "change detection", error=error) from None
+        raise MissingPackageError("ruptures", "data", "change detection", error=error) from None
     # The linear kernel's cost is the squared error around the mean.
     search = ruptures.KernelCPD(kernel="linear", min_size=LEAST_OF_LEVEL).fit(values[:, None])
     return [int(end) for end in search.predict(n_bkps=count, pen=penalty)[:-1]]

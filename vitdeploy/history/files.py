@@ -44,7 +44,7 @@ def require_packages() -> None:
     try:
         import pyarrow.parquet  # noqa: F401
     except ModuleNotFoundError as error:
-        raise MissingPackageError("pyarrow", "history", "a history", error=error) from None
+        raise MissingPackageError("pyarrow", "data", "a history", error=error) from None
 
 
 def of_one_result(rows: Sequence[ResultRow]) -> list[ResultRow]:

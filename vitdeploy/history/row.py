@@ -216,7 +216,7 @@ class _Folder:
 
 class _Remote:
     def __init__(self, uri: str) -> None:
-        self._remote = Remote(uri, "history", "history", InputError)
+        self._remote = Remote(uri, "history", InputError)
         self.name = self._remote.name
         self._remote.open()
 

@@ -66,7 +66,7 @@ def library(name: str, why: str) -> ModuleType:
     try:
         return importlib.import_module(name)
     except ModuleNotFoundError as error:
-        raise MissingPackageError(error.name or name, name, why) from None
+        raise MissingPackageError(error.name or name, "models", why) from None
     except Exception as error:
         raise cannot_import(name, why, error) from None
 

@@ -40,7 +40,7 @@ class SharedStore:
     _damaged: set[str] = field(default_factory=set, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        self._remote = Remote(self.url, "shared store", "shared")
+        self._remote = Remote(self.url, "shared store")
 
     @property
     def name(self) -> str:

@@ -220,7 +220,7 @@ def _evaluated(
         coco = importlib.import_module("pycocotools.coco").COCO
         evaluation = importlib.import_module("pycocotools.cocoeval").COCOeval
     except ImportError:
-        raise MissingPackageError("pycocotools", "coco", "mAP") from None
+        raise MissingPackageError("pycocotools", "export", "mAP") from None
     if not labels["categories"]:
         return []
     with contextlib.redirect_stdout(io.StringIO()):  # it prints its progress to standard output

@@ -27,7 +27,7 @@ from vitdeploy.history.row import open_place
 from vitdeploy.history.trackers import Attached, TrackedResult, open_tracker
 
 if importlib.util.find_spec("mlflow") is None:  # imported by the tests alone: it takes long
-    pytest.skip("needs MLflow's client: pip install 'vitdeploy[mlflow]'", allow_module_level=True)
+    pytest.skip("needs MLflow's client: pip install 'vitdeploy[tracking]'", allow_module_level=True)
 
 ROOT = Path(__file__).parent.parent.parent.parent
 ENGINE = "openvino-cpu-fp32"
@@ -265,4 +265,4 @@ def test_without_its_client_the_extra_is_named(monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "mlflow", None)
     with pytest.raises(MissingPackageError, match="mlflow") as told:
         open_tracker("mlflow")
-    assert told.value.fix == "pip install 'vitdeploy[mlflow]'"
+    assert told.value.fix == "pip install 'vitdeploy[tracking]'"

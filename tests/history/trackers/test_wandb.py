@@ -22,7 +22,7 @@ from vitdeploy.history.row import open_place
 from vitdeploy.history.trackers import Attached, TrackedResult, open_tracker
 
 if importlib.util.find_spec("wandb") is None:  # imported by the tests alone: it takes long
-    pytest.skip("needs the client: pip install 'vitdeploy[wandb]'", allow_module_level=True)
+    pytest.skip("needs the client: pip install 'vitdeploy[tracking]'", allow_module_level=True)
 
 ENGINE = "openvino-cpu-fp32"
 KEY = "SECRET" * 6 + "KEYS"
@@ -205,4 +205,4 @@ def test_without_its_client_the_extra_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "wandb", None)
     with pytest.raises(MissingPackageError, match="wandb") as told:
         open_tracker("wandb")
-    assert told.value.fix == "pip install 'vitdeploy[wandb]'"
+    assert told.value.fix == "pip install 'vitdeploy[tracking]'"

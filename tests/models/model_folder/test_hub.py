@@ -124,7 +124,7 @@ def offline(monkeypatch, tmp_path):
 
     The package reads HF_HUB_OFFLINE once, at import, into the constants that are set here.
     """
-    constants = pytest.importorskip("huggingface_hub.constants", reason="pip install 'vitdeploy[hub]'")
+    constants = pytest.importorskip("huggingface_hub.constants", reason="pip install 'vitdeploy[export]'")
 
     def refuse(*_):
         raise AssertionError("a socket was opened")
@@ -174,7 +174,7 @@ def test_the_environment_variable_is_enough(tmp_path):
         "from vitdeploy.models.model_folder.hub import locate\ntry: locate('hf:a/b')\nexcept Exception as e: print(e)"
     )
     environment = {"HF_HUB_OFFLINE": "1", "HF_HOME": str(tmp_path), "PATH": "", "PYTHONPATH": str(ROOT)}
-    pytest.importorskip("huggingface_hub", reason="pip install 'vitdeploy[hub]'")
+    pytest.importorskip("huggingface_hub", reason="pip install 'vitdeploy[export]'")
     found = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
     assert found.stdout.startswith("VD4102  a/b cannot be downloaded")
 
@@ -211,7 +211,7 @@ def test_the_snapshot_folder_itself_is_a_local_folder(offline):
     ("present", "asked"), [("model.safetensors", 1), ("model-00001-of-00002.safetensors", 1), ("pytorch_model.bin", 2)]
 )
 def test_old_weights_are_fetched_only_where_there_are_no_others(tmp_path, monkeypatch, present, asked):
-    hub = pytest.importorskip("huggingface_hub", reason="pip install 'vitdeploy[hub]'")
+    hub = pytest.importorskip("huggingface_hub", reason="pip install 'vitdeploy[export]'")
     calls = []
 
     def snapshot_download(repository, revision, allow_patterns):
@@ -233,7 +233,7 @@ def test_old_weights_are_fetched_only_where_there_are_no_others(tmp_path, monkey
     ],
 )
 def test_weights_of_open_clip_are_fetched_where_a_repository_has_only_its_layout(tmp_path, monkeypatch, there, fetched):
-    hub = pytest.importorskip("huggingface_hub", reason="pip install 'vitdeploy[hub]'")
+    hub = pytest.importorskip("huggingface_hub", reason="pip install 'vitdeploy[export]'")
     calls, remote = [], ["open_clip_config.json", "tokenizer.json", *there]
 
     def snapshot_download(repository, revision, allow_patterns):
@@ -246,7 +246,7 @@ def test_weights_of_open_clip_are_fetched_where_a_repository_has_only_its_layout
 
 
 def test_whatever_a_download_dies_of_is_a_hub_error(monkeypatch):
-    hub = pytest.importorskip("huggingface_hub", reason="pip install 'vitdeploy[hub]'")
+    hub = pytest.importorskip("huggingface_hub", reason="pip install 'vitdeploy[export]'")
 
     def snapshot_download(*_, **__):
         raise RuntimeError("connection\n  reset")
@@ -268,7 +268,7 @@ def test_a_missing_package_is_named(monkeypatch):
     with pytest.raises(MissingPackageError) as caught:
         locate("hf:owner/name")
     assert caught.value.exit_code == 4
-    assert "hub" in caught.value.fix
+    assert caught.value.fix == "pip install 'vitdeploy[export]'"
 
 
 def test_a_name_of_timm_without_tag_is_that_of_its_default_weights():

@@ -320,7 +320,7 @@ def require_pyarrow() -> None:
     try:
         import pyarrow.parquet  # noqa: F401
     except ModuleNotFoundError:
-        raise MissingPackageError("pyarrow", "datasets", "a data set in Parquet or Arrow files") from None
+        raise MissingPackageError("pyarrow", "data", "a data set in Parquet or Arrow files") from None
 
 
 @contextlib.contextmanager

@@ -41,7 +41,7 @@ BESIDE = tuple(
     f"{stem}{suffix}" for stem in ("metadata", "labels", "_classes") for suffix in (".csv", ".tsv", ".jsonl")
 )
 Size = tuple[int, int]
-KIND, EXTRA = "data set", "datasets"
+KIND = "data set"
 # A million long URIs.
 MAX_BYTES = 1 << 30
 # As `LABEL_COLUMNS`.
@@ -84,7 +84,7 @@ class Uri(HeldImage):
 
 @lru_cache(1024)
 def _service(address: str) -> Remote:
-    return Remote(address, KIND, EXTRA, DataError)
+    return Remote(address, KIND, DataError)
 
 
 def _content(files: fsspec.AbstractFileSystem, at: str, name: str) -> bytes:

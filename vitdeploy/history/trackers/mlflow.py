@@ -30,7 +30,7 @@ class Mlflow(Tracker):
         try:
             from mlflow import MlflowClient
         except ModuleNotFoundError as error:
-            raise MissingPackageError("mlflow", "mlflow", "sending results to MLflow", error=error) from None
+            raise MissingPackageError("mlflow", "tracking", "sending results to MLflow", error=error) from None
         self.name = f"mlflow:{shown_uri(uri)}" if uri else "mlflow"
         self._experiment_name = os.environ.get("MLFLOW_EXPERIMENT_NAME") or EXPERIMENT
         self._client: Any = self.ask(lambda: MlflowClient(uri or None))

@@ -34,7 +34,7 @@ class Wandb(Tracker):
         try:
             import wandb
         except ModuleNotFoundError as error:
-            raise MissingPackageError("wandb", "wandb", "sending results to Weights & Biases", error=error) from None
+            raise MissingPackageError("wandb", "tracking", "sending results to Weights & Biases", error=error) from None
         self._wandb: Any = wandb
         entity, _, project = place.rpartition("/")
         self._entity, self._project = entity or None, project or os.environ.get("WANDB_PROJECT") or PROJECT

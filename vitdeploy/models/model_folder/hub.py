@@ -100,7 +100,7 @@ def _download(repository: str, revision: str | None) -> ModelFolder:
         from huggingface_hub import snapshot_download
         from huggingface_hub.errors import HFValidationError
     except ModuleNotFoundError as error:
-        raise MissingPackageError("huggingface_hub", "hub", f"downloading {repository}", error=error) from None
+        raise MissingPackageError("huggingface_hub", "export", f"downloading {repository}", error=error) from None
     try:
         path = Path(snapshot_download(repository, revision=revision, allow_patterns=EXPECTED))
         if not any(path.glob("*.safetensors")):
