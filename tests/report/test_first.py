@@ -7,15 +7,15 @@ import re
 
 import pytest
 
-from tests.documents import page_of
+from tests.documents import as_report, page_of
 from tests.history.made import history_of_everything
-from tests.report.pages import compare_document, pages, sweep_document
+from tests.report.pages import compare_document, pages, run_report, sweep_document
 from tests.report.test_html import REPORT, without_bench, without_labels
 from tests.report.test_tuning import DOCUMENT, tuned
 from vitdeploy.document.comparison import ComparisonDocument
 from vitdeploy.document.sweep import SweepDocument
 from vitdeploy.report.html import render_history, render_regression, render_sweep, render_tuning
-from vitdeploy.report.planes import pareto_plot
+from vitdeploy.report.planes import accuracy_plot, pareto_plot
 from vitdeploy.spec import decode
 from vitdeploy.workflows.regression import SENTENCES
 
@@ -72,6 +72,34 @@ def test_the_first_screen_has_a_short_headline_two_badges_four_numbers_and_what_
         assert len(change.split()) > 1 and "None" not in change, (name, change)
 
 
+def change(html):
+    return re.search(r"What would change this:</strong> (.*?)</p>", html, re.DOTALL)[1]
+
+
+@pytest.mark.parametrize(
+    ("limits", "keys"),
+    [
+        ("max_drop 2, min_agreement 90", "budget.max_drop below 1.50 points or budget.min_agreement above 95.00 %"),
+        ("max_drop 2", "budget.max_drop below 1.50 points"),
+        ("", "budget.min_agreement above 95.00 %"),
+    ],
+)
+def test_what_would_change_a_clear_win_are_the_bounds_that_it_meets_and_their_keys(limits, keys):
+    report = copy.deepcopy(REPORT)
+    report["verdict"] |= {"grade": "recommended", "recommended": NAME, "remarks": [], "budget": limits}
+    assert change(page_of(report, {})).startswith(f"A stricter bound: {keys} (now {limits or 'no bound'}). ")
+    # Top-1 cannot drop by more than the share of changed answers, which a drop may be judged by.
+    report["engines"][0]["verify"] |= {"drop_ci95": [-9.0, 9.0], "agreement_ci95": [98.5, 100.0]}
+    assert ("max_drop below 1.50" in change(page_of(report, {}))) == ("max_drop" in limits)
+
+
+def test_what_would_change_an_undecided_verdict_is_more_of_what_it_lacks():
+    report = copy.deepcopy(REPORT)
+    for reason, words in (("drop 1 points", "More evaluation images"), ("p50 latency 3 ms", "A longer bench")):
+        report["verdict"] |= {"gate": "undecided", "reasons": [f"{NAME}: {reason}, budget 2"]}
+        assert change(page_of(report, {})).startswith(words)
+
+
 def test_details_are_collapsed_and_print_opens_them():
     for name, html in pages().items():
         assert not re.search(r"<details[^>]* open", html), name
@@ -83,6 +111,15 @@ def test_details_are_collapsed_and_print_opens_them():
 def test_no_paragraph_or_section_is_a_lone_dash():
     for name, html in itertools.chain(pages().items(), runs()):
         assert not re.search(r"<(p|li|h\d|dd)[^>]*>\s*[-–—]?\s*</\1>", html), name
+
+
+def test_a_run_whose_artifacts_do_not_provably_differ_has_no_front():
+    report = run_report()
+    same = accuracy_plot(as_report(report))
+    assert "No Pareto front is drawn: " in same.caption
+    report["engines"][0]["verify"] |= {"drop_ci95": [0.25, 0.75]}
+    clear = accuracy_plot(as_report(report))
+    assert "The grey steps are the Pareto front" in clear.caption
 
 
 def test_a_search_that_measured_noise_draws_no_front():

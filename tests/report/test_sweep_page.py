@@ -38,4 +38,5 @@ def test_each_device_has_its_plot():
     found = page(recipes=[first, other])
     titles = [line for line in found.splitlines() if "Agreement with the original and latency" in line]
     assert sum("Another CPU" in line for line in titles) >= 1 and "Measured on node-7." in found
-    assert found.count("Pareto front") >= 1
+    # Recipes are measured at different times: a front of their milliseconds would be noise.
+    assert "Pareto front" not in found

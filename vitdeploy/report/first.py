@@ -6,13 +6,16 @@ from dataclasses import dataclass
 
 from vitdeploy.document.comparison import ComparisonDocument, PairFacts
 from vitdeploy.document.history import HistoryDocument
-from vitdeploy.document.report import Judgement
+from vitdeploy.document.report import ORIGINAL, Judgement
 from vitdeploy.document.sweep import SweepDocument
 from vitdeploy.report import page, table, text
 from vitdeploy.report.table import Badge, Cell
 from vitdeploy.spec import GateStatus
+from vitdeploy.verification.comparison import Comparison
+from vitdeploy.verification.gate import drop_by_agreement
 
 NUMBERS = 4
+_MORE = ("more images in --data", "a longer --duration on a quiet machine")
 _WORST: tuple[GateStatus, ...] = ("fail", "undecided", "pass", "none")
 
 
@@ -43,7 +46,7 @@ def of_run(report: Judgement) -> First:
         of = of if leading else f"Numbers of {shown.artifact} (not recommended):"
     badges = (table.gate(verdict.gate, table.judges(report)), table.grade(verdict))
     change, reasons = change_of(report), [*verdict.remarks, *_reasons(report)]
-    others = tuple(line for line in dict.fromkeys(reasons) if line not in change)
+    others = tuple(line for line in dict.fromkeys(reasons) if _detail(line) not in change)
     return First(verdict.sentence, badges, tuple(numbers[:NUMBERS]), change, others, of)
 
 
@@ -51,20 +54,40 @@ def change_of(report: Judgement) -> str:
     """What would change the decision of a run or a search, in a sentence."""
     verdict = report.verdict
     if verdict.gate in ("fail", "undecided") and verdict.reasons:
-        more = f"More evaluation {report.data.noun}s, or" if verdict.gate == "undecided" else "Another engine, or"
-        return f"{more} another budget. {verdict.reasons[0]}"
+        more = f"More evaluation {report.data.noun}s (data.evaluation.images)"
+        if " latency " in verdict.reasons[0] or " memory " in verdict.reasons[0]:
+            more = "A longer bench (bench.duration) on a quiet machine"
+        more = more if verdict.gate == "undecided" else "Another engine"
+        return f"{more}, or another budget. {verdict.reasons[0]}"
     if verdict.remarks and verdict.grade in ("leading", "no ranking"):
         return verdict.remarks[0]
     if verdict.remarks and verdict.rivals:
         return f"A longer bench on a quiet machine. {verdict.remarks[0]}"
-    return f"Other {report.data.noun}s, another machine or another runtime version: run it again there."
+    if report.starred == ORIGINAL:
+        return "Another target, precision or machine where an engine is provably faster and keeps its answers."
+    engine = report.engine(report.starred)
+    return f"{_stricter(engine.verify, table.budget(report)) if engine else ''}Or another machine or runtime version."
+
+
+def _stricter(verify: Comparison, budget: str) -> str:
+    """The bounds on the answers that the engine would not be proven to meet."""
+    reach = [bounds[1] for bounds in (verify.drop_ci95, drop_by_agreement(verify)) if bounds]
+    keys = [f"budget.max_drop below {text.number(min(reach))} points"] if "max_drop" in budget and reach else []
+    if "min_agreement" in budget or not keys:
+        keys.append(f"budget.min_agreement above {text.number(verify.agreement_ci95[0])} %")
+    return f"A stricter bound: {' or '.join(keys)} (now {budget or 'no bound'}). "
 
 
 def _reasons(report: Judgement) -> list[str]:
     """The gate's reasons that no remark contains, and those of undecided times."""
     shown = " ".join([report.verdict.sentence, *report.verdict.remarks])
-    reasons = [reason for reason in report.verdict.reasons if reason not in shown]
+    reasons = [reason for reason in report.verdict.reasons if _detail(reason) not in shown]
     return reasons + page.by_reason(report.undecided)
+
+
+def _detail(line: str) -> str:
+    """A reason without the name of its engine."""
+    return line.partition(": ")[2].rstrip(".") or line
 
 
 def of_comparison(document: ComparisonDocument) -> First:
@@ -89,11 +112,12 @@ def of_comparison(document: ComparisonDocument) -> First:
         Cell(text.number(len(reasons), 0), "reasons and remarks"),
     ]
     if gate.status in ("fail", "undecided"):
-        settle = "A wider limit." if gate.status == "fail" else "More evaluation data, or a quiet machine."
-        change = " ".join([settle, *reasons[:1]])
+        ways = {"fail": ("a wider --max-drop", "a wider --max-slowdown")}.get(gate.status, _MORE)
+        settle = " and ".join(way for way, kind in zip(ways, (answers, speed), strict=True) if gate.status in kind)
+        change = " ".join([f"{text.capital(settle or ways[0])}.", *reasons[:1]])
         reasons = reasons[1:]
     elif limited:
-        change = "A stricter limit, other evaluation data or another machine."
+        change = "A stricter --max-drop or --max-slowdown, other images in --data, or another machine."
     else:
         change = "A limit: --max-drop POINTS, or --max-slowdown PERCENT."
     undecided = page.by_reason(document.bench.undecided) if document.bench else []
@@ -170,7 +194,11 @@ def of_sweep(document: SweepDocument) -> First:
         Cell(text.number(sum(len(report.engines) for report in reports.values()), 0), "engines verified"),
         Cell(f"{len(reports)} of {count}", "recipes have a report"),
     ]
-    open_ones = [f"{name}: {change_of(report)}" for name, report in reports.items() if not report.starred]
+    open_ones = [
+        f"{name}: {change_of(report)}"
+        for name, report in reports.items()
+        if not report.starred or len(starred) == count
+    ]
     errors = [
         f"{recipe.name} ended with an error: {recipe.error.fix or recipe.error.message}"
         for recipe in failed
@@ -203,13 +231,18 @@ def of_history(document: HistoryDocument) -> First:
     if not searched:
         speed = Badge("none", "–", "Speed: too few results")
     numbers = (
-        Cell(text.number(document.results, 0), f"results in {text.count(len(series), 'series', 'series')}"),
+        Cell(text.number(document.results, 0), f"recorded runs in {text.count(len(series), 'series', 'series')}"),
         Cell(f"{searched} of {len(series)}", "series have enough decided results for change detection"),
         Cell(text.number(slower, 0), "series whose latest change of p50 latency is slower"),
         Cell(text.number(latest.count("faster"), 0), "series whose latest change of p50 latency is faster"),
     )
     change = "The next results: add them, and make this page again."
-    if short:
+    if wrong:
+        change = f"Another release of the runtime: {document.canaries[0].sentence}"
+    elif slower:
+        risen = next(one.changes[-1] for one in series if one.changes and one.changes[-1].direction == "slower")
+        change = f"Undoing what changed: {risen.sentence}"
+    elif short:
         needs = next(one.too_few for one in series if one.too_few)
         change = f"More results: {text.count(short, 'series has', 'series have')} too few, such as {needs}."
     return First(sentence, (answers, speed), numbers, change, ())

@@ -56,12 +56,6 @@ def _plots(report: Judgement) -> list[figures.Plot]:
     return [plot for plot in found if plot is not None]
 
 
-def _changed(page: RunPage) -> list[Report]:
-    """The report, if it has changed answers."""
-    counts = page.report.answers.changed if page.report.answers else {}
-    return [page.report] if counts or summary.examples(page.report, True) else []
-
-
 def _others(page: RunPage, beside_changed: bool) -> list[object]:
     """The examples whose answer did not change; `beside_changed`: only if other answers changed, else only if none
     did."""
@@ -95,7 +89,12 @@ RUN: tuple[Section[RunPage], ...] = (
     Section("outputs", "Output by output", lambda page: _some(_outputs(page.report)), "outputs.html.jinja"),
     Section("heads", "Head by head", lambda page: _some(table.heads(page.report)), "heads.html.jinja"),
     Section("sizes", "Image sizes", lambda page: _some(page.report.sizes), "sizes.html.jinja"),
-    Section("changed", "{view.data.nouns} with changed answers", _changed, "changed.html.jinja"),
+    Section(
+        "changed",
+        "{view.data.nouns} with changed answers",
+        lambda page: [page.report] if summary.any_changed(page.report) else [],
+        "changed.html.jinja",
+    ),
     Section("classes", "Class by class", lambda page: _some(summary.class_engines(page.report)), "classes.html.jinja"),
     Section(
         "reliability", "{view.title}", lambda page: _some(context.reliability_plot(page.report)), "plot.html.jinja"

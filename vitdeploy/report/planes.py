@@ -46,8 +46,11 @@ class _PlotPoint:
 
 
 def _front(points: Sequence[_PlotPoint]) -> list[figures.Place]:
-    """Latency and loss of the points that may be on the front: those with a decided latency."""
-    return [(point.latency, -point.value) for point in points if point.decided]
+    """Latency and loss of the points that may be on the front: those with a decided latency, if any provably differs
+    from the original."""
+    level = points[0].value
+    differs = any(point.bounds and not point.bounds[0] <= level <= point.bounds[1] for point in points)
+    return [(point.latency, -point.value) for point in points if point.decided and differs]
 
 
 def _percent_plane(figure: Figure, points: Sequence[_PlotPoint], measure: str, key: float = 0) -> Axes:
@@ -114,6 +117,8 @@ def accuracy_plot(report: Judgement) -> Plot | None:
     best = figures.front(_front(points))
     if len(best) > 1:
         caption += FRONT
+    elif len(decided) > 1 and not best:
+        caption += " No Pareto front is drawn: no artifact provably differs from the original."
     elif len(decided) > 1:
         alone = next(point.name for point in decided if (point.latency, -point.value) == best[0])
         caption += f" No artifact was faster or better than {alone}, so the Pareto front is this point."
@@ -314,8 +319,6 @@ def _plot(points: list[_PlotPoint], measure: str, title: str, name: str) -> Plot
         lambda is_narrow: _draw(points, measure, is_narrow), name, f"{measure} against p50 latency. {facts}."
     )
     caption = "Higher is better, further left is faster. Each recipe has a colour; numbers refer to the table."
-    if len(figures.front(_front(points))) > 1:
-        caption += FRONT
     if any(point.recommended for point in points):
         caption += " A ring marks the recommendation of a recipe."
     undecided = [f"{point.number}" for point in points if not point.decided]
@@ -331,7 +334,6 @@ def _draw(points: list[_PlotPoint], measure: str, narrow: bool) -> Figure:
     padding = max(0.12 * (max(values) - min(values)), 0.5)
     axes.set_ylim(min(values) - padding, max(values) + padding)
     axes.yaxis.set_major_locator(MaxNLocator(nbins=6))
-    figures.draw_front(axes, _front(points), sign=-1.0)
     for point in points:
         figures.mark_point(axes, point.place, point.series, point.recommended)
     if len(points) <= _MOST_NUMBERS:

@@ -32,7 +32,7 @@ def summary(report: Report) -> list[tuple[str, str, str]]:
     lines = [
         ("Engine", _engine(report, engine), "comparison"),
         ("Answers", _answers(report, engine), "comparison"),
-        ("Changed answers", _changed(report, engine), "changed"),
+        ("Changed answers", _changed(report, engine), "changed" if any_changed(report) else ""),
         ("Classes", _classes(report, artifact), "classes"),
         ("Confidence", _confidence(report, artifact), "reliability"),
         ("Speed", _speed(report, artifact), "comparison"),
@@ -72,7 +72,7 @@ def _changed(report: Report, engine: EngineFacts) -> str:
         return ""
     words = f"{text.number(counts.changed, 0)} of {text.number(engine.verify.n, 0)}"
     other = wrong_otherwise(counts)
-    if other is None:
+    if other is None or not counts.changed:
         return words
     lost, gained = text.number(counts.lost, 0), text.number(counts.gained, 0)
     kept = f", {text.number(counts.kept, 0)} as right as before" if counts.kept else ""
@@ -133,6 +133,12 @@ def examples(report: Report, changed: bool) -> list[tuple[int, ExampleFacts]]:
     """The numbered examples whose answer changed, in the report's order (the worst first), or all others."""
     numbered = enumerate(report.examples, start=1)
     return [(number, each) for number, each in numbered if (reason(each) == "changed") == changed]
+
+
+def any_changed(report: Report) -> bool:
+    """Whether any answer of any engine changed."""
+    counts = report.answers.changed.values() if report.answers else ()
+    return any(each.changed for each in counts) or bool(examples(report, True))
 
 
 def reason(example: ExampleFacts) -> str:

@@ -46,10 +46,14 @@ _GRADES: dict[Grade, tuple[str, str]] = {
 }
 
 
+def budget(report: Judgement) -> str:
+    """The budget of a run or a search, in words."""
+    return report.verdict.budget if isinstance(report.verdict, RunVerdict) else str(getattr(report, "budget", ""))
+
+
 def judges(report: Judgement) -> str:
     """What the gates of a report judge: the answers, or a budget that also bounds latency, size or memory."""
-    budget = report.verdict.budget if isinstance(report.verdict, RunVerdict) else getattr(report, "budget", "")
-    return "Budget" if any(f"max_{kind} " in str(budget) for kind in ("latency", "size", "memory")) else "Answers"
+    return "Budget" if any(f"max_{kind} " in budget(report) for kind in ("latency", "size", "memory")) else "Answers"
 
 
 def gate(status: GateStatus, of: str = "Gate") -> Badge:
@@ -147,7 +151,9 @@ def headline(report: Judgement) -> list[Cell]:
     if verify.control is not None:
         detail += f"; unrelated answers agree to {text.number(verify.control.agreement)} %"
     cells.append(Cell(f"{text.number(verify.agreement)} %", detail))
-    cells.append(Cell(text.size(engine.bytes), f"size of {engine.artifact} on disk"))
+    full = report.engine(f"{engine.target}-fp32") or engine
+    versus = f"; {full.artifact} has {text.size(full.bytes)}" if full is not engine else ""
+    cells.append(Cell(text.size(engine.bytes), f"size of {engine.artifact} on disk{versus}"))
     return cells
 
 
