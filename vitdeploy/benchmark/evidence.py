@@ -235,8 +235,8 @@ def ratio_of_rounds(a: Sequence[results.Round], b: Sequence[results.Round]) -> P
     Raises:
         ValueError: as `log_quotients`.
     """
-    found = clustered(log_quotients(medians_of(a), medians_of(b)), [block.process for block in a])
-    return dataclasses.replace(found, bias=max(left_over(a), left_over(b)))
+    ratio = clustered(log_quotients(medians_of(a), medians_of(b)), [block.process for block in a])
+    return dataclasses.replace(ratio, bias=max(left_over(a), left_over(b)))
 
 
 def ratio_of_medians(a: Sequence[float], b: Sequence[float]) -> PairedRatio:
@@ -264,7 +264,7 @@ def clustered(logs: results.Values, processes: Sequence[int]) -> PairedRatio:
     """
     kept, influence = _trimmed(logs)
     of = np.asarray(processes)
-    groups = [influence[of == each] for each in dict.fromkeys(processes)]
+    groups = [influence[of == process] for process in dict.fromkeys(processes)]
     count, each = len(groups), logs.size / len(groups)
     centred = [group - group.mean() for group in groups]
     freedom_within = logs.size - count
@@ -358,8 +358,8 @@ def throughput_interval(rounds: Sequence[results.Round], throughput: float) -> I
     filled = [block for block in rounds if block.latencies_ms.size]
     if len(filled) < 2:
         return None, None
-    found = clustered(np.log([block.images_per_second for block in filled]), [block.process for block in filled])
-    wider = math.exp(found.reach)
+    ratio = clustered(np.log([block.images_per_second for block in filled]), [block.process for block in filled])
+    wider = math.exp(ratio.reach)
     return throughput / wider, throughput * wider
 
 

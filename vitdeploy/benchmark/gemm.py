@@ -126,7 +126,7 @@ def repeat(query: Callable[[], object], seconds: float, after: Callable[[], obje
 def profiled_layer(
     name: str, kind: str, precision: str, milliseconds: float, product: bool, fuses: Sequence[str] = ()
 ) -> context.Layer:
-    parts = tuple(dict.fromkeys(_short(each) for each in fuses))[: context.MOST_FUSED]
+    parts = tuple(dict.fromkeys(_short(fuse) for fuse in fuses))[: context.MOST_FUSED]
     return context.Layer(
         _short(name), kind[: context.LONGEST_NAME], precision, milliseconds, product, parts if len(parts) > 1 else ()
     )

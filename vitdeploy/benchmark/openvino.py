@@ -54,7 +54,7 @@ def _layer(counter: Any, milliseconds: float, nodes: Mapping[str, Any], kinds: M
     listed = node.get_rt_info()["originalLayersNames"].value.split(",") if node is not None else ()
     fuses = [each for each in listed if each in kinds]
     inside = list(dict.fromkeys(kinds[each] for each in fuses))
-    products = [each for each in fuses if kinds[each].startswith(PRODUCTS)]
+    products = [fuse for fuse in fuses if kinds[fuse].startswith(PRODUCTS)]
     product = bool(products) or counter.node_type.startswith(PRODUCTS)
     named = [each for each in fuses if not MADE_UP.fullmatch(each)]
     # A product comes first among the nodes that it is fused with; otherwise the last node is the result of the others.

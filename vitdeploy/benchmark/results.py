@@ -202,8 +202,8 @@ def _distribution(count: int, probability: float) -> Values:
     k = np.arange(count + 1)
     logs = factorials[-1] - factorials - factorials[::-1]
     logs += k * math.log(probability) + (count - k) * math.log1p(-probability)
-    found: Values = np.minimum(np.cumsum(np.exp(logs)), 1.0)
-    return found
+    values: Values = np.minimum(np.cumsum(np.exp(logs)), 1.0)
+    return values
 
 
 # --- Blocks in which the machine throttled, according to its kernel and firmware --------------------------------------
@@ -257,7 +257,7 @@ def reasons(rounds: Sequence[Round], *, loaded: bool = True) -> list[tuple[str, 
 def throttled(rounds: Sequence[Round], spread: bool) -> Throttled | None:
     """The report on throttled blocks; None if no block was throttled. `spread`: the rounds of their scenario may be
     spread over processes; the caller sets `left_out`."""
-    found = [each for each in reasons(rounds, loaded=spread) if each]
+    found = [reason for reason in reasons(rounds, loaded=spread) if reason]
     if not found:
         return None
     counted = Counter(text for each in found for text in each)

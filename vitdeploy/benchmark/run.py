@@ -239,9 +239,9 @@ class _Meter:
             tuple(age / 1e6 for age in answer["waiting_ns"]),
             BlockMachine(
                 **{
-                    each.name: answer[each.name]
-                    for each in dataclasses.fields(BlockMachine)
-                    if each.name != "throttled"
+                    field.name: answer[field.name]
+                    for field in dataclasses.fields(BlockMachine)
+                    if field.name != "throttled"
                 },
                 throttled=tuple(answer["throttled"]),
             ),
@@ -524,7 +524,7 @@ def expected(
         _block_seconds(protocol, name, protocol.most_rounds if parse_scenario(name).spread else protocol.blocks(name))
         for name in protocol.scenarios
     )
-    loads = [LOAD_SECONDS if "engine" in each.request else ORIGINAL_LOAD_SECONDS for each in candidates]
+    loads = [LOAD_SECONDS if "engine" in candidate.request else ORIGINAL_LOAD_SECONDS for candidate in candidates]
     start = sum(loads) + count * len(protocol.batches(protocol.scenarios)) * 1.5 * protocol.warmup
     slow = sum(loads) + count * len(protocol.batches(protocol.scenarios)) * WARMUP_LIMIT * protocol.warmup
     stages = STAGE_ROUNDS * protocol.block_seconds * sum(each.has_stages for each in candidates)

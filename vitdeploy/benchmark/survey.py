@@ -75,8 +75,8 @@ def plan(candidates: Sequence[run.BenchCandidate], protocol: Protocol) -> list[l
         precisions |= precisions_of(decode(EngineSpec, candidate.request["engine"]))
     rates = [
         [
-            (LeftOut("rate", f"{target} {each}"), {"do": "rate", "target": target, "precision": each, **how})
-            for each in sorted(precisions)
+            (LeftOut("rate", f"{target} {precision}"), {"do": "rate", "target": target, "precision": precision, **how})
+            for precision in sorted(precisions)
         ]
         for target, precisions in needed.items()
     ]
@@ -96,7 +96,7 @@ def _on_cpu(candidate: run.BenchCandidate) -> bool:
 def precisions_of(engine: EngineSpec) -> set[str]:
     """The precisions of an engine's matrix products, with and without weights. INT4 applies to weights only: such
     kernels multiply in INT8."""
-    kernels = {"int8" if each == "int4" else each for each in engine.kernels}
+    kernels = {"int8" if kernel == "int4" else kernel for kernel in engine.kernels}
     return {*kernels, RUNTIME[engine.target].float_precision(engine.options)}
 
 

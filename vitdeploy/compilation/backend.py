@@ -64,14 +64,14 @@ class Finding:
     fix: str = ""
 
 
-def finding_lines(found: Sequence[Finding]) -> list[str]:
+def finding_lines(findings: Sequence[Finding]) -> list[str]:
     """A target's requirements as text: one line per finding, and each fix below the first finding that needs it."""
     lines, shown = [], set()
-    for each in found:
-        lines.append(f"{'ok' if each.ok else 'missing':<7}  {each.name:<32} {each.detail}")
-        if each.fix and each.fix not in shown:
-            lines.append(f"         fix: {each.fix}")
-        shown.add(each.fix)
+    for finding in findings:
+        lines.append(f"{'ok' if finding.ok else 'missing':<7}  {finding.name:<32} {finding.detail}")
+        if finding.fix and finding.fix not in shown:
+            lines.append(f"         fix: {finding.fix}")
+        shown.add(finding.fix)
     return lines
 
 
@@ -117,21 +117,21 @@ LACKING = {
 }
 
 
-def check_placed(engine: EngineSpec, asked: Precision, placed: int) -> None:
+def check_placed(engine: EngineSpec, precision: Precision, placed: int) -> None:
     """Check that every linear and convolution ran in its assigned precision, without a silent fallback.
 
     Args:
         engine: an engine whose `kernels` are known.
-        asked: the requested precision.
+        precision: the requested precision.
         placed: the number of linears and convolutions in INT8, or in INT4, in the placement.
 
     Raises:
         CapabilityError: one of them ran in another precision.
     """
-    integer = asked in ("int8", "mixed", "int4")
-    kind = "int4" if asked == "int4" else "int8"
+    integer = precision in ("int8", "mixed", "int4")
+    kind = "int4" if precision == "int4" else "int8"
     ran, name = engine.kernels.get(kind, 0), kind.upper()
-    if integer and (ran < placed or (asked != "mixed" and not placed)):
+    if integer and (ran < placed or (precision != "mixed" and not placed)):
         raise CapabilityError(
             f"{engine.target} did not run the graph in {name}",
             found=f"{ran} of {placed} placed layers in {name} kernels: {engine.kernels}",
@@ -139,12 +139,12 @@ def check_placed(engine: EngineSpec, asked: Precision, placed: int) -> None:
             fix=LACKING[kind] if placed else f"choose fp32 for {engine.target}: the placement has no {name} layers",
         )
     if not integer:
-        others = {kind: count for kind, count in engine.kernels.items() if kind != asked}
+        others = {kind: count for kind, count in engine.kernels.items() if kind != precision}
         if others or not engine.kernels:
             raise CapabilityError(
-                f"{engine.target} did not run the graph in {asked}",
+                f"{engine.target} did not run the graph in {precision}",
                 found=str(engine.kernels),
-                expected=f"all linears and convolutions in {asked}",
+                expected=f"all linears and convolutions in {precision}",
             )
 
 

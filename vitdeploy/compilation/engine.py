@@ -145,5 +145,5 @@ def examine(name: str) -> list[Finding]:
     """
     if (findings := COMPILE[name].examine) is not None:
         return findings(name)
-    found = probe_target(name)
-    return [Finding(TARGETS[name].package, found.works, found.detail, found.fix)]
+    state = probe_target(name)
+    return [Finding(TARGETS[name].package, state.works, state.detail, state.fix)]

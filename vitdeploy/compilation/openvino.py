@@ -222,8 +222,8 @@ def findings(target: str) -> list[Finding]:
         return [Finding("OpenVINO", False, error.message, error.fix)]
     why = device.missing_device(target)
     seen = ", ".join(the_core().available_devices)
-    found = Finding(device.DEVICES[target], not why, why or f"devices: {seen}", device.FIXES[target] if why else "")
-    return [Finding("OpenVINO", True, version), found]
+    finding = Finding(device.DEVICES[target], not why, why or f"devices: {seen}", device.FIXES[target] if why else "")
+    return [Finding("OpenVINO", True, version), finding]
 
 
 def probe_device(target: str) -> TargetState:

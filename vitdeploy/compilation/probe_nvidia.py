@@ -41,7 +41,7 @@ def findings(target: str) -> list[Finding]:
 def probe(target: str) -> TargetState:
     """The state of the target. Without a driver it has no fix: the machine has no NVIDIA GPU."""
     found = findings(target)
-    missing = next((each for each in found if not each.ok), None)
+    missing = next((finding for finding in found if not finding.ok), None)
     if missing is None:
         usable = precisions(target)
         shown = "; ".join(each.detail for each in found if each.name in ("GPU", "TensorRT version", "onnxruntime-gpu"))

@@ -128,21 +128,21 @@ def profiles(inputs: Sequence[TensorSpec], build: BuildOptions | None, batch: in
     return plan_profiles(inputs, options.batches or default_batches(batch), options.sizes)
 
 
-def check_typed(engine: EngineSpec, asked: Precision, placed: int) -> None:
+def check_typed(engine: EngineSpec, precision: Precision, placed: int) -> None:
     """Check the precisions of an engine. TensorRT computes in the graph's types, some of which may be wider than
     requested.
 
     The engine must have as many INT8 and FP8 layers as the placement. A layer that the engine does not name is recorded
     as "unknown" and does not cause an error.
     """
-    quantized = asked in ("int8", "fp8")
-    ran = engine.kernels.get(asked, 0)
+    quantized = precision in ("int8", "fp8")
+    ran = engine.kernels.get(precision, 0)
     unknown = engine.kernels.get("unknown", 0)
     if ran + unknown < (max(1, placed) if quantized else 1):
         raise CapabilityError(
-            f"tensorrt did not run the graph in {asked}",
-            found=f"{ran} layers in {asked}, {unknown} of unknown precision: {engine.kernels}",
-            expected=f"at least {max(1, placed) if quantized else 1} in {asked}",
+            f"tensorrt did not run the graph in {precision}",
+            found=f"{ran} layers in {precision}, {unknown} of unknown precision: {engine.kernels}",
+            expected=f"at least {max(1, placed) if quantized else 1} in {precision}",
             fix="compare layers.json beside the plan, which lists every layer, with the rules that "
             "`vitdeploy inspect GRAPH --target tensorrt` lists",
         )

@@ -119,17 +119,17 @@ class Samples(Sequence[Sample]):
 
     def pick(self, indices: Ints | slice) -> Samples:
         """Return a selection, in that order; the names are shared."""
-        found = object.__new__(Samples)
-        found.__dict__ |= {**self.__dict__, "places": self.places[indices]}
-        return found
+        picked = object.__new__(Samples)
+        picked.__dict__ |= {**self.__dict__, "places": self.places[indices]}
+        return picked
 
     def packed(self) -> Samples:
         """Return a copy without the names of other samples, to send to another process; `places` are renumbered."""
         labels, names = self.labels, list(self.names)
-        found = Samples(self.root, [(None, names)])
-        found._labels = labels
-        found._holder = None if self._holder is None else self._holder.picked(self.places)
-        return found
+        samples = Samples(self.root, [(None, names)])
+        samples._labels = labels
+        samples._holder = None if self._holder is None else self._holder.picked(self.places)
+        return samples
 
     def renumbered(self, index: Sequence[int]) -> Samples:
         """Return the samples with label `index[i]` for i; unchanged without labels."""
@@ -222,16 +222,16 @@ def list_images(path: Path, labels: Labels) -> tuple[Samples, DataClasses]:
         MissingFileError, DataError: as `scan` and `containers.find`.
         MissingPackageError: the package that reads it is not installed.
     """
-    found = find_containers(path, preprocess.SUFFIXES)
-    if found is None or (found.beside and labels == "none"):
+    containers = find_containers(path, preprocess.SUFFIXES)
+    if containers is None or (containers.beside and labels == "none"):
         samples, names = scan(path, labels)
         return samples, DataClasses(names)
-    listing = found.listed(labelled=labels == "folders")
+    listing = containers.listed(labelled=labels == "folders")
     if not len(listing.names):
         raise DataError(f"{path} contains no images", found="no samples, rows or lines", expected="at least one image")
     classes = listing.classes
-    if found.beside:
-        name, left = found.files[0].name, len(scan(path, "none")[0]) - len(listing.names)
+    if containers.beside:
+        name, left = containers.files[0].name, len(scan(path, "none")[0]) - len(listing.names)
         notes = (f"labels: read from {name} next to the images", *classes.notes)
         if left > 0:
             notes = (*notes, f"labels: images not listed in {name}, ignored: {left:,}")
@@ -241,8 +241,8 @@ def list_images(path: Path, labels: Labels) -> tuple[Samples, DataClasses]:
 
 def has_container_labels(path: Path) -> bool | None:
     """Whether images in tars, tables or a list have labels; None for image files. Errors as `list_images`."""
-    found = find_containers(path, preprocess.SUFFIXES)
-    return None if found is None else found.has_labels
+    containers = find_containers(path, preprocess.SUFFIXES)
+    return None if containers is None else containers.has_labels
 
 
 def other_files(folder: Path, known: Set[str] = frozenset()) -> str:

@@ -70,19 +70,19 @@ def advice_lines(found: Sequence[Advice]) -> list[str]:
     """Return the lines on each problem: finding, reason, fix."""
     return [
         line
-        for each in found
+        for advice in found
         for line in (
-            f"{'blocked' if each.blocks else 'check':<7}  {each.name}: {each.found}",
-            f"         why: {each.why}",
-            f"         fix: {each.fix}",
+            f"{'blocked' if advice.blocks else 'check':<7}  {advice.name}: {advice.found}",
+            f"         why: {advice.why}",
+            f"         fix: {advice.fix}",
         )
     ]
 
 
 def of_this_machine(host: Mapping[str, str]) -> tuple[list[Advice], list[str]]:
     """Return the problems of this machine's power, heat and memory, as `devices doctor` does, and their lines."""
-    found = advise(Seen(this_machine(), host, read_board(), read_memory().get("MemTotal", 0)))
-    return found, advice_lines(found)
+    problems = advise(Seen(this_machine(), host, read_board(), read_memory().get("MemTotal", 0)))
+    return problems, advice_lines(problems)
 
 
 def _bits(seen: Seen) -> Advice | None:

@@ -53,7 +53,7 @@ def _bench_on(on: str, options: Bench) -> list[DeviceOutcome[bench.Benchmark]]:
         outcomes = on_devices.bench_on(
             found, bench.bench_protocol(options), options.percentiles, devices, reporter, accepted
         )
-    return [each.of(partial(bench.Benchmark, device=each.device.name)) for each in outcomes]
+    return [outcome.of(partial(bench.Benchmark, device=outcome.device.name)) for outcome in outcomes]
 
 
 @calls.documented(Bench, many="artifacts", first="on")
@@ -71,11 +71,11 @@ bench_on.of = _bench_on  # type: ignore[attr-defined]
 
 def spread_of(outcomes: Sequence[DeviceOutcome[bench.Benchmark]]) -> tuple[dict[str, Any], list[values.Line]]:
     """Return the comparison of devices of the same kind for `bench --on`, as a document and as lines."""
-    found: dict[str, DeviceBench] = {}
+    benches: dict[str, DeviceBench] = {}
     for outcome in outcomes:
         if outcome.found is not None and isinstance(outcome.found.document, DeviceBench):
-            found[outcome.device.name] = outcome.found.document
-    kinds = spread.kinds_of(found)
+            benches[outcome.device.name] = outcome.found.document
+    kinds = spread.kinds_of(benches)
     lines: list[values.Line] = []
     for kind in kinds:
         lines.append(
@@ -94,7 +94,7 @@ def spread_of(outcomes: Sequence[DeviceOutcome[bench.Benchmark]]) -> tuple[dict[
             if rows
             else []
         )
-        lines += [f"quarantined: {each.device}: {each.reason}" for each in kind.quarantined]
+        lines += [f"quarantined: {quarantined.device}: {quarantined.reason}" for quarantined in kind.quarantined]
     return {"kinds": [encode(kind) for kind in kinds]}, lines
 
 
@@ -116,7 +116,7 @@ def verify_on(on: str, options: VerifyOn) -> list[DeviceOutcome[verify.Verificat
         assert ours.setting is not None
         choice = verify.data_choice(chosen, ours.setting, options)
         outcomes = on_devices.verify_on(ours, theirs, choice, devices, options, reporter)
-    return [each.of(lambda found: verify.Verification(found, verify.noun_of(chosen))) for each in outcomes]
+    return [outcome.of(lambda found: verify.Verification(found, verify.noun_of(chosen))) for outcome in outcomes]
 
 
 def compile_on(

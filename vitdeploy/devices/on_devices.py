@@ -102,12 +102,12 @@ def known_there(client: Client, suspects: Sequence[Suspects]) -> dict[str, Known
         return {}
     probe = client.probe()
     refused = {}
-    for each in suspects:
+    for suspect in suspects:
         try:
-            each.check(probe)
+            suspect.check(probe)
         except KnownBadError as error:
             error.message = f"{client.device.name}: {error.message}"
-            refused[each.placed.name] = error
+            refused[suspect.placed.name] = error
     return refused
 
 
@@ -175,18 +175,18 @@ def bench_on(
 ) -> list[DeviceOutcome[bench.DeviceBench]]:
     """Benchmark artifacts on each device; return its results and engines. An artifact that the device's runtime is
     known to compute wrongly is neither sent nor measured, unless the entry is `accepted`."""
-    names = comparison.unique([each.placed.name for each in artifacts])
+    names = comparison.unique([artifact.placed.name for artifact in artifacts])
     shipments = []
     for each, name in zip(artifacts, names, strict=True):
         assert each.setting is not None
         placed = dataclasses.replace(each.placed, name=name, images=subjects.image_request(each.setting))
         shipments.append(dataclasses.replace(each, placed=placed))
-    suspects = {each.placed.name: suspects_of(each, accepted) for each in shipments}
+    suspects = {shipment.placed.name: suspects_of(shipment, accepted) for shipment in shipments}
 
     def work(client: Client) -> bench.DeviceBench:
         device = client.device.name
         refused = known_there(client, tuple(suspects.values()))
-        sent = [each for each in shipments if each.placed.name not in refused]
+        sent = [shipment for shipment in shipments if shipment.placed.name not in refused]
         if not sent:
             raise next(iter(refused.values()))
         job, files = make_job("bench", sent, protocol=protocol)

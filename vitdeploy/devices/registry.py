@@ -190,7 +190,7 @@ def find_devices(text: str) -> list[Device]:
         UnknownDeviceError: an unknown name or label.
     """
     known = read_devices()
-    found: dict[str, Device] = {}
+    devices: dict[str, Device] = {}
     for item in text.split(","):
         name = item.removeprefix(LABEL)
         chosen = [this_machine()] if item == LOCAL else [known[item]] if item in known else []
@@ -210,8 +210,8 @@ def find_devices(text: str) -> list[Device]:
                 expected=", ".join(names),
                 fix=f"vitdeploy devices add {name or 'NAME'} ssh://USER@HOST",
             )
-        found |= {device.name: device for device in chosen}
-    return list(found.values())
+        devices |= {device.name: device for device in chosen}
+    return list(devices.values())
 
 
 # --- The last known state of deployments: one JSON file each, next to the list of devices -----------------------------

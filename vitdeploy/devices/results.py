@@ -352,8 +352,8 @@ def check_deployments(device: str, found: Sequence[documents.Deployed]) -> dict[
     named = len(set(names)) == len(names) and all(map(documents.DEPLOYMENT.fullmatch, names))
     if len(names) > MOST_DEPLOYMENTS or not named:
         raise refuse(device, "invalid deployment names", names[:5])
-    for each in found:
-        for release in (each.current, each.previous, each.moving):
+    for deployed in found:
+        for release in (deployed.current, deployed.previous, deployed.moving):
             if release and not documents.RELEASE.fullmatch(release):
                 raise refuse(device, "a release that is not a SHA-256", release)
     return {each.name: each for each in found}
@@ -383,7 +383,7 @@ def judge(
     tried, options = result.tried, job.release
     assert tried is not None and options is not None  # check_result
     if manifest is not None:
-        engines = {each.artifact for each in usable_engines(manifest, select_engines(manifest, options.target))}
+        engines = {engine.artifact for engine in usable_engines(manifest, select_engines(manifest, options.target))}
         if tried.engine not in engines:
             raise refuse(device, "an engine that the release does not have", tried.engine, ", ".join(sorted(engines)))
         _check_bounds(device, tried, manifest)
@@ -433,7 +433,7 @@ def _check_bounds(device: str, tried: documents.Tried, manifest: Manifest) -> No
     golden, found = manifest.golden, tried.golden
     assert golden is not None  # a bundle without golden answers is not deployed
     own = golden.engines.get(tried.engine)
-    target = next(each.target for each in manifest.engines if each.artifact == tried.engine)
+    target = next(engine.target for engine in manifest.engines if engine.artifact == tried.engine)
     expected = (own.tolerance, own.least_same) if own is not None else (golden.tolerance.get(target), 0)
     if (found.tolerance, found.least_same) != expected:
         raise refuse(device, "bounds that differ from the bundle's", (found.tolerance, found.least_same), expected)

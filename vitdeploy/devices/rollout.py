@@ -313,17 +313,17 @@ class _RollOut:
 
     # --- on a device --------------------------------------------------------------------------------------------------
 
-    def _bring(self, client: Client, found: Deployed) -> results.ReleaseTrial:
+    def _bring(self, client: Client, deployed: Deployed) -> results.ReleaseTrial:
         release, device = self.release, client.device.name
         listed = message(encode(list(release.files)))
         answer = client.ask(tuple[str, ...], "missing", release.deployment, send=listed)
         missing = results.check_missing(device, answer, [entry.path for entry in release.files])
         sent = {entry: path for entry, path in release.files.items() if entry.path in missing}
         files = {dataclasses.replace(entry, path=f"{SENT}/{entry.path}"): path for entry, path in sent.items()}
-        return _job(client, "stage", self._options(found, tuple(release.files)), release, files)
+        return _job(client, "stage", self._options(deployed, tuple(release.files)), release, files)
 
-    def _options(self, found: Deployed, files: tuple[FileEntry, ...] = ()) -> ReleaseOptions:
-        release, before = self.release, (found.current, found.counter)
+    def _options(self, deployed: Deployed, files: tuple[FileEntry, ...] = ()) -> ReleaseOptions:
+        release, before = self.release, (deployed.current, deployed.counter)
         return ReleaseOptions(release.deployment, release.digest, *before, release.target, release.worse, files)
 
 
@@ -351,11 +351,11 @@ def ask_all(devices: Sequence[Device], reporter: Reporter) -> list[on_devices.De
     return on_devices.on_all(devices, work, reporter)
 
 
-def seen(member: FleetMember, found: Deployed) -> FleetMember:
+def seen(member: FleetMember, deployed: Deployed) -> FleetMember:
     """Return the member with the device's present state."""
-    facts = {"release": found.current, "previous": found.previous, "counter": found.counter, "seen": now()}
+    facts = {"release": deployed.current, "previous": deployed.previous, "counter": deployed.counter, "seen": now()}
     # Not the release that this machine knew: another user deployed it, or it was reverted.
-    since = member.since if member.release == found.current else ""
+    since = member.since if member.release == deployed.current else ""
     return dataclasses.replace(member, **facts, since=since)  # type: ignore[arg-type]
 
 
@@ -447,10 +447,10 @@ class Standing:
 
     @property
     def document(self) -> dict[str, Any]:
-        return {"deployments": [_facts(each, each.members) for each in self.fleets], "away": list(self.away)}
+        return {"deployments": [_facts(fleet, fleet.members) for fleet in self.fleets], "away": list(self.away)}
 
     def lines(self) -> list[Line]:
-        lines = [line for each in self.fleets for line in _lines(each, each.members)]
+        lines = [line for fleet in self.fleets for line in _lines(fleet, fleet.members)]
         away = [f"not reachable: {', '.join(self.away)}"] if self.away else []
         return [*(lines or ["no deployments on these devices"]), *away]
 
@@ -502,7 +502,7 @@ WORDS = {
 
 def _facts(fleet: Fleet, members: Sequence[FleetMember]) -> dict[str, Any]:
     facts: dict[str, Any] = encode(fleet)
-    return {**facts, "members": [encode(each) for each in members]}
+    return {**facts, "members": [encode(member) for member in members]}
 
 
 def _lines(fleet: Fleet, members: Sequence[FleetMember]) -> list[Line]:

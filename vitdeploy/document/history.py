@@ -91,7 +91,7 @@ class ChangeFacts:
     @property
     def further(self) -> list[str]:
         """Further facts about both sides, one per line."""
-        known = {each.what for each in self.shares}
+        known = {share.what for share in self.shares}
         unclear = [each for each in self.unclear if each not in known]
         lines = [f"more than one value on a side: {', '.join(unclear)}"] if unclear else []
         return [*lines, *([f"the same on both sides: {', '.join(self.same)}"] if self.same else [])]

@@ -188,7 +188,7 @@ class Provenance:
 
     def of_engine(self, artifact: str) -> dict[str, str]:
         """The digests of an engine's compiled files, by path."""
-        return {each.path: each.sha256 for each in self.files if each.path.startswith(f"compile/{artifact}/")}
+        return {file.path: file.sha256 for file in self.files if file.path.startswith(f"compile/{artifact}/")}
 
 
 @dataclass(frozen=True)

@@ -65,7 +65,7 @@ class SweepDocument:
     @property
     def flags(self) -> list[str]:
         """The flags of all artifacts of all recipes."""
-        return [flag for each in self.recipes if each.report for flag in each.report.flags]
+        return [flag for recipe in self.recipes if recipe.report for flag in recipe.report.flags]
 
 
 # --- The plan of a sweep and its expected cost, before anything starts ------------------------------------------------

@@ -32,7 +32,7 @@ class _Diagnosed:
     def __reduce__(self) -> Any:
         """Pickles name the class of the comparison, which is importable."""
         _, comparison = type(self).__bases__
-        return _make, (comparison, {each.name: getattr(self, each.name) for each in fields(self)})
+        return _make, (comparison, {field.name: getattr(self, field.name) for field in fields(self)})
 
 
 _CLASSES: dict[type[Comparison], type[Any]] = {}
@@ -65,9 +65,9 @@ else:
     Verified = Annotated[_classes(TASKS.ours.values()), Extensible(lambda: _classes(TASKS.values()))]
 
 
-def diagnosed(found: Comparison, same_tensor: SameTensor | None, diagnosis: str) -> Verified:
+def diagnosed(comparison: Comparison, same_tensor: SameTensor | None, diagnosis: str) -> Verified:
     """A task's comparison with its diagnosis."""
-    made: Verified = _make(type(found), {**vars(found), "same_tensor": same_tensor, "diagnosis": diagnosis})
+    made: Verified = _make(type(comparison), {**vars(comparison), "same_tensor": same_tensor, "diagnosis": diagnosis})
     return made
 
 

@@ -136,7 +136,7 @@ def check_graph(graph: Path, asked: Sequence[ReferenceAnswers], preprocess: Prep
         ExportError: a batch that does not run (a batch baked into a constant), or a difference above 1e-4.
     """
     with OnnxRuntimeRunner(graph, name="the exported graph") as runner:
-        feeds = [_feed(runner.inputs[0], each, preprocess) for each in asked]
+        feeds = [_feed(runner.inputs[0], answers, preprocess) for answers in asked]
         rows = _rows(runner, feeds, [each.outputs for each in asked])
     if not all(row.max_relative_difference <= TOLERANCE for row in rows) and asked[0].choices:
         rows = _at_the_choice(graph, asked, feeds, rows)
@@ -182,7 +182,7 @@ def _at_the_choice(
 ) -> list[ParityRow]:
     """Return the rows of the graph's outputs for the original's selection of queries; `rows` if the graph selects other
     queries although no scores are tied."""
-    answers = ties.answers_of_choices(graph, feeds, [each.choices for each in references], TOLERANCE)
+    answers = ties.answers_of_choices(graph, feeds, [reference.choices for reference in references], TOLERANCE)
     if answers is None:
         return rows
     worst = [worst_difference(ours, each.outputs) for ours, each in zip(answers, references, strict=True)]
@@ -203,7 +203,7 @@ def _refuse_different(rows: Sequence[ParityRow]) -> None:
 def all_but_constant(answers: Sequence[Mapping[str, np.ndarray]]) -> tuple[str, ...] | None:
     """Return the outputs [batch, ...] that change between inputs by less than `LEAST_CHANGE` of their largest value:
     any model with the same constants is within the tolerance. None if all outputs change more."""
-    found = [name for name in answers[0] if _change([each[name] for each in answers]) < LEAST_CHANGE]
+    found = [name for name in answers[0] if _change([answer[name] for answer in answers]) < LEAST_CHANGE]
     return tuple(found) or None
 
 
@@ -219,7 +219,7 @@ def unproven_told(parity: Sequence[Mapping[str, Any]], pair: tuple[str, str] = (
 
 def _change(arrays: Sequence[np.ndarray]) -> float:
     """Return the largest change among outputs of the same shape."""
-    shapes = {each.shape[1:] for each in arrays}
+    shapes = {array.shape[1:] for array in arrays}
     rows = [np.concatenate([each for each in arrays if each.shape[1:] == shape]) for shape in shapes]
     largest = max(float(np.abs(each.astype(np.float64)).max(initial=0.0)) for each in rows)
     spans = (each.max(axis=0).astype(np.float64) - each.min(axis=0) for each in rows)

@@ -111,7 +111,7 @@ def ancestors(value: ir.Value, *, past_sizes: bool = True) -> Iterator[ir.Node]:
             continue
         seen.add(node)
         yield node
-        queue.extend(each for each in node.inputs if each is not None)
+        queue.extend(tensor for tensor in node.inputs if tensor is not None)
 
 
 def depends_on_input(value: ir.Value) -> bool:

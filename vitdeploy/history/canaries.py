@@ -23,7 +23,7 @@ def canaries_of(rows: Sequence[ResultRow], document_of: Callable[[ResultRow], st
             key = (row.runtime, row.runtime_version, row.model, row.artifact, row.target, row.precision)
             groups.setdefault(key, []).append(row)
     right = [row for row in rows if _gave_golden_answers(row)]
-    return tuple(_canary(each, right, document_of) for each in groups.values())
+    return tuple(_canary(group, right, document_of) for group in groups.values())
 
 
 def _gave_golden_answers(row: ResultRow) -> bool:

@@ -35,8 +35,8 @@ def command(console: Console, options: HistoryOptions) -> None:
       vitdeploy history results
     """
     module, page = wing("history.api"), options.folder
-    found = module.read_history(options.where, page, progress=console)
-    lines = found.lines()
+    history = module.read_history(options.where, page, progress=console)
+    lines = history.lines()
     if options.trackers:
         lines += module.report_to(options.trackers, options.where, progress=console).lines()
-    console.finish(found.document, lines, page, f"open {command_line(page)}" if page else "")
+    console.finish(history.document, lines, page, f"open {command_line(page)}" if page else "")

@@ -99,14 +99,14 @@ def rows_of_comparison(
 
 def rows_of_sweep(document: sweep.SweepDocument, machine: MeasuredMachine) -> list[ResultRow]:
     """Return the rows of each recipe's report, and one row for each failed recipe."""
-    found: list[ResultRow] = []
+    rows: list[ResultRow] = []
     for recipe in document.recipes:
         if recipe.report is not None:
             there = MeasuredMachine(recipe.report.environment, name=recipe.host) if recipe.host is not None else machine
-            found += rows_of_report(recipe.report, there, "sweep")
+            rows += rows_of_report(recipe.report, there, "sweep")
         elif recipe.error is not None:
-            found.append(_failed(recipe, recipe.error, document, machine))
-    return found
+            rows.append(_failed(recipe, recipe.error, document, machine))
+    return rows
 
 
 def row_of_canary(

@@ -144,7 +144,7 @@ def _change(
     number, row = first
     sides = {what: _sides(fact, before, after) for what, (_, fact) in FACTS.items()}
     unclear = tuple(what for what, side in sides.items() if side == "unclear")
-    found = ChangeFacts(
+    facts = ChangeFacts(
         number=number,
         time=row.time.isoformat(timespec="seconds"),
         direction="slower" if change.ratio > 1 else "faster",
@@ -159,10 +159,10 @@ def _change(
         ),
         same=tuple(what for what, side in sides.items() if side == "same"),
         unclear=unclear,
-        shares=tuple(each for what in unclear for each in _shares(what, before, after)),
+        shares=tuple(share for what in unclear for share in _shares(what, before, after)),
         sentence="",
     )
-    return dataclasses.replace(found, sentence=change_sentence(name, found))
+    return dataclasses.replace(facts, sentence=change_sentence(name, facts))
 
 
 def _shares(what: str, before: Sequence[ResultRow], after: Sequence[ResultRow]) -> list[ShareFacts]:
@@ -213,9 +213,9 @@ def _reasons(change: ChangeFacts) -> str:
     parts = []
     if change.differences:
         several = "; the series does not show which of these is the cause" if len(change.differences) > 1 else ""
-        parts.append(", when " + joined([_difference(each) for each in change.differences]) + several)
+        parts.append(", when " + joined([_difference(difference) for difference in change.differences]) + several)
     if change.shares:
-        parts.append(", " + joined([_share_of(each) for each in change.shares]))
+        parts.append(", " + joined([_share_of(share) for share in change.shares]))
     return "".join(parts) or ", and no recorded fact changed with it"
 
 

@@ -39,7 +39,7 @@ def attention_over_free_lengths(view: GraphView) -> Iterator[ir.Node]:
     """Attention in a graph with an input that has a dynamic axis other than the leading one."""
     inputs = (value.shape for value in view.model.graph.inputs if value.shape is not None)
     if any(not isinstance(size, int) for shape in inputs for size in list(shape)[1:]):
-        yield from (each.softmax for each in find_attentions(view.model))
+        yield from (attention.softmax for attention in find_attentions(view.model))
 
 
 def auto_pad_of_free_size(view: GraphView) -> Iterator[ir.Node]:
@@ -64,7 +64,7 @@ def tokens_as_many_as_heads(view: GraphView) -> Iterator[ir.Node]:
 def windowed_attention(view: GraphView) -> Iterator[ir.Node]:
     """Attention with a position bias in a graph that cuts its image into windows (arXiv 2103.14030, section 3.2)."""
     if any(_order(node) == _WINDOWS for node in view.of("Transpose")):
-        yield from (each.softmax for each in find_attentions(view.model) if _has_bias(each))
+        yield from (attention.softmax for attention in find_attentions(view.model) if _has_bias(attention))
 
 
 def _order(node: ir.Node) -> list[int]:
@@ -92,7 +92,7 @@ def _is_constant_operand(product: ir.Node) -> bool:
 
 def rotary_attention(view: GraphView) -> Iterator[ir.Node]:
     """Attention with rotary positions in its queries: x cos + rotate(x) sin (arXiv 2104.09864, equation 34)."""
-    yield from (each.softmax for each in find_attentions(view.model) if _is_turned(each.query))
+    yield from (attention.softmax for attention in find_attentions(view.model) if _is_turned(attention.query))
 
 
 def _is_turned(query: ir.Value) -> bool:
@@ -102,7 +102,7 @@ def _is_turned(query: ir.Value) -> bool:
             continue
         products = [producer(value, "Mul") for value in node.inputs]
         if all(products) and products[0] is not products[1]:
-            left, right = (_sources(each) for each in products if each is not None)
+            left, right = (_sources(product) for product in products if product is not None)
             if left & right:
                 return True
     return False
@@ -138,14 +138,14 @@ def _until_layers(value: ir.Value | None, past: str = "") -> Iterator[ir.Node]:
 
 def scaled_queries_and_keys(view: GraphView) -> Iterator[ir.Node]:
     """Attention that scales both queries and keys, as exporters write PyTorch's `scaled_dot_product_attention`."""
-    for each in find_attentions(view.model):
-        if _scaled(each.query) and _scaled(each.key):
-            yield each.softmax
+    for attention in find_attentions(view.model):
+        if _scaled(attention.query) and _scaled(attention.key):
+            yield attention.softmax
 
 
 def _scaled(value: ir.Value) -> bool:
     node = producer(value, "Mul")
-    return node is not None and any(scalar_of(each) is not None for each in node.inputs)
+    return node is not None and any(scalar_of(tensor) is not None for tensor in node.inputs)
 
 
 def mean_over_axes_of_an_input(view: GraphView) -> Iterator[ir.Node]:
@@ -171,7 +171,7 @@ def vector_behind_scores(view: GraphView) -> Iterator[ir.Node]:
             continue
         between = _until_layers(node.inputs[0], past="MatMul")
         products = (each for each in between if each.op_type == "MatMul")
-        if any(all((rank_of(value) or 0) > 2 for value in each.inputs) for each in products):
+        if any(all((rank_of(value) or 0) > 2 for value in product.inputs) for product in products):
             yield node
 
 

@@ -73,5 +73,5 @@ def refuse(findings: Sequence[LintFinding], name: str = "the graph") -> None:
 
 def counts(findings: Sequence[LintFinding]) -> dict[str, int]:
     """Return the number of findings of each severity."""
-    found = Counter(finding.severity for finding in findings)
-    return {severity: found[severity] for severity in SEVERITIES}  # type: ignore[index]
+    counter = Counter(finding.severity for finding in findings)
+    return {severity: counter[severity] for severity in SEVERITIES}  # type: ignore[index]

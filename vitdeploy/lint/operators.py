@@ -320,7 +320,7 @@ def _uint8(view: GraphView, support: Support) -> Iterator[Hit]:
                 if node.op_type != "Cast" or node.outputs[0].dtype not in (ir.DataType.FLOAT, ir.DataType.FLOAT16):
                     yield Hit(str(value.name), f"uint8 read by {label(node)} ({node.op_type})")
             continue
-        moved = any(each is not None and each.dtype == UINT8 for node in makers for each in node.inputs)
+        moved = any(tensor is not None and tensor.dtype == UINT8 for node in makers for tensor in node.inputs)
         given_out = value.is_graph_output() and not readers and any(node.op_type == "Cast" for node in makers)
         if not moved and not given_out:
             yield Hit(str(value.name), "uint8 inside the graph")

@@ -258,7 +258,7 @@ def _linear_behind(value: ir.Value | None) -> ir.Node | None:
     """Return the linear or convolution with weights whose output, bias included, is `value`."""
     node = value.producer() if value is not None else None
     if node is not None and node.op_type == "Add" and any(map(is_constant, node.inputs)):
-        [computed, *_] = [*(each for each in node.inputs if not is_constant(each)), None]
+        [computed, *_] = [*(tensor for tensor in node.inputs if not is_constant(tensor)), None]
         node = computed.producer() if computed is not None else None
     return node if node is not None and node.op_type in PRODUCTS and is_weight(node.inputs[1]) else None
 

@@ -268,10 +268,10 @@ def read_as(
 
 
 def refuse_another(
-    found: Recognised, name: str, family: Family, config: Any, file: str, heads: int | None = None
+    recognised: Recognised, name: str, family: Family, config: Any, file: str, heads: int | None = None
 ) -> None:
     """Raise CheckpointError if the recognised architecture is not the named one."""
-    if differences := _differences(found, family, config):
+    if differences := _differences(recognised, family, config):
         only_heads = heads is not None and all(difference.startswith("heads ") for difference in differences)
         fix = f"omit --heads: {name} determines it" if only_heads else ""
         raise CheckpointError(
@@ -282,10 +282,10 @@ def refuse_another(
         )
 
 
-def _differences(found: Recognised, family: Family, config: Any) -> list[str]:
-    if found.family != family.name:
-        return [f"a {found.family} instead of a {family.name}"]
-    return family.differences(found.config, config)
+def _differences(recognised: Recognised, family: Family, config: Any) -> list[str]:
+    if recognised.family != family.name:
+        return [f"a {recognised.family} instead of a {family.name}"]
+    return family.differences(recognised.config, config)
 
 
 # --- Check that a model's config file and its weights belong to the same model ----------------------------------------
@@ -315,13 +315,13 @@ class _Claim:
         return f"{self.key} {_json(self.said)}, the weights have {_json(self.found)}"
 
 
-def check_config(config: Mapping[str, Any], found: Recognised, where: str) -> None:
-    """Compare `config` (timm's or transformers') with the weights that became `found`.
+def check_config(config: Mapping[str, Any], recognised: Recognised, where: str) -> None:
+    """Compare `config` (timm's or transformers') with the weights that became `recognised`.
 
     Raises:
         CheckpointError: lists every key that contradicts the weights.
     """
-    wrong = [claim for claim in _claims(config, found) if not _equal(claim.said, claim.found)]
+    wrong = [claim for claim in _claims(config, recognised) if not _equal(claim.said, claim.found)]
     if not wrong:
         return
     mends = [claim.mend for claim in wrong]
@@ -351,8 +351,8 @@ def _json(value: Any) -> str:
     return json.dumps(round(value, 4) if isinstance(value, float) else value)
 
 
-def _claims(config: Mapping[str, Any], found: Recognised) -> Iterator[_Claim]:
-    family, own = family_named(found.family), found.config
+def _claims(config: Mapping[str, Any], recognised: Recognised) -> Iterator[_Claim]:
+    family, own = family_named(recognised.family), recognised.config
     if "model_type" in config:
         yield from _of_transformers(config, family, own)
     elif "architecture" in config:

@@ -102,21 +102,21 @@ def extensions() -> Mapping[str, EntryPoint]:
     Raises:
         HostError: two packages provide the same family, or a package uses the name of a built-in family.
     """
-    found = entry_points_of(EXTENSIONS)
-    for name in found.keys() & {*NAMES, *LIBRARIES}:
+    points = entry_points_of(EXTENSIONS)
+    for name in points.keys() & {*NAMES, *LIBRARIES}:
         raise HostError(
             f"another package registers a model family under the built-in name {name!r}",
-            found=f"{found[name].value}, and vitdeploy's own {name}",
+            found=f"{points[name].value}, and vitdeploy's own {name}",
             expected="a unique name",
-            fix=f"uninstall the package that provides {found[name].value}, or rename its entry point and its models",
+            fix=f"uninstall the package that provides {points[name].value}, or rename its entry point and its models",
         )
-    return found
+    return points
 
 
 def extensions_for(name: str) -> list[EntryPoint]:
     """Return the entry points of other packages' families that a model name may belong to."""
-    found = extensions()
-    return [found[family] for family in _in_family(name, found)]
+    points = extensions()
+    return [points[family] for family in _in_family(name, points)]
 
 
 def _in_family(name: str, families: Iterable[str]) -> list[str]:

@@ -173,9 +173,9 @@ def _candidates() -> Iterator[OptimizeOptions | None]:
     yield None
     yield replace(usual, qkv="merged")
     yield replace(usual, qkv="separate")
-    for each in fields(usual):
-        if getattr(usual, each.name) is True:
-            switch: dict[str, Any] = {each.name: False}
+    for field in fields(usual):
+        if getattr(usual, field.name) is True:
+            switch: dict[str, Any] = {field.name: False}
             yield replace(usual, **switch)
 
 

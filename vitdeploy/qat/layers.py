@@ -333,17 +333,17 @@ class PlacedLayer:
 
 def read_placed(model: ir.Model) -> dict[str, PlacedLayer]:
     """Return all linears and convolutions of a placement in OpenVINO's or ONNX Runtime's form, by name."""
-    found: dict[str, PlacedLayer] = {}
+    layers: dict[str, PlacedLayer] = {}
     for node in model.graph:
         if node.op_type == "MatMulIntegerToFloat":
-            found[layer_name(node)] = _fused(node)
+            layers[layer_name(node)] = _fused(node)
         elif node.op_type in ("MatMul", "Conv") and is_dequantized(node.inputs[1]):
-            found[layer_name(node)] = _explicit(node)
+            layers[layer_name(node)] = _explicit(node)
     for linear in find_linears(model):
         weight = linear.weight.T if linear.kind == "matmul" else linear.weight
         bias = np.zeros(len(weight)) if linear.bias is None else linear.bias
-        found[linear.name] = PlacedLayer(linear.name, weight.astype(np.float64), bias.astype(np.float64))
-    return found
+        layers[linear.name] = PlacedLayer(linear.name, weight.astype(np.float64), bias.astype(np.float64))
+    return layers
 
 
 def read_norms(model: ir.Model) -> dict[str, tuple[Floats, Floats]]:

@@ -135,7 +135,7 @@ def graph_outputs(model: ir.Model, pixels: npt.NDArray[np.uint8], placement: Pla
         runner = ort.OnnxRuntimeRunner(file, name="the placed graph", plain=True)
         with ImageProbe(model, placement.metadata.images, runner) as probe:
             found = probe.run(probe.feeds(pixels))
-            return [found[each.name] for each in runner.outputs]
+            return [found[tensor.name] for tensor in runner.outputs]
 
 
 def module_outputs(module: nn.Module, pixels: npt.NDArray[np.uint8], placement: PlacedGraph) -> Outputs:

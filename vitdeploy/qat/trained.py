@@ -59,7 +59,7 @@ def placed_file(graph: Graphs, target: str | None) -> Path:
             raise InputError("target applies to bundles only", found=f"target {target}", fix="omit target")
         return artifacts.graph_file(graph if isinstance(graph, artifacts.Graph) else folder)
     engines = read_bundle(folder).engines
-    fits = [each for each in engines if each.precision in ("int8", "mixed") and target in (None, each.target)]
+    fits = [engine for engine in engines if engine.precision in ("int8", "mixed") and target in (None, engine.target)]
     if not fits:
         raise GraphError(
             f"{folder} has no INT8 engine{f' for {target}' if target else ''}",

@@ -129,7 +129,7 @@ def best_scale(
         whole: statistics of all inputs of the linears together; `weights`: the weights of each, [channels, any].
         shifts: whether channels may be shifted to the middle of their ranges.
     """
-    layers, zeros, ones = tuple(each.name for each in linears), np.zeros(len(whole.low)), np.ones(len(whole.low))
+    layers, zeros, ones = tuple(linear.name for linear in linears), np.zeros(len(whole.low)), np.ones(len(whole.low))
     before = error(zeros, ones)
     least, best = before, (zeros, ones, Fold(layers, None, False, 1.0))
     for shifted in (False, True) if shifts else (False,):
@@ -233,13 +233,13 @@ def _chosen(
         return sum(
             expected_error(
                 found.moved(shift, scale),
-                [factors * each.weight for each in linears if each.input.name == name],
+                [factors * linear.weight for linear in linears if linear.input.name == name],
                 bits=request.bits,
             )
             for name, found in inputs.items()
         )
 
-    low = np.minimum.reduce([each.low for each in inputs.values()])
+    low = np.minimum.reduce([tensor.low for tensor in inputs.values()])
     high = np.maximum.reduce([each.high for each in inputs.values()])
     whole = replace(next(iter(inputs.values())), low=low, high=high)
     # A shift needs a bias after it, and a graph output keeps its name: no Add can be inserted before it.

@@ -209,7 +209,7 @@ class Observation(Probe):
         found = {}
         for batch in {int(number) for observer in self.observers.values() for number in observer.known.holder} - {-1}:
             stretches = [observer.known.stretch(batch) for observer in self.observers.values()]
-            stretched = [each for each in stretches if each >= STRETCH]
+            stretched = [stretch for stretch in stretches if stretch >= STRETCH]
             if len(stretched) >= SHARE * len(stretches):
                 found[batch] = float(np.median(stretched))
         return found

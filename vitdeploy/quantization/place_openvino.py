@@ -55,9 +55,9 @@ def shape(model: ir.Model, ignored: Callable[[str], bool]) -> None:
 def scores_in_int8(model: ir.Model, layers: Collection[str], known: Container[str]) -> list[Scores]:
     """The attentions whose queries and keys leave their linears as int8: both linears are in INT8 and observed."""
     return [
-        each
-        for each in find_scores(edit.Editor(model), attention.find_attentions(model))
-        if all(one.name in layers and output_of(one) in known for one in (each.query, each.key))
+        score
+        for score in find_scores(edit.Editor(model), attention.find_attentions(model))
+        if all(one.name in layers and output_of(one) in known for one in (score.query, score.key))
     ]
 
 

@@ -101,7 +101,7 @@ def write_fp8(model: ir.Model, linears: Sequence[Linear], ranges: Mapping[str, R
             read[tensor] = _activation(model, tensor, name, step, FP8, linear.node)
         axes = tuple(axis for axis in range(linear.weight.ndim) if axis != linear.out_axis)
         scales = np.abs(linear.weight).max(axis=axes) / LARGEST_FP8
-        scales = np.array([_up_to_float16(max(float(each), SMALLEST)) for each in scales], np.float32)
+        scales = np.array([_up_to_float16(max(float(scale), SMALLEST)) for scale in scales], np.float32)
         wide = [-1 if axis == linear.out_axis else 1 for axis in range(linear.weight.ndim)]
         linear.node.replace_input_with(0, read[tensor])
         codes = (linear.weight / scales.reshape(wide)).astype(FP8)

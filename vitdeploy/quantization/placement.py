@@ -138,7 +138,7 @@ class Placement:
 
     def in_precision(self, precision: str) -> dict[str, str]:
         """The reasons of layers in this precision, by name."""
-        return {each.layer: each.reason for each in self.layers if each.precision == precision}
+        return {layer.layer: layer.reason for layer in self.layers if layer.precision == precision}
 
     @property
     def int8(self) -> tuple[str, ...]:
@@ -163,11 +163,11 @@ class Placement:
             found |= {"scores": self.scores, "dynamic": self.dynamic}
         else:
             found |= {"int4": self.int4, "group": self.group, "embeddings": self.embeddings}
-        if evidence := [each.evidence for each in self.layers if each.evidence]:
+        if evidence := [layer.evidence for layer in self.layers if layer.evidence]:
             found["why"] = evidence[0]
         for name, records in (("folds", folds), ("hidden", hidden)):
             if records is not None:
-                found[name] = [{**asdict(each), "what": each.what} for each in records]
+                found[name] = [{**asdict(record), "what": record.what} for record in records]
         return found
 
 

@@ -74,7 +74,7 @@ def prepare(
         bits: bits of the weights; with fewer than 8, attention scores stay float.
     """
     layers, dynamic = set(placement.int8), set(placement.dynamic)
-    scaled = [each.layer for each in placement.layers if each.scaled]
+    scaled = [layer.layer for layer in placement.layers if layer.scaled]
     clips = {each.layer: each.clip for each in placement.layers if each.clip is not None}
     known = widened(statistics)
     known |= _of_pixels(model, known)

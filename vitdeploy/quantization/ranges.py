@@ -122,9 +122,9 @@ class Range:
         return Range(self.low * share, self.high * share)
 
 
-def range_of(found: Statistics) -> Range:
+def range_of(statistics: Statistics) -> Range:
     """The range from the smallest to the largest value of all channels."""
-    return Range(float(found.low.min()), float(found.high.max()))
+    return Range(float(statistics.low.min()), float(statistics.high.max()))
 
 
 def step_of(bounds: Range) -> float:
@@ -221,8 +221,8 @@ def output_of(linear: Linear) -> str:
 def score_tensors(model: ir.Model) -> dict[str, str]:
     """The outputs to observe for `find_scores`: the current tensor names of all queries and keys, with the keys of
     their statistics."""
-    found = find_scores(Editor(model), find_attentions(model))
-    return {str(linear.output.name): output_of(linear) for each in found for linear in (each.query, each.key)}
+    pairs = find_scores(Editor(model), find_attentions(model))
+    return {str(linear.output.name): output_of(linear) for scores in pairs for linear in (scores.query, scores.key)}
 
 
 def _plain(attention: Attention) -> bool:
@@ -234,5 +234,5 @@ def _plain(attention: Attention) -> bool:
 
 
 def _columns(linear: Linear, value: ir.Value, attention: Attention) -> Indices | None:
-    found = leaves(linear.output)
-    return None if found is None else exclusive(found, value, attention.scores, linear.weight.shape[1])
+    sources = leaves(linear.output)
+    return None if sources is None else exclusive(sources, value, attention.scores, linear.weight.shape[1])

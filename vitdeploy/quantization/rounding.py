@@ -87,7 +87,7 @@ def weight_of(linear: Linear, weights: npt.NDArray[Scalar]) -> npt.NDArray[Scala
 
 
 def expected_error(
-    found: ranges.Statistics,
+    statistics: ranges.Statistics,
     weights: Sequence[npt.NDArray[np.floating]],
     step: float | None = None,
     bits: WeightBits = 8,
@@ -101,17 +101,17 @@ def expected_error(
         step: the step of x, if it is not that of its whole range.
         bits: the bits of the weights.
     """
-    step = ranges.step_of(ranges.range_of(found)) if step is None else step
-    power, total = float(found.variance.sum()), 0.0
+    step = ranges.step_of(ranges.range_of(statistics)) if step is None else step
+    power, total = float(statistics.variance.sum()), 0.0
     for weight in weights:
         columns = np.abs(weight).max(axis=0) / ranges.largest_weight(bits)
         total += step**2 * float((weight**2).sum()) + power * float((columns**2).sum())
     return total / 12
 
 
-def products_error(found: ranges.Statistics, layer: Products, step: float, bits: WeightBits = 8) -> float:
+def products_error(statistics: ranges.Statistics, layer: Products, step: float, bits: WeightBits = 8) -> float:
     """The expected squared error of one output of any layer, summed over its channels, averaged over positions."""
-    power = (found.variance[layer.channels] * layer.inside).sum(axis=-1)
+    power = (statistics.variance[layer.channels] * layer.inside).sum(axis=-1)
     columns = np.abs(layer.weights).max(axis=1) / ranges.largest_weight(bits)
     seen = (layer.weights**2).sum(axis=(0, 2)) @ layer.inside
     return float(step**2 * seen + (power[:, None] * columns**2).sum()) / 12
@@ -212,7 +212,7 @@ def round_new(linear: Linear, found: ranges.Statistics, bits: WeightBits = 8, st
 
 
 def round_weight(
-    weight: npt.NDArray[np.float32], found: ranges.Statistics, noise: float, taps: int = 1, bits: WeightBits = 8
+    weight: npt.NDArray[np.float32], statistics: ranges.Statistics, noise: float, taps: int = 1, bits: WeightBits = 8
 ) -> tuple[npt.NDArray[np.int8], npt.NDArray[np.float32]]:
     """(int8 [in * taps, out], float32 scales [out]) of a weight [in * taps, out], weight ~= int8 * scale.
 
@@ -225,9 +225,9 @@ def round_weight(
         taps: consecutive rows that multiply the same channel at other positions. Positions are rounded separately: the
             covariance between them is not observed.
     """
-    if not knows_covariance(found):
+    if not knows_covariance(statistics):
         return ranges.quantize_weight(weight, 1, bits)
-    hessian = found.covariance + noise * np.eye(len(found.mean))
+    hessian = statistics.covariance + noise * np.eye(len(statistics.mean))
     largest = ranges.largest_weight(bits)
     scales = np.maximum(np.abs(weight).max(axis=0) / largest, ranges.TINY).astype(np.float32)
     rounded = np.empty(weight.shape, np.int8)
@@ -236,9 +236,9 @@ def round_weight(
     return rounded, scales
 
 
-def knows_covariance(found: ranges.Statistics) -> bool:
+def knows_covariance(statistics: ranges.Statistics) -> bool:
     """Whether enough rows were observed to round with their covariance."""
-    return found.covariance.ndim > 1 and found.rows >= ROWS_PER_CHANNEL * len(found.mean)
+    return statistics.covariance.ndim > 1 and statistics.rows >= ROWS_PER_CHANNEL * len(statistics.mean)
 
 
 def compensated(
@@ -323,18 +323,18 @@ def nearest(weight: npt.NDArray[np.float32], group: int) -> GroupedWeight:
     return GroupedWeight(_codes(weight, np.repeat(scales, group, axis=0)), scales)
 
 
-def round_groups(weight: npt.NDArray[np.float32], found: ranges.Statistics, group: int) -> GroupedWeight:
+def round_groups(weight: npt.NDArray[np.float32], statistics: ranges.Statistics, group: int) -> GroupedWeight:
     """A weight [in, out] rounded so that the outputs change least, given the statistics of its input.
 
     Each scale has the smallest expected error among clipped scales of either sign; rounding is GPTQ's with fixed scales
     (see `round_weight`), or to nearest if too few rows were observed.
     """
-    power = np.maximum(found.variance, 0).astype(np.float32)
+    power = np.maximum(statistics.variance, 0).astype(np.float32)
     scales = _group_scales(weight, power, group)
     rows = np.repeat(scales, group, axis=0)
-    if not knows_covariance(found):
+    if not knows_covariance(statistics):
         return GroupedWeight(_codes(weight, rows), scales)
-    hessian = found.covariance.astype(np.float64)
+    hessian = statistics.covariance.astype(np.float64)
     return GroupedWeight(compensated(weight.astype(np.float64), rows, hessian, (LOWEST, HIGHEST)), scales)
 
 

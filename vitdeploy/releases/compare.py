@@ -67,7 +67,7 @@ def parse_releases(text: str) -> Releases:
         name, first, last = series.groups()
         if Version(first) > Version(last) and Version(first).release[: last.count(".") + 1] > Version(last).release:
             raise _no_range(text, "the first release is newer than the last")
-        found = Releases(name, SpecifierSet(f">={first}"), Version(last).release, text)
+        releases = Releases(name, SpecifierSet(f">={first}"), Version(last).release, text)
     else:
         try:
             requirement = Requirement(text)
@@ -76,17 +76,17 @@ def parse_releases(text: str) -> Releases:
         if not requirement.specifier or requirement.url or requirement.extras or requirement.marker:
             why = "more than a name and releases" if requirement.specifier else "no releases"
             raise _no_range(text, why)
-        found = Releases(requirement.name, requirement.specifier, None, text)
-    if found.runtime not in RUNTIMES:
+        releases = Releases(requirement.name, requirement.specifier, None, text)
+    if releases.runtime not in RUNTIMES:
         raise InputError(
-            f"cannot compare releases of {found.runtime}",
+            f"cannot compare releases of {releases.runtime}",
             found=text,
             expected=f"one of {', '.join(RUNTIMES)}",
             fix="rebuild with `vitdeploy compile`: a TensorRT plan works with one release only"
-            if found.runtime == "tensorrt"
+            if releases.runtime == "tensorrt"
             else f"--runtime '{EXAMPLE}'",
         )
-    return found
+    return releases
 
 
 def _no_range(text: str, why: str) -> InputError:

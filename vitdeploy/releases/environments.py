@@ -65,14 +65,14 @@ class Environments:
 
     def elsewhere(self, package: str) -> list[Version]:
         """Return the releases that pip finds for other Pythons, and for systems with other versions of glibc."""
-        found: set[Version] = set()
+        versions: set[Version] = set()
         systems = [word for name in GLIBCS for word in ("--platform", f"{name}_{platform.machine()}")]
         for python in PYTHONS:
             try:
-                found.update(self._index(package, "--only-binary", ":all:", "--python-version", python, *systems))
+                versions.update(self._index(package, "--only-binary", ":all:", "--python-version", python, *systems))
             except HubError:  # none for that one
                 continue
-        return sorted(found)
+        return sorted(versions)
 
     def of(self, package: str, version: Version) -> Environment:
         """Return the environment of a release, created if missing.

@@ -127,7 +127,7 @@ def _common_cuts(splice: Splice) -> list[str]:
     tensors between them."""
     theirs = set(single_cuts(splice.placement))
     cuts = [name for name in single_cuts(splice.graph) if name in theirs]
-    tensors = {each.tensor for each in placement_reader.find_quantized(splice.placement)}
+    tensors = {quantized.tensor for quantized in placement_reader.find_quantized(splice.placement)}
     if not tensors:
         return cuts
     changed = changed_tensors(splice.placement, splice.graph)  # only folds of quantization change tensors on purpose
@@ -255,27 +255,27 @@ class Fix:
     enough: bool
 
 
-def find_fix(found: Bisection, splice: Splice) -> Fix | None:
+def find_fix(bisection: Bisection, splice: Splice) -> Fix | None:
     """The sufficient fix that costs least speed, else the one that helps most; None without a culprit. Each attempt is
     one more run.
 
     For an INT8 engine, the float graph is first quantized again, on the images of the reference outputs; then the
     culprit's layers are kept in float too. Any other engine is compiled in FP32.
     """
-    culprit = found.located
+    culprit = bisection.located
     if culprit is None:
         return None
     if culprit.kind == "node":
-        return _judged("compile", (), _distance_on_target(splice, splice.graph), found)
+        return _judged("compile", (), _distance_on_target(splice, splice.graph), bisection)
     statistics = _observed(splice)
-    again = _judged("quantize", (), _distance_on_target(splice, _quantized(splice, statistics, ())), found)
+    again = _judged("quantize", (), _distance_on_target(splice, _quantized(splice, statistics, ())), bisection)
     if again.enough:
         return again
     if culprit.tensors:
         after = splice.distance(floats=culprit.tensors)
     else:
         after = _distance_on_target(splice, _quantized(splice, statistics, culprit.layers))
-    return min(again, _judged("quantize", culprit.layers, after, found), key=lambda fix: fix.after)
+    return min(again, _judged("quantize", culprit.layers, after, bisection), key=lambda fix: fix.after)
 
 
 def fixed_bits(engine: EngineSpec) -> WeightBits:
@@ -283,9 +283,9 @@ def fixed_bits(engine: EngineSpec) -> WeightBits:
     return min(values.bits_of(engine) or 8, values.bits_for(describe_host()["isa"]))
 
 
-def _judged(kind: Literal["quantize", "compile"], ignore: Sequence[str], after: float, found: Bisection) -> Fix:
-    enough = gain(after, found.distance) >= REQUIRED_GAIN * found.parts[0].share * found.distance
-    return Fix(kind, tuple(ignore), found.distance, after, enough)
+def _judged(kind: Literal["quantize", "compile"], ignore: Sequence[str], after: float, bisection: Bisection) -> Fix:
+    enough = gain(after, bisection.distance) >= REQUIRED_GAIN * bisection.parts[0].share * bisection.distance
+    return Fix(kind, tuple(ignore), bisection.distance, after, enough)
 
 
 def _distance_on_target(splice: Splice, model: ir.Model) -> float:

@@ -156,7 +156,7 @@ class Splice:
         """Facts about a tensor of the placement with nothing quantized before it (of the float graph if not `placed`),
         computed from `given`; None if its shape is unknown."""
         model = part(self.placement if placed else self.graph, given, [tensor], self.reference_outputs.batch)
-        placement_reader.make_float(model, [each.tensor for each in placement_reader.find_quantized(model)])
+        placement_reader.make_float(model, [quantized.tensor for quantized in placement_reader.find_quantized(model)])
         [value] = model.graph.outputs
         if value.shape is None or value.dtype != ir.DataType.FLOAT:
             return None
@@ -218,7 +218,7 @@ def _nothing() -> None:
 
 
 def _finite(answers: Mapping[str, Array]) -> bool:
-    return all(np.isfinite(each).all() for each in answers.values() if each.dtype.kind == "f")
+    return all(np.isfinite(answer).all() for answer in answers.values() if answer.dtype.kind == "f")
 
 
 # --- One loaded model in which every layer can be switched between float and INT8 -------------------------------------

@@ -97,7 +97,7 @@ def measure_sensitivity(trials: Trials, target: str, progress: Progress = silent
 
 
 def _cost(name: str, found: Mapping[str, frame.Distances], members: Sequence[str], total: float) -> Cost:
-    mean, low, high = frame.mean_interval(np.sum([found[each] for each in members], axis=0))
+    mean, low, high = frame.mean_interval(np.sum([found[member] for member in members], axis=0))
     return Cost(name, len(members), mean, (low, high), mean / total if total > 0 else 0.0)
 
 
@@ -210,7 +210,7 @@ def choose_mends(
     search = _Search(trials, sensitivity, table, budget)
     candidates = [*search.floats(), *search.others(sensitivity, progress)]
     while not search.met():
-        candidates = [each for each in candidates if search.usable(each)]
+        candidates = [candidate for candidate in candidates if search.usable(candidate)]
         if not candidates:
             break
         best = max(candidates, key=search.ratio)
@@ -229,7 +229,7 @@ class _Search:
         self.costs = {each.cost.name: each.cost.distance for each in sensitivity.layers}
         self.total = max(sum(self.costs.values()), 1e-300)
         self.prices = {layer.name: table.saved(layer.shape) / 1e3 for layer in trials.layers}
-        self.saved = max(sum(max(each, 0.0) for each in self.prices.values()), 1e-300)
+        self.saved = max(sum(max(price, 0.0) for price in self.prices.values()), 1e-300)
         self.choices: dict[str, graphs.LayerChoice] = {}
         self.taken: list[Taken] = []
         self.answers = trials.answers({})
@@ -382,7 +382,7 @@ def layers_by_worth(
         most: the maximum added time.
         enough: whether this share of the distance may remain.
     """
-    shares = {each.cost.name: max(each.cost.share, 0.0) for each in sensitivity.layers if each.cost.name in added}
+    shares = {layer.cost.name: max(layer.cost.share, 0.0) for layer in sensitivity.layers if layer.cost.name in added}
     every, total = sum(max(added[name], 0.0) for name in shares), sum(shares.values())
     taken, spent, left = list[str](), 0.0, 1.0
     for name in sorted(shares, key=lambda name: (-shares[name] / max(added[name], 1e-9 * most), name)):

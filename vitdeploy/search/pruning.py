@@ -124,7 +124,7 @@ def measure_parts(
         tried = dict(_tried(graph, bare, widths_to_try(part), moments, reference_outputs))
         made.append(PrunedPart(name, part.kind, part.count, macs, tuple(order), tuple(tried), tuple(tried.values())))
     if not made:
-        rows = max(each.rows for each in moments.values())
+        rows = max(moment.rows for moment in moments.values())
         raise GraphError(
             "too few calibration images to prune this graph",
             found=f"{rows} rows of activations",
@@ -160,23 +160,23 @@ def try_prunings(
 ) -> list[Pruning]:
     """Prune the graph by each share of its MACs in `steps`, the smallest first, and measure the answers; stop if a
     share cannot be removed, or changed the answers by more than WORST."""
-    found: list[Pruning] = []
+    prunings: list[Pruning] = []
     for done, step in enumerate(steps):
         progress("try to prune the graph", done, len(steps))
         widths = allocate(parts, step)
         if widths is None:
             break
-        if found and found[-1].widths == widths:
+        if prunings and prunings[-1].widths == widths:
             continue
         reached = _trial(graph, parts.parts, widths, moments, reference_outputs)
         distance = reached.distance
         if not np.isfinite(distance):
             break
-        found.append(Pruning(step, saved(parts, widths), widths, distance, reached.expected))
+        prunings.append(Pruning(step, saved(parts, widths), widths, distance, reached.expected))
         if distance > WORST:
             break
     progress("try to prune the graph", len(steps), len(steps))
-    return found
+    return prunings
 
 
 def allocate(parts: Parts, share: float) -> dict[str, int] | None:
@@ -192,7 +192,7 @@ def allocate(parts: Parts, share: float) -> dict[str, int] | None:
 
 def saved(parts: Parts, widths: Widths) -> float:
     """The share of all MACs that is removed."""
-    gone = sum(each.macs * (each.count - widths[each.name]) for each in parts.parts if each.name in widths)
+    gone = sum(part.macs * (part.count - widths[part.name]) for part in parts.parts if part.name in widths)
     return gone / parts.macs
 
 
@@ -212,7 +212,7 @@ def _hull(part: PrunedPart) -> Iterator[tuple[float, str, int]]:
 
 def select(prunings: Sequence[Pruning], acceptable: Callable[[Pruning], bool], near: float) -> list[Pruning]:
     """Among acceptable prunings, the largest with at most the distance `near`, and the largest."""
-    found = sorted((each for each in prunings if acceptable(each)), key=lambda each: each.share)
+    found = sorted((pruning for pruning in prunings if acceptable(pruning)), key=lambda each: each.share)
     chosen = [each for each in found if each.distance <= near][-1:] + found[-1:]
     return chosen[:1] if chosen[1:] == chosen[:1] else chosen
 

@@ -155,15 +155,15 @@ class Schedule:
 
 def find_tokens(model: ir.Model) -> TokenStream:
     """The tokens of a graph; raises GraphError if they cannot be merged."""
-    found = merge_points(model)
+    points = merge_points(model)
     linears = [linear for linear in find_linears(model) if linear.kind == "matmul"]
     shapes = shapes_of(model, [linear.name for linear in linears])
     behind = {}
-    for block, after in found.points.items():
-        axes = follow(model, after, found.prefix).axes
+    for block, after in points.points.items():
+        axes = follow(model, after, points.prefix).axes
         behind[block] = frozenset(linear.name for linear in linears if linear.input in axes)
-    over = {name: shape for name, shape in shapes.items() if shape.rows == found.count}
-    return TokenStream(found.count, found.prefix, over, behind)
+    over = {name: shape for name, shape in shapes.items() if shape.rows == points.count}
+    return TokenStream(points.count, points.prefix, over, behind)
 
 
 def counts_to_try(tokens: TokenStream) -> tuple[int, ...]:
@@ -230,6 +230,6 @@ def try_schedules(
 def select(schedules: Sequence[Schedule], acceptable: Callable[[Schedule], bool]) -> list[Schedule]:
     """The schedule with the smallest distance and the fastest one, from the Pareto front of acceptable schedules."""
     front = frame.pareto_front(
-        [each for each in schedules if acceptable(each)], lambda each: (each.distance, each.time)
+        [schedule for schedule in schedules if acceptable(schedule)], lambda each: (each.distance, each.time)
     )
     return front if len(front) < 2 else [front[0], front[-1]]

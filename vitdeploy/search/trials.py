@@ -156,22 +156,22 @@ def _splits(
     """The channel splits for any gain, by layer, for layers that `prepare` did not split."""
     editor, known = Editor(model), widened(statistics)
     split_already = {each.layer for each in prepared.hidden}
-    found: dict[str, ChannelSplit] = {}
+    splits: dict[str, ChannelSplit] = {}
     for linear in editor.linears:
         if linear.name in names and linear.name not in split_already and hidden_first(editor, linear) is not None:
             split = best_split(known[str(linear.input.name)], linear, ANY_GAIN, bits)
             if split is not None:
-                found[linear.name] = split
-    return found
+                splits[linear.name] = split
+    return splits
 
 
 def _output_steps(model: ir.Model, names: Collection[str], prepared: Prepared, target: str) -> dict[str, np.float32]:
     """The output steps of linears whose outputs are int8 too. If only one of a query and its key is in INT8, neither
     output is; trials ignore that difference."""
-    found = QUANTIZE[target].scores_in_int8(model, names, prepared.ranges)
+    all_scores = QUANTIZE[target].scores_in_int8(model, names, prepared.ranges)
     return {
         linear.name: symmetric_step(prepared.ranges[output_of(linear)])
-        for scores in found
+        for scores in all_scores
         for linear in (scores.query, scores.key)
     }
 
@@ -186,6 +186,6 @@ def _forms(
         moved = replace(linear, weight=split.weight(linear.weight).astype(np.float32), bias=bias)
         rounded, corrected = round_linear(moved, split.found, bits)
         constants = (corrected, split.factor, split.offsets)
-        bias, factor, offset = (each.astype(np.float32) for each in constants)
+        bias, factor, offset = (constant.astype(np.float32) for constant in constants)
         forms.append(graphs.LayerForm(range_of(split.found), rounded, bias, split.source, factor, offset))
     return forms

@@ -152,7 +152,7 @@ def fit_step(reference_model: ReferenceModel, adapter: TaskAdapter, data: Data) 
     It reads no evaluation sample."""
     samples, known = data.calibration, hashlib.sha256()
     if data.truth is not None:
-        known.update(b"".join(hashlib.sha256(data.truth[each.path].content()).digest() for each in samples))
+        known.update(b"".join(hashlib.sha256(data.truth[sample.path].content()).digest() for sample in samples))
 
     def write(folders: step.Folders, out: Path, progress: Progress) -> None:
         count = Counter(progress, f"original on the calibration {adapter.noun}s", len(samples))

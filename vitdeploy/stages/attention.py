@@ -55,7 +55,7 @@ def find_attention(
             elif (len(views.blocks), list(views.grid)) != (blocks, facts["grid"]):
                 raise GraphError(f"{len(views.blocks)} of its {blocks} attention blocks can be read")
             found: list[Floats] = [
-                each.flow_map(views) for each in run_instrumented(model, views, images.values(), preprocess)
+                outputs.flow_map(views) for outputs in run_instrumented(model, views, images.values(), preprocess)
             ]
             maps[name] = np.stack(found).astype(np.float32)
         except (GraphError, EngineError) as error:

@@ -133,7 +133,7 @@ class _CalibrationShard:
     @property
     def identity(self) -> Identity:
         """The identity of the shard; images count by their bytes alone, not by their names."""
-        rows = [[each.digests, [sample.box for sample in each.samples], each.kept] for each in self.batches]
+        rows = [[batch.digests, [sample.box for sample in batch.samples], batch.kept] for batch in self.batches]
         config = {"batches": hashlib.sha256(canonical_json(rows).encode()).hexdigest()}
         return Identity(KIND, config, {"graph": self.graph.digest}, _tools())
 
@@ -161,7 +161,7 @@ def _opened(graph: GraphFile) -> Probe:
 def _observe(probe: Probe, piece: _CalibrationShard) -> observers.Shard:
     assert probe.preprocess is not None
     pixels: list[Callable[[], observers.Pixels]] = [
-        functools.partial(each.pixels, probe.preprocess) for each in piece.batches
+        functools.partial(batch.pixels, probe.preprocess) for batch in piece.batches
     ]
     names = [each.name for each in piece.batches]
     return observers.observe_shard(probe, pixels, names, [each.kept for each in piece.batches])

@@ -253,7 +253,7 @@ def _export_towers(model: ReferenceModel, config: ExportConfig, out: Path, progr
     progress("check the tokenizer", 1, 5)
     compared = compare_tokenizers(model.tokenizer, spec)
     progress("export the image encoder", 2, 5)
-    outputs = [{IMAGE_FEATURES: "features"}.get(each.name, each.name) for each in original.signature.outputs[:-1]]
+    outputs = [{IMAGE_FEATURES: "features"}.get(tensor.name, tensor.name) for tensor in original.signature.outputs[:-1]]
     image = _image_part(model, config, module.image_tower, IMAGE_TOWER, outputs)
     progress("export the text encoder", 3, 5)
     name = f"{config.name}_{TEXT_TOWER}"
@@ -436,9 +436,9 @@ def settle_batch(reference_model: ReferenceModel, asked: Asked = "auto") -> tupl
         return _at_one_of(reference_model, (fixed,), asked, "the batch size is fixed")
     if graph.metadata is None:  # otherwise the export compared it with its original
         with reference_runner(reference_model.source) as runner:
-            found = batches.one_function(runner, reference_model.images)
-        if found.sizes:
-            return _at_one_of(reference_model, found.sizes, asked, found.why)
+            function = batches.one_function(runner, reference_model.images)
+        if function.sizes:
+            return _at_one_of(reference_model, function.sizes, asked, function.why)
     return _at_batch(reference_model, batch), batch
 
 

@@ -207,12 +207,12 @@ def find_reference_model(source: Source, overrides: Overrides | None = None) -> 
     return dataclasses.replace(reference_model, labels=labels, notes=notes)
 
 
-def _completed(reference_model: ReferenceModel, given: Postprocess) -> tuple[ReferenceModel, Postprocess]:
+def _completed(reference_model: ReferenceModel, postprocess: Postprocess) -> tuple[ReferenceModel, Postprocess]:
     """The model without its notes on assumed post-processing, and the user's post-processing completed with values that
     only the model has."""
     own = reference_model.postprocess
     notes = tuple(note for note in reference_model.notes if own is None or note != own.assumed)
-    return dataclasses.replace(reference_model, notes=notes), given.completed(own)
+    return dataclasses.replace(reference_model, notes=notes), postprocess.completed(own)
 
 
 def _labels_apart(reference_model: ReferenceModel, given: Path | None) -> ReferenceModel:
@@ -285,7 +285,7 @@ def _claim(folder: ModelFolder | None) -> ClaimedAccuracy | None:
     return ClaimedAccuracy(*found) if found is not None else None
 
 
-def _of_graph(source: Source, given: Overrides) -> ReferenceModel:
+def _of_graph(source: Source, overrides: Overrides) -> ReferenceModel:
     from vitdeploy.graph.io.files import graph_spec
     from vitdeploy.graph.io.inputs import FirstValues
 
@@ -306,16 +306,16 @@ def _of_graph(source: Source, given: Overrides) -> ReferenceModel:
     postprocess = graph.postprocess
     if own is not None:
         preprocess, labels = own.images, step.known_labels(_graph_file(source), own)
-        notes += _contradictions(graph, given)
+        notes += _contradictions(graph, overrides)
     else:
         postprocess, remarks = settled_scores(_graph_file(source), postprocess, spec.outputs)
-        notes += remarks if given.postprocess is None else ()
-        classes = values.number_of_classes(spec.outputs, given.postprocess or postprocess)
+        notes += remarks if overrides.postprocess is None else ()
+        classes = values.number_of_classes(spec.outputs, overrides.postprocess or postprocess)
         beside = find_beside(_graph_file(source), channels, (height, width), classes)
-        labels, stated = beside.labels, given.preprocess or beside.preprocess
+        labels, stated = beside.labels, overrides.preprocess or beside.preprocess
         scaling = pixel_range.scaling_of(FirstValues(graph.model), channels, (height, width))
         preprocess, remarks = pixel_range.settled(stated or preprocess, scaling, None if stated else ASSUMED)
-        notes += [note for note in beside.notes if given.preprocess is None or note.startswith("labels")]
+        notes += [note for note in beside.notes if overrides.preprocess is None or note.startswith("labels")]
         notes += remarks
     return ReferenceModel(
         name=source.name,
@@ -356,7 +356,7 @@ def graph_of(source: Source) -> ForeignGraph:
     return dataclasses.replace(graph, notes=(*graph.notes, beside[1]))
 
 
-def _contradictions(graph: ForeignGraph, given: Overrides) -> list[str]:
+def _contradictions(graph: ForeignGraph, overrides: Overrides) -> list[str]:
     """Notes on user values that override those of the file.
 
     Raises:
@@ -364,7 +364,7 @@ def _contradictions(graph: ForeignGraph, given: Overrides) -> list[str]:
     """
     own = graph.metadata
     assert own is not None
-    spec, other = own.images, given.preprocess
+    spec, other = own.images, overrides.preprocess
     if graph.takes_pixels and other is not None and not spec.same_scale(other):
         raise CheckpointError(
             f"the normalisation in the graph of {own.name} differs from preprocess:",
@@ -375,8 +375,8 @@ def _contradictions(graph: ForeignGraph, given: Overrides) -> list[str]:
     notes = []
     if other not in (None, spec):
         notes.append(f"the requested preprocessing replaces that of the exported file ({_differing(spec, other)})")
-    if given.postprocess not in (None, own.postprocess):
-        differing = _differing(own.postprocess, given.postprocess)
+    if overrides.postprocess not in (None, own.postprocess):
+        differing = _differing(own.postprocess, overrides.postprocess)
         notes.append(f"the requested post-processing replaces that of the exported file ({differing})")
     return notes
 

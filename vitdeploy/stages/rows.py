@@ -142,8 +142,8 @@ def find_prunings(graph: Path, samples: Sequence[Sample], out: Path, progress: P
     moments = input_moments(graph, samples, progress)
     reference_outputs = search.float_reference_outputs(graph, samples[-search.IMAGES :])
     parts = pruning.measure_parts(graph, moments, reference_outputs, progress)
-    found = pruning.try_prunings(graph, parts, moments, reference_outputs, progress)
-    PRUNING_SEARCH.write(Prunings(parts, tuple(found)), out)
+    prunings = pruning.try_prunings(graph, parts, moments, reference_outputs, progress)
+    PRUNING_SEARCH.write(Prunings(parts, tuple(prunings)), out)
 
 
 def prune(
@@ -170,7 +170,7 @@ def prune(
     step.copy_labels(graph.parent, out)
     facts = step.read_json(graph.parent / "optimize.json")
     facts["nodes"]["model"][1] = len(model.graph)
-    kept = {each.name: [each.kind, each.count, widths[each.name]] for each in found.parts.parts if each.name in widths}
+    kept = {part.name: [part.kind, part.count, widths[part.name]] for part in found.parts.parts if part.name in widths}
     facts["pruning"] = {"model": {"share": pruning.saved(found.parts, widths), "kept": kept}}
     step.write_json(out / "optimize.json", facts)
 

@@ -141,8 +141,8 @@ def holds(store: Store, part: Part, skip_bad: bool) -> bool:
     """Whether the results of a shard are stored, and usable for this evaluation."""
     if part.original is not None:
         return store.find(part.by.key) is not None
-    found = find_answers(store, part.by)
-    return found is not None and (skip_bad or not len(found.unreadable))
+    answered = find_answers(store, part.by)
+    return answered is not None and (skip_bad or not len(answered.unreadable))
 
 
 def _answered(artifact: Artifact) -> Answered:

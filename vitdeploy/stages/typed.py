@@ -98,7 +98,7 @@ def place_typed(
             plain = PlaceConfig(config.target, "int8", config.ignore)
             costs = search.find_sensitivity(plain, search.CalibratedGraph(graph, statistics, samples), out, progress)
             plain_graph = load_graph(graph)
-            macs = {each.name: work.layer_macs(plain_graph, each) or 0 for each in rows.find_linears(plain_graph)}
+            macs = {linear.name: work.layer_macs(plain_graph, linear) or 0 for linear in rows.find_linears(plain_graph)}
             in_float, _ = layers_by_worth(costs, macs, MACS_SHARE * sum(macs.values()), lambda left: False)
             kept_float = list(in_float)
         placed = _place(model, config, load_statistics(statistics), plan, kept_float)

@@ -237,10 +237,10 @@ class AnomalyAdapter(adapter.ImageAdapter):
     def _counts(self, answers: records.Answers, data: adapter.Data) -> PixelCounts | None:
         """Return the counts for all evaluation images; None without masks."""
         annotations = data.truths()
-        if annotations is None or any(each.defect is not None and each.mask is None for each in annotations):
+        if annotations is None or any(truth.defect is not None and truth.mask is None for truth in annotations):
             return None
         planes = answers.columns[_plane(answers)]
-        limits = min(float(each.min()) for each in planes), max(float(each.max()) for each in planes)
+        limits = min(float(plane.min()) for plane in planes), max(float(each.max()) for each in planes)
         maps = ((self._map(answers, index), each.load()) for index, each in enumerate(annotations))
         return count_pixels(maps, limits)
 
@@ -294,4 +294,4 @@ def _plane(answers: records.Answers) -> str:
 def _defective(data: adapter.Data) -> np.ndarray | None:
     """Whether each evaluation image shows a defect, bool [n]; None without labels."""
     known = data.truths()
-    return None if known is None else np.array([each.defect is not None for each in known], np.bool_)
+    return None if known is None else np.array([annotation.defect is not None for annotation in known], np.bool_)

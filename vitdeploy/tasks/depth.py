@@ -88,8 +88,8 @@ def depth_records(
     tables = {"images": ImageRows.each(share=shares)}
     if errors is None:
         return Records(len(shares), tables)
-    pairs = [[] if each is None else [[(side.abs_rel, side.delta1) for side in each]] for each in errors]
-    sides = [np.array(each, np.float64).reshape(-1, 2, 2) for each in pairs]
+    pairs = [[] if error is None else [[(side.abs_rel, side.delta1) for side in error]] for error in errors]
+    sides = [np.array(pair, np.float64).reshape(-1, 2, 2) for pair in pairs]
     return Records(
         len(shares), {**tables, "errors": ImageRows.of([{"ours": each[:, 0], "theirs": each[:, 1]} for each in sides])}
     )

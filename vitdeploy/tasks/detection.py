@@ -57,7 +57,7 @@ class ObjectAdapter(counted.CountedAdapter):
 
     def find_annotated(self, choice: adapter.DataChoice, place: Path, skipped: decoding.Skipped | None) -> FoundData:
         found = self.read(choice, place, skipped)
-        used = {int(c) for each in found.annotations.values() for c in each.classes}
+        used = {int(c) for annotation in found.annotations.values() for c in annotation.classes}
         mapping = classes.match_categories(found.categories, used, self.setting.labels, self.setting.classes)
         truth = {path: each.renumbered(mapping.index) for path, each in found.annotations.items()}
         return FoundData(found.split(**choice.numbers), found, truth, mapping)

@@ -31,7 +31,7 @@ def choose(adapter: TaskAdapter, reference: Answers, engines: Mapping[str, Answe
     many."""
     names = list(engines)
     changes = [adapter.changes(answers, reference, data) for answers in engines.values()]
-    severity = np.stack([each.severity for each in changes])
+    severity = np.stack([change.severity for change in changes])
     worst, by = severity.max(axis=0), severity.argmax(axis=0)
     order = np.argsort(-worst, kind="stable")
     chosen: dict[int, Why] = {int(i): "changed" for i in order[:CHANGED] if worst[i] > 0}

@@ -123,7 +123,7 @@ class HeadLabels:
     labels: tuple[HeadLabel, ...]
 
     def content(self) -> bytes:
-        return name_bytes(repr([each.value for each in self.labels]))
+        return name_bytes(repr([label.value for label in self.labels]))
 
 
 Rows: TypeAlias = Mapping[Path, columns.LabelRow]
@@ -198,14 +198,14 @@ def _classes(head: HeadSpec, rows: Rows, file: Path) -> Read:
 
 def _labels(head: HeadSpec, rows: Rows, file: Path) -> Read:
     def label(places: Sequence[int]) -> HeadLabel:
-        found = multi_label.ImageLabels(tuple(sorted(set(places))))
-        return HeadLabel(found, ", ".join(label_of(place, head.labels) for place in found.labels) or "no label")
+        labels = multi_label.ImageLabels(tuple(sorted(set(places))))
+        return HeadLabel(labels, ", ".join(label_of(place, head.labels) for place in labels.labels) or "no label")
 
     if flags := _columns_of_labels(head, rows):
 
         def by_flags(row: columns.LabelRow) -> HeadLabel | None:
-            found = [row.flag(name) for name in flags]
-            return None if None in found else label([place for place, flag in enumerate(found) if flag])
+            labels = [row.flag(name) for name in flags]
+            return None if None in labels else label([place for place, flag in enumerate(labels) if flag])
 
         return by_flags, ()
     column = _column(head, rows, file, "lists of labels, or one column of 0 and 1 per label")
@@ -388,7 +388,7 @@ class HeadsAdapter(adapter.ImageAdapter):
 
     def _same(self, ours: Answers, reference: Answers, data: adapter.Data) -> int:
         """Return the number of images on which every head gives the original's answer."""
-        changed = [each.changed for each in self._changes(ours, reference, data)]
+        changed = [change.changed for change in self._changes(ours, reference, data)]
         return int((~np.any(changed, axis=0)).sum())
 
     def _facts(self, k: int, found: Comparison) -> HeadFacts:

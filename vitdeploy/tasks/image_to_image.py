@@ -164,7 +164,7 @@ def read_targets(
         ImageError: an unreadable image and `skipped` is None, or an unreadable target.
     """
     paths, named = [sample.path for sample in scan(images, "none")[0]], _by_name(targets)
-    found: dict[Path, TargetPicture] = {}
+    pictures: dict[Path, TargetPicture] = {}
     for path in paths:
         own = named.get(_name(path, images))
         frame = annotations.frame_or_skip(path, skipped) if own is not None else None
@@ -177,14 +177,14 @@ def read_targets(
                 expected=f"{size[0]}x{size[1]}",
                 fix="crop images and targets to it, or build the model for their size (--image-size HEIGHTxWIDTH)",
             )
-        found[path] = TargetPicture(own, image_frame(own).size)
-    if not found:
+        pictures[path] = TargetPicture(own, image_frame(own).size)
+    if not pictures:
         raise annotations.nothing_annotated(
             images, targets, f"no {_name(paths[0], images)}, and no target for any other image"
         )
-    _require_one_size([*found.values()])
-    samples = tuple(Sample(path, None) for path in found)
-    return annotations.AnnotatedSet(images, samples, found, (), len(paths) - len(found))
+    _require_one_size([*pictures.values()])
+    samples = tuple(Sample(path, None) for path in pictures)
+    return annotations.AnnotatedSet(images, samples, pictures, (), len(paths) - len(pictures))
 
 
 def _name(path: Path, folder: Path) -> str:
@@ -205,7 +205,7 @@ def _by_name(targets: Path) -> dict[str, Path]:
 
 
 def _require_one_size(targets: list[TargetPicture]) -> None:
-    other = next((each for each in targets if each.size != targets[0].size), None)
+    other = next((target for target in targets if target.size != targets[0].size), None)
     if other is not None:
         raise DataError(
             "the targets have different sizes, but a model produces one size",

@@ -129,11 +129,11 @@ Told: TypeAlias = tuple[tuple[str, ...], tuple[str, ...]]
 
 
 def without_copies(
-    found: FoundData, more: Callable[[Sample], str] | None = None
+    data: FoundData, more: Callable[[Sample], str] | None = None
 ) -> tuple[DataSplit, dict[int, str], Copies | None, Told]:
     """Return the split with one evaluation image per content, the first by path; the `contents` of all its samples, by
     their ids; and the results of `copies_among`. `more`: returns what a sample has besides its image."""
-    parts, known = found.parts, None if found.annotated is None else found.annotated.annotations
+    parts, known = data.parts, None if data.annotated is None else data.annotated.annotations
     calibration, evaluation = contents(parts.calibration), contents(parts.evaluation)
     if more is not None:
         calibration, evaluation = (

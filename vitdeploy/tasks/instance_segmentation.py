@@ -52,9 +52,9 @@ class InstanceComparison(DetectionComparison):
     WORDS = ("mask mAP", "mAP of masks", "instances", "mask IoU")
 
 
-def match_masks(found: Sequence[Masks], truth: Sequence[detection.Outlines]) -> Matched:
+def match_masks(predicted: Sequence[Masks], truth: Sequence[detection.Outlines]) -> Matched:
     """Return matches by IoU of masks, for all classes detected or labelled."""
-    images = [{"width": each.size[0], "height": each.size[1]} for each in truth]
+    images = [{"width": outlines.size[0], "height": outlines.size[1]} for outlines in truth]
     labelled = [
         [
             {"category_id": c, "segmentation": outline, "area": 0.0, "iscrowd": int(crowd)}
@@ -67,7 +67,7 @@ def match_masks(found: Sequence[Masks], truth: Sequence[detection.Outlines]) -> 
             {"category_id": c, "segmentation": runs.to_dict(), "area": runs.area, "iscrowd": 0, "score": score}
             for c, score, runs in zip(masks.classes.tolist(), masks.scores.tolist(), masks.runs, strict=True)
         ]
-        for masks in found
+        for masks in predicted
     ]
     return match_entries(images, labelled, detections, "segm")
 
@@ -146,7 +146,7 @@ class InstanceSegmentationAdapter(ObjectAdapter):
             [each.resized(size).counts for each in self._masks(answers, index).runs]
             for index, size in zip(order, sizes, strict=True)
         ]
-        runs = [_joined(each) for each in counts]
+        runs = [_joined(count) for count in counts]
         return Answers({**found.columns, **{name: [each[name] for each in runs] for name in (COUNTS, LENGTHS)}})
 
     def show(self, answers: Answers, index: int, labels: Sequence[str] | None) -> Said:
@@ -170,7 +170,7 @@ def _joined(counts: Sequence[np.ndarray]) -> dict[str, np.ndarray]:
     """Return the concatenated run lengths of all masks of an image, and the number per mask."""
     return {
         COUNTS: np.concatenate([np.zeros(0, np.int32), *counts]),
-        LENGTHS: np.array([len(each) for each in counts], np.int64),
+        LENGTHS: np.array([len(count) for count in counts], np.int64),
     }
 
 

@@ -128,7 +128,7 @@ def _accuracy(
     artifact: Points, reference: Points, objects: PosedObjects, weights: intervals.Floats
 ) -> comparison.Fields:
     assert objects.labels is not None
-    truth = np.array([each.points for each in objects.labels], np.float64)
+    truth = np.array([label.points for label in objects.labels], np.float64)
     known = truth[:, :, 2] > 0
     right = [
         (np.linalg.norm(side.places - truth[:, :, :2], axis=2) <= ALPHA * objects.longer[:, None]) & known

@@ -98,4 +98,4 @@ def _no_texts(folder: Path) -> DataError:
 
 
 def _names(categories: Sequence[annotations.Category]) -> tuple[str, ...]:
-    return tuple(str(each.name).strip() for each in sorted(categories, key=lambda each: each.id))
+    return tuple(str(category.name).strip() for category in sorted(categories, key=lambda category: category.id))

@@ -266,9 +266,9 @@ class PanopticAdapter(adapter.ImageAdapter):
 
     def keep(self, outputs: Mapping[str, np.ndarray], size: tuple[int, int]) -> Mapping[str, np.ndarray]:
         """Return the map and its segments as rows of (id, class); the masks themselves would fill the disk."""
-        found = segment(outputs, size, self.setting.images, self.head, None)
-        rows = np.array([(each.id, each.index) for each in found.segments], np.int64).reshape(-1, 2)
-        return {"logits": outputs["logits"], "boxes": outputs["boxes"], MAP: found.map, SEGMENTS: rows}
+        panoptic = segment(outputs, size, self.setting.images, self.head, None)
+        rows = np.array([(each.id, each.index) for each in panoptic.segments], np.int64).reshape(-1, 2)
+        return {"logits": outputs["logits"], "boxes": outputs["boxes"], MAP: panoptic.map, SEGMENTS: rows}
 
     def compare(self, ours: Answers, reference: Answers, data: adapter.Data) -> Comparison:
         assert self.setting.classes is not None

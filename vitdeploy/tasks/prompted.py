@@ -84,7 +84,7 @@ def compare_prompted(
         raise ValueError("no image")
     weights, every = draws(len(overlaps), 0), np.concatenate(overlaps)
     agreement = 100 * float(every.mean())
-    drawn = 100 * _ratio(weights, [each.sum() for each in overlaps], [len(each) for each in overlaps])
+    drawn = 100 * _ratio(weights, [overlap.sum() for overlap in overlaps], [len(each) for each in overlaps])
     return PromptComparison(
         n=len(overlaps),
         metric="mask IoU" if errors is not None else None,
@@ -103,7 +103,7 @@ def _ratio(weights: Floats, sums: Sequence[float], counts: Sequence[int]) -> Flo
 
 
 def _accuracy(errors: Sequence[PromptErrors], weights: Floats) -> Fields:
-    counts = [len(each.ours) for each in errors]
+    counts = [len(error.ours) for error in errors]
     ours, theirs = (np.concatenate([getattr(each, side) for each in errors]) for side in ("ours", "theirs"))
     boxes = np.concatenate([each.boxes for each in errors])
     drop = 100 * float((theirs - ours).mean())
@@ -119,7 +119,7 @@ def _accuracy(errors: Sequence[PromptErrors], weights: Floats) -> Fields:
 
 def prompted_changes(overlaps: Sequence[Floats]) -> Changes:
     """Return the changed images: those whose masks have a mean IoU with the original's below MOVED_IOU."""
-    moved = np.array([1 - float(each.mean()) for each in overlaps])
+    moved = np.array([1 - float(overlap.mean()) for overlap in overlaps])
     return judged(moved > 1 - MOVED_IOU, moved)
 
 
@@ -189,12 +189,12 @@ def read_prompted(images: Path, labels: Path, skipped: decoding.Skipped | None =
     paths, repairs = annotations.folder_images(images), label_file.Repairs()
     by_name = _entries(labels, repairs)
     places = annotations.located(images, paths, [*by_name], repairs)
-    found: dict[Path, PromptedMap] = {}
+    maps: dict[Path, PromptedMap] = {}
     for name, path in sorted(places.items()):
         frame = annotations.frame_or_skip(path, skipped)
         if frame is None:
             continue
-        if path in found:
+        if path in maps:
             raise DataError(f"{labels} has two names for one image", found=name, expected=f"one name for {path}")
         png = (labels.parent / MASKS / path.relative_to(images)).with_suffix(".png")
         if not png.is_file():
@@ -204,13 +204,13 @@ def read_prompted(images: Path, labels: Path, skipped: decoding.Skipped | None =
         instances = tuple(
             int(entry["instance"]) for (_, entry), each in zip(by_name[name], prompts, strict=True) for _ in each
         )
-        found[path] = PromptedMap(png, frame, PromptedSample(path, None, prompts=kept, instances=instances))
-    if not found:
+        maps[path] = PromptedMap(png, frame, PromptedSample(path, None, prompts=kept, instances=instances))
+    if not maps:
         raise annotations.other_names(images, labels, paths, [*by_name])
-    samples = tuple(each.sample for each in found.values())
-    notes = annotations.upright_notes((each.frame for each in found.values()), "map")
+    samples = tuple(each.sample for each in maps.values())
+    notes = annotations.upright_notes((each.frame for each in maps.values()), "map")
     return annotations.AnnotatedSet(
-        images, samples, found, (), len(set(paths.values())) - len(found), (*notes, *repairs.notes)
+        images, samples, maps, (), len(set(paths.values())) - len(maps), (*notes, *repairs.notes)
     )
 
 
@@ -372,7 +372,7 @@ class PromptedAdapter(adapter.ImageAdapter):
             outputs = flow.one_by_one(runner, {runner.inputs[0].name: image, **arrays})
         found = read_masks(outputs, prompts, size, spec, self.head)
         kept = {
-            BITS: np.stack([np.packbits(each.mask) for each in found.prompts]),
+            BITS: np.stack([np.packbits(prompt.mask) for prompt in found.prompts]),
             PROMISED: np.array([each.score for each in found.prompts]),
             LOGITS: drawn(outputs[PROMPTED_MASKS][0], KEPT),
             IOU_SCORES: outputs[IOU_SCORES],
@@ -411,9 +411,9 @@ class PromptedAdapter(adapter.ImageAdapter):
         return PromptErrors(a, b, boxes)
 
     def _truth(self, data: adapter.Data, index: int) -> PromptedMap:
-        found = data.truth_at(index)
-        assert isinstance(found, PromptedMap)
-        return found
+        truth = data.truth_at(index)
+        assert isinstance(truth, PromptedMap)
+        return truth
 
     def changes(self, ours: Answers, reference: Answers, data: adapter.Data) -> Changes:
         return prompted_changes(_overlaps(ours, reference))

@@ -62,5 +62,5 @@ def make_adapter(setting: Setting) -> TaskAdapter:
 
 def counted_adapter(setting: Setting) -> CountedAdapter | None:
     """Return the adapter of a task that can be counted in shards, else None."""
-    found = make_adapter(setting)
-    return found if isinstance(found, CountedAdapter) and found.in_shards else None
+    adapter = make_adapter(setting)
+    return adapter if isinstance(adapter, CountedAdapter) and adapter.in_shards else None

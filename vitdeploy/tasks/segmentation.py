@@ -139,11 +139,11 @@ def _accuracy(rows: ImageRows, n: int, classes: int) -> Fields:
         )
     sides = [_by_image(rows, side, n, classes) for side in ("ours", "theirs")]
     counts = [np.asarray(each.sum(axis=0)).reshape(3, classes) for each in sides]
-    values = [float(mean_iou(each)) for each in counts]
+    values = [float(mean_iou(count)) for count in counts]
 
     def drawn_drop(weights: Floats) -> Floats:
         # Integers: their sums are exact in any order.
-        drawn = (np.ascontiguousarray((each.T @ weights.T).T).reshape(-1, 3, classes) for each in sides)
+        drawn = (np.ascontiguousarray((side.T @ weights.T).T).reshape(-1, 3, classes) for side in sides)
         ours, theirs = (mean_iou(each) for each in drawn)
         return theirs - ours
 
@@ -205,7 +205,7 @@ class SegmentationAdapter(counted.CountedAdapter):
     def count(self, ours: Answers, reference: Answers, data: adapter.Data) -> Counts:
         assert self.setting.classes is not None
         known = data.truths()
-        truth = None if known is None else (self._load(each) for each in known)
+        truth = None if known is None else (self._load(task) for task in known)
         maps = ours.columns[MAP], reference.columns[MAP]
         outputs = differences(ours, reference, [name for name in ours.columns if name != MAP])
         return segmentation_records(*maps, truth, classes=self.setting.classes).with_tables(outputs=outputs)
@@ -229,7 +229,7 @@ class SegmentationAdapter(counted.CountedAdapter):
         found = areas(answers.columns[MAP][index].astype(np.int32), labels)
         more = [f"and {len(found) - SHOWN_CLASSES} more"] if len(found) > SHOWN_CLASSES else []
         return Said(
-            ", ".join([*(f"{each.label} {100 * each.share:.0f} %" for each in found[:SHOWN_CLASSES]), *more]), None
+            ", ".join([*(f"{area.label} {100 * area.share:.0f} %" for area in found[:SHOWN_CLASSES]), *more]), None
         )
 
     def truth_line(self, truth: OfTask, labels: Sequence[str] | None) -> str:

@@ -228,8 +228,8 @@ class SequenceAdapter(TaskAdapter):
 
     def calibration(self, choice: DataChoice, *, skip_bad: bool, progress: Progress) -> Calibration:
         self.input_files(choice)
-        found = shuffled(_tokens(choice.path), choice.calibration or None, choice.seed, source=str(choice.path))
-        return Calibration(_pairs(found))
+        arrays = shuffled(_tokens(choice.path), choice.calibration or None, choice.seed, source=str(choice.path))
+        return Calibration(_pairs(arrays))
 
     @property
     def _sequence(self) -> SequenceSpec:

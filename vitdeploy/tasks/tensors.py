@@ -79,7 +79,7 @@ def compare_tensors(ours: Columns, theirs: Columns, exact: Sequence[str]) -> Ten
         metric=None,
         **comparison.counted_agreement(alike, n),
         agreement_of=f"images with a signal-to-noise ratio of {LEAST_SNR:g} dB or more in all outputs",
-        max_difference=max((each.max_difference for each in facts if each.max_difference is not None), default=0.0),
+        max_difference=max((fact.max_difference for fact in facts if fact.max_difference is not None), default=0.0),
         outputs=facts,
         cosine_min=_least([each.cosine_min for each in facts]),
         snr_min=_least([each.snr_min for each in facts]),

@@ -99,7 +99,7 @@ def joined(counts: Sequence[Counts], places: Sequence[Ints]) -> Counts:
     Args:
         places: int64, for each image of a piece its index among all images, or any number with the same order.
     """
-    records = [each for each in counts if isinstance(each, Records)]
+    records = [count for count in counts if isinstance(count, Records)]
     if records:
         return Records.joined(records, places)
     return functools.reduce(operator.add, (each for each in counts if isinstance(each, agreement.Tally)))

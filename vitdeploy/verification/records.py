@@ -100,7 +100,7 @@ class Records:
         Raises:
             ValueError: they have other tables, or other numbers of images than places; two images with one place.
         """
-        if [each.n for each in records] != [len(each) for each in places]:
+        if [record.n for record in records] != [len(place) for place in places]:
             raise ValueError(f"{[each.n for each in records]} images, but {[len(each) for each in places]} places")
         if len({tuple(sorted(each.tables)) for each in records}) != 1:
             raise ValueError(f"different tables: {sorted({tuple(sorted(each.tables)) for each in records})}")

@@ -64,7 +64,7 @@ def bisect_artifact(
         manifest, _ = open_bundle(bundle)
         chosen = choice.select_engines(manifest, target or "auto")
         # Prefer a quantized engine: the recommended one may be in float.
-        engine = next((each for each in chosen if each.precision in QUANTIZED), chosen[0])
+        engine = next((spec for spec in chosen if spec.precision in QUANTIZED), chosen[0])
         if manifest.preprocess is None:
             raise InputError(
                 f"{artifact} takes no images",
@@ -93,8 +93,8 @@ def bisect_artifact(
             reference_outputs = frame.ReferenceOutputs(runner, pixels, images, manifest.task, batch=looked_at.batch)
         splice = graphs.Splice(graph, placement, looked_at, reference_outputs)
         splice.ran = lambda: progress(f"{TEXT} of {engine.artifact} in parts", splice.runs, max(16, splice.runs + 1))
-        found = bisect(splice)
-        fix = find_fix(found, splice)
+        bisection = bisect(splice)
+        fix = find_fix(bisection, splice)
     shown = find_graph(Path(artifact)) if file.is_relative_to(folder) else file
     formatter = _BisectionFormatter(
         artifact, str(shown), str(data), engine, "KL {} nats" if manifest.task == "classification" else "{}"
@@ -103,11 +103,11 @@ def bisect_artifact(
     document |= {
         **{"artifact": artifact, "against": str(shown), "engine": engine.artifact, "n": len(pixels)},
         **{"skipped": list(skipped), "metric": formatter.metric, "runs": splice.runs},
-        **{key: _plain(each) for key, each in asdict(found).items()},
+        **{key: _plain(each) for key, each in asdict(bisection).items()},
         "fix": None if fix is None else _plain(asdict(fix)),
     }
-    document |= {"located": found.located is not None, "sentence": formatter.sentence(found)}
-    return document, formatter.lines(found, fix, len(pixels), splice.runs), formatter.command(fix)
+    document |= {"located": bisection.located is not None, "sentence": formatter.sentence(bisection)}
+    return document, formatter.lines(bisection, fix, len(pixels), splice.runs), formatter.command(fix)
 
 
 def _of_image(engine: EngineSpec) -> EngineSpec:

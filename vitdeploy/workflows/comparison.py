@@ -37,11 +37,11 @@ def verify_subjects(
     """Compare `ours` with `theirs`, one runtime after the other; return the result and its gate. Errors as in `Trial`.
     `note` is called with bounds of the budget that the data cannot prove, before `ours` runs. Large image sets are
     evaluated in shards; with an `executor`, any number of images in its processes."""
-    found = verify_in_shards(
+    document = verify_in_shards(
         ours, theirs, choice, skip_bad=skip_bad, budget=budget, progress=progress, note=note, executor=executor
     )
-    if found is not None:
-        return found
+    if document is not None:
+        return document
     trial = Trial(ours, theirs, choice, skip_bad=skip_bad, progress=progress)
     for text in (*trial.data.warnings, *trial.foresee(budget)):
         note(text)

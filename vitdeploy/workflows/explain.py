@@ -143,15 +143,15 @@ def _object_panels(
     image: Path,
 ) -> list[MapPanel]:
     maps = to_grid(instrumented.heads.mean(axis=0), views.grid)
-    found = _best_objects(instrumented.outputs, views.last.queries, head, pixels, labels)
-    if not found:
+    detections = _best_objects(instrumented.outputs, views.last.queries, head, pixels, labels)
+    if not detections:
         raise InputError(
             f"the model detects nothing in {image}",
             found=f"no object with a score above {head.threshold:g}",
             expected="an image with objects of the model's classes",
         )
-    panels = [MapPanel("Model input", f"the {len(found)} best detected objects")]
-    return panels + [replace(_panel(_certain(each), maps[query]), box=each.box) for query, each in found.items()]
+    panels = [MapPanel("Model input", f"the {len(detections)} best detected objects")]
+    return panels + [replace(_panel(_certain(each), maps[query]), box=each.box) for query, each in detections.items()]
 
 
 def _best_objects(
@@ -164,12 +164,12 @@ def _best_objects(
     """The best objects by their query. Boxes are in pixels of the model's input."""
     height, width, channels = pixels.shape
     seen = PreprocessSpec((height, width), (height, width), mean=(0.0,) * channels, std=(1.0,) * channels)
-    found: dict[int, detection.Detection] = {}
+    detections: dict[int, detection.Detection] = {}
     for query in range(queries):
         own = {name: outputs[name][query : query + 1] for name in ("logits", "boxes")}
         for each in detection.detect(own, (width, height), seen, head, labels).objects[:1]:
-            found[query] = each
-    return dict(sorted(found.items(), key=lambda item: -item[1].score)[:OBJECTS])
+            detections[query] = each
+    return dict(sorted(detections.items(), key=lambda item: -item[1].score)[:OBJECTS])
 
 
 def _certain(answer: classification.ClassScore | detection.Detection) -> str:

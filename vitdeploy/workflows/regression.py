@@ -174,7 +174,7 @@ def of_bundle(manifest: Manifest) -> dict[str, str]:
 
 def of_report(report: Report) -> dict[str, str]:
     """The digests in a report: its sources, the exported graph, and the compiled engines."""
-    return {**_inputs(report.provenance), **{each.path: each.sha256 for each in report.provenance.files}}
+    return {**_inputs(report.provenance), **{file.path: file.sha256 for file in report.provenance.files}}
 
 
 def _inputs(provenance: Provenance) -> dict[str, str]:
@@ -213,7 +213,7 @@ def compare_reports(
     pairs, remarks, missing = pair_up(*names)
     hindered = "" if _machine(baseline) == _machine(candidate) else _other_machine(baseline, candidate)
     facts = [_recorded(baseline, candidate, pair, hindered) for pair in pairs]
-    if any(each.ratios for each in facts):
+    if any(fact.ratios for fact in facts):
         remarks.append(hindered or NOT_IN_TURNS)
     if baseline.provenance.data.evaluation != candidate.provenance.data.evaluation:
         remarks.append("Accuracy is not compared: baseline and candidate were evaluated on different images.")
@@ -396,9 +396,9 @@ def _verified(
     ours: Subject, theirs: Subject, choice: DataChoice, skip_bad: bool, progress: Progress
 ) -> tuple[comparison.AccuracyChange, list[str]]:
     """The accuracy of both sides, and remarks on the data and on the baseline's accuracy."""
-    found = verify_subjects(ours, theirs, choice, skip_bad=skip_bad, budget=Budget(), progress=progress)
-    facts = found.verified
-    said = [*found.remarks, *(f"warning: {text}" for text in found.warnings)]
+    document = verify_subjects(ours, theirs, choice, skip_bad=skip_bad, budget=Budget(), progress=progress)
+    facts = document.verified
+    said = [*document.remarks, *(f"warning: {text}" for text in document.warnings)]
     return comparison.AccuracyChange(
         how="measured",
         n=facts.n,
@@ -509,7 +509,7 @@ def compare(
         reports = [read_report(path if path.is_file() else path / early.REPORT_FILE) for path in paths]
         pairs, remarks, missing = compare_reports(reports[0], reports[1], target)
         bench, digests = None, [of_report(report) for report in reports]
-    judged = [judge(each, limits) for each in pairs]
+    judged = [judge(pair, limits) for pair in pairs]
     gate = join([*(each for _, each in judged), _missing_gate(missing, limits)])
     return comparison.ComparisonDocument(
         format=1,

@@ -100,7 +100,7 @@ def _evaluate(runner: Runner, metadata: GraphMetadata, tolerance: float) -> tupl
             answers.append(found)
         if (len(kept) + 1) * sum(array.nbytes for array in found.values()) > GOLDEN_BYTES and kept:
             break
-    joined = {name: np.concatenate([each[name] for each in answers]) for name in answers[0]} if answers else {}
+    joined = {name: np.concatenate([answer[name] for answer in answers]) for name in answers[0]} if answers else {}
     return images[kept], joined
 
 

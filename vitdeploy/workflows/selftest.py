@@ -176,8 +176,8 @@ def run_selftest(
 
     Returns: selftest.json.
     """
-    found = examine(target)
-    missing = [each.name for each in found if not each.ok]
+    findings = examine(target)
+    missing = [finding.name for finding in findings if not finding.ok]
     why = f"needs {missing[0]}" + (f" and {len(missing) - 1} more" if missing[1:] else "") if missing else ""
     steps, models = Steps(out), list[SelftestModel]()
     for case in cases:
@@ -192,12 +192,12 @@ def run_selftest(
         works=not missing,
         passed=not missing and not steps.count(FAILED),
         sentence=_sentence(target, why, steps),
-        doctor=tuple(found),
+        doctor=tuple(findings),
         steps=tuple(steps.rows),
         models=tuple(models),
         environment={**describe_host(), **tool_versions((*outcome.TOOLS, *GPU_TOOLS))},
     )
-    (out / "doctor.txt").write_text("".join(f"{line}\n" for line in finding_lines(found)), encoding="utf-8")
+    (out / "doctor.txt").write_text("".join(f"{line}\n" for line in finding_lines(findings)), encoding="utf-8")
     (out / "selftest.json").write_text(json.dumps(encode(document), indent=1, allow_nan=False) + "\n", encoding="utf-8")
     (out / "report.html").write_text(render_selftest(document), encoding="utf-8")
     return document

@@ -160,20 +160,20 @@ def verify_in_shards(
     listed = _without_copies(listed)
     for text in listed.warnings:
         note(text)
-    found = _Evaluation(adapter, listed, skip_bad, progress, note, executor)
-    found.answer(theirs, counterpart)
+    evaluation = _Evaluation(adapter, listed, skip_bad, progress, note, executor)
+    evaluation.answer(theirs, counterpart)
     criterion: Criterion = "labels"
     if verdict.bounds_answers(budget):
-        perfect = found.itself()
+        perfect = evaluation.itself()
         criterion = verdict.criterion_by(perfect, budget)
         for text in unprovable(perfect, budget, adapter.noun):
             note(text)
     preprocess = (adapter.setting.preprocess, adapter.setting.preprocess)
-    image = found.compare(ours)
+    image = evaluation.compare(ours)
     verified = answers.explained(image, image, ours.precision, preprocess)
     gate = accuracy_gate(verified, budget, criterion, adapter.guard)
-    data = dataclasses.replace(listed, skipped=(*listed.skipped, *found.skipped()))
-    return verification(ours, theirs, verified, data, gate, found.doubt(image))
+    data = dataclasses.replace(listed, skipped=(*listed.skipped, *evaluation.skipped()))
+    return verification(ours, theirs, verified, data, gate, evaluation.doubt(image))
 
 
 def _reason(ours: Subject, theirs: Subject, own: Setting, other: Setting) -> str:
@@ -254,11 +254,11 @@ class _Evaluation:
         self.answered = self._all(original, answering, parts, self._usable)
 
     def _usable(self, by: Identity) -> shards.Answered | None:
-        found = shards.find_answers(self._store, by)
-        if found is not None and len(found.unreadable) and not self._skip_bad:
+        answered = shards.find_answers(self._store, by)
+        if answered is not None and len(answered.unreadable) and not self._skip_bad:
             self._store.remove(by.key)  # an unreadable image is an error, raised when it is read again
             return None
-        return found
+        return answered
 
     def itself(self) -> comparison.Comparison:
         """The original compared with itself. DataError: no image could be read."""
@@ -380,7 +380,7 @@ class _Evaluation:
     def doubt(self, found: comparison.Comparison) -> str | None:
         """As `TaskAdapter.doubt`."""
         facts = [each.facts for each in self.answered if each.count]
-        places = [each for each in self._places() if len(each)]
+        places = [place for place in self._places() if len(place)]
         return self._adapter.doubt_counted(found, facts, places, self._listed)
 
 

@@ -63,7 +63,7 @@ def engine_identity(manifest: Manifest, engine: EngineSpec, *, compiled: bool) -
     parts = engine.parts or (engine,)
     graphs, files = tuple(part.graph for part in parts), {name for part in parts for name in part.files}
     folders = {PurePosixPath(name).parent for name in (*graphs, *files)}
-    inputs = {each.path: each.sha256 for each in manifest.files if PurePosixPath(each.path).parent in folders}
+    inputs = {file.path: file.sha256 for file in manifest.files if PurePosixPath(file.path).parent in folders}
     if compiled:
         made = {name for name in files if not name.startswith(graphs)}
         inputs = {name: digest for name, digest in inputs.items() if name not in made}
@@ -140,9 +140,9 @@ class _PortableEngine:
 Portable = _PortableOriginal | _PortableEngine
 
 
-def _require_same(here: Identity, asked: Identity) -> None:
+def _require_same(here: Identity, identity: Identity) -> None:
     """Raise WorkerError if an artifact has other files or tools on this machine."""
-    for found, expected in ((here.inputs, asked.inputs), (here.tools, asked.tools)):
+    for found, expected in ((here.inputs, identity.inputs), (here.tools, identity.tools)):
         if name := next((each for each in sorted({*found, *expected}) if found.get(each) != expected.get(each)), ""):
             raise WorkerError(
                 f"{socket.gethostname()} differs from the requesting machine and could give other answers",
@@ -413,7 +413,7 @@ def settings_of(ours: Subject, theirs: Subject) -> tuple[Setting, Setting]:
             expected="the same task, and the same number of classes",
             fix=f"if {theirs.name} is a model for it: --task {own.task} (task= in Python)" if free else "",
         )
-    brought = [[(each.name, each.dtype, each.shape[1:]) for each in side.inputs] for side in (own, other)]
+    brought = [[(tensor.name, tensor.dtype, tensor.shape[1:]) for tensor in side.inputs] for side in (own, other)]
     if brought[0] != brought[1]:
         raise InputError(
             "the two models take different further inputs",

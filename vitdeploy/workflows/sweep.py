@@ -108,7 +108,7 @@ def added(estimates: Sequence[sweep.Estimate]) -> sweep.Estimate | None:
     if not estimates:
         return None
     return sweep.Estimate(
-        sum(each.least for each in estimates),
+        sum(estimate.least for estimate in estimates),
         sum(each.median for each in estimates),
         sum(each.most for each in estimates),
     )

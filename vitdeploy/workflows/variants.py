@@ -333,7 +333,7 @@ def _stopped(stopped: Finalist, further: Sequence[Finalist]) -> str:
     reasons = "; ".join(stopped.accuracy.reasons) or _loss(stopped.verified)
     text = f"{stopped.name} is not confirmed: {reasons}."
     if further:
-        names = ", ".join(each.name for each in further)
+        names = ", ".join(finalist.name for finalist in further)
         text += f" Not considered, as further from the original: {names}."
     return text
 
@@ -425,7 +425,7 @@ def _changed(variant: Variant, medians: Medians) -> str:
 def four_bits_remarks(variants: Sequence[sweep.VariantFacts], unit: str, disturbed: str = "") -> list[str]:
     """A sentence on INT4 weights for each target: savings and costs compared with plain INT8. `unit`: the unit of
     distances; `disturbed`: as in `remarks`."""
-    plain = {each.target: each for each in variants if each.name == Variant(each.target, "int8").name}
+    plain = {variant.target: variant for variant in variants if variant.name == Variant(variant.target, "int8").name}
     sentences = []
     for four in variants:
         if four.precision != "int4" or four.target not in plain:
@@ -472,7 +472,7 @@ def _recipe(tuned: SearchResult) -> Recipe:
 
 
 def _comment(tuned: SearchResult) -> str:
-    open_names = ", ".join(each.name for each in tuned.choice.rivals)
+    open_names = ", ".join(rival.name for rival in tuned.choice.rivals)
     return "Chosen by vitdeploy tune." + (f" Not decided: {open_names} may be as fast." if open_names else "")
 
 
@@ -500,7 +500,7 @@ def _document(tuned: SearchResult) -> sweep.TuneDocument:
             confirmed=choice.confirmed,
             stopped=choice.stopped,
             grade=choice.grade,
-            rivals=tuple(each.name for each in choice.rivals),
+            rivals=tuple(rival.name for rival in choice.rivals),
         ),
         warnings=outcome.warnings_of(job, tuned.front[0].made.artifacts, tuned.front[0].variant.candidate),
         budget=job.recipe.to_budget(),

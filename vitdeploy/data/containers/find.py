@@ -114,8 +114,8 @@ def _by_pattern(path: Path) -> DataFiles:
     files = sorted(each for each in path.parent.glob(path.name) if is_file(each))
     if not files:
         raise MissingFileError(f"no file matches {path}", expected="files", fix="check the pattern with ls")
-    for each in files:
-        _check_kind(each)
+    for file in files:
+        _check_kind(file)
     _check_one_kind(path, files)
     return DataFiles(tuple(files), path.parent)
 
@@ -129,16 +129,16 @@ def _below(folder: Path, images: frozenset[str] | set[str]) -> list[Path]:
     """
     found: list[Path] = []
     packed: Path | None = None
-    for each in _files(folder):
-        suffix = each.suffix.lower()
+    for file in _files(folder):
+        suffix = file.suffix.lower()
         if suffix in images:
             if not found:
                 return []
-            raise _mixed(folder, found[0], each)
-        if suffix in (tars.SUFFIX, PARQUET) and each.name != METADATA:
-            found.append(each)
-        elif each.name.lower().endswith(tars.COMPRESSED_SUFFIXES):
-            packed = packed or each
+            raise _mixed(folder, found[0], file)
+        if suffix in (tars.SUFFIX, PARQUET) and file.name != METADATA:
+            found.append(file)
+        elif file.name.lower().endswith(tars.COMPRESSED_SUFFIXES):
+            packed = packed or file
     if packed is not None:
         raise tars.compressed(packed)
     _check_one_kind(folder, found)
@@ -170,9 +170,9 @@ def _mixed(path: Path, one: Path, other: Path) -> DataError:
 def _check_parts(path: Path, files: Sequence[Path]) -> None:
     """Raise DataError if the file names belong to several parts of a data set."""
     by_part: dict[frozenset[str], Path] = {}
-    for each in files:
-        words = re.split(r"[^a-z]+", str(each.relative_to(path)).lower())
-        by_part.setdefault(PART_WORDS & frozenset(words), each)
+    for file in files:
+        words = re.split(r"[^a-z]+", str(file.relative_to(path)).lower())
+        by_part.setdefault(PART_WORDS & frozenset(words), file)
     if len(by_part) > 1:
         others = (each for words, each in by_part.items() if words and not words & {"train", "training"})
         chosen = next(others, files[0])

@@ -228,9 +228,9 @@ def externally_managed() -> bool:
 
 def _governors(root: Path, cpus: Sequence[int]) -> tuple[dict[str, int], str]:
     folders = [root / f"sys/devices/system/cpu/cpu{cpu}/cpufreq" for cpu in cpus]
-    found = Counter(text.strip()[:LONGEST] for each in folders if (text := read_text(each / "scaling_governor")))
-    drivers = [text.strip()[:LONGEST] for each in folders if (text := read_text(each / "scaling_driver"))]
-    return dict(found), drivers[0] if drivers else ""
+    counter = Counter(text.strip()[:LONGEST] for each in folders if (text := read_text(each / "scaling_governor")))
+    drivers = [text.strip()[:LONGEST] for folder in folders if (text := read_text(folder / "scaling_driver"))]
+    return dict(counter), drivers[0] if drivers else ""
 
 
 def _margin(root: Path) -> tuple[float | None, str]:

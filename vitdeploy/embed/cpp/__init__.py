@@ -50,18 +50,18 @@ def write(folder: Path, out: Path) -> list[str]:
     Raises:
         CapabilityError: the task or the input is not supported. Other errors as `source.find_embedded`.
     """
-    found = find_embedded(folder, TARGETS, "the C++ program", has_form)
-    refuse_fit(found, "the C++ program")
-    require_pixels(found, found.engine.inputs, "the C++ program")
-    project = re.sub(r"[^A-Za-z0-9]+", "_", found.manifest.name).strip("_") or "model"
+    embedded = find_embedded(folder, TARGETS, "the C++ program", has_form)
+    refuse_fit(embedded, "the C++ program")
+    require_pixels(embedded, embedded.engine.inputs, "the C++ program")
+    project = re.sub(r"[^A-Za-z0-9]+", "_", embedded.manifest.name).strip("_") or "model"
     project = project if project[0].isalpha() else f"model_{project}"
-    facts = _facts(found, project)
+    facts = _facts(embedded, project)
     for name in ("main.cpp", "CMakeLists.txt", "README.md"):
         (out / name).write_text(render(Path(__file__).parent, f"{name}.jinja", facts), encoding="utf-8")
-    for file in found.engine.files:
+    for file in embedded.engine.files:
         shutil.copyfile(folder / file, out / f"model{Path(file).suffix}")
-    (out / "labels.txt").write_text("".join(f"{label}\n" for label in found.labels), encoding="utf-8")
-    write_golden(found, out / "golden")
+    (out / "labels.txt").write_text("".join(f"{label}\n" for label in embedded.labels), encoding="utf-8")
+    write_golden(embedded, out / "golden")
     return [f"cmake -B build -DOpenVINO_DIR={FIND_OPENVINO}", "cmake --build build", "ctest --test-dir build"]
 
 

@@ -98,7 +98,7 @@ def _measured(found: Embedded) -> dict[str, Any]:
     path = found.folder / REPORT_FILE
     try:
         results = json.loads(path.read_text(encoding="utf-8"))["bench"]["results"]
-        return next((dict(each) for each in results if each["artifact"] == found.engine.artifact), {})
+        return next((dict(result) for result in results if result["artifact"] == found.engine.artifact), {})
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise ManifestError(f"{path} is not a vitdeploy report", found=repr(error)[:200]) from None
 
@@ -175,11 +175,11 @@ class ModelServer:
 
         Raises errors as `source.find_embedded` and `find_serving`.
         """
-        found = find_embedded(folder, tuple(self.backends), self.called, of_one_graph)
-        serving = find_serving(found)
-        self.write_repository(found, serving, out / "models")
+        embedded = find_embedded(folder, tuple(self.backends), self.called, of_one_graph)
+        serving = find_serving(embedded)
+        self.write_repository(embedded, serving, out / "models")
         facts = {"server": self.name, "start": self.start, "port": PORT, "settings": self.settings}
-        _write_client(found, serving, out, why=self.why(serving), **facts)
+        _write_client(embedded, serving, out, why=self.why(serving), **facts)
         return [self.start, f"python client.py --url localhost:{PORT}"]
 
     def why(self, serving: Serving) -> tuple[str, ...]:
@@ -245,15 +245,15 @@ def write_kserve(folder: Path, out: Path) -> list[str]:
 
     Raises errors as `source.find_embedded` and `find_serving`.
     """
-    found = find_embedded(folder, tuple(TRITON.backends), "KServe", of_one_graph)
-    serving, name = find_serving(found), server_name(found)
-    server = OVMS if found.engine.target in OVMS.backends else TRITON
-    server.write_repository(found, serving, out / "models")
+    embedded = find_embedded(folder, tuple(TRITON.backends), "KServe", of_one_graph)
+    serving, name = find_serving(embedded), server_name(embedded)
+    server = OVMS if embedded.engine.target in OVMS.backends else TRITON
+    server.write_repository(embedded, serving, out / "models")
     facts: dict[str, object] = {"name": name, "with_ovms": server is OVMS, "serving": serving}
     (out / MANIFEST).write_text(render(TEMPLATES, "inference_service.yaml.jinja", facts), encoding="utf-8")
     apply = f"kubectl apply -f {MANIFEST}"
     _write_client(
-        found,
+        embedded,
         serving,
         out,
         server="KServe, with " + ("OpenVINO Model Server" if server is OVMS else "Triton"),

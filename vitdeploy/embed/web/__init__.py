@@ -50,24 +50,24 @@ def write(folder: Path, out: Path) -> list[str]:
         CapabilityError: the task or the input is not supported, or a graph is too large for a browser. Other errors as
             `source.find_embedded`.
     """
-    found = find_embedded(folder, TARGETS, "the web page", has_form)
-    refuse_fit(found, "the web page")
-    require_graphs(folder, found.manifest, "the web page")
-    source = found.manifest.graphs["model"]
-    for tensors in (found.engine.inputs, source.inputs):
-        require_pixels(found, tensors, "the web page")
-    _check_size(folder, (found.engine.graph, source.file))
-    name = re.sub(r"[^A-Za-z0-9]+", "-", found.manifest.name).strip("-").lower() or "model"
+    embedded = find_embedded(folder, TARGETS, "the web page", has_form)
+    refuse_fit(embedded, "the web page")
+    require_graphs(folder, embedded.manifest, "the web page")
+    source = embedded.manifest.graphs["model"]
+    for tensors in (embedded.engine.inputs, source.inputs):
+        require_pixels(embedded, tensors, "the web page")
+    _check_size(folder, (embedded.engine.graph, source.file))
+    name = re.sub(r"[^A-Za-z0-9]+", "-", embedded.manifest.name).strip("-").lower() or "model"
     shutil.copytree(SITE, out, dirs_exist_ok=True)
     for file in ("package.json", "package-lock.json"):
         _rename(out / file, name)
     (out / "model").mkdir()
-    shutil.copyfile(folder / found.engine.graph, out / "model" / ENGINE)
-    attention = _write_float(found, out / "model" / FLOAT)
-    (out / "model" / "labels.txt").write_text("".join(f"{label}\n" for label in found.labels), encoding="utf-8")
-    facts = _facts(found, attention)
+    shutil.copyfile(folder / embedded.engine.graph, out / "model" / ENGINE)
+    attention = _write_float(embedded, out / "model" / FLOAT)
+    (out / "model" / "labels.txt").write_text("".join(f"{label}\n" for label in embedded.labels), encoding="utf-8")
+    facts = _facts(embedded, attention)
     (out / "model" / "model.json").write_text(json.dumps(facts, indent=1, allow_nan=False) + "\n", encoding="utf-8")
-    write_golden(found, out / "golden")
+    write_golden(embedded, out / "golden")
     (out / "README.md").write_text(render(Path(__file__).parent, "README.md.jinja", {**facts, "name": name}), "utf-8")
     return COMMANDS
 

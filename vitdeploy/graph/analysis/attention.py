@@ -230,7 +230,7 @@ def token_views(model: ir.Model, name: str) -> AttentionViews:
         )
     *before, last = found
     tokens, patches = last.keys, grid[0] * grid[1]
-    small = [each for each in found if each.windowed or found[0].keys < patches]
+    small = [weights for weights in found if weights.windowed or found[0].keys < patches]
     if small:
         raise GraphError(
             f"{name} attends inside windows, so no token's attention covers the image",
@@ -269,7 +269,7 @@ def object_views(model: ir.Model, name: str) -> AttentionViews:
     Raises:
         GraphError: the object queries attend to sampled points, or do not attend to the image.
     """
-    boxes = next((each for each in model.graph.outputs if each.name == "boxes"), None)
+    boxes = next((tensor for tensor in model.graph.outputs if tensor.name == "boxes"), None)
     queries = boxes.shape[1] if boxes is not None and boxes.shape is not None else None
     for weights in reversed(find_weights(model)):
         grid = patch_grid(weights)
@@ -459,7 +459,7 @@ def _of_image(value: ir.Value, axis: int, size: int) -> Mask:
         return np.ones(size, bool)
     if node.op_type == "Concat" and node.attributes.get_int("axis", 0) in (axis, axis - len(value.shape or ())):
         return np.concatenate(
-            [_of_image(each, axis, values.dim(each, axis) or 0) for each in node.inputs if each is not None]
+            [_of_image(tensor, axis, values.dim(tensor, axis) or 0) for tensor in node.inputs if tensor is not None]
         )
     pads = values.integers_of(node.inputs[1]) if node.op_type == "Pad" and len(node.inputs) < 4 else None
     if pads is not None and node.inputs[0] is not None:
@@ -508,7 +508,7 @@ def find_stream(linears: Sequence[Linear], model: ir.Model) -> ResidualStream | 
     """The whole residual stream of the blocks with self-attention. None without a stream over a fixed number of
     tokens; if anything except norms and linears reads it (a graph output, a concatenation of channels); or if anything
     except linears, convolutions and constants writes it (norms after the sum, or before the first block)."""
-    start = next((found[0] for each in find_attentions(model) if (found := residual(each)) is not None), None)
+    start = next((found[0] for attention in find_attentions(model) if (found := residual(attention)) is not None), None)
     width = values.dim(start, -1)
     if start is None or width is None:
         return None

@@ -160,7 +160,7 @@ class _Demand(Facts):
             _read_constant(node)
         elif standard and node.op_type in _CONTROL:
             _CONTROL[node.op_type](self, node)
-        elif any(each.type in (ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS) for each in node.attributes.values()):
+        elif any(field.type in (ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS) for field in node.attributes.values()):
             raise self._budget.open_loop(label(node))
         else:
             self.visit(node)
@@ -238,7 +238,7 @@ class _Demand(Facts):
         counts = [self.count(value) or 0 for value in node.inputs if value is not None]
         amount = sum(counts) if node.op_type in JOINED else max(counts, default=0)
         if node.op_type == "Tile" and (repeats := self.entries(node.inputs[1])) is not None:
-            amount *= math.prod(max(each, 0) for each in repeats)
+            amount *= math.prod(max(repeat, 0) for repeat in repeats)
         kind = next((value.type for value in node.inputs if value is not None and value.dtype in FLOATS), None)
         for output in node.outputs:
             if _numbers_in(self.dims.get(output)) is None:

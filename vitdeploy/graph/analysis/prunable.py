@@ -115,7 +115,7 @@ class _Climb:
         return node.op_type == "Split" and first is not None and self._split(node, first, value, channels, width)
 
     def _operands(self, node: ir.Node, value: ir.Value, channels: rows.Indices, width: int) -> bool:
-        computed = [each for each in node.inputs if each is not None and scalar_of(each) is None]
+        computed = [tensor for tensor in node.inputs if tensor is not None and scalar_of(tensor) is None]
         shapes = [list(each.shape or ()) for each in computed]
         if not computed or any(shape != list(value.shape or ()) for shape in shapes) or any(map(is_constant, computed)):
             return False
@@ -124,7 +124,7 @@ class _Climb:
     def _split(self, node: ir.Node, first: ir.Value, value: ir.Value, channels: rows.Indices, width: int) -> bool:
         rank, count = len(first.shape or ()), len(node.outputs)
         along_last = node.attributes.get_int("axis", 0) in (-1, rank - 1)
-        if not along_last or any(dim(each, -1) != width for each in node.outputs):
+        if not along_last or any(dim(tensor, -1) != width for tensor in node.outputs):
             return False
         self.splits[node] = None
         return self.up(first, list(node.outputs).index(value) * width + channels, count * width)
@@ -187,13 +187,13 @@ def _heads(
 
 def _alike(attention: Attention, heads: int) -> bool:
     """Whether all operands between scores and softmax are the same for every head, and the weights have one reader."""
-    between = [each for node in attention.between for each in node.inputs if each is not None]
+    between = [tensor for node in attention.between for tensor in node.inputs if tensor is not None]
     own = {attention.scores.outputs[0], *(node.outputs[0] for node in attention.between)}
     outputs = [*own, attention.softmax.outputs[0]]
     if any(only_user(each) is None for each in outputs):
         return False
     others = [each for each in between if each not in own]
-    return all(each.shape is not None and (len(each.shape) < 3 or dim(each, -3) == 1) for each in others)
+    return all(other.shape is not None and (len(other.shape) < 3 or dim(other, -3) == 1) for other in others)
 
 
 def _operand_columns(
@@ -406,7 +406,7 @@ def part(model: ir.Model, given: Sequence[str], expected: Sequence[str], batch: 
             needed.add(value)
         elif value not in seen and (node := value.producer()) is not None:
             seen.add(value)
-            queue.extend(each for each in node.inputs if each is not None)
+            queue.extend(tensor for tensor in node.inputs if tensor is not None)
     inputs = [value for value in values.values() if value in needed]
     size = next((value.shape[0] for value in model.graph.inputs if value.shape), None)
     graph = extract(model.graph, inputs, [values[name] for name in expected])

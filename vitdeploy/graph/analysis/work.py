@@ -180,7 +180,7 @@ def macs_of(node: ir.Node, sizes: Callable[[ir.Value | None], list[int]]) -> int
     if kind == "ConvTranspose":
         return math.prod(sizes(inputs[0])) * math.prod(sizes(inputs[1])[1:])
     if kind == "MultiHeadAttention":
-        (batch, rows, width), (_, keys, _), (_, _, out) = (sizes(each) for each in _query_key_value(node))
+        (batch, rows, width), (_, keys, _), (_, _, out) = (sizes(value) for value in _query_key_value(node))
         return batch * rows * keys * (width + out)
     return 0
 

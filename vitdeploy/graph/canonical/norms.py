@@ -53,7 +53,7 @@ def _computed(value: ir.Value | None, leaves: Mapping[ir.Value, Array], depth: i
     node = value.producer()
     if node is None or node.domain != "" or depth == 0:
         return None
-    made = [_computed(each, leaves, depth - 1) for each in node.inputs[: 1 if node.op_type in MEANS else None]]
+    made = [_computed(tensor, leaves, depth - 1) for tensor in node.inputs[: 1 if node.op_type in MEANS else None]]
     known = [each for each in made if each is not None]
     if not known or len(known) < len(made):
         return None

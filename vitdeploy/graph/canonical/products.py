@@ -126,24 +126,24 @@ def _letters(equation: str) -> _Letters | None:
     a, comma, b = operands.partition(",")
     if not arrow:  # the letters that occur once, in alphabetical order
         out = "".join(sorted(c for c in {*a, *b} if (a + b).count(c) == 1))
-    found = _Letters(a, b, out)
+    letters = _Letters(a, b, out)
     plain = comma and "," not in b and "." not in equation
     twice = any(len(set(part)) != len(part) for part in (a, b, out))
     alone = set(a) ^ set(b)
-    return found if plain and not twice and alone <= set(out) and found.summed else None
+    return letters if plain and not twice and alone <= set(out) and letters.summed else None
 
 
 def _dims(known: Inference, letters: _Letters, operands: Sequence[ir.Value | None]) -> dict[str, Extent] | None:
     """The size of each letter; None if a size is unknown or an axis is broadcast."""
-    found: dict[str, Extent] = {}
+    extents: dict[str, Extent] = {}
     for part, value in zip((letters.a, letters.b), operands, strict=True):
         dims = known.dims_of(value)
         if dims is None or len(dims) != len(part):
             return None
         for letter, size in zip(part, dims, strict=True):
-            if isinstance(size, Unknown) or found.setdefault(letter, size) != size:
+            if isinstance(size, Unknown) or extents.setdefault(letter, size) != size:
                 return None
-    return found
+    return extents
 
 
 class _Builder:
@@ -364,7 +364,7 @@ def at_size(known: Inference, value: ir.Value | None, free: int, depth: int = DE
         return None
     try:
         if node.op_type == "Range":
-            return np.arange(*(each.item() for each in operands))
+            return np.arange(*(operand.item() for operand in operands))
         if node.op_type == "Expand":
             shape = sizes_at(dims, free) if dims is not None else None
             return None if shape is None else np.broadcast_to(operands[0], shape)

@@ -227,7 +227,7 @@ def half_roles(node: ir.Node, opset: int, half: Half) -> Roles | None:
         schema = onnx.defs.get_schema(node.op_type, opset, "")
     except onnx.defs.SchemaError:
         return None
-    allowed = {each.type_param_str: set(each.allowed_type_strs) for each in schema.type_constraints}
+    allowed = {constraint.type_param_str: set(constraint.allowed_type_strs) for constraint in schema.type_constraints}
 
     def takes(formals: list[onnx.defs.OpSchema.FormalParameter], count: int) -> tuple[bool, ...]:
         last = len(formals) - 1

@@ -130,7 +130,7 @@ def _row_sum(value: ir.Value | None, depth: int = _DEPTH) -> float:
     if node.op_type == "Softmax" or _is_share(node):
         parts = reshaped and node.op_type == "Softmax" and node.attributes.get_int("axis", -1) == -1
         return math.nan if parts else 1.0
-    sums = [_row_sum(each, depth - 1) for each in node.inputs if each is not None and _number(each) is None]
+    sums = [_row_sum(tensor, depth - 1) for tensor in node.inputs if tensor is not None and _number(tensor) is None]
     numbers = [number for each in node.inputs if (number := _number(each)) is not None]
     if node.op_type in ("Add", "Sum", "Mean") and not numbers:
         return round(math.fsum(sums) / (len(sums) if node.op_type == "Mean" else 1), 6)
@@ -176,13 +176,13 @@ def _is_logistic(node: ir.Node) -> bool:
     """Whether the node is 1 / (1 + Exp(-x))."""
     below = node.inputs[-1] if node.op_type in ("Div", "Reciprocal") else None
     total = producer(below, "Add")
-    return total is not None and any(producer(each, "Exp") is not None for each in total.inputs)
+    return total is not None and any(producer(tensor, "Exp") is not None for tensor in total.inputs)
 
 
 def _is_normalised(node: ir.Node) -> bool:
     """Whether a node divides by a length or a standard deviation, with at most a scale and a shift after it."""
     for operator in ("Add", "Mul"):
-        if node.op_type == operator and any(_number(each) is not None for each in node.inputs):
+        if node.op_type == operator and any(_number(tensor) is not None for tensor in node.inputs):
             above = next((each for each in node.inputs if _number(each) is None), None)
             below = above.producer() if above is not None else None
             if below is None or below.op_type not in ("Mul", "Div", *_NORMS):
@@ -193,7 +193,7 @@ def _is_normalised(node: ir.Node) -> bool:
     divided = node.inputs[1:] if node.op_type == "Div" else node.inputs if node.op_type == "Mul" else ()
     steps = ("Max", "Clip", "Add", "Expand", "Reciprocal", "Unsqueeze", "Pow", "Identity", "Cast")
     lengths = (_below(each, steps)[0] for each in divided)
-    return any(each is not None and each.op_type in _LENGTHS for each in lengths)
+    return any(length is not None and length.op_type in _LENGTHS for length in lengths)
 
 
 def _number(value: ir.Value | None) -> np.ndarray | None:

@@ -48,8 +48,8 @@ def drop_key_bias(model: ir.Model) -> int:
         linear = editor.linear_behind(origin(attention.key, through_scales=True))
         if linear is None or linear.bias is None:
             continue
-        found = leaves(linear.output, through_scales=True)
-        columns = exclusive(found, attention.key, attention.scores, len(linear.bias)) if found is not None else None
+        sources = leaves(linear.output, through_scales=True)
+        columns = exclusive(sources, attention.key, attention.scores, len(linear.bias)) if sources is not None else None
         # One column along the last axis, the keys: only then is the same number added to every score of a row.
         if columns is None or (columns != columns[..., :1]).any():
             continue
@@ -73,8 +73,8 @@ def fold_value_bias(model: ir.Model) -> int:
         linear = editor.linear_behind(origin(attention.value))
         if linear is None or linear.bias is None:
             continue
-        found = leaves(linear.output)
-        columns = exclusive(found, attention.value, attention.mix, len(linear.bias)) if found is not None else None
+        sources = leaves(linear.output)
+        columns = exclusive(sources, attention.value, attention.mix, len(linear.bias)) if sources is not None else None
         # One column along the second-to-last axis, the keys: only then is the bias a vector added to every value.
         if columns is None or (columns != columns[..., :1, :]).any() or not linear.bias[columns].any():
             continue
@@ -110,22 +110,22 @@ def projection_of(editor: Editor, attention: Attention, columns: Indices) -> tup
     shape = (*columns.shape[:-2], shape[-2], columns.shape[-1])
     if any(isinstance(own, int) and own != size for own, size in zip(mixed.shape or (), shape, strict=True)):
         return None  # values of a different batch from the scores
-    found = leaves(mixed, shape)
-    if found is None or len(found) != 1 or len(found[0].readers) != 1:
+    sources = leaves(mixed, shape)
+    if sources is None or len(sources) != 1 or len(sources[0].readers) != 1:
         return None
-    [reader] = found[0].readers
+    [reader] = sources[0].readers
     linear = next((linear for linear in editor.linears if linear.node is reader), None)
     if (
         linear is None
         or linear.kind != "matmul"
-        or linear.input is not found[0].value
-        or found[0].value.is_graph_output()
+        or linear.input is not sources[0].value
+        or sources[0].value.is_graph_output()
     ):
         return None
     if linear.bias_add is None and linear.output.is_graph_output():
         return None
     of_mixed = np.broadcast_to(columns, shape)
-    channels = of_mixed.ravel()[found[0].source]
+    channels = of_mixed.ravel()[sources[0].source]
     rows = channels.reshape(-1, channels.shape[-1])
     return (linear, rows[0]) if (rows == rows[0]).all() else None
 
@@ -439,8 +439,8 @@ def orthogonal(width: int, seed: int) -> Matrix:
     if width > 1:
         basis = basis - 2 * np.outer(reflected, reflected[1:]) / (reflected @ reflected)
     inner, triangle = np.linalg.qr(np.random.default_rng(seed).standard_normal((width - 1, width - 1)))
-    found: Matrix = np.full((width, width), 1 / width) + basis @ (inner * np.sign(np.diag(triangle))) @ basis.T
-    return found
+    matrix: Matrix = np.full((width, width), 1 / width) + basis @ (inner * np.sign(np.diag(triangle))) @ basis.T
+    return matrix
 
 
 def _norm(node: ir.Node, by_node: Mapping[ir.Node, Linear], width: int) -> _Norm:

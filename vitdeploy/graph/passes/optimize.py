@@ -52,7 +52,7 @@ def optimize(model: ir.Model, options: OptimizeOptions | None = None) -> dict[st
         GraphError: the tokens cannot be merged, see `merge_tokens`.
     """
     options = options or OptimizeOptions()
-    return {each.name: each.run(model, options) for each in REWRITES if each.chosen(options)}
+    return {rewrite.name: rewrite.run(model, options) for rewrite in REWRITES if rewrite.chosen(options)}
 
 
 class Rewrite(NamedTuple):

@@ -225,32 +225,32 @@ def merge_tokens(model: ir.Model, schedule: Mapping[int, int]) -> tuple[int, ...
     Raises:
         GraphError: the tokens of this graph cannot be merged at all, or not by this schedule.
     """
-    found = merge_points(model)
-    _check(schedule, found)
-    editor, tokens, sizes = Editor(model), found.count, None
+    points = merge_points(model)
+    _check(schedule, points)
+    editor, tokens, sizes = Editor(model), points.count, None
     logarithms: dict[ir.Node, ir.Value] = {}
     for block, remaining in sorted(schedule.items()):
-        after = found.points[block]
-        flow, readers = follow(model, after, found.prefix), list(after.uses())
+        after = points.points[block]
+        flow, readers = follow(model, after, points.prefix), list(after.uses())
         reads = {node for node, _ in readers}
         first = next(node for node in model.graph if node in reads)
         assert after.shape is not None
         batch = after.shape[0]
-        writer = _Writer(editor, first, f"blocks.{block}.merge", batch, found.prefix, tokens, remaining)
+        writer = _Writer(editor, first, f"blocks.{block}.merge", batch, points.prefix, tokens, remaining)
         merged, sizes, logarithm = writer.merge(after, sizes)
         for node, index in readers:
             node.replace_input_with(index, merged)
         for value, axes in flow.axes.items():
             if value is not after:
                 editor.resize(value, axes, remaining)
-        logarithms.update((each.softmax, logarithm) for each in flow.attentions)
+        logarithms.update((attention.softmax, logarithm) for attention in flow.attentions)
         tokens = remaining
     for softmax, logarithm in logarithms.items():
         scores = softmax.inputs[0]
         assert scores is not None
         name = f"{str(softmax.name).removesuffix('/Softmax')}.sizes"
         softmax.replace_input_with(0, editor.node(softmax, "Add", [scores, logarithm], name, scores.shape)[0])
-    return (found.count, *(schedule[block] for block in sorted(schedule)))
+    return (points.count, *(schedule[block] for block in sorted(schedule)))
 
 
 def _check(schedule: Mapping[int, int], found: MergePoints) -> None:

@@ -118,7 +118,7 @@ class TrackedResult:
         found: dict[str, float | None] = {}
         for name, row in self._named():
             mark = () if row.decided else ("undecided",)
-            found |= {_joined(name, *mark, each): getattr(row, each) for each in _TIMES}
+            found |= {_joined(name, *mark, time): getattr(row, time) for time in _TIMES}
             found |= {_joined(name, each): getattr(row, each) for each in _COUNTED}
             if row.metric is not None:
                 found |= {
@@ -129,14 +129,14 @@ class TrackedResult:
 
     def _named(self) -> list[tuple[str, ResultRow]]:
         """Each row with a unique name: its artifact, with a number if there are several."""
-        found: dict[str, ResultRow] = {}
+        rows: dict[str, ResultRow] = {}
         for row in self.rows:
             name, number = row.artifact, 1
-            while name in found:
+            while name in rows:
                 number += 1
                 name = f"{row.artifact} {number}"
-            found[name] = row
-        return list(found.items())
+            rows[name] = row
+        return list(rows.items())
 
 
 def outcomes_of(rows: Sequence[ResultRow]) -> list[tuple[ResultRow, ...]]:

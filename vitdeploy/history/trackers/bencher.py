@@ -41,7 +41,7 @@ class Bencher(Tracker):
             raise _Enough
 
     def send(self, outcomes: Sequence[TrackedResult], progress: Progress) -> Sent:
-        self._rows += [row for each in outcomes for row in each.rows]
+        self._rows += [row for outcome in outcomes for row in outcome.rows]
         found, left_out = metrics_of(self._rows)
         with replacing_file(self._file, is_metrics) as work:
             work.write_text(json.dumps(found, indent=1, allow_nan=False) + "\n", encoding="utf-8")

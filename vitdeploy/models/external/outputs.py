@@ -294,7 +294,7 @@ def _points(model: nn.Module, outputs: Sequence[TensorSpec]) -> KeypointSpec:
     """Return the keypoint spec with the skeleton's lines from a transformers config."""
     edges = getattr(getattr(model, "config", None), "edges", None)
     count = KeypointSpec().number_of_classes(outputs) or 0
-    pairs = [tuple(each) for each in edges] if isinstance(edges, list | tuple) else []
+    pairs = [tuple(edge) for edge in edges] if isinstance(edges, list | tuple) else []
     fits = all(len(pair) == 2 and all(type(end) is int and 0 <= end < count for end in pair) for pair in pairs)
     return KeypointSpec(skeleton=tuple((a, b) for a, b in pairs) if fits else ())
 
@@ -363,9 +363,9 @@ def _features(result: Any, requested: bool) -> list[Output]:
         return [("features", result)] if result.ndim == 2 and requested else _tokens(result)
     if isinstance(result, Mapping):
         pooled, hidden = field(result, *VECTORS), field(result, "last_hidden_state")
-        found: list[Output] = [] if pooled is None else [("features", pooled.flatten(1))]
+        outputs: list[Output] = [] if pooled is None else [("features", pooled.flatten(1))]
         tokens = [] if hidden is None else _tokens(hidden)
-        return [*found, *(tokens[1:] if found else tokens)]
+        return [*outputs, *(tokens[1:] if outputs else tokens)]
     pooled, tokens_of, *_ = tensors_of(result, 2, 3) or (None, None)
     if pooled is None or tokens_of is None or (pooled.ndim, tokens_of.ndim) != (2, 3):
         return []

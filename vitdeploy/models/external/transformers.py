@@ -235,13 +235,13 @@ def _attempt(
     learned = dict(model.named_parameters(remove_duplicate=False))
     computed = [key for key in absent if key not in learned and COMPUTED.fullmatch(key)]
     missing = [key for key in absent if key not in computed]
-    found = Mismatch(tuple(missing), tuple(key for key in unexpected if key not in left), shapes, {})
+    mismatch = Mismatch(tuple(missing), tuple(key for key in unexpected if key not in left), shapes, {})
     remarks = [f"left out, not part of the model: {listed(patterns(left, unexpected))}"] if left else []
     if computed:
         remarks.append(
             f"not in the checkpoint, computed by the model itself: {listed(patterns(computed, model.state_dict()))}"
         )
-    return model, found, remarks
+    return model, mismatch, remarks
 
 
 @contextlib.contextmanager
