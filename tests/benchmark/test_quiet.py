@@ -100,7 +100,7 @@ def test_too_few_quiet_rounds_decide_nothing_and_say_so():
     [ratio] = ratios(found, [("a", "b")])
     assert (ratio.decided, ratio.verdict) == (False, NOT_DECIDED)
     reason = undecided(found, [ratio])["a"]
-    assert reason.startswith("only 0 of 14 single rounds were undisturbed (other processes used 48 % of the CPU time, ")
+    assert reason.startswith("none of the 14 single rounds was clean (other processes used 48 % of the CPU time, ")
     assert "waited 40 % of the time for a CPU" in reason and "machines used 10 %" in reason and "--duration" in reason
     assert [row.flags for row in rows(found)] == [("contended", "short"), ("short",)]
     no_evidence = bench_run(*(entry(name, [Round(1, np.full(9, 5.0), 0.5)] * 12) for name in "ab"))

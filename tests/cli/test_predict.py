@@ -44,7 +44,9 @@ def test_patterns_name_files_and_folders_below(run, small_bundle, shots):
     done = run("predict", small_bundle, "my sho*", "--json")  # of folders alone: as a shell would give them
     assert len(done.document["predictions"]) > 2
     done = run("predict", small_bundle, "*.jpg")
-    assert (done.returncode, "nothing matches '*.jpg'" in done.stderr) == (2, True)
+    assert (done.returncode, "no image at *.jpg" in done.stderr) == (2, True)
+    done = run("predict", small_bundle, "absent.png", "*.jpg")  # all of them are named
+    assert [each for each in ("absent.png", "*.jpg", "0 of 2 inputs answered") if each not in done.stdout] == []
 
 
 def test_boxes_are_four_numbers_and_for_models_of_one_object(run, small_bundle, shots):

@@ -288,7 +288,7 @@ def resumed_row(sandbox: Sandbox, folder: Path, count: int) -> Row:
     shutil.copytree(pristine, root)
     whole = sandbox.command(command, folder, seconds=60)
     reused = whole.text.count("reuse  ")
-    if whole.status or "make   export" in whole.text or not reused:
+    if whole.status or "run    export" in whole.text or not reused:
         row.add("the whole store", "wrong", note=whole.text[-500:])
     for path, bit in chosen(files, count, "resumed"):
         shutil.rmtree(root)

@@ -119,9 +119,12 @@ def test_what_cannot_be_proven_is_known_from_the_original_alone(named):
     job, answers = named
     assert foresee(job.adapter, answers, job.data, Budget()) == []
     [text] = foresee(job.adapter, answers, job.data, Budget(max_drop=0.5))
-    assert text.startswith("110 images can prove a drop of ")
+    assert text.startswith("110 images are too few: ") and "only a drop below " in text
     [text] = foresee(job.adapter, answers, job.data, Budget(min_agreement=99, max_drop=20))
-    assert text == "110 images can prove an agreement of 96.62 % at best; 99 needs about 381 images at full agreement"
+    assert text == (
+        "110 images are too few: even if all answers match, they prove only 96.62 % agreement "
+        "(budget: 99 %); about 381 are needed"
+    )
 
 
 def test_few_images_leave_enough_to_evaluate_on_and_the_summary_says_so(home):
@@ -135,7 +138,7 @@ def test_few_images_leave_enough_to_evaluate_on_and_the_summary_says_so(home):
 def test_a_split_that_leaves_too_few_is_refused_with_the_number_that_works(home):
     with pytest.raises(GateError) as caught:
         split_notes(job_of(home, 60))
-    assert caught.value.exit_code == 5 and "needs about 73 images" in caught.value.found
+    assert caught.value.exit_code == 5 and "about 73 are needed" in caught.value.found
     assert caught.value.fix == "--set data.calibration.images=30"
     assert split_notes(job_of(home, 30)) == []
 
@@ -143,7 +146,7 @@ def test_a_split_that_leaves_too_few_is_refused_with_the_number_that_works(home)
 @pytest.mark.parametrize("budget", [{"min_agreement": 99}, {"max_drop": 0.5}])
 def test_what_no_split_can_prove_is_a_note(home, budget):
     [note] = split_notes(job_of(home, 60, budget))
-    assert note.startswith("60 images can prove ") and "undecided" in note
+    assert note.startswith("60 images are too few: ") and "undecided" in note
     assert split_notes(job_of(home, 60, {"min_agreement": 90})) == []
 
 
@@ -152,7 +155,7 @@ def test_a_search_knows_it_before_it_makes_anything(named, tmp_path):
     made: list[str] = []
     job = dataclasses.replace(named[0], recipe=recipe)
     tuner = Tuner(job, Store(tmp_path), True, silent, lambda step, reused: made.append(step.name))
-    assert [text.startswith("110 images can prove a drop of ") for text in tuner.foresee()] == [True]
+    assert [text.startswith("110 images are too few: ") for text in tuner.foresee()] == [True]
     assert made == ["reference"]
 
 
@@ -167,8 +170,8 @@ def test_verify_warns_and_says_what_cannot_be_proven_before_the_gate(home, tmp_p
             *("--data", "data", "--max-drop", 0.5),
         )
     assert done.returncode == 5
-    said = "120 images can prove a drop of "
-    assert [line.startswith(said) for line in done.stderr.splitlines() if "can prove" in line] == [True]
+    said = "120 images are too few: "
+    assert [line.startswith(said) for line in done.stderr.splitlines() if "they prove only a drop" in line] == [True]
     *_, warning, gate, _ = done.stdout.splitlines()
     assert warning.startswith("warning: the original's top-1 is ")
     assert "the class order may be wrong. In another order, fitted on one half of the images, it is 9" in warning
@@ -211,7 +214,7 @@ def test_an_artifact_without_labels_has_those_of_its_original(home, small):
         note=said.append,
     )
     assert found.mapping.how == "name"
-    assert len([text for text in said if text.startswith("40 images can prove a drop of")]) == 1
+    assert len([text for text in said if text.startswith("40 images are too few: ")]) == 1
     assert (found.verified.agreement, found.verified.drop) == (100, 0)
 
 

@@ -23,6 +23,7 @@ from vitdeploy.bundle.read import read_bundle, verify_files
 from vitdeploy.document.report import read_report
 from vitdeploy.runtime import Monitor, load
 from vitdeploy.spec import encode
+from vitdeploy.stages.step import in_words
 
 TARGETS = ("openvino-cpu", "onnxruntime-cpu")
 ENGINES = ["openvino-cpu-int8", "onnxruntime-cpu-int8", "openvino-cpu-fp32", "onnxruntime-cpu-fp32"]
@@ -324,8 +325,9 @@ def test_a_dry_run_shows_what_a_change_makes_again_and_computes_nothing(line, tm
         done = command("run", line.recipe, "-o", "new", "--set", "data.seed=1", "--dry-run")
     assert done.returncode == 0, done.stderr
     plan = dict(reversed(text.split(maxsplit=1)) for text in done.stdout.splitlines()[: len(STEPS)])
-    assert list(plan) == STEPS
-    floats = (f"{verb} {target}-fp32" for target in TARGETS for verb in ("place", "compile"))
+    assert list(plan) == [in_words(step) for step in STEPS]
+    assert "prepare the graph of openvino-cpu-int8" in plan and "choose token rows of openvino-cpu-int8" in plan
+    floats = (f"{verb} {target}-fp32" for target in TARGETS for verb in ("prepare the graph of", "compile"))
     unchanged = ["export", "optimize", *floats]
     # The digits bring their own split, so the seed chooses other images of both parts.
     assert sorted(step for step, what in plan.items() if what == "reuse") == sorted(unchanged)

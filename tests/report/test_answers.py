@@ -176,7 +176,7 @@ def test_what_is_not_decided_is_no_ratio_and_has_no_star():
 @pytest.mark.parametrize("grade", ["recommended", "leading", "no ranking"])
 def test_a_grade_has_a_badge_and_reasons_are_folded_once(grade):
     """Beside others: what holds at least is the number, and the page says one thing of the speed in one place."""
-    report, why = copy.deepcopy(REPORT), "only 0 of 7 rounds of single were undisturbed"
+    report, why = copy.deepcopy(REPORT), "none of the 7 single rounds was clean"
     sure = grade == "recommended"
     report["verdict"] |= {"grade": grade, "recommended": NAME if sure else None, "leading": NAME, "gate": "pass"}
     report["bench"]["undecided"] = {NAME: why}

@@ -129,12 +129,13 @@ def bomb():
 @pytest.mark.parametrize(
     ("status", "error", "method", "path", "body", "headers"),
     [
-        (404, "Not Found", "GET", "/v3", None, {}),
+        (404, "here: GET /v2, .*POST /predict, GET /metrics, .*infer$", "GET", "/", None, {}),
+        (404, "nothing is at this path; here: .*GET /v2/health/ready", "GET", "/health", None, {}),
         (404, "no model cats; available: quarters, version 1", "GET", "/v2/models/cats", None, {}),
         (404, "no model cats;", "POST", "/v2/models/cats/infer", "{}", JSON),
         (404, "no model quarters version 2;", "GET", "/v2/models/quarters/versions/2/ready", None, {}),
-        (405, "Method Not Allowed", "GET", "/predict", None, {}),
-        (405, "Method Not Allowed", "POST", "/v2", "", {}),
+        (405, r"takes POST with an image \(curl -F file=@IMAGE\), not GET", "GET", "/predict", None, {}),
+        (405, "takes (GET, HEAD|HEAD, GET), not POST", "POST", "/v2", "", {}),
         (415, "content type text/xml: expected application/json", "POST", INFER, "<a/>", {"Content-Type": "text/xml"}),
         (415, "octet-stream: expected", "POST", INFER, "a", {"Content-Type": "application/octet-stream"}),
         (415, "content encoding gzip", "POST", INFER, "a", {**JSON, "Content-Encoding": "gzip"}),

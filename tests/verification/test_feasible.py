@@ -60,12 +60,14 @@ def test_the_number_for_an_agreement_passes_its_gate_and_one_less_does_not():
 def test_what_cannot_be_proven_is_said_with_what_can_and_with_how_many():
     budget = Budget(max_drop=0.5, min_agreement=99.5)
     assert unprovable(perfect(DIGITS, RIGHT), budget) == [
-        "640 images can prove a drop of 0.66 points at best; 0.5 needs about 837 images at full agreement",
-        "640 images can prove an agreement of 99.40 % at best; 99.5 needs about 765 images at full agreement",
+        "640 images are too few: even if all answers match, they prove only "
+        "a drop below 0.66 points (budget: 0.5); about 837 are needed",
+        "640 images are too few: even if all answers match, they prove only "
+        "99.40 % agreement (budget: 99.5 %); about 765 are needed",
     ]
     assert unprovable(perfect(837, 823), Budget(max_drop=0.5)) == []
     assert unprovable(perfect(DIGITS, RIGHT), Budget(max_latency=1)) == []
-    assert "needs more images" in unprovable(perfect(DIGITS, RIGHT), Budget(min_agreement=100))[0]
+    assert "; more are needed" in unprovable(perfect(DIGITS, RIGHT), Budget(min_agreement=100))[0]
 
 
 def test_without_labels_agreement_bounds_the_drop():
@@ -73,7 +75,8 @@ def test_without_labels_agreement_bounds_the_drop():
     assert drop_by_agreement(found) == (pytest.approx(-0.5966, abs=1e-4), pytest.approx(0.5966, abs=1e-4))
     assert unprovable(found, Budget(max_drop=0.6)) == []
     assert unprovable(found, Budget(max_drop=0.5)) == [
-        "640 images can prove a drop of 0.60 points at best; 0.5 needs about 765 images at full agreement"
+        "640 images are too few: even if all answers match, they prove only "
+        "a drop below 0.60 points (budget: 0.5); about 765 are needed"
     ]
 
 
@@ -129,6 +132,8 @@ def test_agreement_bounds_no_metric_but_top1():
         agreement=100.0, agreement_ci95=(97.0, 100.0), agreement_of="objects", max_difference=0.0,
     )  # fmt: skip
     assert unprovable(some, Budget(max_drop=1.0, min_agreement=98)) == [
-        "30 images can prove a drop of 2.00 points at best; 1 needs more images",
-        "30 images can prove an agreement of 97.00 % at best; 98 needs more images",
+        "30 images are too few: even if all answers match, they prove only "
+        "a drop below 2.00 points (budget: 1); more are needed",
+        "30 images are too few: even if all answers match, they prove only "
+        "97.00 % agreement (budget: 98 %); more are needed",
     ]

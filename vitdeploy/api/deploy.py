@@ -45,7 +45,7 @@ from vitdeploy.recipe.load import given_recipe, validate
 from vitdeploy.recipe.recipe import Recipe
 from vitdeploy.runtime.predictor import Predictor
 from vitdeploy.spec import GateStatus, Grade, Precision, encode
-from vitdeploy.stages.step import OUTPUT_NAMES, RECIPE_FILE, TUNED_NAMES, Step
+from vitdeploy.stages.step import OUTPUT_NAMES, RECIPE_FILE, TUNED_NAMES, Step, in_words
 from vitdeploy.verification.gate import guards
 from vitdeploy.workflows import tuning, variants
 
@@ -108,6 +108,9 @@ class PlannedStep:
 
     name: str
     reuse: bool
+
+    def __str__(self) -> str:
+        return f"{'reuse' if self.reuse else 'run':<5}  {in_words(self.name)}"
 
 
 @calls.takes(Deploy)

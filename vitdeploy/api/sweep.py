@@ -19,7 +19,7 @@ from vitdeploy.publish import check_replaceable, replacing, storage_errors
 from vitdeploy.recipe import grid, load
 from vitdeploy.report.html import render_sweep
 from vitdeploy.runtime.trust import write_atomic
-from vitdeploy.stages.step import OUTPUT_NAMES, json_text
+from vitdeploy.stages.step import OUTPUT_NAMES, in_words, json_text
 from vitdeploy.store.store import store_folder
 from vitdeploy.workflows.executors import executor_of
 from vitdeploy.workflows.sweep import Entry, RecipeSweep
@@ -289,7 +289,7 @@ def _row(name: str, stages: Sequence[PlannedStage]) -> tuple[str, ...]:
     seconds = [stage.seconds for stage in to_make if stage.seconds is not None]
     sizes = [stage.bytes for stage in to_make if stage.bytes is not None]
     return (
-        name,
+        in_words(name),
         str(sum(len(stage.recipes) for stage in stages)),
         str(len(stages)),
         str(len(stages) - len(to_make)),

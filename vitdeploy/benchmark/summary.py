@@ -605,7 +605,9 @@ def _disturbed(bench_run: BenchRun, entries: Sequence[Measurements], scenario: s
         worst = max(slowed, key=lambda each: each.blocks)
         return f"only {len(numbers)} of {len(every)} {scenario} rounds count, {worst}: {COOL_DOWN}"
     causes = "; ".join(filter(None, [_disturbance(seen), *map(str, slowed[:1])]))
-    return f"only {len(numbers)} of {len(every)} {scenario} rounds were undisturbed ({causes}): {MEASURE_AGAIN}"
+    count = f"only {len(numbers)}" if numbers else "none"
+    were = "were" if len(numbers) > 1 else "was"
+    return f"{count} of the {len(every)} {scenario} rounds {were} clean ({causes}): {MEASURE_AGAIN}"
 
 
 def _disturbance(seen: Sequence[Unrest]) -> str:

@@ -59,9 +59,8 @@ def run(console: Console, options: Run, further: Further, recorded: RecordedBund
     options = dataclasses.replace(options, recipe=loaded, overrides=(), folder=out)
     if further.dry_run:
         steps = api("deploy").planned(options)
-        lines = [f"{'reuse' if step.reuse else 'make ':<5}  {step.name}" for step in steps]
         document = {"plan": [{"step": step.name, "reuse": step.reuse} for step in steps], "output": str(out)}
-        console.finish(document, [*lines, "make   bench", f"make   bundle {out}"], None)
+        console.finish(document, [*map(str, steps), "run    bench", f"run    bundle {out}"], None)
         return
     with recording(console, recorded) as record:
         made = call("run", options)

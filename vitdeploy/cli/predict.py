@@ -14,7 +14,7 @@ from vitdeploy.api.predict import Input, Predict
 from vitdeploy.api.predict import predict as answers_of
 from vitdeploy.cli.options import Console, command_of
 from vitdeploy.data.folder import other_files, scan
-from vitdeploy.errors import DataError, InputError, MissingFileError
+from vitdeploy.errors import DataError, InputError
 from vitdeploy.paths import exists, is_dir
 from vitdeploy.runtime.preprocess import SUFFIXES
 
@@ -76,14 +76,14 @@ TOKENS = {".npz"}
 
 
 def find_inputs(texts: Iterable[str], note: Callable[[str], None], *, tokens: bool = False) -> list[Input]:
-    """Return all inputs named by the arguments, in order; those of a folder or pattern are sorted.
+    """Return all inputs named by the arguments, in order; those of a folder or pattern are sorted. A pattern that nothing
+    matches is an input that cannot be read.
 
     Args:
         note: called with a line on skipped files of a folder.
         tokens: take .npz files instead of images.
 
     Raises:
-        MissingFileError: nothing matches a pattern.
         DataError: a folder holds no usable input.
     """
     return [each for text in texts for each in _inputs(text, note, tokens)]
@@ -97,12 +97,7 @@ def _inputs(text: str, note: Callable[[str], None], tokens: bool) -> Iterator[In
         yield Input(text, _standard_input())
     elif is_dir(path):
         yield from _in_folder(path, note, tokens)
-    elif not exists(path) and any(character in text for character in "*?["):
-        matches = sorted(glob.glob(text, recursive=True))  # noqa: PTH207 - a pattern may be absolute
-        if not matches:
-            raise MissingFileError(
-                f"nothing matches {text!r}", expected="files or folders", fix="check the pattern with ls"
-            )
+    elif not exists(path) and (matches := sorted(glob.glob(text, recursive=True))):  # noqa: PTH207 - may be absolute
         files = [match for match in matches if not Path(match).is_dir()]
         yield from (Input(match) for match in files)
         for folder in matches if not files else []:  # the pattern matches only folders, as a shell would expand it

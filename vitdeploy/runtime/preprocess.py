@@ -74,8 +74,8 @@ T = TypeVar("T")
 Pixels = npt.NDArray[np.uint8]
 ImageSource = Union[str, Path, bytes, bytearray, memoryview, "Image.Image", Pixels]
 ACCEPTED = (
-    "a path (str or Path), the bytes of an image file, a PIL image, or a uint8 array [height, width, channels] of "
-    "numpy, RGB"
+    "a path (str or Path), the bytes of an image file, a PIL image, or a uint8 array of numpy: [height, width, 3] in "
+    "RGB, or grey, [height, width] or [height, width, 1]"
 )
 
 
@@ -305,7 +305,7 @@ def _read(path: Path) -> bytes:
     try:
         size = path.stat().st_size
     except (OSError, ValueError):  # ValueError: a NUL in the name
-        raise MissingFileError(f"no image at {path}", fix="check the path") from None
+        raise MissingFileError(f"no image at {path}", fix="check the path or pattern") from None
     if not path.is_file() or size > MAX_FILE_BYTES:
         raise ImageError(
             f"{path} is not a regular file, or too large",
@@ -354,9 +354,9 @@ def _from_array(array: npt.NDArray[Any], mode: str) -> Image.Image:
 
     if array.dtype != np.uint8 or array.ndim not in (2, 3) or (array.ndim == 3 and array.shape[2] not in (1, 3)):
         raise TensorError(
-            "an image array must be uint8 [height, width, channels] with 1 or 3 channels",
+            "not an image array",
             found=f"{array.dtype} {list(array.shape)}",
-            expected="uint8 [height, width, 3]",
+            expected="uint8 [height, width, 3] in RGB, or grey: uint8 [height, width] or [height, width, 1]",
         )
     if 0 in array.shape:
         raise TensorError(

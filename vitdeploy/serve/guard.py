@@ -191,9 +191,16 @@ def in_words(wrong: InputError) -> str:
 
 
 async def on_http_exception(request: Request, error: Exception) -> Response:
-    """Answer Starlette's errors: an unknown path, or an unsupported method."""
+    """Answer an unknown path or an unsupported method with what is here."""
     wrong = cast(HTTPException, error)
-    return refused(_record(request), wrong.status_code, wrong.detail, dict(wrong.headers or {}))
+    message, headers = wrong.detail, dict(wrong.headers or {})
+    if wrong.status_code == 404:
+        here = [f"{'POST' if 'POST' in route.methods else 'GET'} {route.path}" for route in request.app.routes]
+        message = f"nothing is at this path; here: {', '.join(here)}"
+    elif wrong.status_code == 405:
+        image = " with an image (curl -F file=@IMAGE)" if request.url.path == "/predict" else ""
+        message = f"this path takes {headers['Allow']}{image}, not {request.method}"
+    return refused(_record(request), wrong.status_code, message, headers)
 
 
 async def on_client_gone(request: Request, error: Exception) -> Response:

@@ -44,6 +44,12 @@ OPTIMIZE: str = "optimize"
 UNPRUNED = f"{OPTIMIZE} unpruned"
 # The kind of the step that keeps layers in higher precision.
 HIGH_PRECISION = "high_precision"
+# What kinds of steps do that have no plain names; the engine follows.
+_IN_WORDS = {
+    HIGH_PRECISION: "choose layers in higher precision of", "float_rest": "choose float operators of",
+    "search": "choose mixed precision of", "parts": "choose token rows of", "place": "prepare the graph of",
+    REFERENCE: "run the original", ATTENTION: "draw attention maps", "pruning": "choose what to prune",
+}  # fmt: skip
 # The original's name among the artifacts.
 ORIGINAL = "original"
 # Precisions that need calibration.
@@ -109,6 +115,11 @@ class Step:
     def key(self, made: Mapping[str, Artifact | str]) -> str:
         """The key of its folder; `made` as for `identity`."""
         return self.identity(made).key
+
+
+def in_words(name: str) -> str:
+    """The name of a step for people, such as "prepare the graph of openvino-cpu-int8"."""
+    return " ".join(_IN_WORDS.get(word, word) for word in name.split())
 
 
 @dataclass(frozen=True)

@@ -116,9 +116,9 @@ def unprovable(perfect: Comparison, budget: Budget, noun: str = "image") -> list
     if budget.max_drop is not None:
         lines += _of_drop(perfect, budget.max_drop, noun)
     if budget.min_agreement is not None and perfect.agreement_ci95[0] < budget.min_agreement:
-        can = f"{perfect.n:,} {noun}s can prove an agreement of {_below(perfect.agreement_ci95[0])} % at best"
+        proven = f"{_below(perfect.agreement_ci95[0])} % agreement (budget: {budget.min_agreement:g} %)"
         needed = images_for_agreement(budget.min_agreement) if perfect.agreement_of == TOP1_ANSWERS else None
-        lines.append(f"{can}; {budget.min_agreement:g} needs {_images(needed, noun)}")
+        lines.append(_too_few(perfect.n, noun, proven, needed))
     return lines
 
 
@@ -134,12 +134,12 @@ def _of_drop(perfect: Comparison, max_drop: float, noun: str) -> list[str]:
         needed = images_for_drop(max_drop, perfect.reference_value / 100)
     elif by_labels is None:
         needed = images_for_agreement(100 - max_drop)
-    can = f"{perfect.n:,} {noun}s can prove a drop of {_above(bounds[0])} points at best"
-    return [f"{can}; {max_drop:g} needs {_images(needed, noun)}"]
+    return [_too_few(perfect.n, noun, f"a drop below {_above(bounds[0])} points (budget: {max_drop:g})", needed)]
 
 
-def _images(count: int | None, noun: str) -> str:
-    return f"about {count:,} {noun}s at full agreement" if count is not None else f"more {noun}s"
+def _too_few(n: int, noun: str, proven: str, needed: int | None) -> str:
+    more = f"about {needed:,}" if needed is not None else "more"
+    return f"{n:,} {noun}s are too few: even if all answers match, they prove only {proven}; {more} are needed"
 
 
 def _above(value: float) -> str:
