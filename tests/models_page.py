@@ -73,9 +73,9 @@ transformers module are refused: HGNetv2 in RT-DETRv2, DEIMv2's own files, RF-DE
 and `Sam3TrackerModel`, also inside `Sam2VideoModel`, `EdgeTamVideoModel` and `Sam3TrackerVideoModel`. SAM-HQ and
 SAM 3's detector for texts are refused. Masks as prompts are not supported.
 
-**Image and text.** [CLIP, SigLIP, OpenCLIP folders](tasks.md#images-against-texts), OWL-ViT and OWLv2 become two
-towers. Grounding DINO and OmDet-Turbo are refused. [TrOCR and Donut](tasks.md#image-to-text) are split into an encoder
-and a decoder step.
+**Image and text.** [CLIP, SigLIP, OpenCLIP folders](tasks.md#images-against-texts), OWL-ViT and OWLv2 become an
+image encoder and a text encoder. Grounding DINO and OmDet-Turbo are refused.
+[TrOCR and Donut](tasks.md#image-to-text) are split into an encoder and a decoder step.
 
 """
 MIDDLE = """

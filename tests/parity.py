@@ -68,15 +68,17 @@ FAMILIES = {
     "DINOv2": Family(("vit_*_patch14_dinov2",), {"timm": "features", "transformers": BOTH}, "features"),
     "DINOv2 with registers": Family(("vit_*_reg4_dinov2",), {"timm": "features", "transformers": BOTH}, "logits"),
     "MAE": Family(("vit_*.mae",), {"timm": "features", "transformers": "features"}, "features"),
-    "CLIP image tower": Family(
+    "CLIP image encoder": Family(
         ("vit_*_clip_*",),
         {"timm": "logits, image embedding", "transformers": f"{BOTH}, image embedding"},
         "image embedding",
     ),
-    "SigLIP image tower": Family(("vit_*_siglip_*",), {"timm": BOTH, "transformers": BOTH}, "features"),
-    "CLIP, both towers": Family((), {"transformers": TOWERS}, TOWERS),
-    "SigLIP and SigLIP 2, both towers": Family((), {"transformers": TOWERS}, TOWERS),
-    "CLIP and SigLIP in OpenCLIP's layout, both towers": Family((), {OPEN_CLIP: TOWERS, INDEPENDENT: TOWERS}, TOWERS),
+    "SigLIP image encoder": Family(("vit_*_siglip_*",), {"timm": BOTH, "transformers": BOTH}, "features"),
+    "CLIP, image and text encoder": Family((), {"transformers": TOWERS}, TOWERS),
+    "SigLIP and SigLIP 2, image and text encoder": Family((), {"transformers": TOWERS}, TOWERS),
+    "CLIP and SigLIP in OpenCLIP's layout, image and text encoder": Family(
+        (), {OPEN_CLIP: TOWERS, INDEPENDENT: TOWERS}, TOWERS
+    ),
     "Swin": Family(("swin_*",), {"timm": BOTH, "transformers": BOTH, "torchvision": "logits"}, "logits"),
     "DETR, detection": Family(("detr_*[0-9]",), {"transformers": BOXES}, BOXES),
     "DETR, panoptic": Family(("detr_*_panoptic",), {"transformers": f"{BOXES}, masks"}, f"{BOXES}, masks"),
@@ -129,7 +131,7 @@ def _row(family: str, against: str, form: Form) -> Row:
 
 # These are measured only where their data or their package is, which this repository does not bring.
 _PHOTOGRAPHS = tuple(_row("ViT", engine, PHOTOGRAPHS) for engine in ENGINES)
-OPTIONAL = (*_PHOTOGRAPHS, _row("CLIP and SigLIP in OpenCLIP's layout, both towers", OPEN_CLIP, FLOAT64))
+OPTIONAL = (*_PHOTOGRAPHS, _row("CLIP and SigLIP in OpenCLIP's layout, image and text encoder", OPEN_CLIP, FLOAT64))
 _UNORDERED = (
     *(_row(name, against, FLOAT64) for name, family in FAMILIES.items() for against in family.references),
     _row("Swin", "timm", FLOAT32),

@@ -618,6 +618,13 @@ def test_a_text_is_refused_before_the_libraries_that_read_graphs_are_loaded(tmp_
     assert not {"onnx", "onnx_ir", "torch", "onnxruntime"} & set(done.stdout.split())
 
 
+def test_the_config_of_a_model_folder_is_refused_with_the_export_that_takes_it(refused, tmp_path):
+    (tmp_path / "tiny").mkdir()
+    (tmp_path / "tiny" / "config.json").write_text("{}", encoding="utf-8")
+    command = ("quantize", "tiny/config.json", *STEPS["quantize"])
+    refused(2, "VD2202", *command, says=["a JSON file", "for a model folder: vitdeploy export hf:tiny -o DIR"])
+
+
 def test_a_graph_that_does_not_say_how_its_input_is_made(refused, foreign):
     says = ["found:    no vitdeploy metadata in the file", "expected: a graph written by `vitdeploy export`"]
     refused(2, "VD2202", "compile", foreign, "--target", "openvino-cpu", "-o", "out", says=says)

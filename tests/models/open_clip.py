@@ -26,14 +26,14 @@ SIGLIP = {"embed_dim": 32, "depth": 2, "num_heads": 4, "img_size": SIDE, "patch_
 KINDS: dict[str, dict[str, Any]] = {
     # OpenAI's, and MetaCLIP's
     "quickgelu": {"quick_gelu": True, "vision_cfg": VISION, "text_cfg": TEXT},
-    # LAION's, whose text tower was built apart
+    # LAION's, whose text encoder was built apart
     "custom text": {"custom_text": True, "vision_cfg": {**VISION, "mlp_ratio": 2.5}, "text_cfg": TEXT},
     # CLIPA's: no norm before the blocks, an average, which is normed
     "average": {
         "vision_cfg": {**VISION, "no_ln_pre": True, "pool_type": "avg", "final_ln_after_pool": True},
         "text_cfg": {**TEXT, "pool_type": "last"},
     },
-    # SigLIP 2: timm's image tower, which is ours, and a text tower without a mask
+    # SigLIP 2: timm's image encoder, which is ours, and a text encoder without a mask
     "siglip": {
         "custom_text": True,
         "init_logit_bias": -10,
@@ -55,7 +55,7 @@ KINDS: dict[str, dict[str, Any]] = {
             "tokenizer_kwargs": {"clean": "canonicalize"},
         },
     },
-    # MobileCLIP's form: an image tower that only timm has, with its own last linear; the text tower sees the padding
+    # MobileCLIP's form: an image encoder that only timm has, with its own last linear; the text encoder sees padding
     "timm": {
         "custom_text": True,
         "vision_cfg": {"image_size": 64, "timm_model_name": "test_byobnet", "timm_pool": "avg", "timm_proj": None},
@@ -176,7 +176,7 @@ class Text(nn.Module):
 
 
 class Clip(nn.Module):
-    """Both towers, whose state dict has OpenCLIP's names."""
+    """Both encoders, whose state dict has OpenCLIP's names."""
 
     def __init__(self, config: dict[str, Any]) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Folders in OpenCLIP's layout: both towers, tokens and pixels against other implementations, and what is refused."""
+"""Folders in OpenCLIP's layout: both encoders, tokens and pixels against other implementations, and what is refused."""
 
 import json
 import os
@@ -24,7 +24,7 @@ from vitdeploy.models.source import Source
 from vitdeploy.runtime.preprocess import load_pixels, normalise
 from vitdeploy.runtime.tokenizer import TextTokenizer, cleaned
 
-PAGE = "CLIP and SigLIP in OpenCLIP's layout, both towers"
+PAGE = "CLIP and SigLIP in OpenCLIP's layout, image and text encoder"
 CONFIG = "open_clip_config.json"
 WEIGHTS = "open_clip_model.safetensors"
 
@@ -211,7 +211,7 @@ def test_a_file_is_read_by_the_config_beside_it_and_so_is_a_config_of_open_clips
     original = load_model(Source(checkpoint=out / "b32_400m.pt"))
     assert original.signature.task == "features"
     assert [str(each) for each in original.signature.outputs] == ["features: float32[batch, 24]"]
-    assert any(note.startswith("no tokenizer.json: image tower only; for both") for note in original.notes)
+    assert any(note.startswith("no tokenizer.json: image encoder only; for both") for note in original.notes)
     assert original.preprocess.mean == (0.48145466, 0.4578275, 0.40821073)
     with torch.no_grad():
         image = torch.randn(2, 3, 32, 32)
@@ -267,7 +267,7 @@ def prepared(**values):
         (setting(VISION, image_size=64, width=48), "does not match the weights", "width 48, the weights have 32"),
         (setting(VISION, image_size=64), "does not match the weights", "image_size 64, the weights have (32, 32)"),
         (setting(None, embed_dim=16), "does not match the weights", "embed_dim 16, the weights have 24"),
-        (setting(None, multimodal_cfg={"width": 1}), "not the config of an image tower and a text", "multimodal_cfg"),
+        (setting(None, multimodal_cfg={"width": 1}), "not the config of an image encoder and a text", "multimodal_cfg"),
         (setting(TEXT, hf_model_name="roberta-base"), "does not support", "transformers, roberta-base"),
         (setting(TEXT, embed_cls=True), "does not support", "embed_cls True"),
         (setting(TEXT, pool_type="first"), "does not support", "pool_type 'first'"),
@@ -296,17 +296,17 @@ def replaced(folder, change):
 @pytest.mark.parametrize(
     ("change", "says", "found"),
     [
-        (lambda s: s.pop("visual.ln_post.bias"), "the image tower is incomplete", "norm.bias"),
-        (lambda s: s.update({"visual.ls": torch.ones(1)}), "image tower has tensors that CLIP does not", "visual.ls"),
+        (lambda s: s.pop("visual.ln_post.bias"), "the image encoder is incomplete", "norm.bias"),
+        (lambda s: s.update({"visual.ls": torch.ones(1)}), "image encoder has tensors that CLIP does not", "visual.ls"),
         (
             lambda s: s.pop("ln_final.bias"),
-            "the text tower is incomplete",
+            "the text encoder is incomplete",
             "1 missing, by vitdeploy's names: norm.bias",
         ),
-        (lambda s: s.update({"cls_emb": torch.ones(1)}), "text tower has tensors that CLIP does not", "cls_emb"),
+        (lambda s: s.update({"cls_emb": torch.ones(1)}), "text encoder has tensors that CLIP does not", "cls_emb"),
         (lambda s: s.update({"visual.proj": torch.ones(24)}), "with unexpected shapes", "head.weight [24]"),
         (lambda s: s.pop("logit_scale"), "comparing images and texts", ""),
-        (lambda s: s.pop("token_embedding.weight"), "have no text tower", "tokenizer.json"),
+        (lambda s: s.pop("token_embedding.weight"), "have no text encoder", "tokenizer.json"),
     ],
 )
 def test_weights_that_are_not_whole_are_refused(folders, tmp_path, change, says, found):
@@ -327,7 +327,7 @@ def test_a_tower_of_timm_that_is_another_is_refused(folders, tmp_path):
     with pytest.raises(CheckpointError, match="does not fit the architecture"):
         load(other)
     sized = changed(folders("siglip")[0], tmp_path / "sized", lambda c: c["model_cfg"].update(embed_dim=48))
-    with pytest.raises(CheckpointError, match="image tower does not return the features shared by images and texts"):
+    with pytest.raises(CheckpointError, match="image encoder does not return the features shared by images and texts"):
         load(sized)
 
 
@@ -344,6 +344,6 @@ def test_a_tokenizer_of_another_model_is_refused(folders, tmp_path):
     assert f"<|endoftext|> is {more - 1}" in caught.value.found
     vocabulary["more"] = more
     (folder / "tokenizer.json").write_text(json.dumps(tokenizer))
-    with pytest.raises(CheckpointError, match="has more tokens than the text tower") as caught:
+    with pytest.raises(CheckpointError, match="has more tokens than the text encoder") as caught:
         load(folder)
     assert caught.value.found == f"{more + 1} tokens, {more} rows of token_embedding.weight"

@@ -1,4 +1,4 @@
-"""OWL-ViT and OWLv2 as two towers: candidates, objects and pixels against transformers, and what is refused."""
+"""OWL-ViT and OWLv2 as two encoders: candidates, objects and pixels against transformers, and what is refused."""
 
 import json
 import os

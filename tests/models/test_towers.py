@@ -1,4 +1,4 @@
-"""CLIP and SigLIP whole: both towers against transformers' own, and folders that have not both."""
+"""CLIP and SigLIP whole: both encoders against transformers' own, and folders that have not both."""
 
 import json
 import os
@@ -23,9 +23,9 @@ from vitdeploy.runtime.tokenizer import TextTokenizer
 
 KINDS = ("clip", "old-clip", "siglip")
 PAGE = {
-    "clip": "CLIP, both towers",
-    "old-clip": "CLIP, both towers",
-    "siglip": "SigLIP and SigLIP 2, both towers",
+    "clip": "CLIP, image and text encoder",
+    "old-clip": "CLIP, image and text encoder",
+    "siglip": "SigLIP and SigLIP 2, image and text encoder",
 }
 
 
@@ -152,7 +152,7 @@ def test_without_a_tokenizer_it_is_the_image_tower_as_before(folders, tmp_path):
     folder, theirs = folders["clip"]
     original = load_model(source(copied(folder, tmp_path, "tokenizer*")))
     assert original.signature.task == "features"
-    assert original.notes[-1] == "no tokenizer.json: image tower only"
+    assert original.notes[-1] == "no tokenizer.json: image encoder only"
     assert load_model(source(folder, "features")).signature.task == "features"
     image = torch.randn(2, 3, 32, 32)
     with torch.no_grad():
@@ -163,16 +163,16 @@ def test_without_a_tokenizer_it_is_the_image_tower_as_before(folders, tmp_path):
 def test_a_config_of_both_and_weights_of_one_are_refused(folders, tmp_path):
     folder = copied(folders["clip"][0], tmp_path)
     without(folder, "text_model.", "text_projection.")
-    with pytest.raises(CheckpointError, match="have no text tower") as caught:
+    with pytest.raises(CheckpointError, match="have no text encoder") as caught:
         load_model(source(folder))
-    assert caught.value.fix.endswith("for the image tower alone: --task features")
+    assert caught.value.fix.endswith("for the image encoder alone: --task features")
     assert load_model(source(folder, "features")).signature.task == "features"
 
 
 def test_a_text_tower_that_is_not_whole_is_refused(folders, tmp_path):
     folder = copied(folders["siglip"][0], tmp_path)
     without(folder, "text_model.head.", "logit_bias")
-    with pytest.raises(CheckpointError, match="the text tower has missing or unknown tensors") as caught:
+    with pytest.raises(CheckpointError, match="the text encoder has missing or unknown tensors") as caught:
         load_model(source(folder))
     assert caught.value.found == "missing: head.weight, logit_bias"
 
@@ -193,7 +193,7 @@ def changed(folder, tmp_path, change):
             "a text-tower activation",
             "hidden_act 'swish'",
         ),
-        (lambda c: c["text_config"].update(num_attention_heads=5), "does not fit the text tower", "heads 5"),
+        (lambda c: c["text_config"].update(num_attention_heads=5), "does not fit the text encoder", "heads 5"),
         (
             lambda c: c.update(model_type="siglip2"),
             "does not support SigLIP 2 for images of any aspect ratio .NaFlex.",
@@ -212,7 +212,7 @@ def test_towers_of_other_widths_do_not_belong_together(folders, tmp_path):
     state = load_file(folder / "model.safetensors")
     state["text_projection.weight"] = state["text_projection.weight"][:16].contiguous()
     save_file(state, folder / "model.safetensors", {"format": "pt"})
-    with pytest.raises(CheckpointError, match="the image tower and the text tower do not match") as caught:
+    with pytest.raises(CheckpointError, match="the image encoder and the text encoder do not match") as caught:
         load_model(source(folder))
     assert caught.value.found == "24 image features, 16 text features"
 

@@ -57,7 +57,7 @@ def answers(model):
 
 
 def tower(model):
-    """Our own image tower with that model's weights."""
+    """Our own image encoder with that model's weights."""
     found = vit_transformers.recognise(model.state_dict(), Hints(config=model.config.to_dict()))
     module = vit.FAMILY.build(found.config)
     module.load_state_dict(found.state)

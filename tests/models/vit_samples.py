@@ -43,9 +43,9 @@ TIMM_VARIANTS = {
 }
 # As which models the table of parities counts these; all others are plain ViTs.
 TIMM_FAMILIES = {
-    "attention pooling": "SigLIP image tower",
-    "CLIP": "CLIP image tower",
-    "CLIP of OpenAI": "CLIP image tower",
+    "attention pooling": "SigLIP image encoder",
+    "CLIP": "CLIP image encoder",
+    "CLIP of OpenAI": "CLIP image encoder",
     "DeiT-III": "DeiT-III",
     "DINOv2 features": "DINOv2",
 }

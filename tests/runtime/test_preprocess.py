@@ -429,6 +429,8 @@ def test_another_array_is_refused(shape, dtype):
     with pytest.raises(TensorError) as caught:
         decode(np.zeros(shape, dtype), 3)
     assert str(list(shape)) in caught.value.found
+    for accepted in ("[height, width, 3]", "[height, width]", "[height, width, 1]"):
+        assert accepted in caught.value.expected
 
 
 @pytest.mark.parametrize("shape", [(8, 9), (8, 9, 1), (8, 9, 3)])

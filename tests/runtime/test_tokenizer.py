@@ -81,5 +81,5 @@ def test_scores_are_the_models_own(scores, expected):
 
 
 def test_texts_are_bound_to_two_towers_only():
-    with pytest.raises(ManifestError, match="do not fit a two-tower model"):
+    with pytest.raises(ManifestError, match="do not fit a model of two encoders"):
         bind_texts(None, {"text": np.zeros((1, 4), np.int64)}, ZeroShotSpec(4, 9, 1.0))

@@ -164,7 +164,7 @@ def test_without_a_text_nothing_is_searched(predictor, texts, says):
 
 def test_the_whole_line(owl, scenes, shared_store, tmp_path):
     if "VITDEPLOY_TEST_DEPTH" not in os.environ:
-        pytest.skip("two towers go through the whole line in test_zero_shot.py; VITDEPLOY_TEST_DEPTH=1 runs this, too")
+        pytest.skip("test_zero_shot.py takes two encoders through the whole line; VITDEPLOY_TEST_DEPTH=1 adds this")
     recipe = {
         "vitdeploy": 1,
         "name": "owl",

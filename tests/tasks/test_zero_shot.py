@@ -1,4 +1,4 @@
-"""Two towers through the whole line, from transformers' folder to a bundle that takes texts."""
+"""Image and text encoders through the whole line, from transformers' folder to a bundle that takes texts."""
 
 import base64
 import json
@@ -336,7 +336,7 @@ def test_a_gpu_is_refused_with_where_it_runs(exported, tmp_path):
 
 
 def test_towers_that_cannot_be_reached_give_the_same(floats, pictures):
-    """As on a device, which gives both towers' outputs for rows of both inputs."""
+    """As on a device, which gives both encoders' outputs for rows of both inputs."""
     manifest = read_bundle(floats)
     pixels = np.stack([load_pixels(path, manifest.preprocess) for path in pictures[:3]])
     found = []

@@ -76,8 +76,8 @@ TOKENS = {".npz"}
 
 
 def find_inputs(texts: Iterable[str], note: Callable[[str], None], *, tokens: bool = False) -> list[Input]:
-    """Return all inputs named by the arguments, in order; those of a folder or pattern are sorted. A pattern that nothing
-    matches is an input that cannot be read.
+    """Return all inputs named by the arguments, in order; those of a folder or pattern are sorted. A pattern without a
+    match is an input that cannot be read.
 
     Args:
         note: called with a line on skipped files of a folder.

@@ -260,7 +260,7 @@ def export_tensors_graph(
 
 
 def export_text_graph(model: nn.Module, *, name: str, length: int, opset: int) -> ir.Model:
-    """Return the ONNX graph of a text tower: "text", int64 [batch, length], to "features", with a dynamic batch.
+    """Return the ONNX graph of a text encoder: "text", int64 [batch, length], to "features", with a dynamic batch.
 
     Raises:
         ExportError: the model cannot be exported.

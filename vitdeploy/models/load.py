@@ -330,7 +330,7 @@ def _weights(folder: configs.ModelFolder, config: str) -> tuple[dict[str, Tensor
 
 
 def _open_clip(source: Source, folder: configs.ModelFolder, name: str) -> LoadedModel:
-    """Load a folder in OpenCLIP's layout: both towers if it has a tokenizer, else the image tower."""
+    """Load a folder in OpenCLIP's layout: both encoders if it has a tokenizer, else the image encoder."""
     config = open_clip.open_clip_config(folder.path)
     state, notes = _weights(folder, configs.OPEN_CLIP)
     preprocess = source.preprocess or open_clip.open_clip_preprocess(config)

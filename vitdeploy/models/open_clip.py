@@ -1,9 +1,9 @@
 """Models in OpenCLIP's layout: `open_clip_config.json` beside weights with OpenCLIP's names, which are OpenAI's:
 `visual.transformer.resblocks.0.attn.in_proj_weight`.
 
-The image tower is built-in if available, else timm's. The text tower's names have no prefix, or `text.` if OpenCLIP
-built it separately (`custom_text`). A timm image tower has timm's names below `visual.trunk.`. The config supplies what
-tensors cannot show; where both state a value, the values must agree.
+The image encoder is built-in if available, else timm's. The text encoder's names have no prefix, or `text.` if OpenCLIP
+built it separately (`custom_text`). A timm image encoder has timm's names below `visual.trunk.`. The config supplies
+what tensors cannot show; where both state a value, the values must agree.
 """
 
 import dataclasses
@@ -35,7 +35,7 @@ from vitdeploy.spec import Interpolation, PreprocessSpec, TensorSpec
 # keys. A key that is not read here must have a value without effect.
 
 
-ALONE = "for the image tower alone: --task features"
+ALONE = "for the image encoder alone: --task features"
 # Keys that are read, and keys that do not affect a trained tower.
 _VISION = {"layers", "width", "head_width", "patch_size", "image_size", "no_ln_pre", "final_ln_after_pool"}
 _VISION |= {"pool_type", "act_kwargs", "norm_kwargs", "timm_model_name", "timm_pool", "timm_proj", "timm_model_kwargs"}
@@ -44,7 +44,7 @@ _TEXT |= {"act_kwargs", "norm_kwargs", "hf_tokenizer_name", "tokenizer_kwargs"}
 _BY_TENSORS = {"mlp_ratio", "ls_init_value", "pos_embed_type", "proj_bias", "timm_proj_bias"}
 _OF_TRAINING = {"patch_dropout", "output_tokens", "image_seq_len", "timm_model_pretrained", "timm_drop"}
 _OF_TRAINING |= {"timm_drop_path", "attn_pooler_queries", "attn_pooler_heads"}
-# Tokenizer keys, whose values come from the tokenizer's own files; and keys of text towers that are refused earlier.
+# Tokenizer keys, whose values come from the tokenizer's own files; and keys of text encoders that are refused earlier.
 _OF_TOKENIZERS = {"pad_id", "bos_id", "hf_model_pretrained", "hf_proj_type", "hf_pooler_type"}
 _NEUTRAL: tuple[Any, ...] = (None, False, "", "default")
 # Values that have the same effect as a missing key.
@@ -85,15 +85,15 @@ class OpenClip:
         )
 
     def refuse_vision(self) -> None:
-        """Raise CheckpointError for an image tower with unsupported parts."""
-        self._refuse("vision_cfg", self.vision, _VISION, "the image tower of CLIP, SigLIP or timm")
+        """Raise CheckpointError for an image encoder with unsupported parts."""
+        self._refuse("vision_cfg", self.vision, _VISION, "the image encoder of CLIP, SigLIP or timm")
 
     def refuse_text(self) -> None:
-        """Raise CheckpointError for a text tower that is not OpenCLIP's own Transformer."""
+        """Raise CheckpointError for a text encoder that is not OpenCLIP's own Transformer."""
         name = self.text.get("hf_model_name")
         if name:
-            raise self.refused(f"a text tower from transformers, {name}", "OpenCLIP's own text Transformer", ALONE)
-        self._refuse("text_cfg", self.text, _TEXT, "the text tower of CLIP or SigLIP", ALONE)
+            raise self.refused(f"a text encoder from transformers, {name}", "OpenCLIP's own text Transformer", ALONE)
+        self._refuse("text_cfg", self.text, _TEXT, "the text encoder of CLIP or SigLIP", ALONE)
 
     def _refuse(self, name: str, part: Mapping[str, Any], read: set[str], expected: str, fix: str = "") -> None:
         known = read | _BY_TENSORS | _OF_TRAINING | _OF_TOKENIZERS
@@ -127,7 +127,7 @@ def open_clip_config(folder: Path) -> OpenClip:
     """Read `open_clip_config.json`: the file of a model folder, or one of OpenCLIP's own `model_configs`.
 
     Raises:
-        CheckpointError: it does not describe two towers, or has a decoder, too.
+        CheckpointError: it does not describe an image and a text encoder, or has a decoder, too.
     """
     file = folder / OPEN_CLIP
     content = json_file.read_json(file)
@@ -140,7 +140,7 @@ def open_clip_config(folder: Path) -> OpenClip:
     whole = isinstance(vision, Mapping) and isinstance(text, Mapping) and isinstance(width, int)
     if not whole or others:
         raise CheckpointError(
-            f"{file} is not the config of an image tower and a text tower",
+            f"{file} is not the config of an image encoder and a text encoder",
             found=", ".join(map(str, others or model or content)) or "{}",
             expected="model_cfg with embed_dim, vision_cfg and text_cfg, as written by OpenCLIP",
             fix="use a CLIP or SigLIP model: CoCa, CLAP and GenLIP have further parts"
@@ -193,11 +193,11 @@ def _channels(config: OpenClip, key: str, usual: tuple[float, ...]) -> tuple[flo
     return tuple(map(float, values))
 
 
-# --- Both towers in OpenCLIP's names ----------------------------------------------------------------------------------
+# --- Both encoders in OpenCLIP's names --------------------------------------------------------------------------------
 
 
 IMAGE, TEXT, TRUNK = "visual.", "text.", "visual.trunk."
-# A key that identifies a state dict with OpenCLIP's own image tower.
+# A key that identifies a state dict with OpenCLIP's own image encoder.
 SIGN = f"{IMAGE}transformer.resblocks.0.attn.in_proj_weight"
 # The first are buffers of OpenAI's archives and of old versions; they do not belong to one tower.
 _BLOCK = """
@@ -258,8 +258,8 @@ def image_tower(state: Mapping[str, Tensor], config: OpenClip, heads: int | None
     config.refuse_vision()
     cfg = config.vision
     image = {key: tensor for key, tensor in state.items() if key.startswith(IMAGE)}
-    tensors = _renamed(image, _IMAGE_NAMES, "image tower")
-    _require(tensors, _IMAGE_STEM, "image tower")
+    tensors = _renamed(image, _IMAGE_NAMES, "image encoder")
+    _require(tensors, _IMAGE_STEM, "image encoder")
     tensors = vit.as_rows(tensors)
     tensors["head.weight"] = tensors["head.weight"].T.contiguous()
     width, _, patch, _ = tensors["patch_embed.proj.weight"].shape
@@ -307,7 +307,7 @@ def refuse_without_config(state: Mapping[str, Tensor], file: str) -> None:
         raise CheckpointError(
             f"{file} is an OpenCLIP checkpoint: its tensors do not determine heads, activation and text pooling",
             found=f"{SIGN}, no {OPEN_CLIP} next to it",
-            expected=f"{OPEN_CLIP}, and tokenizer.json for the text tower",
+            expected=f"{OPEN_CLIP}, and tokenizer.json for the text encoder",
             fix="put the model's config next to it: from its repository, or OpenCLIP's model_configs/NAME.json saved "
             f"as {OPEN_CLIP} (for OpenAI's and MetaCLIP's models, the NAME ends in -quickgelu)",
         )
@@ -322,8 +322,8 @@ def text_tower(state: Mapping[str, Tensor], config: OpenClip) -> towers.TextTowe
     config.refuse_text()
     cfg = config.text
     own = {key: tensor for key, tensor in state.items() if not key.startswith(IMAGE)}
-    tensors = _renamed(own, _TEXT_NAMES, "text tower")
-    _require(tensors, _TEXT_STEM, "text tower")
+    tensors = _renamed(own, _TEXT_NAMES, "text encoder")
+    _require(tensors, _TEXT_STEM, "text encoder")
     if f"{TEXT}text_projection.weight" not in state and "text_projection.weight" not in state:
         tensors["head.weight"] = tensors["head.weight"].T.contiguous()
     tensors = vit.as_rows(tensors)
@@ -358,7 +358,7 @@ def text_tower(state: Mapping[str, Tensor], config: OpenClip) -> towers.TextTowe
 
 
 def conventions(config: OpenClip, part: Mapping[str, Any]) -> tuple[Activation, float]:
-    """Return the activation and the LayerNorm epsilon of one tower's config.
+    """Return the activation and the LayerNorm epsilon of one encoder's config.
 
     Raises:
         CheckpointError: neither those of CLIP nor of SigLIP.
@@ -380,7 +380,7 @@ def _renamed(state: Mapping[str, Tensor], table: tuple[Rule, ...], what: str) ->
             f"the {what} has tensors that CLIP does not have",
             found=listed(unknown),
             expected="the tensors of OpenCLIP's own Transformer",
-            fix=ALONE if what == "text tower" else "",
+            fix=ALONE if what == "text encoder" else "",
         )
     return tensors
 
@@ -421,7 +421,7 @@ def compare(config: OpenClip, part: Mapping[str, object], tells: Mapping[str, ob
         )
 
 
-# --- The towers: the image tower, built-in or timm's, and the text tower ----------------------------------------------
+# --- The image encoder, built-in or timm's, and the text encoder ------------------------------------------------------
 
 
 HEAD = "visual.head."
@@ -435,7 +435,7 @@ ATTENTIVE = ("abs_attn", "rot_attn")
 def image_part(
     state: Mapping[str, Tensor], config: OpenClip, source: Source, file: str
 ) -> family.Recognised | family.LoadedModel:
-    """Return the image tower: as tensors of the built-in Vision Transformer, or as timm's own module.
+    """Return the image encoder: as tensors of the built-in Vision Transformer, or as timm's own module.
 
     Raises:
         CheckpointError: tensors are missing or unknown, or the config names another kind of tower.
@@ -443,7 +443,7 @@ def image_part(
     """
     name = config.vision.get("timm_model_name")
     if name is None and isinstance(config.vision.get("layers"), list):
-        raise config.refused("a convolutional image tower (CLIP's ResNet)", "a Vision Transformer, or a timm tower")
+        raise config.refused("a convolutional image encoder (CLIP's ResNet)", "a Vision Transformer, or a timm encoder")
     if name is None:
         return image_tower(state, config, source.heads)
     config.refuse_vision()
@@ -515,12 +515,12 @@ def _projected(tower: family.LoadedModel, head: Mapping[str, Tensor]) -> family.
 
 
 def as_features(original: family.LoadedModel, features: int) -> family.LoadedModel:
-    """Return the image tower as a feature extractor, whatever its last linear layer is."""
+    """Return the image encoder as a feature extractor, whatever its last linear layer is."""
     own = original.signature
     pooled = TensorSpec("features", "float32", ("batch", features))
     if own.outputs[0].shape != pooled.shape:
         raise CheckpointError(
-            "the image tower does not return the features shared by images and texts",
+            "the image encoder does not return the features shared by images and texts",
             found=str(own.outputs[0]),
             expected=f"features [batch, {features}], from embed_dim",
         )
@@ -533,30 +533,30 @@ def as_features(original: family.LoadedModel, features: int) -> family.LoadedMod
 def with_text(
     original: family.LoadedModel, folder: ModelFolder, state: Mapping[str, Tensor], config: OpenClip
 ) -> family.LoadedModel:
-    """Add the text tower; without a tokenizer, return `original` with a note.
+    """Add the text encoder; without a tokenizer, return `original` with a note.
 
     Raises:
-        CheckpointError: the text tower is missing, incomplete or unsupported; or the tokenizer's vocabulary does not
+        CheckpointError: the text encoder is missing, incomplete or unsupported; or the tokenizer's vocabulary does not
             match it.
     """
     if not (folder.path / TOKENIZER).is_file():
         own = config.text.get("hf_tokenizer_name")
         origin = f"from {own}" if own else "CLIP's, from openai/clip-vit-base-patch32"
-        note = f"no {TOKENIZER}: image tower only; for both towers, put the tokenizer next to the weights: {origin}"
+        note = f"no {TOKENIZER}: image encoder only; for both encoders, put the tokenizer next to the weights: {origin}"
         return dataclasses.replace(original, notes=(*original.notes, note))
     config.refuse_text()
     if not any(key.removeprefix(TEXT) == "token_embedding.weight" for key in state):
         raise CheckpointError(
-            f"the weights of {folder.path} have no text tower",
+            f"the weights of {folder.path} have no text encoder",
             found=f"text_cfg in {config.file.name}, {TOKENIZER}, and no tensor token_embedding.weight",
-            expected="the weights of both towers",
+            expected="the weights of both encoders",
             fix=f"save the whole model; or, {ALONE}",
         )
     tower, clean = text_tower(state, config), config.clean
     count, rows = tokens_of(folder.path / TOKENIZER), tower.config.vocabulary
     if count > rows:
         raise CheckpointError(
-            f"{TOKENIZER} has more tokens than the text tower",
+            f"{TOKENIZER} has more tokens than the text encoder",
             found=f"{count} tokens, {rows} rows of token_embedding.weight",
             expected="the tokenizer that the model was trained with",
             fix=f"get it from {config.text.get('hf_tokenizer_name') or 'openai/clip-vit-base-patch32'}",
@@ -568,4 +568,4 @@ def with_text(
         tokenizer = {**tokenizer, "padding": "right", "lowercase": False}
     else:
         tokenizer = byte_pairs_of(folder.path, rows)
-    return towers.both_towers(original, tower, {**tokenizer, "clean": clean}, f"the text tower of {folder.path}")
+    return towers.both_towers(original, tower, {**tokenizer, "clean": clean}, f"the text encoder of {folder.path}")

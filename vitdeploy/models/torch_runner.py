@@ -74,7 +74,7 @@ def _image(signature: family.Signature) -> tuple[TensorSpec]:
 
 
 def _towers_runner(original: family.LoadedModel, module: towers.Towers, threads: int) -> runner.Runner:
-    """Return the two towers as a flow, like their engines."""
+    """Return the image and text encoders as a flow, like their engines."""
     signature, spec = original.signature, original.signature.postprocess
     assert isinstance(spec, ZeroShotSpec | OpenVocabularySpec)
     *images, text = signature.outputs

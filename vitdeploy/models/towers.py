@@ -1,4 +1,4 @@
-"""Two-tower models: an image tower and a text tower."""
+"""Models of two encoders: an image encoder and a text encoder."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from vitdeploy.runtime.tokenizer import OpenVocabularySpec, ZeroShotSpec
 from vitdeploy.spec import PreprocessSpec, Task, TensorSpec
 from vitdeploy.zip_members import DAMAGED
 
-# --- The text tower of transformers' CLIPModel and SiglipModel, and how its features are compared ---------------------
+# --- The text encoder of transformers' CLIPModel and SiglipModel, and how its features are compared -------------------
 
 
 PREFIX = "text_model."
@@ -92,7 +92,7 @@ class TextTower:
 
 
 def recognise_text(state: Mapping[str, Tensor], config: Mapping[str, Any]) -> TextTower:
-    """Return the text tower of a whole CLIP or SigLIP; `config` is the folder's config.json.
+    """Return the text encoder of a whole CLIP or SigLIP; `config` is the folder's config.json.
 
     Raises:
         CheckpointError: tensors are missing, unknown or of unexpected shapes, or the config does not fit them.
@@ -112,7 +112,7 @@ def recognise_text(state: Mapping[str, Tensor], config: Mapping[str, Any]) -> Te
     heads, eps = part.get("num_attention_heads", heads), part.get("layer_norm_eps", eps)
     if not isinstance(heads, int) or heads < 1 or width % heads or not isinstance(eps, int | float) or eps < 0:
         raise CheckpointError(
-            "config.json does not fit the text tower",
+            "config.json does not fit the text encoder",
             found=f"num_attention_heads {heads!r}, layer_norm_eps {eps!r}",
             expected=f"a number of heads that divides the width {width}, and an epsilon >= 0",
         )
@@ -139,23 +139,23 @@ def _renamed(state: Mapping[str, Tensor], kind: str) -> dict[str, Tensor]:
     missing += [key for key in ("logit_scale", *(("logit_bias",) if kind == "siglip" else ())) if key not in state]
     if unknown or missing:
         raise CheckpointError(
-            "the text tower has missing or unknown tensors",
+            "the text encoder has missing or unknown tensors",
             found="; ".join(
                 f"{what}: {mismatch.listed(keys)}"
                 for what, keys in (("missing", missing), ("unknown", unknown))
                 if keys
             ),
             expected=f"the tensors of transformers' {'CLIPModel' if kind == 'clip' else 'SiglipModel'}",
-            fix="save the whole model; or, for the image tower alone, --task features",
+            fix="save the whole model; or, for the image encoder alone, --task features",
         )
     found["pos_embed"] = found["pos_embed"][None] if found["pos_embed"].ndim == 2 else found["pos_embed"]
     return vit.merge_attention(found, [])
 
 
-# --- Whole CLIP and SigLIP: the built-in image tower, and the text tower of the same checkpoint -----------------------
+# --- Whole CLIP and SigLIP: the built-in image encoder, and the text encoder of the same checkpoint -------------------
 
 
-# `model_type` of configs that describe both towers.
+# `model_type` of configs that describe both encoders.
 BOTH = ("clip", "siglip")
 
 
@@ -172,8 +172,8 @@ class _ImageTower(nn.Module):
 
 
 class Towers(nn.Module):
-    """Both towers: float32 [b, channels, height, width] and int64 [texts, length] -> the image tower's outputs and the
-    text features [texts, width]."""
+    """Both encoders: float32 [b, channels, height, width] and int64 [texts, length] -> the image encoder's outputs and
+    the text features [texts, width]."""
 
     def __init__(self, image: nn.Module, text: TextEncoder) -> None:
         super().__init__()
@@ -188,30 +188,30 @@ class Towers(nn.Module):
 def with_text_tower(
     original: LoadedModel, folder: Path, state: Mapping[str, Tensor], config: Mapping[str, Any], task: Task | None
 ) -> LoadedModel:
-    """Add the text tower if the folder has both towers and a tokenizer; else return `original`, with a note on what is
-    missing.
+    """Add the text encoder if the folder has both encoders and a tokenizer; else return `original`, with a note on what
+    is missing.
 
     Raises:
-        CheckpointError: the config names both towers, but the weights have no text tower, or an incomplete one.
+        CheckpointError: the config names both encoders, but the weights have no text encoder, or an incomplete one.
     """
     if config.get("model_type") not in BOTH or original.signature.task != "features" or task in ("features", "anomaly"):
         return original
     tokenizer, text = tokenizer_of(folder), any(key.startswith(PREFIX) for key in state)
     if tokenizer is None:
-        missing = f"no {TOKENIZER}" if text else "no text tower and no tokenizer"
-        return dataclasses.replace(original, notes=(*original.notes, f"{missing}: image tower only"))
+        missing = f"no {TOKENIZER}" if text else "no text encoder and no tokenizer"
+        return dataclasses.replace(original, notes=(*original.notes, f"{missing}: image encoder only"))
     if not text:
         raise CheckpointError(
-            f"the weights of {folder} have no text tower",
+            f"the weights of {folder} have no text encoder",
             found=f"model_type {config['model_type']} in config.json, {TOKENIZER}, and no tensor text_model...",
-            expected="the weights of both towers",
-            fix="save the whole model; or, for the image tower alone: --task features",
+            expected="the weights of both encoders",
+            fix="save the whole model; or, for the image encoder alone: --task features",
         )
-    return both_towers(original, recognise_text(state, config), tokenizer, f"the text tower of {folder}")
+    return both_towers(original, recognise_text(state, config), tokenizer, f"the text encoder of {folder}")
 
 
 def text_encoder(tower: TextTower, what: str) -> TextEncoder:
-    """Build the module of a text tower, called `what` in errors; raises CheckpointError if the tensors do not fit."""
+    """Build the module of a text encoder, called `what` in errors; raises CheckpointError if the tensors do not fit."""
     with torch.device("meta"):
         module = TextEncoder(tower.config)
     module = module.to_empty(device="cpu")
@@ -221,15 +221,15 @@ def text_encoder(tower: TextTower, what: str) -> TextEncoder:
 
 
 def both_towers(original: LoadedModel, tower: TextTower, tokenizer: Mapping[str, Any], what: str) -> LoadedModel:
-    """Return the image tower with a text tower, called `what` in errors.
+    """Return the image encoder with a text encoder, called `what` in errors.
 
     Raises:
-        CheckpointError: the feature widths differ, or the tensors do not fit the text tower.
+        CheckpointError: the feature widths differ, or the tensors do not fit the text encoder.
     """
     image = original.signature.outputs[0].shape[-1]
     if tower.config.features != image:
         raise CheckpointError(
-            "the image tower and the text tower do not match",
+            "the image encoder and the text encoder do not match",
             found=f"{image} image features, {tower.config.features} text features",
             expected="the same number of features",
         )
@@ -245,12 +245,12 @@ def both_towers(original: LoadedModel, tower: TextTower, tokenizer: Mapping[str,
         signature=dataclasses.replace(original.signature, task="zero-shot", outputs=outputs, postprocess=spec),
         notes=(
             *(note for note in original.notes if "text_model" not in note),  # a note that it was dropped
-            f"both towers; texts of up to {tower.config.length} tokens",
+            f"both encoders; texts of up to {tower.config.length} tokens",
         ),
     )
 
 
-# --- transformers' OWL-ViT (arXiv 2205.06230) and OWLv2 (arXiv 2306.09683) as two towers ------------------------------
+# --- transformers' OWL-ViT (arXiv 2205.06230) and OWLv2 (arXiv 2306.09683) as image and text encoder ------------------
 # One gives boxes with class features, the other text features. The runtime compares them.
 
 
@@ -325,7 +325,7 @@ def from_owl(
     both = getattr(model, kind)
     found = recognise_text(both.state_dict(), {"model_type": "clip", "text_config": model.config.text_config.to_dict()})
     tower = dataclasses.replace(found, config=dataclasses.replace(found.config, pooling="highest"))
-    module = Towers(_OwlImage(model), text_encoder(tower, f"the text tower of {folder}")).eval()
+    module = Towers(_OwlImage(model), text_encoder(tower, f"the text encoder of {folder}")).eval()
     images, remarks = preprocess(vision.num_channels, own)
     spec = OpenVocabularySpec(tower.config.length, **tokenizer)
     boxes, width = (own[0] // vision.patch_size) * (own[1] // vision.patch_size), tower.config.features
@@ -337,7 +337,7 @@ def from_owl(
     return LoadedModel(folder.name, "transformers", module, signature, images, notes=(*notes, *remarks))
 
 
-# --- Zero-shot classification with an image tower: the text features of the class names as a constant matrix ----------
+# --- Zero-shot classification with an image encoder: the text features of the class names as a constant matrix --------
 # Source: Radford et al., "Learning Transferable Visual Models From Natural Language Supervision", ICML 2021 (arXiv
 # 2103.00020), section 3.1.2: logits = scale * (image / |image|) (text / |text|)^T.
 #
@@ -381,7 +381,7 @@ def with_text_features(original: LoadedModel, path: Path) -> LoadedModel:
         raise CheckpointError(
             "text features need a model with image features",
             found=f"{original.signature.task}: {output}",
-            expected="the image tower of CLIP or SigLIP",
+            expected="the image encoder of CLIP or SigLIP",
         )
     try:
         # Memory-mapped, so that a header larger than the file is detected before memory is allocated.
@@ -398,7 +398,7 @@ def with_text_features(original: LoadedModel, path: Path) -> LoadedModel:
             f"{path} does not fit the model",
             found=f"{text.dtype} {list(text.shape)}",
             expected=f"float32 [classes, {width}], finite, without zero rows",
-            fix="embed the class names with the text tower of the same checkpoint, and np.save the matrix",
+            fix="embed the class names with the text encoder of the same checkpoint, and np.save the matrix",
         )
     module = _ZeroShotClassifier(original.module, torch.from_numpy((text / lengths[:, None]).astype(np.float32)))
     logits = TensorSpec("logits", "float32", ("batch", len(text)))

@@ -1,4 +1,4 @@
-"""INT4 weights for linears limited by memory bandwidth: decoders, text towers, models that must be small.
+"""INT4 weights for linears limited by memory bandwidth: decoders, text encoders, models that must be small.
 
 Only weights are stored in 4 bits, in groups of inputs; activations stay float. The kernels of both CPU runtimes
 quantize each row that they read to INT8 on the fly, with a scale for each small group of inputs.
@@ -99,8 +99,8 @@ def _reason_for_float(linear: rows.Linear) -> str | None:
 
 
 # --- Embedding tables in INT8, with a scale for each row --------------------------------------------------------------
-# In a text tower or a decoder they are most of the bytes. A token reads one row, so this saves no time; the row becomes
-# float again right after the Gather.
+# In a text encoder or a decoder they are most of the bytes. A token reads one row, so this saves no time; the row
+# becomes float again right after the Gather.
 
 
 # Smaller tables save no relevant memory.

@@ -59,7 +59,7 @@ def _flow_runner(
     folder: Path, engine: EngineSpec, batch: int, threads: int, trust: Path | None, spinning: bool
 ) -> runner.Runner:
     """Return the runner of a multi-part engine. `batch` applies to the first part and those with the same leading axis;
-    the others, such as a text tower, keep the batch that they were compiled at."""
+    the others, such as a text encoder, keep the batch that they were compiled at."""
     from vitdeploy.runtime.flow import FlowRunner
     from vitdeploy.runtime.sequence import SequenceRunner
     from vitdeploy.runtime.text_decoder import TextRunner

@@ -29,8 +29,8 @@ def encoder_decoder(graphs: Graphs) -> FlowSpec:
 
 
 def towers(graphs: Graphs) -> FlowSpec:
-    """Return the flow of independent image and text towers; "text_features" and "image_features" have separate row
-    counts. Other outputs of the image tower keep their names."""
+    """Return the flow of independent image and text encoders; "text_features" and "image_features" have separate row
+    counts. Other outputs of the image encoder keep their names."""
     image, text = (graphs[name] for name in (IMAGE_TOWER, TEXT_TOWER))
     parts = (
         FlowPart(IMAGE_TOWER, {tensor.name: tensor.name for tensor in image.inputs}),

@@ -208,7 +208,7 @@ class PromptedPredictor(Predictor):
         raise prompted.no_prompt()
 
 
-# --- Two towers: compare images with texts given at run time, or find objects that texts describe ---------------------
+# --- Image and text encoder: compare images with texts given at run time, or find objects that texts describe ---------
 
 
 Features = npt.NDArray[np.float32]
@@ -218,8 +218,8 @@ KEPT_TEXTS = 30_000
 
 
 class TextsPredictor(Predictor):
-    """Answers with the engines of a bundle's two towers. The features of a text are cached, so each text runs once.
-    Without texts the bundle's labels are used, with which it was verified."""
+    """Answers with the engines of a bundle's image encoder and text encoder. The features of a text are cached, so each
+    text runs once. Without texts the bundle's labels are used, with which it was verified."""
 
     of_images: ClassVar[Sequence[str]]
     its_task: ClassVar[Task]

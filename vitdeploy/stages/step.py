@@ -285,7 +285,7 @@ _RECIPE = ("a recipe", "vitdeploy run {}")
 _OTHERS = {
     **dict.fromkeys((".safetensors", ".pt", ".pth", ".bin", ".npz", ".ckpt"), _WEIGHTS),
     **dict.fromkeys((".yaml", ".yml"), _RECIPE),
-    ".json": ("a JSON file", "for a report: vitdeploy compare {} OTHER_REPORT.json, or open report.html beside it"),
+    ".json": ("a JSON file", "pass a graph or its folder; for a model folder: vitdeploy export hf:{folder} -o DIR"),
     ".html": ("an HTML page", "open it in a browser, and pass the bundle's folder here"),
 }
 
@@ -333,7 +333,7 @@ def find_graph(path: Path) -> Path:
             f"{path} is not an ONNX graph",
             found=what,
             expected="a folder with model.onnx, or an .onnx file",
-            fix=command.format(quoted(path)),
+            fix=command.format(quoted(path), folder=quoted(path.parent)),
         )
     return file
 

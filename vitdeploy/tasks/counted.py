@@ -26,7 +26,7 @@ CONTROL = "control "
 class CountedAdapter(ImageAdapter):
     """A task that can be counted in shards."""
 
-    # False for two-tower tasks, whose classes are texts of the data.
+    # False for tasks with an image and a text encoder, whose classes are texts of the data.
     in_shards = True
     # The kinds of labels without files to read before the images of a shard.
     listable = ("folders", "none")

@@ -76,7 +76,7 @@ class EmbeddingDrive(Drive):
 
 
 class TextAdapter(TaskAdapter):
-    """The base class of two-tower tasks, whose classes are texts."""
+    """The base class of tasks with an image and a text encoder, whose classes are texts."""
 
     in_shards = False
     named_by_data = True

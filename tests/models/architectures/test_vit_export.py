@@ -53,9 +53,9 @@ VARIANTS = {
         ),
     ),
     "MAE": ("MAE", replace(ONE_BLOCK, num_classes=0)),
-    "CLIP": ("CLIP image tower", replace(ONE_BLOCK, stem_norm=True, activation="quick_gelu", head="projection")),
+    "CLIP": ("CLIP image encoder", replace(ONE_BLOCK, stem_norm=True, activation="quick_gelu", head="projection")),
     "SigLIP": (
-        "SigLIP image tower",
+        "SigLIP image encoder",
         replace(ONE_BLOCK, class_token=False, pooling="attention", activation="gelu_tanh", num_classes=0),
     ),
     "distilled, with CLIP's stem": (

@@ -57,7 +57,7 @@ def test_timm_reads_the_same_file_into_the_same_model(case, tmp_path, parity):
     image = torch.randn(2, 3, 32, 32, dtype=torch.float64)
     with torch.no_grad():
         ours, expected = answer(loaded(found), image)[0], model.double().eval()(image)
-    parity("SigLIP image tower" if "SigLIP" in case else "ViT", "timm", ours, expected, keys=found.style)
+    parity("SigLIP image encoder" if "SigLIP" in case else "ViT", "timm", ours, expected, keys=found.style)
     assert (found.family, found.style, found.config.heads) == ("vit", "jax", 4)
 
 

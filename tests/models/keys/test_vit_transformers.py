@@ -98,8 +98,8 @@ FAMILIES = {
     "DeiT": "DeiT",
     "Dinov2WithRegisters": "DINOv2 with registers",
     "Dinov2": "DINOv2",
-    "CLIP": "CLIP image tower",
-    "Siglip": "SigLIP image tower",
+    "CLIP": "CLIP image encoder",
+    "Siglip": "SigLIP image encoder",
 }
 
 

@@ -19,8 +19,8 @@ from vitdeploy.models.architectures import layers
 #     y    = LN(z_L)[0]                                    the class token, then a linear head                (4)
 #
 # This is exactly the default configuration. Each later variant changes one term, described by the `ViTConfig` fields:
-# DeiT-III (2204.07118), DINOv2 (2304.07193) and its registers (2309.16588), MAE (2111.06377), the image towers of CLIP
-# (2103.00020) and SigLIP (2303.15343). DeiT with a distillation token is below.
+# DeiT-III (2204.07118), DINOv2 (2304.07193) and its registers (2309.16588), MAE (2111.06377), the image encoders of
+# CLIP (2103.00020) and SigLIP (2303.15343). DeiT with a distillation token is below.
 #
 # Parameter names are those of timm's `vit_*` checkpoints, so that such a state dict loads unchanged.
 
@@ -347,7 +347,7 @@ class DistilledVisionTransformer(VisionTransformer):
 # Zhai et al., "Sigmoid Loss for Language Image Pre-Training", ICCV 2023 (arXiv 2303.15343): every token attends to all
 # tokens, including padding, and the features are those of the last one.
 #
-# Parameter names are those of our Vision Transformer, so that both towers are read the same way.
+# Parameter names are those of our Vision Transformer, so that both encoders are read the same way.
 
 
 TextPooling: TypeAlias = Literal["end", "highest", "last"]

@@ -237,8 +237,8 @@ def left_out(keys: Iterable[str], why: str) -> list[str]:
 
 # --- Names of Vision Transformers in timm's spelling, and their configurations ----------------------------------------
 #     vit_<size>_patch<P>_<image>[.mae|.dino]              plain; the tags are self-supervised encoders (features)
-#     vit_<size>_patch<P>_clip_[quickgelu_]<image>         CLIP's image tower with its projection
-#     vit_<size>_patch<P>_siglip_[gap_]<image>             SigLIP's image tower (features); gap: average pooling
+#     vit_<size>_patch<P>_clip_[quickgelu_]<image>         CLIP's image encoder with its projection
+#     vit_<size>_patch<P>_siglip_[gap_]<image>             SigLIP's image encoder (features); gap: average pooling
 #     vit_<size>_patch<P>_[reg<R>_]dinov2                  DINOv2 at 518 (features), with R registers
 #     deit_<size>_patch<P>_<image>, deit3_...              DeiT without its distillation token, DeiT-III
 #     deit_<size>_distilled_patch<P>_<image>               DeiT with it

@@ -86,7 +86,7 @@ def recognise_torchvision(state: Mapping[str, Tensor], hints: Hints) -> Recognis
 # --- JAX --------------------------------------------------------------------------------------------------------------
 
 
-# Order matters: a text tower is a sibling of `img/`, an optimizer state a sibling of `target/`.
+# Order matters: a text encoder is a sibling of `img/`, an optimizer state a sibling of `target/`.
 PREFIXES = ("params/img/", "img/", "params/", "opt/target/", "target/", "")
 
 _JAX_RULES = rules(

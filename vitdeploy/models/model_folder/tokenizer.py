@@ -74,7 +74,7 @@ def byte_pairs_of(folder: Path, vocabulary: int) -> dict[str, Any]:
         raise CheckpointError(
             f"{file} is not CLIP's byte-pair tokenizer",
             found=", ".join(f"{name} is {number}" for name, number in zip(CLIP_MARKS, found, strict=True)),
-            expected=f"{vocabulary - 2} and {vocabulary - 1}, the last of the text tower's {vocabulary} tokens",
+            expected=f"{vocabulary - 2} and {vocabulary - 1}, the last of the text encoder's {vocabulary} tokens",
             fix="use tokenizer.json from openai/clip-vit-base-patch32",
         )
     return {"pad": 0, "padding": "right", "lowercase": False}

@@ -1,4 +1,4 @@
-"""Open-vocabulary detection: a detector whose classes are texts given at run time, read from its two towers.
+"""Open-vocabulary detection: a detector whose classes are texts given at run time, from an image and a text encoder.
 
 Source: Minderer et al., "Simple Open-Vocabulary Object Detection with Vision Transformers", ECCV 2022 (arXiv
 2205.06230), section 3.1, and the class head of its released code: logit = (cosine + shift) * scale.
@@ -33,8 +33,8 @@ def candidates(outputs: task.Outputs, texts: runner.Array) -> dict[str, runner.A
     boxes, 4].
 
     Args:
-        outputs: of the image tower: "class_features" [..., boxes, width] of length 1, "shift" and "scale" [..., boxes],
-            "boxes" [..., boxes, 4].
+        outputs: of the image encoder: "class_features" [..., boxes, width] of length 1, "shift" and "scale" [...,
+            boxes], "boxes" [..., boxes, 4].
         texts: the features of the texts, [texts, width].
     """
     similar = outputs[CLASS_FEATURES].astype(np.float64) @ (zero_shot.unit(texts) / (1 + EPSILON)).T

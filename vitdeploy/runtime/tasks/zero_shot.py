@@ -58,15 +58,15 @@ def compare_texts(image: Array, texts: Array, labels: Sequence[str], spec: ZeroS
 
 
 def text_features(whole: flow.FlowRunner, tokens: tokenizer.Tokens) -> Array:
-    """Return the text tower's features for these tokens, float32 [texts, width], from a loaded two-tower flow."""
+    """Return the text encoder's features for these tokens, float32 [texts, width], from a loaded flow."""
     texts = flow.FlowView(whole, [flows.TEXT_FEATURES]).load()
     return texts.infer({texts.inputs[0].name: tokens})[flows.TEXT_FEATURES]
 
 
 class TextsBound(Runner):
-    """A two-tower flow with fixed texts, which run once: it takes images and returns "logits", float32 [batch, texts],
-    like a classifier. Subclasses set `tower`, the image tower's outputs to read, and override `_outputs` and
-    `_read`."""
+    """An image and a text encoder with fixed texts, which run once: it takes images and returns "logits", float32
+    [batch, texts], like a classifier. Subclasses set `tower`, the image encoder's outputs to read, and
+    override `_outputs` and `_read`."""
 
     tower: Sequence[str] = (flows.IMAGE_FEATURES,)
 
@@ -97,7 +97,7 @@ class TextsBound(Runner):
 
 
 class TextsSent(Runner):
-    """As `TextsBound`, for a runner whose towers are not accessible separately, such as on a device."""
+    """As `TextsBound`, for a runner whose encoders are not accessible separately, such as on a device."""
 
     def __init__(self, whole: Runner, tokens: tokenizer.Tokens, spec: ZeroShotSpec) -> None:
         super().__init__(whole.name)
@@ -122,7 +122,7 @@ class TextsSent(Runner):
 
 
 def unanswered(outputs: Outputs, reading: OutputReading) -> Result:
-    raise AssertionError("the two-tower predictor makes the answers: it has the texts")
+    raise AssertionError("the predictor with two encoders makes the answers: it has the texts")
 
 
 def _same(ours: Outputs, theirs: Outputs, reading: OutputReading) -> bool:
@@ -133,11 +133,11 @@ def _same(ours: Outputs, theirs: Outputs, reading: OutputReading) -> bool:
 def bind_texts(
     runner: Runner, given: Mapping[str, Array], postprocess: Postprocess | None, kind: type[TextsBound] = TextsBound
 ) -> TextsBound:
-    """Return two towers with the texts in `given`, one array of tokens; raise ManifestError for other towers or
-    tokens."""
+    """Return the image and text encoders with the texts in `given`, one array of tokens; raise ManifestError for other
+    encoders or tokens."""
     tokens, spec = list(given.values()), ZeroShotSpec if kind is TextsBound else OpenVocabularySpec
     if not isinstance(runner, flow.FlowRunner) or not isinstance(postprocess, spec) or len(tokens) != 1:
-        raise ManifestError("the golden inputs do not fit a two-tower model", found=", ".join(given), expected="text")
+        raise ManifestError("golden inputs do not fit a model of two encoders", found=", ".join(given), expected="text")
     return kind(runner, tokens[0], postprocess)
 
 
