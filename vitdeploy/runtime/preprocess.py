@@ -352,15 +352,12 @@ def _scans(data: bytes | bytearray) -> int:
 def _from_array(array: npt.NDArray[Any], mode: str) -> Image.Image:
     from PIL import Image
 
-    if array.dtype != np.uint8 or array.ndim not in (2, 3) or (array.ndim == 3 and array.shape[2] not in (1, 3)):
+    shape = array.shape
+    if array.dtype != np.uint8 or len(shape) not in (2, 3) or (*shape, 1)[2] not in (1, 3) or 0 in shape:
         raise TensorError(
             "not an image array",
-            found=f"{array.dtype} {list(array.shape)}",
-            expected="uint8 [height, width, 3] in RGB, or grey: uint8 [height, width] or [height, width, 1]",
-        )
-    if 0 in array.shape:
-        raise TensorError(
-            "an image array must not be empty", found=str(list(array.shape)), expected="height, width > 0"
+            found=f"{array.dtype} {list(shape)}",
+            expected="uint8 [height, width, 3] in RGB, or grey: [height, width] or [height, width, 1]; not empty",
         )
     squeezed = array[:, :, 0] if array.ndim == 3 and array.shape[2] == 1 else array
     return Image.fromarray(np.ascontiguousarray(squeezed)).convert(mode)
