@@ -26,6 +26,21 @@ def test_commands_are_listed_in_groups_and_sign_stands_once(run):
     assert [word for word in words if word in LAB] == [*LAB]
 
 
+@pytest.mark.parametrize("command", ["verify", "quantize", "bench", "serve", "run", "compile", "predict"])
+def test_many_options_are_listed_under_two_headings(run, command):
+    _, options = run(command, "--help").stdout.split("\nOptions:\n")
+    often, rarely = ([line.split()[0] for line in text.splitlines() if line.startswith("  -")]
+                     for text in options.split("\nAdvanced:\n"))  # fmt: skip
+    assert {"--json", "-h,"} < {*often} and len(often) <= 17
+    known = {f"--{name}" for name in ("trust", "expect-digest", "executor", "jobs", "accept-known-bad", "report-to")}
+    assert {*rarely} & known and not {*often} & known and not {*often} & {*rarely}
+
+
+def test_few_options_are_listed_under_one_heading(run):
+    shown = run("bundle", "verify", "--help").stdout
+    assert "--trust" in shown and "Advanced:" not in shown
+
+
 def test_without_a_command_it_names_the_next_one(run, tmp_path):
     """By what the working folder has: nothing, another tool's file, a recipe, a bundle."""
 

@@ -26,7 +26,7 @@ class Option:
     the command line, a row of `cli.options.KINDS`; by default derived from the type. `complete`: the shell completion,
     a row of `cli.complete.COMPLETE`. `above`: `min` itself is not allowed. `required`: required by the command line,
     although the API has a default. `default`: the text of the default on the command line. `place`: an argument without
-    a flag: "one", "many" or "optional".
+    a flag: "one", "many" or "optional". `advanced`: rarely needed; --help of a command with many options lists it last.
     """
 
     help: str = ""
@@ -41,6 +41,7 @@ class Option:
     required: bool = False
     default: str | None = None
     place: Literal["", "one", "many", "optional"] = ""
+    advanced: bool = False
 
     def allows(self, value: float) -> bool:
         least, most = self.min, self.max
@@ -58,6 +59,11 @@ def option(default: T, about: str | Option, /, **more: Any) -> T:
     """Return a field with a default; `about` is its help text or a shared option, `more` the differences from it."""
     described_by = Option(about, **more) if isinstance(about, str) else dataclasses.replace(about, **more)
     return field(default=default, metadata={"option": described_by})
+
+
+def advanced(default: T, about: str | Option, /, **more: Any) -> T:
+    """Return an `option` that is rarely needed."""
+    return option(default, about, advanced=True, **more)
 
 
 def required(about: str | Option = "", /, **more: Any) -> dict[str, Option]:

@@ -8,7 +8,7 @@ from dataclasses import KW_ONLY, dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypedDict
 
-from vitdeploy.api.option import Option, Options, option, required
+from vitdeploy.api.option import Option, Options, advanced, option, required
 from vitdeploy.backends import TARGETS
 from vitdeploy.errors import InputError
 from vitdeploy.spec import MAX_BATCH, LabelKind, Precision, Task
@@ -27,24 +27,30 @@ GRAPH = "a graph from `export` or `quantize`, its folder, or an ONNX file."
 IMAGES = "images, as `vitdeploy.images` takes them, best with labels."
 RECIPE = Option(doc="a YAML file, or a loaded recipe.", kind="path", place="one")
 PROGRESS = Option(doc="show progress on standard error, or as a bar in a notebook.")
-SKIP_BAD = Option("Skip unreadable images and count them.")
-SEED = Option("Seed for the choice of images.", min=0, max=2**32 - 1)
-RESUME = Option("Reuse finished stages of earlier runs.", flag="--resume/--no-resume")
-JOBS = Option("Number of parallel workers (local processes without --executor). Default: one per core or CPU.", min=1)
-EXECUTOR = Option(doc="as for `vitdeploy.deploy`.", metavar="processes|ray[:HOST:PORT]")
+SKIP_BAD = Option("Skip unreadable images and count them.", advanced=True)
+SEED = Option("Seed for the choice of images.", min=0, max=2**32 - 1, advanced=True)
+RESUME = Option("Reuse finished stages of earlier runs.", flag="--resume/--no-resume", advanced=True)
+JOBS = Option(
+    "Number of parallel workers (local processes without --executor). Default: one per core or CPU.",
+    min=1,
+    advanced=True,
+)
+EXECUTOR = Option(doc="as for `vitdeploy.deploy`.", metavar="processes|ray[:HOST:PORT]", advanced=True)
 BY_EXECUTOR = "in local processes or on a Ray cluster."
 TRUST = Option(
     "Accept only bundles signed with this public key or certificate (PEM); see `vitdeploy bundle sign`.",
     kind="path",
     metavar="FILE",
+    advanced=True,
 )
 EXPECT_DIGEST = Option(
     "Accept only the bundle whose manifest.json has this SHA-256; `vitdeploy bundle verify` prints it.",
     kind="digest",
     metavar="sha256:HEX",
+    advanced=True,
 )
 ACCEPT_KNOWN_BAD = Option(
-    "Compile even if this entry of the known-bad runtime table matches the graph. Repeatable.", metavar="ID"
+    "Compile even if this entry of the known-bad table matches the graph. Repeatable.", metavar="ID", advanced=True
 )
 ON = Option(
     "Run on these devices: names or labels from `vitdeploy devices list`, or local.",
@@ -61,6 +67,7 @@ TRACKERS = Option(
     "Send each result to mlflow[:URI], wandb[:[ENTITY/]PROJECT] or bencher:FILE. Repeatable.",
     flag="--report-to",
     metavar="TRACKER",
+    advanced=True,
 )
 OWN_MODEL = Option(
     "Your own torch.nn.Module, for a recipe that names no model.", flag="--model", metavar="PACKAGE.MODULE:FUNCTION"
@@ -85,7 +92,7 @@ class Labelled(Options):
         None,
         "Annotations: YOLO folder, COCO JSON file, folder of maps, JSON list of texts or prompts, or a table.",
     )
-    inputs: Path | None = option(
+    inputs: Path | None = advanced(
         None, "Folder with further model inputs: NAME/STEM.npy or .png for each image.", metavar="DIR"
     )
 
@@ -94,8 +101,8 @@ class Labelled(Options):
 class Described(Labelled):
     """`Labelled`, and texts for models that compare images with them."""
 
-    texts: Path | None = option(None, "File of texts, one per line, for models that take texts.")
-    template: str | None = option(
+    texts: Path | None = advanced(None, "File of texts, one per line, for models that take texts.")
+    template: str | None = advanced(
         None, "Template that turns a class folder's name into a text, such as 'a photo of a {}.'.", metavar="TEXT"
     )
 
@@ -104,7 +111,7 @@ class Described(Labelled):
 class Recorded(Options):
     """Where a result is recorded."""
 
-    history: str | None = option(  # not a path: it may be a URI
+    history: str | None = advanced(  # not a path: it may be a URI
         None,
         "Add the result to this history as one new file; `vitdeploy history` reads it.",
         metavar="DIR-or-URI",
@@ -114,7 +121,7 @@ class Recorded(Options):
 
 @dataclass(frozen=True)
 class RecordedBundle(Recorded):
-    report_bundle: bool = option(False, "Also send the bundle to the trackers of --report-to.")
+    report_bundle: bool = advanced(False, "Also send the bundle to the trackers of --report-to.")
 
 
 @dataclass(frozen=True)
@@ -138,12 +145,12 @@ class SourceOptions(Options):
     image_size: tuple[int, int] | None = option(
         None, "Image size: 384, or 256x320 (HxW). Default: the checkpoint's.", kind="size"
     )
-    heads: int | None = option(None, "Number of attention heads. Default: from the config file.", min=1)
-    text_features: Path | None = option(None, "Text features for zero-shot models: .npy, float32 [classes, width].")
+    heads: int | None = advanced(None, "Number of attention heads. Default: from the config file.", min=1)
+    text_features: Path | None = advanced(None, "Text features for zero-shot models: .npy, float32 [classes, width].")
     function: str | None = option(None, "Your own torch.nn.Module.", flag="--model", metavar="PACKAGE.MODULE:FUNCTION")
-    task: Task | None = option(None, "Task of the model, if its outputs do not identify it.")
-    normal: Path | None = option(None, "For --task anomaly: images of good parts, or a folder of MVTec AD.")
-    bind: Sequence[str] = option(
+    task: Task | None = advanced(None, "Task of the model, if its outputs do not identify it.")
+    normal: Path | None = advanced(None, "For --task anomaly: images of good parts, or a folder of MVTec AD.")
+    bind: Sequence[str] = advanced(
         (),
         "Bind a further input of an .onnx file or of your own module to a constant: a number, comma-separated numbers, "
         "a .npy or .npz file; NAME=input: each image brings its own value.",
@@ -180,11 +187,11 @@ class ExportOptions(SourceOptions):
     source: Sequence[str] = option((), "", place="many", complete="models")
     folder: Path | None = option(None, OUTPUT, help="Folder for model.onnx.", required=False)
     labels: Path | None = option(None, "File of class names, one per line.")
-    opset: Literal["18", "19", "20"] | None = option(None, "ONNX opset. Default: the recipe's, else 20.")
+    opset: Literal["18", "19", "20"] | None = advanced(None, "ONNX opset. Default: the recipe's, else 20.")
     batch: str | None = option(
         None, "Batch size: a number, or dynamic. Default: the ONNX file's or the recipe's, else dynamic."
     )
-    no_preprocess: bool = option(False, "Omit preprocessing: the graph takes normalised float NCHW, not uint8 NHWC.")
+    no_preprocess: bool = advanced(False, "Omit preprocessing: the graph takes normalised float NCHW, not uint8 NHWC.")
 
 
 @dataclass(frozen=True)
@@ -242,19 +249,19 @@ class Quantize(Options):
         "only; fp16, bf16 and fp8 are for NVIDIA GPUs.",
     )
     num_samples: int | None = option(128, "Number of calibration images.", doc="how many images; None: all.", min=1)
-    vnni: bool | None = option(
+    vnni: bool | None = advanced(
         None, "Whether the device's CPU has VNNI. Default: as this machine.", flag="--vnni/--no-vnni"
     )
-    ignore: Sequence[str] = option(
+    ignore: Sequence[str] = advanced(
         (),
         "Keep this layer (or pattern with *) in float. Repeatable.",
         doc='names or patterns of layers to keep in float; "graph/layer" for a model of several graphs.',
         metavar="LAYER",
     )
-    float_parts: Sequence[str] = option(
+    float_parts: Sequence[str] = advanced(
         (), "Keep this graph of a model of several in float. Repeatable.", flag="--float-part", metavar="GRAPH"
     )
-    high_precision: float = option(
+    high_precision: float = advanced(
         5.0,
         "For int8 on a CPU: latency that layers kept in higher precision may add, by a table of costs; 0: none.",
         doc='for "int8" on a CPU: percent of latency that layers kept in higher precision may add if they bring the '
@@ -291,26 +298,26 @@ class Quantize(Options):
 class Build(Options):
     """TensorRT build options: those of the recipe section `tensorrt`."""
 
-    profiles: Sequence[tuple[int, int, int]] = option(
+    profiles: Sequence[tuple[int, int, int]] = advanced(
         (),
         "tensorrt: batch sizes to build for. Repeatable. Default: only --batch, and 1 to 8 or more.",
         flag="--profile",
         kind="profile",
         metavar="MIN,OPT,MAX",
     )
-    workspace: int | None = option(
+    workspace: int | None = advanced(
         None,
         "tensorrt: maximum workspace memory on the device. Default: all free memory.",
         min=1,
         metavar="MIB",
     )
-    builder_optimization_level: int | None = option(
+    builder_optimization_level: int | None = advanced(
         None, "tensorrt: optimization level; 0 builds fastest, 5 searches longest. Default: 3.", min=0, max=5
     )
-    hardware_compatibility_level: Literal["none", "same-compute-capability", "ampere+"] | None = option(
+    hardware_compatibility_level: Literal["none", "same-compute-capability", "ampere+"] | None = advanced(
         None, "tensorrt: other GPUs that the engine may run on. Default: none."
     )
-    version_compatible: bool | None = option(None, "tensorrt: build an engine that later TensorRT releases can run.")
+    version_compatible: bool | None = advanced(None, "tensorrt: build an engine that later TensorRT releases can run.")
 
 
 @dataclass(frozen=True)
@@ -325,7 +332,7 @@ class Compile(Options):
     )
     build: "BuildOptions | None" = option(None, "", doc="TensorRT build options.")
     accept_known_bad: Sequence[str] = option((), ACCEPT_KNOWN_BAD)
-    split_rows: Literal["auto", "none"] | Sequence[int] = option(
+    split_rows: Literal["auto", "none"] | Sequence[int] = advanced(
         "auto",
         "Token rows of INT8 on openvino-cpu: split, such as 192,5, or padded, such as 200; auto: chosen by the "
         "measured cost on this CPU.",
@@ -371,7 +378,7 @@ class VerifyOn(Options):
 @dataclass(frozen=True)
 class Verify(VerifyOn):
     _: KW_ONLY
-    emulate: bool = option(False, "Emulate the storage types of a graph typed for a GPU, and evaluate it here.")
+    emulate: bool = advanced(False, "Emulate the storage types of a graph typed for a GPU, and evaluate it here.")
     executor: str | None = option(
         None,
         EXECUTOR,
@@ -379,11 +386,7 @@ class Verify(VerifyOn):
         doc='where shards are evaluated: "processes" on this machine, "ray" (a cluster on this machine) or '
         '"ray:HOST:PORT". None: processes for more than one job, else this process, with worker processes that decode.',
     )
-    jobs: int = option(
-        0,
-        "Number of shards evaluated in parallel (local processes without --executor). Default: one per core or CPU.",
-        min=1,
-    )
+    jobs: int = option(0, JOBS)
 
 
 @dataclass(frozen=True)
@@ -424,8 +427,8 @@ class Bench(Options):
         help="Seconds per artifact and scenario (at least 12 rounds of half a second); extended up to three times "
         "while the interval of a ratio is wider than 3 %.",
     )
-    warmup: float = option(0.5, "Minimum warm-up in each process, in seconds; it lasts until latency is steady.", min=0)
-    percentiles: Sequence[float] = option(
+    warmup: float = advanced(0.5, "Minimum warm-up per process, in seconds; it lasts until latency is steady.", min=0)
+    percentiles: Sequence[float] = advanced(
         (50.0, 90.0, 99.0), "Latency percentiles to report.", kind="percentiles", default="50,90,99"
     )
     threads: int = option(0, "Engine threads; 0: runtime default.", min=0)
@@ -625,7 +628,7 @@ class Sweep(Options):
     _: KW_ONLY
     function: str | None = option(None, OWN_MODEL)
     overrides: Sequence[str] = option((), OVERRIDES, help="Override a field of every recipe.")
-    jobs: int = option(1, "Number of recipes processed in parallel. Measurements always run alone.", min=1)
+    jobs: int = advanced(1, "Number of recipes processed in parallel. Measurements always run alone.", min=1)
     executor: str | None = option(
         None,
         EXECUTOR,

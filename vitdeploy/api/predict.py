@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from vitdeploy.api.option import Options, option, required
+from vitdeploy.api.option import Options, advanced, option, required
 from vitdeploy.api.options import EXPECT_DIGEST, FIRST_ENGINE, TRUST
 from vitdeploy.api.values import Reporter
 from vitdeploy.bundle.read import read_bundle
@@ -53,9 +53,9 @@ class Predict(Options):
     target: str = option("auto", FIRST_ENGINE)
     top: int = option(3, "Number of classes, or of images of --gallery, to show.", min=1)
     texts: Sequence[str] = option((), "Text to compare the images with. Repeatable.", flag="--text")
-    beams: int | None = option(None, "Beams of a text search; 1: greedy. Default: the bundle's.")
-    prompt: str | None = option(None, "Start of the text, such as the task prompt of a Donut model.")
-    beside: Sequence[str] = option(
+    beams: int | None = advanced(None, "Beams of a text search; 1: greedy. Default: the bundle's.")
+    prompt: str | None = advanced(None, "Start of the text, such as the task prompt of a Donut model.")
+    beside: Sequence[str] = advanced(
         (),
         "Further model input, a .npy or .png file; the same for all images. Repeatable.",
         flag="--input",

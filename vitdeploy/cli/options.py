@@ -221,6 +221,20 @@ KINDS: dict[str, click.ParamType] = {  # type: ignore[type-arg]
 # --- Commands built from options --------------------------------------------------------------------------------------
 
 
+class _Advanced(click.Option):
+    """An option that --help lists last if the command has many."""
+
+
+class _Command(click.Command):
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        rows = [(param, row) for param in self.get_params(ctx) if (row := param.get_help_record(ctx)) is not None]
+        last = [row for param, row in rows if len(rows) > 12 and isinstance(param, _Advanced)]
+        for title, shown in (("Options", [row for _, row in rows if row not in last]), ("Advanced", last)):
+            if shown:
+                with formatter.section(title):
+                    formatter.write_dl(shown)
+
+
 def command_of(
     options: type[Options],
     *groups: type[Options] | tuple[type[Options] | str, str],
@@ -261,7 +275,7 @@ def command_of(
             except OptionError as error:
                 raise click.UsageError(error.worded(flag_of)) from None
 
-        made = click.Command(
+        made = _Command(
             name or function.__name__,
             params=[*parameters, *([WAIT] if waits else []), *OUTPUT],
             callback=callback,
@@ -293,6 +307,7 @@ def _parameter(each: Field[Any], about: Option) -> list[click.Parameter]:
     if not about.help:
         return []
     names = [*(about.flag.split() or [f"--{each.name.replace('_', '-')}"]), each.name]
+    made = _Advanced if about.advanced else click.Option
     if about.default is not None:
         default, shared["required"] = about.default, False
     shown = default is not None and default is not False and default != ()
@@ -300,15 +315,15 @@ def _parameter(each: Field[Any], about: Option) -> list[click.Parameter]:
     if shared["type"] is click.BOOL:
         del shared["type"], shared["required"], shared["metavar"], shared["shell_complete"]
         if "/" in about.flag:
-            return [click.Option(names, default=default, show_default=shown, **shared)]
+            return [made(names, default=default, show_default=shown, **shared)]
         shared |= {"flag_value": False} if default is True else {}
-        return [click.Option(names, is_flag=True, default=default, **shared)]
+        return [made(names, is_flag=True, default=default, **shared)]
     many = typing.get_origin(each.type) in (Sequence, Iterable) or about.kind == "merging"
     if many and not getattr(shared["type"], "whole", False):
-        return [click.Option(names, multiple=True, **shared)]
+        return [made(names, multiple=True, **shared)]
     if default is not None:  # click would treat None as a value
         shared |= {"default": default, "show_default": shown}
-    return [click.Option(names, **shared)]
+    return [made(names, **shared)]
 
 
 def _no_value(default: Any, about: Option) -> bool:
@@ -398,7 +413,7 @@ def _set_longest_wait(context: click.Context, parameter: click.Parameter, value:
         MACHINE.max_wait = value
 
 
-WAIT = click.Option(
+WAIT = _Advanced(
     ["--max-wait"],
     type=KINDS["duration"],
     expose_value=False,

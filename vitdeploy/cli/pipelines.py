@@ -8,7 +8,7 @@ from pathlib import Path
 
 import click
 
-from vitdeploy.api.option import Options, option
+from vitdeploy.api.option import Options, advanced, option
 from vitdeploy.api.options import (
     BudgetOptions,
     RecordedBundle,
@@ -23,7 +23,7 @@ from vitdeploy.errors import GateError
 @dataclass(frozen=True)
 class Further(Options):
     dry_run: bool = option(False, "Check every input and show the plan; compute nothing.")
-    require_recommendation: bool = option(False, "Exit with code 5 also if the verdict recommends no engine.")
+    require_recommendation: bool = advanced(False, "Exit with code 5 also if the verdict recommends no engine.")
 
 
 @command_of(Run, (Further, "executor"), RecordedBundle, waits=True)
@@ -123,8 +123,10 @@ class Previews(Options):
 
 @dataclass(frozen=True)
 class CostLimit(Options):
-    cost_per_hour: float | None = option(None, "Cost of all machines together per hour.", min=0, above=True)
-    max_cost: float | None = option(None, "Like --minutes, as a cost limit (with --cost-per-hour).", min=0, above=True)
+    cost_per_hour: float | None = advanced(None, "Cost of all machines together per hour.", min=0, above=True)
+    max_cost: float | None = advanced(
+        None, "Like --minutes, as a cost limit (with --cost-per-hour).", min=0, above=True
+    )
 
     def check(self) -> None:
         if self.max_cost is not None and self.cost_per_hour is None:

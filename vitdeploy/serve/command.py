@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from vitdeploy.api.option import Options, option, required
+from vitdeploy.api.option import Options, advanced, option, required
 from vitdeploy.api.options import (
     EXPECT_DIGEST,
     FIRST_ENGINE,
@@ -38,31 +38,31 @@ class Serve(Options):
     target: str = option("auto", FIRST_ENGINE)
     threads: int | None = option(None, "Engine threads; 0 = runtime default.", min=0)
     max_batch: int = option(8, "Maximum images per run.", min=1, max=1024)
-    max_delay_ms: float = option(
+    max_delay_ms: float = advanced(
         0.0, "Milliseconds that an image waits for others while the engine is free.", min=0, max=10_000
     )
     max_queue: int = option(256, "Maximum concurrent requests; further ones get 429.", min=1)
-    max_body: float = option(16.0, "Maximum size of a request in MiB; larger ones get 413.", min=0.001, max=256)
-    max_kept: float = option(
+    max_body: float = advanced(16.0, "Maximum size of a request in MiB; larger ones get 413.", min=0.001, max=256)
+    max_kept: float = advanced(
         256.0,
         "MiB of image embeddings cached for further prompts (promptable segmentation).",
         min=0,
         max=1 << 20,
     )
-    keep_alive: int = option(
+    keep_alive: int = advanced(
         75,
         "Seconds that a connection may be idle; set it above the idle timeout of a load balancer.",
         min=1,
         max=86_400,
     )
     monitor: bool = option(False, "Monitor images, answers and golden answers, with metrics and log lines.")
-    monitor_window: int = option(
+    monitor_window: int = advanced(
         256,
         "Images per comparison with the calibration images.",
         min=8,
         max=1_000_000,
     )
-    monitor_every: int = option(1000, "Run a golden input every N inferences.", min=1)
+    monitor_every: int = advanced(1000, "Run a golden input every N inferences.", min=1)
     expect_digest: str | None = option(None, EXPECT_DIGEST)
     trust: Path | None = option(None, TRUST)
 
