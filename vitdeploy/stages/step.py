@@ -285,7 +285,7 @@ _RECIPE = ("a recipe", "vitdeploy run {}")
 _OTHERS = {
     **dict.fromkeys((".safetensors", ".pt", ".pth", ".bin", ".npz", ".ckpt"), _WEIGHTS),
     **dict.fromkeys((".yaml", ".yml"), _RECIPE),
-    ".json": ("a JSON file", "pass a graph or its folder; for a model folder: vitdeploy export hf:{folder} -o DIR"),
+    ".json": ("a JSON file", "pass a graph or its folder; for a model folder: vitdeploy export hf:{1} -o DIR"),
     ".html": ("an HTML page", "open it in a browser, and pass the bundle's folder here"),
 }
 
@@ -333,7 +333,7 @@ def find_graph(path: Path) -> Path:
             f"{path} is not an ONNX graph",
             found=what,
             expected="a folder with model.onnx, or an .onnx file",
-            fix=command.format(quoted(path), folder=quoted(path.parent)),
+            fix=command.format(quoted(path), quoted(path.parent)),
         )
     return file
 
