@@ -190,7 +190,7 @@ def changed(folder, tmp_path, change):
     [
         (
             lambda c: c["text_config"].update(hidden_act="swish"),
-            "a text-tower activation",
+            "a text encoder activation",
             "hidden_act 'swish'",
         ),
         (lambda c: c["text_config"].update(num_attention_heads=5), "does not fit the text encoder", "heads 5"),

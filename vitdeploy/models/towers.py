@@ -102,7 +102,7 @@ def recognise_text(state: Mapping[str, Tensor], config: Mapping[str, Any]) -> Te
     name = part.get("hidden_act", activation)
     if name not in vit_transformers.ACTIVATIONS and name != activation:
         raise CheckpointError(
-            "config.json names a text-tower activation that vitdeploy does not support",
+            "config.json names a text encoder activation that vitdeploy does not support",
             found=f"hidden_act {name!r}",
             expected=", ".join(vit_transformers.ACTIVATIONS),
         )
