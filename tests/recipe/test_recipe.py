@@ -499,6 +499,8 @@ def test_an_override_makes_the_section_that_is_missing(load):
         ("name=" + 5000 * "[", "nested deeper than"),
         ("name=!!python/name:os.system", "python/name:os.system"),
         ("data.sed=1", "$.data.sed: unknown field; did you mean seed?"),
+        ("targets=openvino-cpu", "$.targets: input should be a list, such as [openvino-cpu] (found 'openvino-cpu')"),
+        ("budget=1", "$.budget: input should be a section with the fields max_drop, min_agreement, max_latency"),
         ("data.seed=-1", "$.data.seed: input should be greater than or equal to 0 (found '-1')"),
     ],
 )

@@ -46,6 +46,10 @@ def _line(error: Any, model: type[BaseModel]) -> str:
     if error["type"] == "missing":
         return f"{path}: missing"
     message = error["msg"].removeprefix("Value error, ")
+    if error["type"] == "tuple_type":
+        message = f"input should be a list, such as [{error['input']}]"
+    elif error["type"] == "model_type":
+        message = f"input should be a section with the fields {', '.join(_fields_at(error['loc'], model))}"
     return f"{path}: {message[:1].lower()}{message[1:]} (found {str(error['input'])[:60]!r})"
 
 
