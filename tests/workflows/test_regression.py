@@ -319,6 +319,8 @@ def test_the_command_writes_all_and_leaves_5(bundles, answered, tmp_path, shared
         assert "Answers: failed" in (tmp_path / "found" / "compare.html").read_text()
         assert ElementTree.parse(tmp_path / "junit.xml").getroot().get("failures") == "1"  # noqa: S314
         same = here("compare", bundles / "old", bundles / "same")
+        blind = here("compare", bundles / "old", bundles / "spoilt", "--max-drop", 1, "--no-bench")
+        assert blind.returncode == 5 and "evaluate on more images (--data), or raise the limit" in blind.stderr
         assert same.returncode == 0 and "identical files: same answers and same times" in same.stdout
         assert here("compare", bundles / "old", bundles / "same", "--junit", "no/such/x.xml").returncode == 2
         assert "need --data" in here("compare", bundles / "old", bundles / "same", "--labels", "none").stderr

@@ -349,5 +349,6 @@ def compare(console: Console, options: Compare, labelled: Labelled, recorded: Re
         raise GateError(
             "the gate is not met" if found.status == "fail" else "the gate is not provably met",
             found="; ".join(found.reasons),
-            fix="evaluate on more images, measure for longer (--duration), or raise the limit",
+            fix=f"evaluate on more images{'' if options.data else ' (--data)'}, "
+            f"{'measure for longer (--duration), ' if options.bench else ''}or raise the limit",
         )
