@@ -120,7 +120,7 @@ def keys(section: type[BaseModel], path: str) -> Iterator[str]:
 
 
 # Words of all pages, with results and decisions; the bound may only fall.
-MAX_WORDS = 44_900
+MAX_WORDS = 44_850
 
 
 def test_the_documentation_keeps_its_budget_of_words() -> None:
