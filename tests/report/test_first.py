@@ -67,6 +67,7 @@ def test_the_first_screen_has_a_short_headline_two_badges_four_numbers_and_what_
         assert len(numbers) == 4 and all(note and re.search(r"\d|not decided", value) for note, value in numbers), name
         # Numbers of an engine that is not recommended, as below "Keep the original", say so.
         if " fail " in name:
+            assert badges[1] == "Speed: not judged"
             assert f"Numbers of {NAME} (not recommended)" in header and "; recommended; " not in html, name
         change = re.search(r"What would change this:</strong> (.*?)</p>", header, re.DOTALL)[1]
         assert len(change.split()) > 1 and "None" not in change, (name, change)
@@ -98,6 +99,13 @@ def test_what_would_change_an_undecided_verdict_is_more_of_what_it_lacks():
     for reason, words in (("drop 1 points", "More evaluation images"), ("p50 latency 3 ms", "A longer bench")):
         report["verdict"] |= {"gate": "undecided", "reasons": [f"{NAME}: {reason}, budget 2"]}
         assert change(page_of(report, {})).startswith(words)
+
+
+def test_an_original_that_is_kept_is_no_speed_to_recommend():
+    report = copy.deepcopy(REPORT)
+    report["verdict"] |= {"grade": "recommended", "recommended": "original", "remarks": []}
+    page = page_of(report, {})
+    assert "Speed: original kept" in page and "an engine is provably faster" in change(page)
 
 
 def test_details_are_collapsed_and_print_opens_them():

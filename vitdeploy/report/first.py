@@ -141,7 +141,8 @@ def _worst_answers(engines: Sequence[PairFacts]) -> list[Cell]:
     agreements = [(facts.agreement, facts, name) for name, facts in rows if facts.agreement is not None]
     if agreements:
         least, facts, name = min(agreements, key=lambda row: row[0])
-        note = f"least agreement with the baseline, of {name}, on {text.count(facts.n, 'sample')}"
+        samples = "the same files" if facts.how == "same files" else f"on {text.count(facts.n, 'sample')}"
+        note = f"least agreement with the baseline, of {name}, {samples}"
         cells.append(Cell(f"{text.number(least)} %", note + _interval(text.interval(facts.agreement_ci95))))
     return cells
 
@@ -194,11 +195,8 @@ def of_sweep(document: SweepDocument) -> First:
         Cell(text.number(sum(len(report.engines) for report in reports.values()), 0), "engines verified"),
         Cell(f"{len(reports)} of {count}", "recipes have a report"),
     ]
-    open_ones = [
-        f"{name}: {change_of(report)}"
-        for name, report in reports.items()
-        if not report.starred or len(starred) == count
-    ]
+    changing = {name: report for name, report in reports.items() if not report.starred or len(starred) == count}
+    open_ones = [f"{name}: {change_of(report)}" for name, report in changing.items()]
     errors = [
         f"{recipe.name} ended with an error: {recipe.error.fix or recipe.error.message}"
         for recipe in failed
@@ -231,7 +229,9 @@ def of_history(document: HistoryDocument) -> First:
     if not searched:
         speed = Badge("none", "–", "Speed: too few results")
     numbers = (
-        Cell(text.number(document.results, 0), f"recorded runs in {text.count(len(series), 'series', 'series')}"),
+        Cell(
+            text.number(document.results, 0), f"number of recorded runs; {text.count(len(series), 'series', 'series')}"
+        ),
         Cell(f"{searched} of {len(series)}", "series have enough decided results for change detection"),
         Cell(text.number(slower, 0), "series whose latest change of p50 latency is slower"),
         Cell(text.number(latest.count("faster"), 0), "series whose latest change of p50 latency is faster"),

@@ -45,6 +45,8 @@ MODULES: tuple[ModuleType, ...] = (
 
 COMPARED = "Every artifact against the original"
 TIME = "Where the time goes"
+TITLE, LAYERS = "{view.title}", "Layer by layer: {view.artifact}"
+CHANGED, EXAMPLES = "{view.data.nouns} with changed answers", "Example {document.report.data.noun}s"
 
 
 def _context(bench: Bench | None) -> list[ContextFacts]:
@@ -54,13 +56,6 @@ def _context(bench: Bench | None) -> list[ContextFacts]:
 def _plots(report: Judgement) -> list[figures.Plot]:
     found = [planes.accuracy_plot(report), *latency.bench_plots(measured(report)), *context.sensitivity_plots(report)]
     return [plot for plot in found if plot is not None]
-
-
-def _others(page: RunPage, beside_changed: bool) -> list[object]:
-    """The examples whose answer did not change; `beside_changed`: only if other answers changed, else only if none
-    did."""
-    unlike = bool(summary.examples(page.report, True)) != beside_changed
-    return [] if unlike else _some(summary.examples(page.report, False))
 
 
 def _outputs(report: Report) -> list[tuple[str, tensors.OutputFacts]]:
@@ -89,29 +84,16 @@ RUN: tuple[Section[RunPage], ...] = (
     Section("outputs", "Output by output", lambda page: _some(_outputs(page.report)), "outputs.html.jinja"),
     Section("heads", "Head by head", lambda page: _some(table.heads(page.report)), "heads.html.jinja"),
     Section("sizes", "Image sizes", lambda page: _some(page.report.sizes), "sizes.html.jinja"),
-    Section(
-        "changed",
-        "{view.data.nouns} with changed answers",
-        lambda page: [page.report] if summary.any_changed(page.report) else [],
-        "changed.html.jinja",
-    ),
+    Section("changed", CHANGED, lambda page: summary.changed(page.report), "changed.html.jinja"),
     Section("classes", "Class by class", lambda page: _some(summary.class_engines(page.report)), "classes.html.jinja"),
-    Section(
-        "reliability", "{view.title}", lambda page: _some(context.reliability_plot(page.report)), "plot.html.jinja"
-    ),
+    Section("reliability", TITLE, lambda page: _some(context.reliability_plot(page.report)), "plot.html.jinja"),
     Section("plot-{number}", "{view.title}", lambda page: _plots(page.report), "plot.html.jinja"),
     Section("context", TIME, lambda page: _context(page.report.bench), "context.html.jinja"),
     Section("parts", "Graph by graph", lambda page: _some(_parts(page.report)), "parts.html.jinja"),
     Section(
-        "sensitivity-of-{number}",
-        "Layer by layer: {view.artifact}",
-        lambda page: context.engines_with_costs(page.report),
-        "costs.html.jinja",
+        "sensitivity-of-{number}", LAYERS, lambda page: context.engines_with_costs(page.report), "costs.html.jinja"
     ),
-    Section("examples", "Other {document.report.data.noun}s", lambda page: _others(page, True), "examples.html.jinja"),
-    Section(
-        "examples", "Example {document.report.data.noun}s", lambda page: _others(page, False), "examples.html.jinja"
-    ),
+    Section("examples", EXAMPLES, lambda page: _some(summary.examples(page.report, False)), "examples.html.jinja"),
     Section("attention", "Where the model looks", lambda page: _some(page.report.attention), "attention.html.jinja"),
     Section("details", "How it was made and measured", lambda page: [page.report], "details.html.jinja"),
 )

@@ -32,7 +32,7 @@ def summary(report: Report) -> list[tuple[str, str, str]]:
     lines = [
         ("Engine", _engine(report, engine), "comparison"),
         ("Answers", _answers(report, engine), "comparison"),
-        ("Changed answers", _changed(report, engine), "changed" if any_changed(report) else ""),
+        ("Changed answers", _changed(report, engine), "changed" if changed(report) else ""),
         ("Classes", _classes(report, artifact), "classes"),
         ("Confidence", _confidence(report, artifact), "reliability"),
         ("Speed", _speed(report, artifact), "comparison"),
@@ -135,10 +135,10 @@ def examples(report: Report, changed: bool) -> list[tuple[int, ExampleFacts]]:
     return [(number, each) for number, each in numbered if (reason(each) == "changed") == changed]
 
 
-def any_changed(report: Report) -> bool:
-    """Whether any answer of any engine changed."""
+def changed(report: Report) -> list[Report]:
+    """The report, if any answer of any engine changed."""
     counts = report.answers.changed.values() if report.answers else ()
-    return any(each.changed for each in counts) or bool(examples(report, True))
+    return [report] if any(row.changed for row in counts) or examples(report, True) else []
 
 
 def reason(example: ExampleFacts) -> str:

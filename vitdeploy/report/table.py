@@ -66,6 +66,8 @@ def grade(verdict: VerdictFacts) -> Badge:
     """The badge of a verdict's grade; the speed is not judged if the answers decided."""
     if verdict.grade is None or verdict.gate in ("fail", "undecided"):
         return Badge("none", "–", "Speed: not judged")
+    if verdict.recommended == ORIGINAL:
+        return Badge("none", "–", "Speed: original kept")
     status, symbol = _GRADES[verdict.grade]
     return Badge(status, symbol, f"Speed: {verdict.grade}")
 
