@@ -104,6 +104,7 @@ def test_recipes_become_one_table_and_one_that_fails_ends_no_other(tmp_path, sha
     with command_line(tmp_path, shared_store, short_bench=True) as here:
         done = here("sweep", *recipes, "-o", "swept", "--json")
         assert done.returncode == 2 and "broken" in done.stderr and "missing.safetensors" in done.stderr
+        assert "\nmeasure plain\n" in done.stderr  # it takes minutes
         found = {row["name"]: row for row in json.loads(done.stdout)["recipes"]}
         assert found["broken"]["report"] is None and found["broken"]["error"]["exit_code"] == 2
         assert found["plain"]["error"] is None and found["plain"]["report"]["bench"]["results"]

@@ -436,7 +436,7 @@ class RecipeSweep:
     def _make(self, pool: Pool, looked: Sequence[_Outlined]) -> list[_Outlined]:
         """Run the stages of these recipes; return the recipes that have not failed."""
         if self._scheduler is None:
-            self._scheduler = schedule.Scheduler(pool, self._store, self._made, "make", self.told)
+            self._scheduler = schedule.Scheduler(pool, self._store, self._set_phase, "make", self.told)
         plans = [
             schedule.PlanProgress(
                 outlined.name, schedule.at_size(outlined.entry, size), outlined.name, unmeasured(plan)
@@ -449,10 +449,6 @@ class RecipeSweep:
             if (error := self._scheduler.errors.get(outlined.name)) is not None:
                 self._failed(outlined.entry, error)
         return [outlined for outlined in looked if outlined.name not in self._scheduler.errors]
-
-    def _made(self, text: str, done: int, total: int) -> None:
-        self.progress(text, done, total)
-        self._set_phase(text, done, total)
 
     # --- measure ------------------------------------------------------------------------------------------------------
 
@@ -514,10 +510,10 @@ class RecipeSweep:
     def _row(self, entry: Entry, report: Report | None, host: str | None, error: ErrorFacts | None = None) -> None:
         row = sweep.SweptRecipe(entry.name, str(entry.file), report, error, dict(entry.choices) or None, host)
         self._rows[entry.name] = row
-        self.progress("measure", len(self._rows), len(self.entries))
         self._show(at_once=True)
 
     def _set_phase(self, text: str, done: int, total: int, *, at_once: bool = False) -> None:
+        self.progress(text, done, total)
         self._phase = (text, done, total)
         self._show(at_once=at_once)
 
