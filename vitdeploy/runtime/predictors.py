@@ -323,16 +323,16 @@ class TextsPredictor(Predictor):
                 expected="a list of texts",
                 fix="predict(image, texts=['a photo of a cat', ...]), or --text TEXT, as often as needed",
             )
-        given = texts if texts is not None else tuple(self.labels or ())
-        require_texts(given)
-        blank = [place for place, text in enumerate(given) if not text.strip()]
+        chosen = texts if texts is not None else tuple(self.labels or ())
+        require_texts(chosen)
+        blank = [place for place, text in enumerate(chosen) if not text.strip()]
         if blank:
             raise InputError(
                 "a text must not be blank",
-                found=f"text {blank[0]} of {len(given)} is {given[blank[0]]!r}",
+                found=f"text {blank[0]} of {len(chosen)} is {chosen[blank[0]]!r}",
                 expected="texts such as 'a photo of a cat'",
             )
-        return given
+        return chosen
 
 
 class ZeroShotPredictor(TextsPredictor):
