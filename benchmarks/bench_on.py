@@ -3,7 +3,7 @@
     vitdeploy devices add loopback ssh://localhost --python PATH
     python benchmarks/bench_on.py BUNDLE loopback [--runs 10] [--duration 4]
 
-Both in turns, in another order each time, so that what disturbs the machine for a minute hits either; the ratio is that
+Both alternate, in changing order, so that a disturbance of the machine for a minute affects either; the ratio is that
 of the medians of neighbouring runs, trimmed by 20 % and with its t-interval.
 """
 

@@ -77,7 +77,7 @@ while True:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--work", type=Path, required=True, help="folder for the engines and the results")
-    parser.add_argument("--contests", type=int, default=60, help="how many in all, with those of before")
+    parser.add_argument("--contests", type=int, default=60, help="the total number, including earlier ones")
     parser.add_argument("--seconds", type=float, default=540.0, help="start no contest after this time")
     parser.add_argument("--demo", type=int, default=0, help="instead, run the demo's recipe this many times")
     parser.add_argument("--loops", type=int, default=1, help="busy loops beside the demo")
@@ -172,7 +172,7 @@ def contention(kind: str, seed: int, request: dict[str, Any]) -> Iterator[None]:
 
 
 def bursts(seed: int) -> str:
-    """Busy and idle in turns, each for 0.2 to 3 seconds."""
+    """Alternate between busy and idle, each for 0.2 to 3 seconds."""
     return (
         "import random, time\n"
         f"r = random.Random({seed})\n"

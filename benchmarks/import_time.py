@@ -1,4 +1,4 @@
-"""What `import vitdeploy.runtime` costs beyond `import numpy`: median of child processes, in turns, warm byte code."""
+"""What `import vitdeploy.runtime` costs beyond `import numpy`: median of alternating processes, warm bytecode."""
 
 from __future__ import annotations
 

@@ -167,7 +167,7 @@ class Bench:
             say(f"{self.name}: {text}")
 
     def rate(self) -> None:
-        """The best INT8 rate for every K and N of our linears, and the engine in turns with them."""
+        """The best INT8 rate for every K and N of our linears, alternating with the engine."""
         record = self.usable().get(OURS)
         if record is None or not record.get("layers"):
             return

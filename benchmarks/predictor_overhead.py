@@ -2,8 +2,8 @@
 
     python benchmarks/predictor_overhead.py BUNDLE [--target openvino-cpu] [--seconds 20] [--image 500x375]
 
-Three calls on the same pixels take turns, one at a time, in one process and on the very same infer request or session,
-so that whatever the machine does meets all of them alike:
+Three calls on the same pixels take turns, one at a time, in one process and on the same infer request or session,
+so that disturbances of the machine affect all of them equally:
 
 bare            OpenVINO: request.infer with shared inputs and outputs, copying neither; ONNX Runtime: session.run
 run             predictor.run: outputs by name, in arrays of the caller's own
@@ -110,7 +110,7 @@ def _turns(calls: dict[str, Callable[[], Any]], seconds: float) -> dict[str, lis
 
 
 def _paused(call: Callable[[], Any], count: int = 100) -> list[float]:
-    """Microseconds of each call behind a pause."""
+    """Microseconds of each call after a pause."""
     found = []
     for _ in range(count):
         time.sleep(PAUSE_SECONDS)

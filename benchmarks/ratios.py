@@ -1,4 +1,4 @@
-"""Ratios of times that were measured in turns, as the benchmarks print them."""
+"""Ratios of times that were measured alternately, as the benchmarks print them."""
 
 from __future__ import annotations
 

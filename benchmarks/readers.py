@@ -5,7 +5,7 @@
 `vitdeploy.runtime.geometry`, and what was tried and not kept: simplejpeg's decoding, OpenCV's resizing, and OpenVINO's
 modes that follow Pillow. Wants simplejpeg and opencv-python-headless.
 Grey levels, of the cropped pixels: the mean over files of each file's mean, 99th percentile and maximum. CPU time of
-one thread, as a share of the reference's, in turns file by file.
+one thread, as a share of the reference's, alternating file by file.
 """
 
 from __future__ import annotations

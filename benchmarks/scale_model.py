@@ -59,7 +59,7 @@ class Place:
     result.
 
     The store answers `store_rate` requests a second, each after `store_seconds`, and brings `store_bytes` a second to
-    each worker. Worker processes die every `worker_life` seconds in the mean, the driver every `driver_life`, devices
+    each worker. Worker processes die every `worker_life` seconds on average, the driver every `driver_life`, devices
     every `device_life` for `device_away` seconds.
     """
 
@@ -325,7 +325,7 @@ class _Simulation:
         return self.random.expovariate(1 / life) if math.isfinite(life) else math.inf
 
     def _driver_dies(self) -> Steps:
-        """Its workers end with it; what was finished is in the store, so they go on with the rest when it is back."""
+        """Its workers end with it; finished work is in the store, so they continue with the rest when it is back."""
         while True:
             yield self.env.timeout(self._drawn(self.place.driver_life))
             self.back = self.env.event()

@@ -99,7 +99,7 @@ def main() -> None:
     add("--reads", type=float, default=0.0004, metavar="DOLLARS", help="of 1,000 requests that read")
     add("--gb-month", type=float, default=0.023, metavar="DOLLARS")
     add("--answer", type=float, default=0.03, metavar="SECONDS", help="the store's answer time")
-    add("--life", type=float, default=10.0, metavar="HOURS", help="after which a machine is taken away, in the mean")
+    add("--life", type=float, default=10.0, metavar="HOURS", help="mean time until a machine is taken away")
     for name in ("decode", "original", "engine"):
         add(f"--{name}-ms", type=float, metavar="CORE-MS", help="per image, instead of the measured time")
     add("--boot", type=float, metavar="CORE-SECONDS", help="to start a worker, instead of the measured time")

@@ -137,7 +137,7 @@ def start(options: argparse.Namespace, files: Sequence[str]) -> list[Process]:
 
 
 def measure(processes: Sequence[Process], files: int, block: int, rounds: int) -> None:
-    """All files once, for the answers and to warm up; then blocks in turns, the first way another one each round."""
+    """All files once, for the answers and to warm up; then alternating blocks, in changing order."""
     for process in processes:
         process.classes = process.block(files)[1]
         print(f"{process.entry.name}: {files} images answered", file=sys.stderr)

@@ -38,6 +38,13 @@ STYLE = {
     r"\bwhat (?:is|was|are) (?:told|said|asked|wanted|given|found)\b": "the noun",
     r"\bsuch (?:a|an) one\b": "the noun",
     r"\bbut for\b": "'except'",
+    r"\bkeeps? within\b": "'is within'",
+    r"\b(?:fix these|told apart)\b": "'correct these', 'distinguished'",
+    r"\b[Aa]s it stands\b": "'by default', 'now'",
+    r"\b(?:files? of strangers|a stranger's)\b": "'untrusted'",
+    r"\bwithout (?:a word|end)\b": "'without a message', 'forever'",
+    r"\bin the mean\b": "'on average'",
+    r"\bgo(?:es)? on (?:where|until|with)\b": "'continues'",
     r"\bsomebody else\b": "'another process', 'another user'",
 }
 _STYLE = {re.compile(pattern, re.MULTILINE): fix for pattern, fix in STYLE.items()}

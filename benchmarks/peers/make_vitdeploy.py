@@ -39,7 +39,7 @@ def work(payload: Payload) -> Payload:
         **({"high_precision": 0} if payload["plain"] else {}),
     )
     last = f"compile {target}-{precision}"
-    # An interrupted making goes on where it stopped, so what each step took is noted when it is done.
+    # An interrupted run continues where it stopped, so the time of each step is recorded when it ends.
     notes = folder / "steps.json"
     made: dict[str, dict[str, float]] = json.loads(notes.read_text(encoding="utf-8")) if notes.is_file() else {}
     started = time.perf_counter()

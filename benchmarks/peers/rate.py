@@ -1,7 +1,7 @@
 """The best rate at which OpenVINO's INT8 FullyConnected runs for given K and N, at any number of rows.
 
 One layer alone, its weights in cache, timed by the plugin itself: nothing around it, so nothing can be faster. A shared
-machine is not always as fast, so the engine that the rate is compared with is timed in turns with the layers, in the
+machine is not always as fast, so the engine that the rate is compared with is timed alternately with the layers, in the
 same process and on the same runtime.
 """
 

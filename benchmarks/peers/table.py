@@ -137,7 +137,7 @@ def _row(cells: list[str]) -> str:
 
 
 def goals(models: Results) -> list[dict[str, str]]:
-    """Every goal for every model that it can be said of: some where it has weights of its own, others where not."""
+    """Every goal that applies to each model: some need trained weights, others apply without."""
     rows = {name: (_trained_goals if model["checkpoint"] else _seeded_goals)(model) for name, model in models.items()}
     return [{"model": name, **goal} for name, model_goals in rows.items() for goal in model_goals]
 

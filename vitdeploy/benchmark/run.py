@@ -1,4 +1,4 @@
-"""A benchmark run: processes measured in turns, block by block."""
+"""A benchmark run: processes measured alternately, block by block."""
 
 import dataclasses
 import os
@@ -81,7 +81,7 @@ def engine_candidate(
     )
 
 
-# --- One process of each artifact, measured in turns: load, warm-up, rounds, stages -----------------------------------
+# --- One process of each artifact, measured alternately: load, warm-up, rounds, stages --------------------------------
 
 
 STEADY_SPREAD = 0.02
@@ -300,7 +300,7 @@ def _measure_stages(
     workers: Sequence[WorkerProcess],
     protocol: Protocol,
 ) -> None:
-    """Measure the stages of candidates that take images, and the parts of those with several graphs, also in turns."""
+    """Measure the stages of candidates that take images, and the parts of those with several graphs, alternately."""
     for number in range(STAGE_ROUNDS):
         for index in running_order(len(workers), number):
             if candidates[index].has_stages:
@@ -328,8 +328,7 @@ def running_order(count: int, number: int) -> list[int]:
 
 
 # --- A benchmark run --------------------------------------------------------------------------------------------------
-# Every artifact has its own processes and is measured in turns with the others, so that drift of the machine affects
-# all.
+# Every artifact has its own processes and alternates with the others, so that drift of the machine affects all.
 #
 # It measures wall time from host memory to host memory, `Runner.infer` as apps call it. Scenarios, as named by MLPerf:
 # "single" sends the next query when the previous one is done (latency), "offline" sends batches back to back

@@ -180,7 +180,7 @@ class Track:
 
 
 def _tracks_in_turns(measured: MeasuredBench) -> dict[str, list[Track]]:
-    """The tracks of every artifact in scenarios that are measured in turns; artifacts or scenarios without times are
+    """The tracks of every artifact in scenarios measured alternately; artifacts or scenarios without times are
     left out."""
     found = {
         name: [_track(scenario, each) for scenario, each in row.scenarios.items() if each.bins is None]
@@ -191,7 +191,7 @@ def _tracks_in_turns(measured: MeasuredBench) -> dict[str, list[Track]]:
 
 
 def _tracks_of_runs(measured: MeasuredBench) -> dict[str, dict[str, list[Track]]]:
-    """The tracks of long runs (not measured in turns), by scenario and artifact."""
+    """The tracks of long runs (not measured alternately), by scenario and artifact."""
     found: dict[str, dict[str, list[Track]]] = {}
     for name, row in measured.rows.items():
         for scenario, each in row.scenarios.items():

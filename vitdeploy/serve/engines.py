@@ -25,7 +25,7 @@ from vitdeploy.runtime.runner import Array
 from vitdeploy.serve import batcher, protocol
 from vitdeploy.spec import EngineSpec, TensorSpec
 
-# Seconds that each variant is measured at start, in turns.
+# Seconds that each variant is measured at start, alternately.
 TRIAL_SECONDS = 0.6
 # With more streams than this, Python is the bottleneck.
 MOST_STREAMS = 8

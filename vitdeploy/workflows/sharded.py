@@ -403,7 +403,7 @@ def _unfinished(name: str, failed: Sequence[tuple[_ShardTask, VitdeployError]]) 
     )
 
 
-# --- Parallel evaluation processes of one machine: they decode in parallel, and run their engines in turns ------------
+# --- Parallel evaluation processes of one machine: they decode in parallel, and run their engines one by one ----------
 # An engine uses all cores. With fewer threads per process its sums may be rounded differently, and the answers would
 # depend on the number of processes.
 
