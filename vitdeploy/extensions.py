@@ -37,17 +37,17 @@ def entry_points_of(group: str) -> Mapping[str, EntryPoint]:
     """
     from importlib.metadata import entry_points
 
-    found: dict[str, EntryPoint] = {}
-    for each in sorted(entry_points(group=group), key=lambda each: (each.name, each.value)):
-        if each.name in found and found[each.name].value != each.value:
+    points: dict[str, EntryPoint] = {}
+    for point in sorted(entry_points(group=group), key=lambda point: (point.name, point.value)):
+        if point.name in points and points[point.name].value != point.value:
             raise HostError(
-                f"two packages register {each.name!r} in {group}",
-                found=f"{found[each.name].value} and {each.value}",
+                f"two packages register {point.name!r} in {group}",
+                found=f"{points[point.name].value} and {point.value}",
                 expected="one",
                 fix="uninstall one of the two packages",
             )
-        found[each.name] = each
-    return MappingProxyType(found)
+        points[point.name] = point
+    return MappingProxyType(points)
 
 
 def installed_version(package: str) -> str | None:

@@ -542,7 +542,7 @@ def _kind(path: Path) -> str:
 
 def _check_parents(final: Path) -> None:
     """Check that the closest existing parent of an absent path is a folder."""
-    above = next((each for each in final.parents if os.path.lexists(each)), None)
+    above = next((parent for parent in final.parents if os.path.lexists(parent)), None)
     if above is not None and not above.is_dir():
         raise OSError(errno.ENOTDIR, f"{above} is not a folder")
 

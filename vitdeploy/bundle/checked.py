@@ -115,10 +115,10 @@ class CheckedFiles:
         for name in names:
             path = self.folder / name
             try:
-                found = _stamp(path.lstat())
+                stamp = _stamp(path.lstat())
             except OSError:
-                found = None
-            if name in self._stamps and found != self._stamps[name]:
+                stamp = None
+            if name in self._stamps and stamp != self._stamps[name]:
                 raise _changed(path, "the file, its size or its modification time changed after the SHA-256 check")
 
 

@@ -39,16 +39,16 @@ def run_plan(
     for step in plan:
         by = step.identity(artifacts)
         key = by.key
-        found = store.find(key) if resume or key in fresh else None
+        artifact = store.find(key) if resume or key in fresh else None
         measured_now = step.measured and key in fresh  # a measurement of this run is used even if it was disturbed
-        if found is not None and not measured_now and not step.usable(found.path):
+        if artifact is not None and not measured_now and not step.usable(artifact.path):
             store.remove(key)
-            found = None
-        if found is None:
+            artifact = None
+        if artifact is None:
             if not resume:
                 store.remove(key)
             kept = {"scratch": store.unfinished(key)} if step.resumable else {}
-            found = store.make(
+            artifact = store.make(
                 by,
                 lambda out, s=step, k=kept: s.write(artifacts, out, progress, **k),  # type: ignore[misc]
                 name=step.name,
@@ -58,7 +58,7 @@ def run_plan(
             finished(step, False)
         elif key not in fresh:
             finished(step, True)
-        artifacts[step.name] = found
+        artifacts[step.name] = artifact
     return artifacts
 
 

@@ -139,4 +139,4 @@ def refuse_known(source: Source, evaluation: Iterable[Sample]) -> None:
     from vitdeploy.models.memory_bank import MemoryBank
 
     images = set(MemoryBank.load(source.memory).images)
-    refuse_contents([each.path for each in evaluation], images, "the evaluation data", "the normal images")
+    refuse_contents([sample.path for sample in evaluation], images, "the evaluation data", "the normal images")

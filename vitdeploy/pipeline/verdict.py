@@ -158,7 +158,7 @@ def decide(judged: Sequence[Judged], bench: Bench, *, include_failed: bool = Fal
     for each in asked:
         remarks += _remarks(each, bench.ratios, matters=each in ships and each.name not in (best, *ranked.rivals))
     recommended = ranked.best if ranked.grade == "recommended" else None
-    chosen = tuple(each.candidate for each in ships)
+    chosen = tuple(ship.candidate for ship in ships)
     return Verdict(ranked.sentence, tuple(remarks), recommended, chosen, _best(asked), ranked.grade, ranked.rivals)
 
 
@@ -289,7 +289,7 @@ def _ships(order: Sequence[Judged], best: str, *, include_failed: bool) -> list[
 
     Proven engines come before undecided ones; equals are in the order of `order` (see `in_order`).
     """
-    usable = [each for each in order if each.gate.status != "fail" and not _shows_nothing(each)]
+    usable = [judged for judged in order if judged.gate.status != "fail" and not _shows_nothing(judged)]
     usable = usable or [each for each in order if each.gate.status != "fail"]
     chosen = {each.name for each in (order if include_failed else usable) if each.candidate.shipped}
     chosen |= {each.name for each in order if each.name == best}
@@ -393,7 +393,7 @@ def _plain(value: float) -> str:
 def find_ratio(ratios: Sequence[Ratio], a: str, b: str) -> Ratio | None:
     """The measured ratio of the times of two artifacts: of their latencies or, if these were not measured, of their
     inverse throughputs. None if the pair was not compared."""
-    found = [each for each in ratios if each.a == a and each.b == b]
+    found = [ratio for ratio in ratios if ratio.a == a and ratio.b == b]
     latency = next((each for each in found if each.metric == "latency"), None)
     if latency is not None or not found:
         return latency

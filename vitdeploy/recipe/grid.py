@@ -80,16 +80,16 @@ def list_recipes(
         grid = load_grid(path, overrides, function) if is_grid(path) else None
         listed += grid or [ListedRecipe(load_recipe(path, overrides, function), path)]
     before: dict[str, Path] = {}
-    for each in listed:
-        name = each.recipe.name
+    for recipe in listed:
+        name = recipe.recipe.name
         if name in before:
             raise InputError(
                 "two recipes have the same name, so their bundles would too",
-                found=f"{name}: {before[name]} and {each.file}",
+                found=f"{name}: {before[name]} and {recipe.file}",
                 expected="a different name for each recipe",
                 fix="change the name in one of the files",
             )
-        before[name] = each.file
+        before[name] = recipe.file
     return listed
 
 
@@ -109,13 +109,13 @@ def load_grid(path: Path, overrides: Sequence[str] = (), function: str | None = 
         file = _GridFile.model_validate(data)
     except ValidationError as error:
         errors = error.errors()
-        problems = [problem_line(each, _GridFile) for each in errors[:MAX_PROBLEMS]]
+        problems = [problem_line(facts, _GridFile) for facts in errors[:MAX_PROBLEMS]]
         raise RecipeError(str(path), problems, len(errors) - len(problems), fix=FIX) from None
     lines = Lines(path.read_text(encoding="utf-8-sig"))
     reader = _Reader(path, file, lines)
     combinations = reader.combinations()
     names = reader.names(combinations)
-    if taken := [each for each in overrides if each.partition("=")[0] in file.axes]:
+    if taken := [override for override in overrides if override.partition("=")[0] in file.axes]:
         raise RecipeError(str(path), [f"--set {cut(each)}: this is an axis of the grid" for each in taken], fix=FIX)
     return reader.recipes(combinations, names, overrides, function)
 

@@ -303,7 +303,7 @@ def _bounded(kind: Any, bounds: Mapping[str, Any]) -> Any:
     if origin in (typing.Union, types.UnionType):
         values: list[Any] = [each for each in args if dataclasses.is_dataclass(each)]
         if values:
-            several = _tagged({f"of-{each.__name__}": _section(each) for each in values})
+            several = _tagged({f"of-{value.__name__}": _section(value) for value in values})
             return operator.getitem(typing.Union, (several, *(each for each in args if each not in values)))
         return operator.getitem(typing.Union, tuple(_bounded(each, bounds) for each in args))
     if origin is tuple:
@@ -438,7 +438,7 @@ class Recipe(Section):
     @classmethod
     def _known_entries(cls, ids: tuple[str, ...]) -> tuple[str, ...]:
         known = [entry.id for entry in table()]
-        if unknown := [each for each in ids if each not in known]:
+        if unknown := [id_ for id_ in ids if id_ not in known]:
             raise ValueError(f"unknown entry {', '.join(unknown)}; known: {', '.join(known)}")
         return ids
 
