@@ -1,6 +1,7 @@
 """The runners: input checks, life-cycle, threads, and what goes wrong with a runtime."""
 
 import contextlib
+import subprocess
 import sys
 import threading
 import time
@@ -276,6 +277,24 @@ def test_both_runtimes_agree(small_export):
             if name == "openvino":  # left to itself it takes half precision, where the CPU has it
                 assert runner.compiled.get_property("INFERENCE_PRECISION_HINT").get_type_name() == "f32"
     np.testing.assert_allclose(logits["onnxruntime"], logits["openvino"], rtol=0, atol=1e-4)
+
+
+OPENS = """
+import sys
+events = []
+sys.addaudithook(lambda event, _: events.append(event) if event in ("os.fork", "socket.connect") else None)
+from vitdeploy.runtime.openvino import the_core
+the_core()
+print(events, "openvino_telemetry.main" in sys.modules)
+"""
+
+
+def test_openvino_reports_to_nobody():
+    """Its own import forks a process that sends an event."""
+    pytest.importorskip("openvino", reason="pip install 'vitdeploy[openvino]'")
+    pytest.importorskip("openvino_telemetry", reason="nothing to turn off")
+    done = subprocess.run([sys.executable, "-c", OPENS], capture_output=True, text=True, timeout=120, check=True)
+    assert done.stdout == "[] False\n"
 
 
 @pytest.mark.parametrize("between", ["norm", "root mean square", "sum"])

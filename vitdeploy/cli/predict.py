@@ -36,7 +36,7 @@ def predict(console: Console, options: Predict) -> None:
       vitdeploy predict out/digits calibration/digits/evaluation/7
     """
     with warnings.catch_warnings(record=True) as heard:
-        warnings.simplefilter("always")
+        warnings.simplefilter("always", RuntimeWarning)
         predicted = answers_of(
             options, lambda tokens: find_inputs(options.inputs, console.note, tokens=tokens), console
         )

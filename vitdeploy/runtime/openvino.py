@@ -2,6 +2,7 @@
 
 import dataclasses
 import os
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from queue import SimpleQueue
@@ -129,6 +130,8 @@ def float_precision(options: Mapping[str, str]) -> str:
 
 
 def require() -> ModuleType:
+    # Else the import sends an event to Intel's analytics, in a process that it forks.
+    sys.modules.setdefault("openvino_telemetry", None)  # type: ignore[arg-type]
     return backend.import_runtime("openvino", "openvino", "openvino", "running a graph on OpenVINO")
 
 
