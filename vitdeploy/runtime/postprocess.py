@@ -50,7 +50,7 @@ def best_classes(logits: npt.NDArray[np.floating[Any]], count: int) -> npt.NDArr
 def cosine(a: Array, b: Array) -> float:
     """Return the cosine of the angle between two arrays as vectors, in float64."""
     a, b = a.astype(np.float64).ravel(), b.astype(np.float64).ravel()
-    return float(a @ b / max(np.linalg.norm(a) * np.linalg.norm(b), 1e-300))
+    return float(a @ b / max(float(np.linalg.norm(a) * np.linalg.norm(b)), 1e-300))
 
 
 def signal_to_noise(ours: Array, theirs: Array) -> float:
