@@ -5,7 +5,7 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 INSTALL := $(BIN)/python -m pip install --quiet
 COMPILE := build/lock/bin/uv pip compile --quiet pyproject.toml --constraint requirements/torch.txt --no-python-downloads
-.PHONY: demo page test test-lowest test-extras docs modules tensorrt-api mlflow-server models-doc arm64 faults faults-all \
+.PHONY: demo page test test-lowest test-extras test-pythons docs modules tensorrt-api mlflow-server models-doc arm64 faults faults-all \
 	scale sbom audit report-schema train-scenes lock clean
 
 demo: $(VENV)/.installed
@@ -119,6 +119,12 @@ test-extras: $(VENV)/.installed-dev
 	rm -rf dist
 	$(BIN)/python -m hatchling build
 	$(BIN)/python -m tests.extras dist/*.whl
+
+# The wheel with Python 3.10 to 3.13, as far as this machine has them; some ten minutes each.
+test-pythons: $(VENV)/.installed-dev
+	rm -rf dist
+	$(BIN)/python -m hatchling build -t wheel
+	$(BIN)/python -m tests.extras dist/*.whl --pythons
 
 # The stamp is written last, so that an interrupted installation is done again. The lock files hold all but PyTorch, with what it
 # depends on; so it finds that installed, and only itself is taken unhashed.

@@ -1,4 +1,5 @@
 """`make test-extras`: installs each extra from the wheel into a clean environment, and runs commands that need it.
+`make test-pythons`: the extra `all` with each Python that this machine has, and tests of five packages.
 
 It installs the newest releases, as users get them, but PyTorch as in requirements/torch.txt. The extras `tensorrt` and
 `cuda` are left out: gigabytes, for a GPU.
@@ -7,7 +8,9 @@ It installs the newest releases, as users get them, but PyTorch as in requiremen
 from __future__ import annotations
 
 import os
+import re
 import shlex
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -89,7 +92,29 @@ WALKS = {
 }
 
 
-def walk(wheel: Path, extras: str, shared: Path) -> str:
+# The tests are of packages that need no other implementation to compare with.
+PYTHONS = ("3.10", "3.11", "3.12", "3.13")
+TESTS = ("graph", "quantization", "runtime", "bundle", "cli")
+WALK_OF_A_PYTHON = [
+    *WALKS["all"],
+    *WALKS["openvino"],
+    *WALKS["serve,openvino"],
+    "bin/python -m pip install --quiet pytest pytest-xdist hypothesis",
+    f"bin/python -m pytest -q -n 2 --dist loadfile -m 'not slow' --rootdir {ROOT} -c {ROOT}/pyproject.toml "
+    + " ".join(f"{ROOT}/tests/{name}" for name in TESTS),
+]
+
+
+def interpreter(version: str) -> str | None:
+    """A Python of this version that starts: of PATH or of pyenv."""
+    pyenv = Path.home() / ".pyenv" / "versions"
+    for python in (shutil.which(f"python{version}"), *pyenv.glob(f"{version}.*/bin/python")):
+        if python and not subprocess.run([python, "-c", ""], capture_output=True).returncode:
+            return str(python)
+    return None
+
+
+def walk(wheel: Path, extras: str, commands: list[str], shared: Path, python: str = sys.executable) -> str:
     """Install and run; what came of it."""
     words = {**WORDS, "BUNDLE": str(shared / "bundle")}
     environment = {**os.environ, "VITDEPLOY_STORE": str(shared / "store")}
@@ -98,23 +123,33 @@ def walk(wheel: Path, extras: str, shared: Path) -> str:
     constraint = str(ROOT / "requirements" / "torch.txt")
     with tempfile.TemporaryDirectory() as folder:
         steps = [
-            [sys.executable, "-m", "venv", folder],
+            [python, "-m", "venv", folder],
             ["bin/python", "-m", "pip", "install", "--quiet", "--constraint", constraint, what],
-            *([words.get(word, word) for word in shlex.split(command)] for command in WALKS[extras]),
+            *([words.get(word, word) for word in shlex.split(command)] for command in commands),
         ]
         for step in steps:
             done = subprocess.run(step, cwd=folder, env=environment, capture_output=True, text=True)
             if done.returncode:
                 return f"failed: {shlex.join(step)[:200]}\n{done.stdout[-1000:]}{done.stderr[-1500:]}"
-    return "passed"
+    counts = re.search(r"\d+ passed.*", done.stdout)
+    return f"passed ({counts[0]})" if counts else "passed"
 
 
 def main() -> None:
     wheel, *expected = sys.argv[1:]
     failed = False
+    if expected == ["--pythons"]:
+        for version in PYTHONS:
+            outcome, python = f"skipped: neither PATH nor pyenv has python{version}", interpreter(version)
+            if python:
+                with tempfile.TemporaryDirectory() as shared:
+                    outcome = walk(Path(wheel).absolute(), "all", WALK_OF_A_PYTHON, Path(shared), python)
+            failed |= outcome.startswith("failed")
+            print(f"Python {version}: {outcome}", flush=True)
+        sys.exit(failed)
     with tempfile.TemporaryDirectory() as shared:
         for extras in ["all", *(expected or list(WALKS)[1:])]:
-            outcome = walk(Path(wheel).absolute(), extras, Path(shared))
+            outcome = walk(Path(wheel).absolute(), extras, WALKS[extras], Path(shared))
             failed |= outcome.startswith("failed")
             print(f"vitdeploy[{extras}]: {outcome}", flush=True)
     sys.exit(failed)
