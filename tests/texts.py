@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import ast
 import io
+import json
 import re
 import tokenize
 from collections.abc import Iterator
@@ -68,6 +69,8 @@ class Text:
 def texts_of(file: Path) -> Iterator[Text]:
     """The texts of a Python file, or of a page."""
     source = file.read_text(encoding="utf-8")
+    if file.suffix == ".ipynb":  # outputs are what a run printed
+        source = "\n".join("".join(cell["source"]) for cell in json.loads(source)["cells"])
     if file.suffix != ".py":
         yield from (Text(file, number, "page", line) for number, line in enumerate(source.splitlines(), 1))
         return

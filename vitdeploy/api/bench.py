@@ -35,9 +35,9 @@ if TYPE_CHECKING:
 STAGES = ("decode", "preprocess", "copy_in", "execute", "copy_out", "infer", "postprocess")
 
 
-def bench_lines(found: BenchDocument) -> list[values.Line]:
+def bench_lines(document: BenchDocument) -> list[values.Line]:
     """The tables of a bench of `pipeline.comparison.bench_subjects`."""
-    results = found.results
+    results = document.results
     lines: list[values.Line] = [_latencies(results)]
     for row in results:
         lines += [f"{row.artifact}: {text}" for text in _special(row.scenarios)]
@@ -48,10 +48,10 @@ def bench_lines(found: BenchDocument) -> list[values.Line]:
         if row.parts_ms:
             parts = ", ".join(f"{name} {value:.2f}" for name, value in row.parts_ms.items())
             lines.append(f"{row.artifact}: graphs in ms: {parts}; whole query {row.latency_ms.p50:.2f}")
-    lines += values.context_lines(found.context)
-    lines += [f"{ratio.metric} {ratio.a} / {ratio.b}: {_compared(ratio)}" for ratio in found.ratios]
-    lines += [f"{artifact}: not decided: {reason}" for artifact, reason in found.undecided.items()]
-    return [*lines, *found.remarks]
+    lines += values.context_lines(document.context)
+    lines += [f"{ratio.metric} {ratio.a} / {ratio.b}: {_compared(ratio)}" for ratio in document.ratios]
+    lines += [f"{artifact}: not decided: {reason}" for artifact, reason in document.undecided.items()]
+    return [*lines, *document.remarks]
 
 
 def ratio_text(ratio: summary.Ratio | TimeRatio, digits: int = 2) -> str:
@@ -112,7 +112,7 @@ def _special(scenarios: Mapping[str, summary.ScenarioResult]) -> list[str]:
     lines = []
     for name, found in scenarios.items():
         if found.unanswered is not None and found.busy is not None:
-            latencies = ", ".join(f"{each.name} {claim(each)}" for each in found.percentiles)
+            latencies = ", ".join(f"{percentile.name} {claim(percentile)}" for percentile in found.percentiles)
             lines.append(
                 f"{name}: {latencies} ms from arrival; {found.queries - found.unanswered} of {found.queries} "
                 f"queries answered in {found.seconds:.1f} s, busy {100 * found.busy:.0f} % of the time"

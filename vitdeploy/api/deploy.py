@@ -310,7 +310,7 @@ def _deployment(home: Path, report: Report, outcomes: Sequence[Outcome], recipe:
     return Deployment(
         home,
         report,
-        next((each for each in order if each in statuses), "none"),
+        next((status for status in order if status in statuses), "none"),
         tuple(
             reason
             for gate in (each.verdict.gate.named(each.job.size) if several else each.verdict.gate for each in unmet)
@@ -322,7 +322,7 @@ def _deployment(home: Path, report: Report, outcomes: Sequence[Outcome], recipe:
 
 
 def _p99(row: Row) -> str:
-    return next(bench.claim(each, 2) for each in bench.claims_of(row) if each.name == "p99")
+    return next(bench.claim(claim, 2) for claim in bench.claims_of(row) if claim.name == "p99")
 
 
 def table_of(report: Report) -> Table:
@@ -462,14 +462,14 @@ def _variants(document: TuneDocument) -> Table:
     )
     rows = [
         (
-            each.name,
-            f"{each.distance:.3g}",
-            f"{each.expected.agreement:.2f}" if each.expected else "",
-            f"{each.latency_ms:.2f}",
-            human_bytes(each.bytes),
-            "yes" if each.finalist else "",
+            variant.name,
+            f"{variant.distance:.3g}",
+            f"{variant.expected.agreement:.2f}" if variant.expected else "",
+            f"{variant.latency_ms:.2f}",
+            human_bytes(variant.bytes),
+            "yes" if variant.finalist else "",
         )
-        for each in sorted(document.variants, key=lambda each: (each.distance, each.latency_ms))
+        for variant in sorted(document.variants, key=lambda variant: (variant.distance, variant.latency_ms))
     ]
     return Table(columns, tuple(rows))
 
@@ -486,8 +486,8 @@ def _finalists(document: TuneDocument) -> Table:
     )
     original = f"{rows['original'].latency_ms.p50:.2f}"
     cells = [("original", _number(first.reference_value), "", original, "")]
-    for each in document.engines:
-        name, verify = each.artifact, each.verify
+    for engine in document.engines:
+        name, verify = engine.artifact, engine.verify
         found = document.bench.ratio(name, "original")
         ratio = bench.ratio_text(found) if found else ""
         cells.append(

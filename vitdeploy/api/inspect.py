@@ -90,7 +90,7 @@ def _graph(path: Path) -> tuple[dict[str, Any], list[str]]:
     spec = graph_spec(model, file.name)
     operators = collections.Counter(node.op_type for node in model.graph)
     layers = [linear.name for linear in find_linears(model)]
-    tokens = [dim(each.softmax.outputs[0], -1) for each in find_attentions(model)]
+    tokens = [dim(attention.softmax.outputs[0], -1) for attention in find_attentions(model)]
     metadata = encode(get_metadata(model, str(file))) if METADATA_KEY in model.metadata_props else None
     opsets = {domain or "ai.onnx": version for domain, version in model.opset_imports.items()}
     lines = [
@@ -310,13 +310,13 @@ def diagnose_target(target: str) -> tuple[dict[str, Any], list[str]]:
         TargetError: an unknown target.
     """
     check_target(target)
-    found = examine(target)
-    missing = [each.name for each in found if not each.ok]
+    findings = examine(target)
+    missing = [finding.name for finding in findings if not finding.ok]
     verdict = f"{target} does not work here: missing {', '.join(missing)}" if missing else f"{target} works here"
     known = known_bad((target,)) or {}
-    document = {"target": target, "works": not missing, "findings": [encode(each) for each in found]}
+    document = {"target": target, "works": not missing, "findings": [encode(each) for each in findings]}
     document["known_bad"] = known.get(target, {})
-    return document, [*finding_lines(found), *known_lines(known.get(target, {})), verdict]
+    return document, [*finding_lines(findings), *known_lines(known.get(target, {})), verdict]
 
 
 def known_bad(targets: Iterable[str] | None = None) -> dict[str, dict[str, str]] | None:
@@ -510,7 +510,7 @@ def check_bundle(folder: Path, trust: Path | None) -> tuple[list[dict[str, Any]]
     manifest = read_bundle(folder)
     signed_by(folder, trust)
     documents = [_check(folder, manifest, engine, trust) for engine in manifest.engines]
-    if all(each["ok"] is None for each in documents):
+    if all(document["ok"] is None for document in documents):
         raise HostError(
             f"no engine of {folder} runs here",
             found="; ".join(each["error"] for each in documents) or "no engine",

@@ -303,7 +303,7 @@ def _row(name: str, stages: Sequence[PlannedStage]) -> tuple[str, ...]:
 def _span(found: Sequence[Estimate]) -> str:
     if not found:
         return UNKNOWN
-    least, most = min(each.least for each in found), max(each.most for each in found)
+    least, most = min(estimate.least for estimate in found), max(each.most for each in found)
     return f"{least:.1f}" if f"{least:.1f}" == f"{most:.1f}" else f"{least:.1f}-{most:.1f}"
 
 

@@ -427,9 +427,9 @@ def context_lines(context: ContextFacts | None) -> list[str]:
     return lines
 
 
-def _artifact(found: ArtifactContext) -> list[str]:
-    lines = [] if found.line is None else [found.line]
-    work, time = found.work, found.time
+def _artifact(context: ArtifactContext) -> list[str]:
+    lines = [] if context.line is None else [context.line]
+    work, time = context.work, context.time
     if work is not None:
         images = "image" if work.batch == 1 else f"{work.batch} images"
         lines.append(
@@ -437,7 +437,7 @@ def _artifact(found: ArtifactContext) -> list[str]:
             f"(weights {human_bytes(work.weight_bytes)})"
         )
     elif time is not None:
-        lines.append(f"FLOPs unknown: {found.work_unknown}")
+        lines.append(f"FLOPs unknown: {context.work_unknown}")
     if time is not None:
         over = 100 * (time.layers_ms / time.latency_ms - 1)
         reason = f" (+{over:.0f} %: profiler overhead, or a different moment)" if over >= 1 else ""
@@ -449,9 +449,9 @@ def _artifact(found: ArtifactContext) -> list[str]:
 def _groups(groups: Sequence[LayerGroup]) -> list[str]:
     """The layers that take most of the time; one line for the same layer of all blocks."""
     return [
-        f"  {each.ms:>8.2f} ms {100 * each.share:>3.0f} %  {each.precision.upper():<5}"
-        f"{'' if each.count == 1 else str(each.count) + ' x ':>6}{_short(each.name)} ({_short(each.kind)})"
-        for each in groups[:SHOWN_LAYERS]
+        f"  {group.ms:>8.2f} ms {100 * group.share:>3.0f} %  {group.precision.upper():<5}"
+        f"{'' if group.count == 1 else str(group.count) + ' x ':>6}{_short(group.name)} ({_short(group.kind)})"
+        for group in groups[:SHOWN_LAYERS]
     ]
 
 

@@ -86,7 +86,7 @@ class Verification(values.Shown):
             f"diagnosis   {verified.diagnosis}",
         ]
         if isinstance(verified, tensors.TensorComparison):
-            lines += [f"output      {_output(each)}" for each in verified.outputs]
+            lines += [f"output      {_output(tensor)}" for tensor in verified.outputs]
         lines += found.remarks
         lines += [f"warning: {text}" for text in found.warnings]
         if gate.status != "none":
@@ -151,7 +151,7 @@ def verify(options: Verify) -> Verification:
     accepted, trust = tuple(options.accept_known_bad), bench.path_or_none(options.trust)
     with reporter, offer, opened(target=target, emulated=emulate, trust=trust, accepted=accepted) as finder:
         ours, theirs = (bench.found_by(finder, artifact)[0] for artifact in (options.artifact, options.against))
-        found = verify_subjects(
+        document = verify_subjects(
             ours,
             theirs,
             data_choice(chosen, ours.setting, options),
@@ -161,7 +161,7 @@ def verify(options: Verify) -> Verification:
             note=reporter.note,
             executor=executor,
         )
-    return Verification(found, noun_of(chosen))
+    return Verification(document, noun_of(chosen))
 
 
 @calls.takes(Bisect)
@@ -242,7 +242,7 @@ def compare(options: Compare) -> Compared:
     'pass'
     """
     sides = options.baseline, options.candidate
-    old, new = (each.folder if isinstance(each, artifacts.Bundle) else Path(each) for each in sides)
+    old, new = (side.folder if isinstance(side, artifacts.Bundle) else Path(side) for side in sides)
     reporter = values.reporting(options.progress)
     with reporter, contextlib.ExitStack() as stack:
         work = None

@@ -44,7 +44,7 @@ def complete_devices(ctx: click.Context, param: click.Parameter, incomplete: str
 
 def complete_known_devices(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
     """Like `complete_devices`, without this machine and without commas, for `devices remove`."""
-    return [each for each in complete_devices(ctx, param, incomplete) if each.value != "local"]
+    return [device for device in complete_devices(ctx, param, incomplete) if device.value != "local"]
 
 
 # The completions of the options of `api.options`, by their `complete`.

@@ -251,7 +251,7 @@ def command_of(
         parent: the group that the command belongs to.
         waits: the command measures, and has --max-wait.
     """
-    placed = [each if isinstance(each, tuple) else (each, "") for each in groups]
+    placed = [group if isinstance(group, tuple) else (group, "") for group in groups]
     parts = [options, *(part for part, _ in placed if not isinstance(part, str))]
     by_name = {each.name: _parameter(each, about) for each, about in described(options)}
     moved = {part: by_name[part] for part, _ in placed if isinstance(part, str)}
@@ -515,7 +515,7 @@ def unmet_fix(reasons: Iterable[str]) -> str:
     reasons = list(reasons)
     found = kinds_of(reasons)
     fixes = [fix for kind, fix in _FIXES.items() if kind in found]
-    return "; ".join([NOTHING_SHOWN, *fixes] if any(PROVES_NOTHING in each for each in reasons) else fixes)
+    return "; ".join([NOTHING_SHOWN, *fixes] if any(PROVES_NOTHING in reason for reason in reasons) else fixes)
 
 
 # --- The command imports nothing from the working folder --------------------------------------------------------------

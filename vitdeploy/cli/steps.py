@@ -87,7 +87,7 @@ def _check_options(name: str, options: ExportOptions) -> None:
         return
     if name and options.function:
         raise click.UsageError(f"expected one model, found two: {name}, and --model {options.function}")
-    names = [each.name for each in dataclasses.fields(SourceOptions) if each.name not in NOT_WEIGHTS]
+    names = [field.name for field in dataclasses.fields(SourceOptions) if field.name not in NOT_WEIGHTS]
     useless = [f"--{key.replace('_', '-')}" for key in names if getattr(options, key)]
     if (name.endswith(".onnx") or is_file(Path(name) / "model.onnx")) and useless:
         raise click.UsageError(f"an .onnx file has its own weights; leave {', '.join(useless)} out")
@@ -318,9 +318,9 @@ def bench(console: Console, options: Bench, source: SourceOptions, there: There,
             finish = wing("devices.command").finish_devices
             finish(console, outcomes, lambda each: encode(each.document), lines, together=apart)
         finally:
-            for each in outcomes:
-                if each.found is not None:
-                    record(each.found)
+            for outcome in outcomes:
+                if outcome.found is not None:
+                    record(outcome.found)
 
 
 @command_of(Compare, ("data", "target"), (Labelled, "target"), ("folder", "trust"), Recorded, waits=True)

@@ -109,7 +109,7 @@ def load_grid(path: Path, overrides: Sequence[str] = (), function: str | None = 
         file = _GridFile.model_validate(data)
     except ValidationError as error:
         errors = error.errors()
-        problems = [problem_line(facts, _GridFile) for facts in errors[:MAX_PROBLEMS]]
+        problems = [problem_line(problem, _GridFile) for problem in errors[:MAX_PROBLEMS]]
         raise RecipeError(str(path), problems, len(errors) - len(problems), fix=FIX) from None
     lines = Lines(path.read_text(encoding="utf-8-sig"))
     reader = _Reader(path, file, lines)

@@ -46,7 +46,7 @@ def time_facts(context: ArtifactContext) -> str:
 
 def time_plot(artifacts: Sequence[ArtifactContext]) -> Plot | None:
     """The plot with a bar for each artifact with timed layers: products by precision, other layers, the rest."""
-    timed = {each.artifact: each.time for each in artifacts if each.time is not None}
+    timed = {context.artifact: context.time for context in artifacts if context.time is not None}
     if not timed:
         return None
     facts = "; ".join(
@@ -306,7 +306,7 @@ def sensitivity_headline(sensitivity: Sensitivity) -> str:
         interval = f"{text.small(cost.distance)} ({text.small(low)} to {text.small(high)})"
         images = text.count(sensitivity.images, "calibration image")
         return f"No layer has a proven INT8 cost: the largest one on {images}, of {name}, is {interval}."
-    rest = max((each.cost.ci95[1] for each in layers[1:]), default=0.0)
+    rest = max((layer.cost.ci95[1] for layer in layers[1:]), default=0.0)
     least, most, median = (text.significant(each) for each in (layers[0].low, layers[0].high, layers[0].median))
     where = f"its input ranges from {least} to {most}, but half of its channels stay within {median}"
     # The share of a sum is as uncertain as the cost itself.
@@ -358,7 +358,7 @@ def sensitivity_plots(report: Judgement) -> list[Plot | None]:
 
 def sensitivity_plot(sensitivity: Sensitivity, title: str, name: str) -> Plot | None:
     """The plot of the most expensive layers with 95 % intervals. `name`: the prefix of the plot's element ids."""
-    costs = [each.cost for each in sensitivity.layers[:SHOWN_LAYERS]]
+    costs = [layer.cost for layer in sensitivity.layers[:SHOWN_LAYERS]]
     if not costs:
         return None
     facts = "; ".join(f"{cost.name}: {text.percent(cost.share)}" for cost in costs)

@@ -39,9 +39,9 @@ def changed_with(change: ChangeFacts) -> list[str]:
     """The recorded differences that coincide with a change of the latency, one per line."""
     what = [f"{each.what}: {each.before or 'unknown'} → {each.after or 'unknown'}" for each in change.differences]
     what += [
-        f"{each.what} {each.value}: in {each.before} of {each.of_before} results before, {each.after} of "
-        f"{each.of_after} after"
-        for each in change.shares
+        f"{share.what} {share.value}: in {share.before} of {share.of_before} results before, {share.after} of "
+        f"{share.of_after} after"
+        for share in change.shares
     ]
     return [*(what or ["no recorded difference"]), *change.further]
 

@@ -356,7 +356,7 @@ def _draw_track(axes: Axes, track: Track, scale: float, y: Values, series: int, 
 
 def _limits(found: Sequence[Values]) -> tuple[int, int]:
     """The limits of the strips in percent: round numbers that contain all moves, if possible."""
-    low, high = min(float(each.min()) for each in found), max(float(each.max()) for each in found)
+    low, high = min(float(values.min()) for values in found), max(float(each.max()) for each in found)
     down, up = (next((step for step in _STEPS if step >= most), _STEPS[-1]) for most in (-low, high))
     # Neither side is much smaller than the other, and the lower one does not exceed 100 %.
     return -min(max(down, up // 5), 100), max(up, down // 5)

@@ -115,7 +115,7 @@ def series_colour(index: int) -> int:
 
 def target_colours(document: TuneDocument) -> dict[str, int]:
     """The colour and marker number of each target of a search."""
-    targets = dict.fromkeys(each.target for each in document.variants)
+    targets = dict.fromkeys(variant.target for variant in document.variants)
     return {target: series_colour(index) for index, target in enumerate(targets)}
 
 
@@ -124,7 +124,7 @@ def colours(report: Judgement) -> dict[str, int]:
     variants for a target have the same."""
     if isinstance(report, TuneDocument):
         of_targets = target_colours(report)
-        return {ORIGINAL: 0, **{each.name: of_targets[each.target] for each in report.variants}}
+        return {ORIGINAL: 0, **{variant.name: of_targets[variant.target] for variant in report.variants}}
     return _colours(report.artifacts)
 
 

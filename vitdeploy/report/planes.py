@@ -250,7 +250,7 @@ def recipe_outcome(recipe: SweptRecipe) -> tuple[Badge, str]:
 def sweep_plots(document: SweepDocument) -> list[Plot]:
     """For each device, the plots of every engine's agreement with its original, and of each metric, against
     latency."""
-    reports = [each.report for each in document.recipes]
+    reports = [recipe.report for recipe in document.recipes]
     metrics = {judged.title: judged.words for report in reports if report and (judged := table.metric(report))}
     pairs = [("Agreement with the original", None), *((text.capital(words), title) for title, words in metrics.items())]
     return [plot for measure, metric in pairs for plot in _plots(document, measure, metric)]
@@ -386,8 +386,8 @@ def pareto_plot(document: TuneDocument) -> Plot:
 
 def _draw_variants(document: TuneDocument, narrow: bool) -> Figure:
     variants = document.nearest
-    floor = max(FLOOR * max(each.distance for each in variants), 1e-15)
-    places = [(each.latency_ms, max(each.distance, floor)) for each in variants]
+    floor = max(FLOOR * max(variant.distance for variant in variants), 1e-15)
+    places = [(variant.latency_ms, max(variant.distance, floor)) for variant in variants]
     figure = figures.new_figure(360 if narrow else 840, 360)
     axes = figures.plane(figure, "latency, ms (median)", f"Distance: {document.unit}", left=58)
     axes.set_yscale("log")

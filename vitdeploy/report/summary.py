@@ -115,7 +115,7 @@ def _cost(engine: EngineFacts) -> str:
 
 
 def _sensitivity_section(report: Report, engine: EngineFacts) -> str:
-    known = [each.artifact for each in engines_with_costs(report)]
+    known = [cost.artifact for cost in engines_with_costs(report)]
     return f"sensitivity-of-{1 + known.index(engine.artifact)}" if engine.artifact in known else ""
 
 

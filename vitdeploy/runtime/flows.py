@@ -86,13 +86,13 @@ def flow_of_graphs(graphs: Graphs) -> FlowSpec:
 
 def inputs_of(flow: FlowSpec, graphs: Graphs) -> tuple[TensorSpec, ...]:
     """Return the inputs of the flow, in the order in which the parts take them."""
-    found: dict[str, TensorSpec] = {}
+    specs: dict[str, TensorSpec] = {}
     for part in flow.parts:
         own = {tensor.name: tensor for tensor in graphs[part.name].inputs}
         for name, source in part.feeds.items():
             if link(flow, source) is None:
-                found.setdefault(source, _called(own[name], source, part.batch))
-    return tuple(found.values())
+                specs.setdefault(source, _called(own[name], source, part.batch))
+    return tuple(specs.values())
 
 
 def outputs_of(flow: FlowSpec, graphs: Graphs) -> tuple[TensorSpec, ...]:

@@ -48,9 +48,9 @@ def input_window(size: tuple[int, int], spec: PreprocessSpec) -> Window:
 def _of_cutout(size: tuple[int, int], spec: PreprocessSpec) -> Window:
     """The window of a top-down model that sees the whole image: half a pixel more than from first to last centre."""
     sides = spec.crop[1], spec.crop[0]
-    found = topdown.cutout((0, 0, *size), sides)
-    half = [float(side) / 2 * count / (count - 1) for side, count in zip(found.sides, sides, strict=True)]
-    x, y = (float(value) + 0.5 for value in found.centre)
+    cutout = topdown.cutout((0, 0, *size), sides)
+    half = [float(side) / 2 * count / (count - 1) for side, count in zip(cutout.sides, sides, strict=True)]
+    x, y = (float(value) + 0.5 for value in cutout.centre)
     return Window(x - half[0], y - half[1], x + half[0], y + half[1])
 
 

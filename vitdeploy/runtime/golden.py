@@ -287,16 +287,16 @@ def require_golden_answers(
     proof = f"{digest}.json" if known else None
     if proof is not None and _is_proven(proof):
         return
-    found = check_golden(folder, manifest, engine, runner, files)
-    if found.as_recorded if allow_failed else found.ok:
+    check = check_golden(folder, manifest, engine, runner, files)
+    if check.as_recorded if allow_failed else check.ok:
         if proof is not None:
-            _note(proof, {"bundle": manifest.name, "engine": engine.artifact, **facts["here"], **vars(found)})
+            _note(proof, {"bundle": manifest.name, "engine": engine.artifact, **facts["here"], **vars(check)})
         return
-    if found.within_bounds:
-        text = f"the golden answers of {engine.artifact} prove nothing: {found.proves_nothing}"
+    if check.within_bounds:
+        text = f"the golden answers of {engine.artifact} prove nothing: {check.proves_nothing}"
         warnings.warn(text, RuntimeWarning, stacklevel=WARNED)
         return
-    error = wrong_answers(engine, found, facts["here"], of_graph=not manifest.engines)
+    error = wrong_answers(engine, check, facts["here"], of_graph=not manifest.engines)
     if _has_decimal_commas(folder, engine):
         error.found = "decimal commas in its model.xml: OpenVINO wrote it in a process with such a locale"
         error.fix = "compile the engine again: vitdeploy compile GRAPH --target openvino-cpu -o DIR"

@@ -50,14 +50,14 @@ def require_image_alone(name: str, further: Sequence[TensorSpec], what: str) -> 
         )
 
 
-def read_further(given: Inputs | None, expected: Sequence[TensorSpec]) -> dict[str, npt.NDArray[Any]]:
+def read_further(inputs: Inputs | None, expected: Sequence[TensorSpec]) -> dict[str, npt.NDArray[Any]]:
     """Return the arrays of one image's extra inputs, without a batch axis, from the caller's values by name.
 
     Raises:
         InputError: an input is missing or unknown.
         MissingFileError, ImageError, TensorError: as `read_input`.
     """
-    names, found = [tensor.name for tensor in expected], list(given or {})
+    names, found = [tensor.name for tensor in expected], list(inputs or {})
     if set(names) != set(found):
         missing = [name for name in names if name not in found]
         raise InputError(
@@ -68,7 +68,7 @@ def read_further(given: Inputs | None, expected: Sequence[TensorSpec]) -> dict[s
             if missing
             else "remove the extra inputs",
         )
-    return {tensor.name: read_input((given or {})[tensor.name], tensor) for tensor in expected}
+    return {tensor.name: read_input((inputs or {})[tensor.name], tensor) for tensor in expected}
 
 
 def read_input(value: InputValue, tensor: TensorSpec) -> npt.NDArray[Any]:
@@ -132,14 +132,14 @@ def _expected(tensor: TensorSpec) -> str:
 def _fitted(array: npt.NDArray[Any], tensor: TensorSpec, what: str) -> npt.NDArray[Any]:
     if array.dtype != np.dtype(tensor.dtype) or array.shape != tensor.shape[1:] or not array.dtype.isnative:
         raise _misfit(array.dtype, array.shape, tensor, what)
-    found = np.ascontiguousarray(array).reshape(array.shape)  # ascontiguousarray turns a scalar into an array of one
-    if found.dtype.kind == "f" and not np.isfinite(found).all():
+    value = np.ascontiguousarray(array).reshape(array.shape)  # ascontiguousarray turns a scalar into an array of one
+    if value.dtype.kind == "f" and not np.isfinite(value).all():
         raise TensorError(
             f"{what} has numbers that are not finite",
             found="NaN or infinity",
             expected=f"finite numbers, {tensor.dtype}",
         )
-    return found
+    return value
 
 
 def _misfit(dtype: np.dtype[Any], shape: tuple[int, ...], tensor: TensorSpec, what: str) -> TensorError:

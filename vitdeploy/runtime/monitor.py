@@ -163,7 +163,7 @@ class Monitoring:
         self._width = 0 if limits is None else len(limits.names)
         self._inputs = self._width - len(monitor_reference.output_names(task, outputs or []))
         self._lock = forkable_lock()
-        self._counts = dict.fromkeys((each.name for each in fields(MonitorCounts)[:-1]), 0)
+        self._counts = dict.fromkeys((field.name for field in fields(MonitorCounts)[:-1]), 0)
         self._events: dict[Kind, int] = dict.fromkeys(KINDS, 0)
         self._ran, self._spent = 0, 0
         self._sums, self._held = np.zeros((2, self._width)), 0  # sums of the raw and of the clipped statistics
@@ -194,15 +194,15 @@ class Monitoring:
         asks = canary is not None and runs % self.options.every == 0
         if not looks and not asks:
             return
-        found: list[MonitorEvent] = []
+        events: list[MonitorEvent] = []
         if looks:
             start = perf_counter_ns()
-            found += self._look(feed, outputs, runs)
+            events += self._look(feed, outputs, runs)
             with self._lock:
                 self._spent += perf_counter_ns() - start
         if asks and canary is not None:
-            found += self._ask(canary, runs)
-        for event in found:
+            events += self._ask(canary, runs)
+        for event in events:
             self._tell(event)
 
     def _look(self, feed: Array, outputs: Mapping[str, Array], runs: int) -> list[MonitorEvent]:
@@ -443,5 +443,5 @@ def _shares(generator: np.random.Generator, images: int, count: int) -> monitor_
     if count > MANY:  # constant time, but slower for small counts
         return np.asarray(generator.multinomial(count, np.full(images, 1 / images), AT_A_TIME) / count, np.float64)
     drawn = generator.integers(0, images, (AT_A_TIME, count)) + images * np.arange(AT_A_TIME)[:, None]
-    found = np.bincount(drawn.ravel(), minlength=AT_A_TIME * images).reshape(AT_A_TIME, images)
-    return np.asarray(found / count, np.float64)
+    value = np.bincount(drawn.ravel(), minlength=AT_A_TIME * images).reshape(AT_A_TIME, images)
+    return np.asarray(value / count, np.float64)

@@ -136,11 +136,11 @@ class PromptedPredictor(Predictor):
         prompts = read_prompts(points, labels, boxes, image.size)
         self.require(prompts)
         prompted.require_room(prompts, image.size, multimask)
-        found: list[prompted.PromptMasks] = []
+        answers: list[prompted.PromptMasks] = []
         for start in range(0, len(prompts), prompted.TOGETHER):  # limits the memory for logits
             some = prompts[start : start + prompted.TOGETHER]
-            found += self.read(self.decode(image, some), some, image.size, multimask).prompts
-        return prompted.PromptedMasks(tuple(found))
+            answers += self.read(self.decode(image, some), some, image.size, multimask).prompts
+        return prompted.PromptedMasks(tuple(answers))
 
     def require(self, prompts: Sequence[Prompt]) -> None:
         """Raise InputError for a prompt with more points than the decoder's slots."""

@@ -133,13 +133,13 @@ def _continued(running: _Beams, scores: Floats, number: int, end: int, *, last: 
     return _Beams(found.tokens, found.each, np.take_along_axis(total, best, 1), (token == end) | last), beam
 
 
-def _finished(done: _Beams, found: _Beams, search: BeamSpec, length: int, improvable: npt.NDArray[np.bool_]) -> _Beams:
+def _finished(done: _Beams, beams: _Beams, search: BeamSpec, length: int, improvable: npt.NDArray[np.bool_]) -> _Beams:
     """The best ended texts, including those that ended now among the first `beams` continuations."""
-    now = found.ended & (np.arange(found.ended.shape[1]) < search.beams)
-    score = found.score / np.float32(length**search.length_penalty)
+    now = beams.ended & (np.arange(beams.ended.shape[1]) < search.beams)
+    score = beams.score / np.float32(length**search.length_penalty)
     full = done.ended.all(axis=1, keepdims=True) & (search.early_stopping is True)
     score = score + full * OUT + ~improvable * OUT + ~now * OUT
-    both = done.join(replace(found, score=score.astype(np.float32), ended=now))
+    both = done.join(replace(beams, score=score.astype(np.float32), ended=now))
     return both.take(_top(both.score, search.beams))
 
 

@@ -130,12 +130,12 @@ def _same(ours: Outputs, theirs: Outputs, reading: OutputReading) -> bool:
     return bool((a == b).mean() >= SAME_SHARE)
 
 
-def _classes(found: Panoptic) -> Array:
+def _classes(panoptic: Panoptic) -> Array:
     """[height, width]: the class of each pixel, -1 for none."""
-    table = np.full(max((each.id for each in found.segments), default=0) + 1, -1, np.int64)
-    for each in found.segments:
+    table = np.full(max((each.id for each in panoptic.segments), default=0) + 1, -1, np.int64)
+    for each in panoptic.segments:
         table[each.id] = each.index
-    return np.asarray(table[found.map])
+    return np.asarray(table[panoptic.map])
 
 
 def _draw(image: Image.Image, result: Panoptic) -> Files:
