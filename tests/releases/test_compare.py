@@ -115,6 +115,10 @@ def test_a_release_that_answers_right_is_measured_beside_its_own(here, bundle):
     table = found.lines()[1].lines()
     assert table[1].split()[:5] == [here, "ok", "4", "of", "4"]
     assert "1.19.0 skipped: no such wheel" in found.lines()
+    # An undecided ratio and its interval come from different measures: only the bounds are shown.
+    undecided = replace(release.time, ratio=0.52, ci95=(0.02, 0.12), decided=False, bounds=(None, 0.88))
+    shown = vd.Versions(replace(found.document, releases=(replace(release, time=undecided),)))
+    assert "at most 0.88" in str(shown) and "0.52" not in str(shown)
 
 
 def test_a_release_that_answers_wrong_is_said_and_not_measured(here, tmp_path):

@@ -411,9 +411,10 @@ class Ratio:
     """The ratio a / b of two artifacts with its 95 % interval, from the median queries of paired rounds.
 
     `verdict` on `a`: faster, slower, no difference, or not decided; seems faster or seems slower if the evidence points
-    there without proof. `decided`: whether the interval is reliable; if not, `reason` says why, and `bounds` still
-    hold: the ratio is at least the first and at most the second, each None if unknown. `a_ms`, `b_ms`: the latencies of
-    the ratio, from paired rounds. `unstable`: the ratios of paired rounds vary too much.
+    there without proof. `decided`: whether the interval is reliable; if not, `reason` says why, `ratio` may lie outside
+    `ci95`, and `bounds` still hold: the ratio is at least the first and at most the second, each None if unknown.
+    `a_ms`, `b_ms`: the latencies of the ratio, from paired rounds. `unstable`: the ratios of paired rounds vary too
+    much.
     """
 
     a: str

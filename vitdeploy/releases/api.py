@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from vitdeploy.api import artifacts, calls
+from vitdeploy.api.bench import ratio_text
 from vitdeploy.api.options import (
     VersionsOptions,
 )
@@ -79,10 +80,7 @@ def _row(row: ReleaseFacts, several: bool, own: Mapping[str, str]) -> tuple[str,
         return head[
             0
         ], f"{' '.join(head[1:])}{' ' if several else ''}does not run: {row.error.message}: {row.error.found}"
-    found, time = row.answers, ""
-    if row.time is not None:
-        low, high = row.time.ci95
-        time = f"{row.time.ratio:.2f} ({low:.2f}..{high:.2f})" + ("" if row.time.decided else ", not decided")
+    found, time = row.answers, "" if row.time is None else ratio_text(row.time)
     difference = "NaN" if found.difference is None else f"{found.difference:.1e}"
     same = f"{found.same} of {found.inputs}"
     return (*head, "ok" if found.ok else "WRONG", same, difference, time, changed)
