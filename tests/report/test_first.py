@@ -96,7 +96,12 @@ def test_what_would_change_a_clear_win_are_the_bounds_that_it_meets_and_their_ke
 
 def test_what_would_change_an_undecided_verdict_is_more_of_what_it_lacks():
     report = copy.deepcopy(REPORT)
-    for reason, words in (("drop 1 points", "More evaluation images"), ("p50 latency 3 ms", "A longer bench")):
+    images = "More evaluation images (data.evaluation.images)"
+    bench = "A longer bench (bench.duration) on a quiet machine"
+    for reason, words in (
+        ("drop 1 points", f"{images}, or another budget.max_drop. "),
+        ("p50 latency 3 ms", f"{bench}, or another budget.max_latency. "),
+    ):
         report["verdict"] |= {"gate": "undecided", "reasons": [f"{NAME}: {reason}, budget 2"]}
         assert change(page_of(report, {})).startswith(words)
 

@@ -15,6 +15,9 @@ from vitdeploy.verification.comparison import Comparison
 from vitdeploy.verification.gate import drop_by_agreement
 
 NUMBERS = 4
+# The bound of a budget that a reason begins with (`verification.gate`), by its words.
+_KEYS = {"drop": "budget.max_drop", "agreement": "budget.min_agreement", "size": "budget.max_size"}
+_KEYS |= {"p50 latency": "budget.max_latency", "peak memory": "budget.max_memory"}
 _MORE = ("more images in --data", "a longer --duration on a quiet machine")
 _WORST: tuple[GateStatus, ...] = ("fail", "undecided", "pass", "none")
 
@@ -54,11 +57,12 @@ def change_of(report: Judgement) -> str:
     """What would change the decision of a run or a search, in a sentence."""
     verdict = report.verdict
     if verdict.gate in ("fail", "undecided") and verdict.reasons:
+        reason = verdict.reasons[0]
+        key = next((key for words, key in _KEYS.items() if f": {words} " in reason), "budget")
         more = f"More evaluation {report.data.noun}s (data.evaluation.images)"
-        if " latency " in verdict.reasons[0] or " memory " in verdict.reasons[0]:
+        if key in ("budget.max_latency", "budget.max_memory"):
             more = "A longer bench (bench.duration) on a quiet machine"
-        more = more if verdict.gate == "undecided" else "Another engine"
-        return f"{more}, or another budget. {verdict.reasons[0]}"
+        return f"{more if verdict.gate == 'undecided' else 'Another engine'}, or another {key}. {reason}"
     if verdict.remarks and verdict.grade in ("leading", "no ranking"):
         return verdict.remarks[0]
     if verdict.remarks and verdict.rivals:
