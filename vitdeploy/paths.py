@@ -7,6 +7,8 @@ Python before 3.14 raises OSError for a name that is too long. Bytes that are no
 
 from pathlib import Path
 
+from vitdeploy.errors import MissingFileError
+
 
 def is_file(path: Path) -> bool:
     try:
@@ -27,6 +29,13 @@ def exists(path: Path) -> bool:
         return path.exists()
     except (OSError, ValueError):
         return False
+
+
+def require_recipe(path: Path) -> None:
+    """Raise MissingFileError without a file; it is here because the modules of recipes take long to import."""
+    if not is_file(path):
+        message = f"no recipe at {str(path)[:1000]}"
+        raise MissingFileError(message, fix="check the path; `vitdeploy run --help` shows a recipe")
 
 
 def name_bytes(text: str) -> bytes:

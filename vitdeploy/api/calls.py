@@ -25,7 +25,10 @@ from vitdeploy.api.options import (
     Sweep,
     TuneRecipe,
     VerifyOn,
+    VersionsOptions,
 )
+from vitdeploy.bundle.read import read_bundle
+from vitdeploy.bundle.sign import require_pem
 from vitdeploy.errors import InputError
 from vitdeploy.pipeline import early
 from vitdeploy.pipeline.early import check_placed, require_target
@@ -146,6 +149,8 @@ def _(options: VerifyOn | Bisect) -> None:
     if isinstance(options, Bisect):
         require_path(options.artifact)
         require_path(options.against)
+    else:
+        require_pem(options.trust)
     if options.target is not None:
         check_engine(options.target)
     for artifact in (options.artifact, options.against):
@@ -161,6 +166,7 @@ def _(options: Bench) -> None:
         check_engine(options.target)
     for artifact in options.artifacts:
         _check_artifact(artifact)
+    require_pem(options.trust)
 
 
 @check_early.register
@@ -169,8 +175,14 @@ def _(options: Compare) -> None:
         check_target(options.target)
     for side in (options.baseline, options.candidate):
         early.is_report(side.folder if isinstance(side, Bundle) else Path(side))
+    require_pem(options.trust)
     if options.data is not None:
         _check_images(options.data)
+
+
+@check_early.register
+def _(options: VersionsOptions) -> None:
+    read_bundle(options.bundle.folder if isinstance(options.bundle, Bundle) else Path(options.bundle))
 
 
 @check_early.register(Run)

@@ -130,6 +130,8 @@ def predict(options: Predict, find: Callable[[bool], Sequence[Input]], reporter:
     if options.gallery is not None and task != "embedding":
         raise InputError(f"{bundle} cannot search a gallery", found=f"the task {task}", fix="leave --gallery out")
     inputs = find(takes == "tokens")
+    if len(inputs) == 1 and takes != "tokens":
+        preprocess.file_of(inputs[0].image)  # an error about the only image comes before the engine is loaded
     loaded: Any = load_sequence if takes == "tokens" else load
     with (
         reporter,

@@ -44,10 +44,11 @@ def sign_bundle(folder: Path, key: Path, certificate: Path | None = None, chain:
         InputError: the key or certificate cannot sign.
         MissingPackageError: model-signing is not installed. StorageError: the disk is full or not writable.
     """
-    model_signing = _require("signing a bundle")
-    verify_files(folder, read_bundle(folder))
+    manifest = read_bundle(folder)
     for path in (key, *([certificate] if certificate else []), *chain):
-        _existing(path)
+        require_pem(path)
+    model_signing = _require("signing a bundle")
+    verify_files(folder, manifest)
     config = model_signing.signing.Config().set_hashing_config(_hashing(model_signing))
     try:
         if certificate is None:
@@ -112,10 +113,11 @@ def _signed_files(folder: Path, trust: Path, called: Path | None = None) -> dict
     The digests come from the same signature bytes that were verified, so a concurrent change of the folder cannot add
     another digest.
     """
+    require_pem(trust)
     model_signing = _require("checking who signed a bundle")
     verifier = model_signing.verifying.Config().set_hashing_config(_hashing(model_signing))
     try:
-        if CERTIFICATE in _existing(trust).read_bytes():
+        if CERTIFICATE in trust.read_bytes():
             verifier.use_certificate_verifier(certificate_chain=[trust])
         else:
             verifier.use_elliptic_key_verifier(public_key=trust)
@@ -206,10 +208,10 @@ def _require(why: str) -> ModuleType:
         raise MissingPackageError("model-signing", "sign", why, error=error) from None
 
 
-def _existing(path: Path) -> Path:
-    if not path.is_file():
+def require_pem(path: str | Path | None) -> None:
+    """Raise MissingFileError for a path that is not a file."""
+    if path is not None and not Path(path).is_file():
         raise MissingFileError(f"no key or certificate at {path}", expected="a PEM file", fix="check the path")
-    return path
 
 
 def _quiet() -> contextlib.AbstractContextManager[Any]:

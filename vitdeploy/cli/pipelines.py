@@ -5,6 +5,7 @@
 import dataclasses
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
@@ -18,6 +19,10 @@ from vitdeploy.api.options import (
 )
 from vitdeploy.cli.options import Console, api, call, command_line, command_of, recording, unmet_fix
 from vitdeploy.errors import GateError
+from vitdeploy.paths import require_recipe
+
+if TYPE_CHECKING:
+    from vitdeploy.recipe.recipe import Recipe
 
 
 @dataclass(frozen=True)
@@ -52,9 +57,7 @@ def run(console: Console, options: Run, further: Further, recorded: RecordedBund
     Example:
       vitdeploy run recipes/digits.yaml -o out/digits
     """
-    from vitdeploy.recipe.load import given_recipe
-
-    loaded = given_recipe(options.recipe, options.overrides, options.function)
+    loaded = _loaded(options)
     out = Path(options.folder or Path("out") / loaded.name)
     options = dataclasses.replace(options, recipe=loaded, overrides=(), folder=out)
     if further.dry_run:
@@ -86,6 +89,13 @@ def run(console: Console, options: Run, further: Further, recorded: RecordedBund
         )
 
 
+def _loaded(options: Run | TuneRecipe) -> "Recipe":
+    require_recipe(Path(str(options.recipe)))
+    from vitdeploy.recipe.load import given_recipe
+
+    return given_recipe(options.recipe, options.overrides, options.function)
+
+
 @command_of(TuneRecipe, (BudgetOptions, "time_budget"), waits=True)
 def tune(console: Console, options: TuneRecipe, bounds: BudgetOptions) -> None:
     """Find the best engine: try every precision, mixed precision and token merging on this machine.
@@ -97,9 +107,7 @@ def tune(console: Console, options: TuneRecipe, bounds: BudgetOptions) -> None:
     Example:
       vitdeploy tune recipes/digits.yaml --max-drop 1 --time-budget 10m
     """
-    from vitdeploy.recipe.load import given_recipe
-
-    loaded = given_recipe(options.recipe, options.overrides, options.function)
+    loaded = _loaded(options)
     out = options.folder or Path("out") / f"{loaded.name}-tuned"
     options = dataclasses.replace(options, recipe=loaded, overrides=(), folder=out, budget=vars(bounds))
     found = call("tune_recipe", options)
@@ -174,6 +182,8 @@ def sweep(console: Console, options: Sweep, previews: Previews, costs: CostLimit
       vitdeploy sweep recipes/digits.yaml recipes/transformer_reverse.yaml -o out/swept
     """
     limit, home = costs.limit(options.minutes), Path(options.folder or "")
+    for recipe in options.recipes:
+        require_recipe(Path(recipe))
     if previews.write is not None:
         how = {"overrides": options.overrides, "function": options.function}
         written = api("sweep").write_recipes(options.recipes, previews.write, **how)

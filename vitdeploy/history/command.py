@@ -34,6 +34,7 @@ def command(console: Console, options: HistoryOptions) -> None:
     Example:
       vitdeploy history results
     """
+    wing("history.row").open_place(options.where).names()  # an error about it comes before slow imports
     module, page = wing("history.api"), options.folder
     history = module.read_history(options.where, page, progress=console)
     lines = history.lines()

@@ -174,13 +174,15 @@ def check_artifact(text: str) -> None:
     """Check a bundle, a graph or a model as an argument of `verify` or `bench`.
 
     Raises:
-        MissingFileError, UnknownModelError: it does not exist.
+        MissingFileError, UnknownModelError: it does not exist. ManifestError: a bundle with an invalid manifest.
     """
     form = form_of(text)
     if form == "hub":
         local_folder(text)
     elif form == "path":
         step.find_graph(Path(text))
+    elif form == "bundle":
+        read_bundle(Path(text))
     elif form == "name" and names.FUNCTION.fullmatch(text) is None:
         names.check_name(text)
 

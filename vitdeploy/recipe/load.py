@@ -11,11 +11,11 @@ from typing import Any
 import yaml
 from pydantic import BaseModel, ValidationError
 
-from vitdeploy.errors import InputError, MissingFileError, RecipeError
+from vitdeploy.errors import InputError, RecipeError
 from vitdeploy.graph.io.bound import FILES
 from vitdeploy.limits import bounded, size_of
 from vitdeploy.models.names import graph_folder, is_built_in
-from vitdeploy.paths import is_dir, is_file
+from vitdeploy.paths import is_dir, require_recipe
 from vitdeploy.recipe.recipe import FUNCTION, SECTIONS, Recipe
 from vitdeploy.yaml_values import MAX_DEPTH, NOT_YAML, read_yaml
 
@@ -143,9 +143,7 @@ def validate(data: Any, source: str, function: str | None = None) -> Recipe:
 
 def read_fields(path: Path) -> dict[str, Any]:
     """Return the fields of a file, not validated; errors as in `load_recipe`."""
-    if not is_file(path):
-        message = f"no recipe at {cut(str(path), MAX_LINE)}"
-        raise MissingFileError(message, fix="check the path; `vitdeploy run --help` shows a recipe")
+    require_recipe(path)
     if path.stat().st_size > MAX_BYTES:
         raise RecipeError(str(path), [f"$: {path.stat().st_size:,} bytes, expected at most {MAX_BYTES:,}"])
     try:

@@ -326,8 +326,9 @@ def find_graph(path: Path) -> Path:
     what, command = _OTHERS.get(file.suffix.lower(), ("", ""))
     with contextlib.suppress(OSError), file.open("rb") as content:
         start = content.read(16)
-        if not what and start and start[:1] not in _FIRST_BYTES:
-            what, command = f"a file that begins with {start!r}", "vitdeploy export MODEL --checkpoint FILE -o DIR"
+        if not what and start[:1] not in _FIRST_BYTES:
+            what = f"a file that begins with {start!r}" if start else "an empty file"
+            command = "vitdeploy export MODEL --checkpoint FILE -o DIR"
     if what:
         raise GraphError(
             f"{path} is not an ONNX graph",
@@ -341,6 +342,7 @@ def find_graph(path: Path) -> Path:
 def require_onnx_file(path: Path) -> None:
     if not is_file(path):
         raise MissingFileError(f"no ONNX file at {path}", fix="check the path")
+    find_graph(path)
 
 
 def require_label_file(path: Path) -> None:

@@ -22,6 +22,7 @@ from vitdeploy.models.model_folder.folder import (
     PROCESSOR,
     SAFETENSORS,
     ModelFolder,
+    model_config,
 )
 from vitdeploy.models.model_folder.tokenizer import TOKENIZER, TOKENIZER_CONFIG
 from vitdeploy.paths import is_dir, is_file
@@ -57,7 +58,7 @@ def local_folder(model: str) -> Path | None:
     """Return the local folder that `hf:...` names; None if it is on the hub.
 
     Raises:
-        MissingFileError: a path that is not a folder.
+        MissingFileError: a path that is not a folder, or has no config. CheckpointError: an invalid config.
     """
     library, _, name = model.partition(":")
     folder = Path(name)
@@ -66,6 +67,8 @@ def local_folder(model: str) -> Path | None:
     if library != "hf":
         return None
     if is_dir(folder):
+        if not ModelFolder(folder).is_open_clip:
+            model_config(folder / CONFIG)
         return folder
     if name.startswith((".", "/", "~")) or name.partition("@")[0].count("/") != 1:
         raise MissingFileError(
