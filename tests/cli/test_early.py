@@ -10,7 +10,10 @@ from tests.conftest import ROOT
 from vitdeploy.models.catalog import FAMILIES, find
 from vitdeploy.models.names import NAMES, check_name, unknown_model
 
-HEAVY = ("torch", "onnx", "onnx_ir", "onnxscript", "onnxruntime", "openvino", "scipy", "matplotlib", "transformers")
+HEAVY = (
+    *("torch", "onnx", "onnx_ir", "onnxscript", "onnxruntime", "openvino", "scipy", "matplotlib", "transformers"),
+    *("pyarrow", "model_signing"),
+)
 
 # One process for all: each command is called as the shell would, and leaves what it has imported.
 WALK = """
@@ -25,7 +28,7 @@ for arguments in commands:
         try:
             main()
         except SystemExit as left:
-            found.append([left.code, said.getvalue().partition("  ")[0]])
+            found.append([left.code, said.getvalue().partition("  ")[0].rpartition("\\n")[2]])
 print(json.dumps([found, sorted(name for name in heavy if name in sys.modules)]))
 """
 
@@ -38,8 +41,30 @@ RECIPE = {
     "data": {"path": "images"},
     "targets": ["openvino-cpu"],
 }
-COMMANDS = [
+# Refused before what reads recipes is imported, too.
+AT_ONCE = [
     (["run", "absent.yaml"], "VD2002"),
+    (["tune", "absent.yaml"], "VD2002"),
+    (["sweep", "absent.yaml"], "VD2002"),
+    (["history", "absent"], "VD2002"),
+    (["history", "r.yaml"], "VD2000"),
+    (["embed", "absent", "--as", "cpp", "-o", "out"], "VD2002"),
+    (["explain", "absent", "x.png", "-o", "out.png"], "VD2002"),
+    (["bundle", "sign", "absent", "--key", "absent"], "VD2002"),
+    (["bundle", "sign", "bundle", "--key", "absent"], "VD2002"),
+    (["bundle", "verify", "bundle", "--trust", "absent"], "VD2002"),
+    (["predict", "bundle", "absent.png"], "VD2002"),
+    (["inspect", "empty.onnx"], "VD2202"),
+]
+COMMANDS = [
+    (["bench", "bundle", "--trust", "absent"], "VD2002"),
+    (["compare", "bundle", "bundle", "--trust", "absent"], "VD2002"),
+    (["verify", "bundle", "--against", "bundle", "--data", "images", "--trust", "absent"], "VD2002"),
+    (["bench", "broken"], "VD3102"),
+    (["lab", "versions", "absent", "--runtime", "openvino==2026.3"], "VD2002"),
+    (["export", "empty.onnx", "-o", "out"], "VD2202"),
+    (["compile", "empty.onnx", "--target", "openvino-cpu", "-o", "out"], "VD2202"),
+    (["export", "hf:./images", "-o", "out"], "VD2002"),
     (["run", "r.yaml", "--set", "precison=int8"], "VD2001"),
     (["run", "r.yaml", "--set", "targets=[]"], "VD2001"),
     (["run", "r.yaml", "--set", "source.model=resnet50"], "VD2101"),
@@ -76,22 +101,22 @@ COMMANDS = [
     (["inspect", "absent"], "VD2002"),
     (["inspect", "report.json"], "VD2202"),
     (["inspect", "absent", "--target", "openvino-tpu"], "VD2402"),
-    (["explain", "absent", "x.png", "-o", "out.png"], "VD2002"),
-    (["embed", "absent", "--as", "cpp", "-o", "out"], "VD2002"),
     (["predict", "absent", "x.png"], "VD2002"),
     (["lab", "selftest", "--target", "absent"], "VD2402"),
     (["doctor", "--target", "absent"], "VD2402"),
 ]
 
 
-def test_paths_names_and_keys_are_checked_before_anything_heavy_is_imported(tmp_path):
+@pytest.mark.parametrize(("commands", "heavy"), [(AT_ONCE, (*HEAVY, "pydantic")), (COMMANDS, HEAVY)])
+def test_paths_names_and_keys_are_checked_before_anything_heavy_is_imported(tmp_path, small_bundle, commands, heavy):
     (tmp_path / "r.yaml").write_text(json.dumps(RECIPE), encoding="utf-8")
     (tmp_path / "report.json").write_text("{}", encoding="utf-8")
-    for name in ("images/a.png", "full/thesis.txt"):
-        (tmp_path / name).parent.mkdir()
+    (tmp_path / "bundle").symlink_to(small_bundle)
+    for name in ("images/a.png", "full/thesis.txt", "broken/manifest.json", "empty.onnx"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).touch()
     done = subprocess.run(
-        [sys.executable, "-c", WALK, json.dumps([[arguments for arguments, _ in COMMANDS], HEAVY])],
+        [sys.executable, "-c", WALK, json.dumps([[arguments for arguments, _ in commands], heavy])],
         cwd=tmp_path,
         env={"PYTHONPATH": str(ROOT), "PATH": ""},
         capture_output=True,
@@ -100,10 +125,10 @@ def test_paths_names_and_keys_are_checked_before_anything_heavy_is_imported(tmp_
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    found, heavy = json.loads(done.stdout)
-    assert [code for _, code in found] == [code for _, code in COMMANDS]
+    found, imported = json.loads(done.stdout)
+    assert [code for _, code in found] == [code for _, code in commands]
     assert all(left == int(code[2]) for left, code in found)
-    assert heavy == []
+    assert imported == []
 
 
 def test_the_names_that_need_no_pytorch_are_those_of_the_catalog():
