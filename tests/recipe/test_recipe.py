@@ -622,5 +622,5 @@ def test_the_first_problems_of_very_many_are_told(load):
 
 
 def test_a_long_path_is_not_told_whole():
-    with pytest.raises(MissingFileError, match=r"no recipe at n{1000}\.\.\."):
+    with pytest.raises(MissingFileError, match=r"no recipe at n{1000}(?!n)"):
         load_recipe(Path("n" * 100_000))
