@@ -55,7 +55,7 @@ def test_the_files_that_a_model_is_a_function_of(tmp_path):
 
 
 def test_a_folder_named_from_home_and_from_here(tmp_path, monkeypatch):
-    folder_with(tmp_path / "models" / "vit")
+    folder_with(tmp_path / "models" / "vit", "config.json")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HOME", str(tmp_path))
     assert locate("hf:models/vit").path.resolve() == tmp_path / "models" / "vit"
