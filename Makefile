@@ -120,7 +120,7 @@ test-extras: $(VENV)/.installed-dev
 	$(BIN)/python -m hatchling build
 	$(BIN)/python -m tests.extras dist/*.whl
 
-# The wheel with Python 3.10 to 3.13, as far as this machine has them; some ten minutes each.
+# The wheel with each Python from 3.10 to 3.13 that this machine has; some ten minutes each.
 test-pythons: $(VENV)/.installed-dev
 	rm -rf dist
 	$(BIN)/python -m hatchling build -t wheel
