@@ -149,6 +149,8 @@ def test_a_measured_value_is_judged_against_its_bound(value, bound, flags, statu
 
 def test_a_measured_value_over_its_bound_is_told_with_its_unit():
     assert bound_gate("latency", 6.25, 5.0, "ms", kind="latency").reasons == ("latency 6.25 ms, budget 5",)
+    size = bound_gate("size", 2_312_649, 2_000_000, "bytes", kind="size")
+    assert size.reasons == ("size 2,312,649 bytes, budget 2,000,000",)
 
 
 @pytest.mark.parametrize(

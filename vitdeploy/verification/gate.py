@@ -338,7 +338,8 @@ def bound_gate(
         return Gate("none")
     low, high = interval or (value, value)
     shown = "" if interval is None else " [" + ", ".join("?" if end is None else f"{end:.4g}" for end in interval) + "]"
-    text = f"{what} {value:.4g}{shown} {unit}, budget {bound:g}"
+    amount, most = (f"{value:,.0f}", f"{bound:,.0f}") if unit == "bytes" else (f"{value:.4g}", f"{bound:g}")
+    text = f"{what} {amount}{shown} {unit}, budget {most}"
     if flags:
         return Gate("undecided", (Reason(f"{text}; the measurement is flagged {', '.join(flags)}", kind),))
     status = _status(-math.inf if low is None else low, math.inf if high is None else high, bound)
