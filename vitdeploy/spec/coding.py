@@ -110,7 +110,7 @@ def _decode(kind: Any, data: Any, path: str, problems: list[str]) -> Any:
         if not isinstance(data, list):
             return _expect(False, data, path, "a list", problems)
         return [_decode(args[0], item, f"{path}[{i}]", problems) for i, item in enumerate(data)]
-    if getattr(origin, "__name__", "") == "ndarray":
+    if getattr(origin, "__name__", "") in ("ndarray", "NDArray"):  # the second is an alias of its own from NumPy 2.5 on
         return _decode_array(data, path, problems)
     if origin is dict:
         if not isinstance(data, dict):
