@@ -1,5 +1,5 @@
 """`make test-extras`: installs each extra from the wheel into a clean environment, and runs commands that need it.
-`make test-pythons`: the extra `all` with each Python that this machine has, and tests of five packages.
+`make test-pythons`: `all,data,sign` with each Python that this machine has, and the tests of five packages.
 
 It installs the newest releases, as users get them, but PyTorch as in requirements/torch.txt. The extras `tensorrt` and
 `cuda` are left out: gigabytes, for a GPU.
@@ -143,7 +143,7 @@ def main() -> None:
             outcome, python = f"skipped: neither PATH nor pyenv has python{version}", interpreter(version)
             if python:
                 with tempfile.TemporaryDirectory() as shared:
-                    outcome = walk(Path(wheel).absolute(), "all", WALK_OF_A_PYTHON, Path(shared), python)
+                    outcome = walk(Path(wheel).absolute(), "all,data,sign", WALK_OF_A_PYTHON, Path(shared), python)
             failed |= outcome.startswith("failed")
             print(f"Python {version}: {outcome}", flush=True)
         sys.exit(failed)

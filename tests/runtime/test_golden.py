@@ -99,7 +99,7 @@ def test_what_is_no_golden_set_is_refused(spoilt, small_bundle, bundle, tmp_path
     with pytest.raises(InputError, match="no golden answers for onnxruntime-cpu-fp32"):
         check(small_bundle)
     logits = np.load(bundle / "golden" / "outputs.npz")["logits"]
-    with pytest.raises(ManifestError, match="other outputs"):
+    with pytest.raises(ManifestError, match="different outputs"):
         check(spoilt("outputs.npz", {"features": logits}))
     shutil.rmtree(tmp_path / "spoilt")
     with pytest.raises(ManifestError, match="other shapes"):
