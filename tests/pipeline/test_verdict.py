@@ -273,7 +273,7 @@ def test_one_noisy_loser_does_not_veto_a_clear_winner():
     # Where its bounds do not reach the best, it is no rival either.
     bounds = {(OV8.artifact, each.artifact): (None, 0.9) for each in (ORT8, OV32, ORT32)}
     verdict = decide(ALL, noisy_bench(TIMES, {**bounds, (OV8.artifact, ORIGINAL): (None, 0.24)}))
-    assert verdict.sentence == "Ship openvino-cpu-int8: beside other work at least 4.1 times the original's speed."
+    assert verdict.sentence == "Ship openvino-cpu-int8: at least 4.1 times the original's speed under load."
     assert verdict.rivals == ()
 
 
@@ -282,7 +282,7 @@ def test_a_partial_order_is_enough_and_what_is_open_is_said():
     bounds |= {(OV8.artifact, each.artifact): (None, 0.8) for each in (OV32, ORT32)}
     verdict = decide(ALL, noisy_bench(TIMES, bounds))
     assert (verdict.recommended, verdict.grade, verdict.rivals) == (OV8.artifact, "recommended", (ORT8.artifact,))
-    assert verdict.sentence == "Ship openvino-cpu-int8: beside other work at least 4.1 times the original's speed."
+    assert verdict.sentence == "Ship openvino-cpu-int8: at least 4.1 times the original's speed under load."
     assert verdict.remarks[0] == "Undecided: whether it or onnxruntime-cpu-int8 is faster."
     assert ships(verdict)[0] == OV8.artifact
     # Of those that are proven to be faster than the original: a better estimate alone recommends nothing.

@@ -77,10 +77,10 @@ def test_an_answer_differs_where_it_has_changed_and_not_where_its_words_do():
 
 def test_right_answers_that_stay_right_have_a_column():
     report = report_of()
-    assert "As right as before" not in page_of(report, {})
+    assert "Unchanged correctness" not in page_of(report, {})
     report["answers"]["changed"][NAME]["kept"] = 2
     text = Page(page_of(report, {}).partition("</head>")[2]).text
-    assert "As right as before" in text
+    assert "Unchanged correctness" in text
     assert "4 wrong became right, 2 as right as before, 4 wrong, but differently" in text
 
 

@@ -324,7 +324,7 @@ def sentence(recommended: str, ratios: Sequence[Ratio]) -> str:
     high = ratio.sure[1]
     if not ratio.decided and high < 1:
         # Other processes may slow the original more than an engine, so the factor may be smaller on a quiet machine.
-        return f"Ship {recommended}: beside other work {bound_words((1 / high, None))} times the original's speed."
+        return f"Ship {recommended}: {bound_words((1 / high, None))} times the original's speed under load."
     if not ratio.decided:
         return f"Ship {recommended}: how much faster than the original is not decided."
     low, high = 1 / ratio.ci95[1], 1 / ratio.ci95[0]
