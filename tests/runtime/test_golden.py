@@ -102,7 +102,7 @@ def test_what_is_no_golden_set_is_refused(spoilt, small_bundle, bundle, tmp_path
     with pytest.raises(ManifestError, match="different outputs"):
         check(spoilt("outputs.npz", {"features": logits}))
     shutil.rmtree(tmp_path / "spoilt")
-    with pytest.raises(ManifestError, match="other shapes"):
+    with pytest.raises(ManifestError, match="different shapes"):
         check(spoilt("outputs.npz", {"logits": logits[:, :3]}))
 
 

@@ -217,6 +217,7 @@ def test_labels_that_are_no_text_are_refused(bundle):
 
 
 def test_commands_pin_the_bundle_that_they_take(bundle, shared_store, tmp_path):
+    (tmp_path / "image.png").touch()  # a missing one is refused before the bundle is read
     digest = hashlib.sha256((bundle / MANIFEST_FILE).read_bytes()).hexdigest()
     with command_line(tmp_path, shared_store, short_bench=True) as here:
         assert here("inspect", bundle, "--expect-digest", digest).returncode == 0
