@@ -7,18 +7,22 @@ import io
 import json
 import os
 import re
+import shlex
 import shutil
 import stat
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
+import click
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
 from tests.command_line import ROOT, command_line
 from vitdeploy import __version__
+from vitdeploy.cli.main import cli
 
 ACTIVATE = ". .venv/bin/activate\n"
 # Parts of a timm checkpoint by their names in one of transformers.
@@ -34,6 +38,13 @@ PROCESSOR = {
     **{"resample": 3, "do_rescale": True, "rescale_factor": 1 / 255},
     **{"do_normalize": True, "image_mean": [0.5] * 3, "image_std": [0.5] * 3},
 }
+# What the snippets of docs/bundle.md read.
+FRAMES = """
+import numpy as np
+
+frame = np.zeros((48, 64, 3), np.uint8)
+images, pixels, camera = ["seven.png", frame], np.zeros((2, 32, 32, 1), np.uint8), lambda: ["seven.png", frame]
+"""
 # What the shell runs as `vitdeploy`: it writes its arguments down, one line each, and an empty line after them.
 COMMAND = """#!/bin/sh
 printf '%s\\n' "$@" '' >> commands
@@ -124,6 +135,9 @@ def test_the_readme_runs_word_for_word(reader: Path, shared_store: Path) -> None
     assert (reader / "out" / "mine" / "report.html").is_file()
     assert "\ngate        pass" in printed.getvalue()
     assert run([sys.executable, "-c", python[1]], reader).startswith("7 ")
+    (reader / "out" / "digits").symlink_to("mine")
+    shutil.copy(reader / "calibration" / "digits" / "evaluation" / "7" / "0017.png", reader / "seven.png")
+    assert "\n7 " in run([sys.executable, "-c", "\n".join([FRAMES, *blocks("python", "docs/bundle.md")])], reader)
 
 
 def typed(reader: Path, shell: list[str]) -> list[str]:
@@ -147,6 +161,58 @@ def test_the_first_guide_runs_word_for_word(reader: Path, shared_store: Path) ->
             done = vitdeploy(*command.split("\n"))
             assert done.returncode == 0, done.stderr[-2000:]
     assert run([sys.executable, "-c", python], reader).startswith("7 ")
+
+
+# Fenced blocks with their languages, and commands in a text.
+FENCE, SPAN = r"^ *```(\w*)\n(.*?)^ *```$", r"(?<![\w`)*.])`(vitdeploy [a-z][^`]+)`"
+
+
+def shown_commands(text: str) -> Iterator[list[str]]:
+    """The arguments of each `vitdeploy ...` on a page, in shell blocks and in lines of text."""
+    fences = re.findall(FENCE, text, flags=re.MULTILINE | re.DOTALL)
+    shell = "".join(block for language, block in fences if language in ("", "sh", "bash"))
+    lines = shell.replace("\\\n", " ").splitlines()
+    rest = re.sub(FENCE, "", text, flags=re.MULTILINE | re.DOTALL)
+    lines += [" ".join(span.split()) for span in re.findall(SPAN, rest)]
+    for line in lines:
+        if "vitdeploy " not in line:
+            continue
+        lexer = shlex.shlex(
+            re.sub(r"sha256:\w+\.\.\.", f"sha256:{'0' * 64}", line), posix=True, punctuation_chars="|&;<>"
+        )
+        lexer.whitespace_split = True
+        words = list(lexer)
+        while "vitdeploy" in words:
+            words = words[words.index("vitdeploy") + 1 :]
+            ends = (place for place, word in enumerate(words) if re.fullmatch(r"[|&;<>]+", word))
+            yield words[: next(ends, len(words))]
+
+
+def complaint(words: list[str]) -> str:
+    """What the command line says against arguments; arguments that a text leaves out are fine."""
+    command: click.Command = cli
+    context, rest = click.Context(cli, info_name="vitdeploy"), words
+    try:
+        while isinstance(command, click.Group) and rest and not rest[0].startswith("-"):
+            name, member, rest = command.resolve_command(context, rest)
+            assert name is not None
+            assert member is not None
+            command, context = member, click.Context(member, info_name=name, parent=context)
+        if not isinstance(command, click.Group) and "--help" not in rest:
+            command.make_context(context.info_name, list(rest), parent=context.parent)
+    except click.MissingParameter:
+        return ""
+    except click.ClickException as error:
+        return f"{' '.join(words)}: {error.message}"
+    return ""
+
+
+def test_the_command_line_takes_every_command_that_a_page_shows() -> None:
+    pages = [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("examples/*.md")]
+    shown = [words for page in pages for words in shown_commands(page.read_text(encoding="utf-8"))]
+    assert len(shown) > 150
+    assert [line for line in map(complaint, shown) if line] == []
+    assert "--no-such" in complaint(["run", "mine.yaml", "--no-such"])
 
 
 def test_the_numbers_of_the_readme_are_of_this_minor_version() -> None:
