@@ -36,9 +36,10 @@ ENGINES = {
 def demo_block(bundle: Path) -> str:
     """What `make demo` ends with, and where it ran."""
     report = decode(Report, json.loads((bundle / "report.json").read_text(encoding="utf-8")))
-    host = report.bench.host
+    host = report.environment
     lines = [line.rstrip() for line in table_of(report).lines()]
-    where = f"{host['cores']} cores of {host['cpu']}, {report.data.evaluation_images} evaluation images"
+    cpu = f"{host['cpu']} with {host['isa'].split()[-1]}"
+    where = f"{host['cores']} cores of {cpu}, {report.data.evaluation_images} evaluation images"
     shown = "\n".join(f"    {line}" if line else "" for line in [*lines, "", report.verdict.sentence])
     return f"`make demo` ends with this table ({where}):\n\n{shown}"
 

@@ -21,6 +21,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from tests.command_line import ROOT, command_line
+from tests.readme_numbers import demo_block
 from vitdeploy import __version__
 from vitdeploy.cli.main import cli
 
@@ -135,6 +136,7 @@ def test_the_readme_runs_word_for_word(reader: Path, shared_store: Path) -> None
     assert (reader / "out" / "mine" / "report.html").is_file()
     assert "\ngate        pass" in printed.getvalue()
     assert run([sys.executable, "-c", python[1]], reader).startswith("7 ")
+    assert "evaluation images):" in demo_block(reader / "out" / "mine")
     (reader / "out" / "digits").symlink_to("mine")
     shutil.copy(reader / "calibration" / "digits" / "evaluation" / "7" / "0017.png", reader / "seven.png")
     assert "\n7 " in run([sys.executable, "-c", "\n".join([FRAMES, *blocks("python", "docs/bundle.md")])], reader)

@@ -238,6 +238,6 @@ def test_another_token_than_the_likeliest_is_found(exported, model, monkeypatch)
         return tokens, logits
 
     monkeypatch.setattr(SequenceRunner, "decode_with_logits", careless)
-    with pytest.raises(ExportError, match="gives other tokens") as caught:
+    with pytest.raises(ExportError, match="gives different tokens") as caught:
         check_sequence_parity(exported / "encoder.onnx", exported / "decoder_step.onnx", model)
     assert caught.value.found == "1 of 20 tokens at batch 1 and source length 1"

@@ -6,6 +6,7 @@ import json
 import shutil
 
 import pytest
+from PIL import Image
 
 from tests.command_line import command_line
 from tests.sabotage import sabotage_int8
@@ -91,6 +92,7 @@ def test_who_asks_for_it_gets_it_and_is_told_everywhere(run):
     (folder / "manifest.json").write_text(json.dumps(alone), encoding="utf-8")
     with pytest.raises(GateError, match="failed its budget"):
         load(folder)
+    Image.new("L", (32, 32)).save(bundle.parent / "image.png")
     with command_line(bundle.parent, bundle.parent / "store") as here:
         for verb in (("embed", folder, "--as", "triton", "-o", "served"), ("predict", folder, "image.png")):
             assert here(*verb).returncode == 5
