@@ -90,8 +90,8 @@ def write_model_folder(checkpoint: Path, folder: Path) -> None:
             _, number, name = name.split(".", 2)
             prefix = f"vit.encoder.layer.{number}."
         if name == "attn.qkv":
-            for each, part in zip(("query", "key", "value"), tensor.chunk(3), strict=True):
-                tensors[f"{prefix}attention.attention.{each}{end}"] = part.contiguous()
+            for role, part in zip(("query", "key", "value"), tensor.chunk(3), strict=True):
+                tensors[f"{prefix}attention.attention.{role}{end}"] = part.contiguous()
         elif name == "head":
             tensors[f"classifier{end}"] = tensor
         else:
@@ -174,8 +174,8 @@ def shown_commands(text: str) -> Iterator[list[str]]:
     fences = re.findall(FENCE, text, flags=re.MULTILINE | re.DOTALL)
     shell = "".join(block for language, block in fences if language in ("", "sh", "bash"))
     lines = shell.replace("\\\n", " ").splitlines()
-    rest = re.sub(FENCE, "", text, flags=re.MULTILINE | re.DOTALL)
-    lines += [" ".join(span.split()) for span in re.findall(SPAN, rest)]
+    prose = re.sub(FENCE, "", text, flags=re.MULTILINE | re.DOTALL)
+    lines += [" ".join(span.split()) for span in re.findall(SPAN, prose)]
     for line in lines:
         if "vitdeploy " not in line:
             continue
@@ -193,15 +193,15 @@ def shown_commands(text: str) -> Iterator[list[str]]:
 def complaint(words: list[str]) -> str:
     """What the command line says against arguments; arguments that a text leaves out are fine."""
     command: click.Command = cli
-    context, rest = click.Context(cli, info_name="vitdeploy"), words
+    context, arguments = click.Context(cli, info_name="vitdeploy"), words
     try:
-        while isinstance(command, click.Group) and rest and not rest[0].startswith("-"):
-            name, member, rest = command.resolve_command(context, rest)
+        while isinstance(command, click.Group) and arguments and not arguments[0].startswith("-"):
+            name, member, arguments = command.resolve_command(context, arguments)
             assert name is not None
             assert member is not None
             command, context = member, click.Context(member, info_name=name, parent=context)
-        if not isinstance(command, click.Group) and "--help" not in rest:
-            command.make_context(context.info_name, list(rest), parent=context.parent)
+        if not isinstance(command, click.Group) and "--help" not in arguments:
+            command.make_context(context.info_name, list(arguments), parent=context.parent)
     except click.MissingParameter:
         return ""
     except click.ClickException as error:
